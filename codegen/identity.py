@@ -1,0 +1,63 @@
+"""Identity by content: one digest function for problems, candidates, artifacts and records.
+
+The encoding is canonical and tagged by type, so that ``1``, ``True``, ``"1"`` and ``1.0`` differ, field names take part,
+and a value it does not know is an error rather than a silent collision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+
+def encode(value: Any) -> bytes:
+    """A canonical byte string for a value.
+
+    Args:
+        value: None, bool, int, float, str, bytes, a tuple or list, a mapping with string keys, or a dataclass
+            instance of these, nested freely.
+
+    Raises:
+        TypeError: the value has a type this encoding does not know.
+    """
+    if value is None:
+        return b"n;"
+    if isinstance(value, bool):
+        return b"t;" if value else b"f;"
+    if isinstance(value, int):
+        return b"i%d;" % value
+    if isinstance(value, float):
+        return b"d" + value.hex().encode() + b";"
+    if isinstance(value, str):
+        raw = value.encode()
+        return b"s%d:" % len(raw) + raw + b";"
+    if isinstance(value, bytes):
+        return b"b%d:" % len(value) + value + b";"
+    if isinstance(value, (tuple, list)):
+        return b"l%d:" % len(value) + b"".join(encode(item) for item in value) + b";"
+    if isinstance(value, Mapping):
+        items = []
+        for key in sorted(value):
+            if not isinstance(key, str):
+                raise TypeError(f"cannot derive an identity from a {type(key).__name__} key")
+            items.append(encode(key) + encode(value[key]))
+        return b"m%d:" % len(items) + b"".join(items) + b";"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        body = b"".join(
+            encode(field.name) + encode(getattr(value, field.name))
+            for field in dataclasses.fields(value)
+        )
+        return b"c" + encode(type(value).__name__) + body + b";"
+    raise TypeError(f"cannot derive an identity from a {type(value).__name__}: {value!r}")
+
+
+def digest(*values: Any) -> str:
+    """The SHA-256 of the canonical encoding, as 64 hex characters."""
+    return hashlib.sha256(encode(list(values))).hexdigest()
+
+
+def digest16(*values: Any) -> str:
+    """The first 16 hex characters of :func:`digest`, for names of files and folders."""
+    return digest(*values)[:16]

@@ -1,0 +1,125 @@
+"""What became of a candidate: typed, with the reason, and kept. Never None, never a sentinel time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """Base of all outcomes.
+
+    Attributes:
+        reason: why, in one sentence a person can act on; empty for :class:`Ok`.
+        log: path of the kept log or detail, or empty.
+    """
+
+    kind: ClassVar[str] = "outcome"
+    reason: str = ""
+    log: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the candidate may go on to the next stage."""
+        return isinstance(self, Ok)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form that :func:`outcome_from_json` reads back."""
+        return {"kind": self.kind, "reason": self.reason, "log": self.log}
+
+
+class Ok(Outcome):
+    """It passed the stage."""
+
+    kind = "ok"
+
+
+class Infeasible(Outcome):
+    """The candidate breaks a constraint of the architecture or of the problem."""
+
+    kind = "infeasible"
+
+
+class BuildFailed(Outcome):
+    """The compiler or linker refused it."""
+
+    kind = "build_failed"
+
+
+class Spilled(Outcome):
+    """It compiled, but spills registers inside its main loop."""
+
+    kind = "spilled"
+
+
+class LaunchFailed(Outcome):
+    """The driver refused to load, prepare or launch it."""
+
+    kind = "launch_failed"
+
+
+class OutOfMemory(Outcome):
+    """Device or host memory ran out."""
+
+    kind = "out_of_memory"
+
+
+class Crashed(Outcome):
+    """The process or the CUDA context died while it ran."""
+
+    kind = "crashed"
+
+
+class Wrong(Outcome):
+    """Its output differs from the reference by more than the rule allows."""
+
+    kind = "wrong"
+
+
+class Nondeterministic(Outcome):
+    """Two runs on the same input differ where equality was promised."""
+
+    kind = "nondeterministic"
+
+
+class Leaked(Outcome):
+    """It wrote outside its outputs."""
+
+    kind = "leaked"
+
+
+class TimedOut(Outcome):
+    """It ran past its time limit."""
+
+    kind = "timed_out"
+
+
+OUTCOMES: dict[str, type[Outcome]] = {
+    cls.kind: cls
+    for cls in (
+        Ok,
+        Infeasible,
+        BuildFailed,
+        Spilled,
+        LaunchFailed,
+        OutOfMemory,
+        Crashed,
+        Wrong,
+        Nondeterministic,
+        Leaked,
+        TimedOut,
+    )
+}
+
+
+def outcome_from_json(data: dict[str, Any]) -> Outcome:
+    """Rebuild an outcome from :meth:`Outcome.to_json`.
+
+    Raises:
+        ValueError: the kind is unknown.
+    """
+    kind = data.get("kind")
+    if kind not in OUTCOMES:
+        raise ValueError(f"unknown outcome kind {kind!r}; known: {sorted(OUTCOMES)}")
+    return OUTCOMES[kind](reason=data.get("reason", ""), log=data.get("log", ""))

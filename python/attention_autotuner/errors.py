@@ -1,0 +1,51 @@
+"""Every error this package raises on purpose, each naming the constraint and the value that broke it.
+
+All derive from :class:`AttentionAutotunerError`, and each also from the built-in exception that a caller would
+expect (``ValueError`` for arguments, ``RuntimeError`` for machines), so that existing handlers keep working.
+"""
+
+from __future__ import annotations
+
+
+class AttentionAutotunerError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class UnsupportedProblemError(AttentionAutotunerError, ValueError):
+    """The arguments name a problem that no kernel here can solve; the message names constraint and value."""
+
+
+class UnsupportedArchitectureError(AttentionAutotunerError, RuntimeError):
+    """The requested architecture is unknown, or the present GPU cannot run kernels made for it."""
+
+
+class NotWarmError(AttentionAutotunerError, RuntimeError):
+    """A call under CUDA-graph capture would have had to build, load or prepare a kernel first."""
+
+
+class ToolchainError(AttentionAutotunerError, RuntimeError):
+    """The compiler, CMake, Ninja or the CUTLASS headers are missing or do not fit."""
+
+
+class BuildError(AttentionAutotunerError, RuntimeError):
+    """A kernel failed to compile; the message ends with the path of the kept log."""
+
+
+class StoreError(AttentionAutotunerError, RuntimeError):
+    """The kernel cache folder cannot be created, written or trusted."""
+
+
+class ArtifactError(AttentionAutotunerError, RuntimeError):
+    """A built kernel library cannot be loaded, prepared or launched."""
+
+
+class RecordError(AttentionAutotunerError, ValueError):
+    """A tuning record cannot be read or does not follow the schema."""
+
+
+class SettingsError(AttentionAutotunerError, ValueError):
+    """An ``ATTENTION_AUTOTUNER_*`` setting has a value outside its documented range."""
+
+
+class NoCandidateError(AttentionAutotunerError, RuntimeError):
+    """A search ended without a usable kernel; the message tabulates why each candidate fell out."""
