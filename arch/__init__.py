@@ -1,0 +1,1 @@
+"""What a GPU allows and prefers."""

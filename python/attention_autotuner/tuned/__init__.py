@@ -1,0 +1,1 @@
+"""Data: the picks shipped with the package, one JSON file per GPU."""
