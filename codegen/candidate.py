@@ -39,6 +39,7 @@ class Candidate:
         persistent: one CTA per resident slot loops over tiles, instead of one CTA per tile.
         cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
             heads for one row block, the longest causal row blocks first.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
     """
 
@@ -59,6 +60,7 @@ class Candidate:
     v_slices: int = 1
     persistent: bool = False
     cta_order: CtaOrder = "rows_first"
+    ctas_per_sm: int = 1
     copy_bytes: Literal[2, 16] = 16
 
     @property
@@ -84,6 +86,7 @@ class Candidate:
             "ahead" if self.qk_ahead else "inorder",
             "persistent" if self.persistent else "grid",
             "rows" if self.cta_order == "rows_first" else "heads",
+            f"b{self.ctas_per_sm}",
             f"c{self.copy_bytes}",
         ]
         return "_".join(parts)

@@ -25,6 +25,7 @@ DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_CLASS = 16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
+MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
 
 
 def _require(condition: bool, message: str) -> None:
@@ -89,7 +90,7 @@ class Problem:
         for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k"):
             value = getattr(self, name)
             _require(value >= 1, f"{name} must be at least 1, got {value}")
-            _require(value < 2**31, f"{name} must be below 2**31, got {value}")
+            _require(value <= MAX_EXTENT, f"{name} must be at most 2**30, got {value}")
         _require(
             self.heads_q % self.heads_kv == 0,
             f"heads_q must be a multiple of heads_kv, got {self.heads_q} and {self.heads_kv}",

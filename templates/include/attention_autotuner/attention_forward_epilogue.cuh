@@ -1,0 +1,78 @@
+// The end of an attention forward tile: normalise O, stage it in shared memory, write whole 16-byte chunks; write LSE.
+//
+// Called by: attention_forward_loops.cuh.
+#pragma once
+
+#include "attention_forward_sm80.cuh"
+
+namespace attention_autotuner {
+
+template <typename Warp>
+__device__ __forceinline__ void write_output(Warp& w) {
+  using T = typename Warp::T;
+  using Element = typename T::Element;
+  using Tile = typename T::TileO;
+  auto const& params = w.params;
+
+  cute::cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) w.state.sum[i][half] = quad_sum(w.state.sum[i][half]);
+  }
+  if constexpr (!T::kPInRegisters) {
+    w.combine_rows(w.state.sum, [](float a, float b) { return a + b; });
+    __syncthreads();  // the statistics may lie under O
+  }
+
+#pragma unroll
+  for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float const sum = w.state.sum[i][half];
+      int const row = w.row_in_block(i, half);
+      float const inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key gives 0
+      if (params.lse != nullptr && w.value0 == 0 && w.warp_n == 0 && (w.lane & 3) == 0 &&
+          w.row0 + row < params.seqlen_q) {
+        int64_t const head = int64_t(w.tile.batch) * params.heads_q + w.tile.head;
+        params.lse[head * params.seqlen_q + w.row0 + row] =
+            sum == 0.0f ? minus_infinity() : w.state.maximum[i][half] * w.c * kLn2 + logf(sum);
+      }
+#pragma unroll
+      for (int j = 0; j < T::kColumnTiles; ++j) {
+        int const column = w.warp_n * 8 * T::kColumnTiles + 8 * j + 2 * (w.lane & 3);
+        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, column)),
+                     "r"(pack_pair<Element>(w.o[i][j][2 * half] * inverse, w.o[i][j][2 * half + 1] * inverse))
+                     : "memory");
+      }
+    }
+  }
+  if constexpr (T::kPInRegisters) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+
+  // Each warp writes the rows it staged (all warps together where they share rows).
+  constexpr int kChunks = T::kValueColumns / kChunk;
+  constexpr int kRows = T::kPInRegisters ? 16 * T::kRowTiles : T::kBlockM;
+  constexpr int kWriters = T::kPInRegisters ? 32 : T::kThreads;
+  int const first_row = T::kPInRegisters ? w.warp_m * kRows : 0;
+  auto* const out = static_cast<Element*>(params.o.data) + w.tile.batch * params.o.stride_batch +
+                    w.tile.head * params.o.stride_head + w.value0;
+#pragma unroll 4
+  for (int chunk = w.thread % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
+    int const row = first_row + chunk / kChunks, column = chunk % kChunks * kChunk;
+    if (w.row0 + row < params.seqlen_q && w.value0 + column < params.dim_v) {
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(w.smem + Tile::offset(row, column))
+                   : "memory");
+      *reinterpret_cast<uint4*>(out + int64_t(w.row0 + row) * params.o.stride_row + column) = words;
+    }
+  }
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,123 @@
+// Online softmax over accumulator fragments: running row maximum and sum, with a rescale of O only when it is due.
+//
+// Exponentials are taken in base 2 of (s - m) * c with c = |scale| * log2(e). The running maximum m is kept stale while
+// the true one exceeds it by less than kSlack in that base: the probabilities then grow to at most 2^kSlack, which 16-bit
+// floats and fp32 sums hold without loss, and the rescale of O, which is a pass over all its registers, is rarely needed.
+// The final division by the row sum cancels the choice of m exactly.
+//
+// Layout: fragments of mma_sm80.cuh; entry [tile][half] is row 16 tile + 8 half + lane / 4 of the warp's rows.
+// Called by: attention_forward_sm80.cuh.
+#pragma once
+
+#include <cstdint>
+
+namespace attention_autotuner {
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kSlack = 8.0f;  // powers of two
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
+
+// Reductions over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
+
+template <int Tiles>
+struct SoftmaxState {
+  float maximum[Tiles][2];
+  float sum[Tiles][2];  // of this lane's columns only, until the end
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        maximum[i][h] = minus_infinity();
+        sum[i][h] = 0.0f;
+      }
+    }
+  }
+};
+
+// The largest entry of each row, over this warp's columns.
+template <int Tiles, int Columns>
+__device__ __forceinline__ void row_maximum(float (&largest)[Tiles][2], float const (&s)[Tiles][Columns][4]) {
+#pragma unroll
+  for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float value = fmaxf(s[i][0][2 * h], s[i][0][2 * h + 1]);
+#pragma unroll
+      for (int j = 1; j < Columns; ++j) value = fmaxf(value, fmaxf(s[i][j][2 * h], s[i][j][2 * h + 1]));
+      largest[i][h] = quad_max(value);
+    }
+  }
+}
+
+// Moves the running maximum where it is due and rescales sum and O with it. Warps that share rows hold equal `largest`
+// and equal states, so they all decide alike.
+template <int Tiles, int OutputColumns>
+__device__ __forceinline__ void update_maximum(SoftmaxState<Tiles>& state, float const (&largest)[Tiles][2],
+                                               float (&o)[Tiles][OutputColumns][4], float c) {
+  bool due = false;
+#pragma unroll
+  for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) due = due || (largest[i][h] - state.maximum[i][h]) * c > kSlack;
+  }
+  // Rows that have seen no key compare -inf with -inf: NaN, so nothing is due.
+  if (__any_sync(0xffffffffu, due)) {
+#pragma unroll
+    for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float const next = fmaxf(state.maximum[i][h], largest[i][h]);
+        float const factor =
+            next == minus_infinity() ? 1.0f : exp2_approximate((state.maximum[i][h] - next) * c);
+        state.maximum[i][h] = next;
+        state.sum[i][h] *= factor;
+#pragma unroll
+        for (int j = 0; j < OutputColumns; ++j) {
+          o[i][j][2 * h] *= factor;
+          o[i][j][2 * h + 1] *= factor;
+        }
+      }
+    }
+  }
+}
+
+// m * c per row, with 0 for rows that have seen no key (their entries are all -inf and stay 0 after exp2).
+template <int Tiles>
+__device__ __forceinline__ void scaled_maximum(float (&scaled)[Tiles][2], SoftmaxState<Tiles> const& state, float c) {
+#pragma unroll
+  for (int i = 0; i < Tiles; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      scaled[i][h] = state.maximum[i][h] == minus_infinity() ? 0.0f : state.maximum[i][h] * c;
+    }
+  }
+}
+
+// s <- exp2(s c - m c) for one 16x8 tile, summed into the state.
+__device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], float const (&scaled)[2], float c) {
+#pragma unroll
+  for (int e = 0; e < 4; ++e) s[e] = exp2_approximate(fmaf(s[e], c, -scaled[e / 2]));
+  sum[0] += s[0] + s[1];
+  sum[1] += s[2] + s[3];
+}
+
+}  // namespace attention_autotuner
