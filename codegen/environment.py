@@ -1,0 +1,34 @@
+"""The Jinja environment that every template is rendered in: strict, and with C++ filters."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from .. import templates
+from .cpp import cpp_literal, cpp_type
+
+
+def template_root() -> Path:
+    """The folder of the installed ``templates`` package."""
+    # __path__ and not a package loader: the latter looks beside the parent package, where an editable
+    # install has nothing.
+    return Path(next(iter(templates.__path__))).resolve()
+
+
+@lru_cache(maxsize=1)
+def environment() -> Environment:
+    """The environment: an undefined name is an error, output is C++ and never HTML-escaped."""
+    env = Environment(
+        loader=FileSystemLoader(template_root()),
+        undefined=StrictUndefined,
+        autoescape=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    env.filters["cpp_literal"] = cpp_literal
+    env.filters["cpp_type"] = cpp_type
+    return env

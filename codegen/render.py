@@ -1,0 +1,147 @@
+"""From a candidate to the text of its translation unit, and what that text stands on."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from ..errors import BuildError
+from .candidate import Candidate
+from .environment import environment, template_root
+from .identity import digest
+
+NAMESPACE = "attention_autotuner"
+"""Folder under :func:`include_root` that holds the headers of this package."""
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|"([^"\n]+)")', re.MULTILINE)
+_ABI_VERSION = re.compile(
+    r"^[ \t]*#[ \t]*define[ \t]+ATTENTION_AUTOTUNER_ABI_VERSION[ \t]+(\d+)\b", re.MULTILINE
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderedKernel:
+    """A translation unit, ready to be written and compiled.
+
+    Attributes:
+        candidate: the decision it was rendered from.
+        name: the candidate's name.
+        text: CUDA C++ source.
+    """
+
+    candidate: Candidate
+    name: str
+    text: str
+
+
+def render(candidate: Candidate) -> RenderedKernel:
+    """Render a candidate with the template ``<op>/<direction>.cu.jinja``.
+
+    Raises:
+        jinja2.TemplateNotFound: there is no template for this op and direction.
+        jinja2.UndefinedError: the template asks for something that the candidate does not have.
+    """
+    template = environment().get_template(f"{candidate.op}/{candidate.direction}.cu.jinja")
+    return RenderedKernel(
+        candidate=candidate, name=candidate.name, text=template.render(candidate=candidate)
+    )
+
+
+def unique(kernels: Iterable[RenderedKernel]) -> list[RenderedKernel]:
+    """The kernels without those whose text came before: the same text is the same candidate."""
+    by_text: dict[str, RenderedKernel] = {}
+    for kernel in kernels:
+        by_text.setdefault(kernel.text, kernel)
+    return list(by_text.values())
+
+
+def include_root() -> Path:
+    """The folder to put on the compiler's include path for ``<attention_autotuner/...>``."""
+    return template_root() / "include"
+
+
+@lru_cache(maxsize=256)
+def _read_header(path: Path, mtime_ns: int, size: int) -> tuple[str, tuple[tuple[str, bool], ...]]:
+    """The SHA-256 of a header and its includes as (spelling, quoted).
+
+    ``mtime_ns`` and ``size`` only make an edited header a new cache key.
+    """
+    data = path.read_bytes()
+    return hashlib.sha256(data).hexdigest(), _includes(data.decode())
+
+
+def _includes(text: str) -> tuple[tuple[str, bool], ...]:
+    return tuple((match[1] or match[2], bool(match[2])) for match in _INCLUDE.finditer(text))
+
+
+def _resolve(root: Path, spelling: str, quoted: bool, includer: Path | None) -> Path | None:
+    """The header of ours that an include names, or None for a header of somebody else.
+
+    Raises:
+        BuildError: the include names a header of ours that does not exist.
+    """
+    places = [root / spelling]
+    if quoted and includer is not None:
+        places.insert(0, includer.parent / spelling)
+    for place in places:
+        if place.is_file() and place.resolve().is_relative_to(root):
+            return place.resolve()
+    if quoted or spelling.startswith(f"{NAMESPACE}/"):
+        where = includer.relative_to(root).as_posix() if includer else "the rendered kernel"
+        raise BuildError(f"{where} includes {spelling!r}, which is not under {root}")
+    return None
+
+
+def include_closure(text: str, root: Path | None = None) -> dict[str, str]:
+    """Every header of ours that a translation unit includes, transitively.
+
+    Both branches of a conditional count: a closure that is too large costs a rebuild, one that is too small
+    would serve a stale kernel.
+
+    Args:
+        text: C++ source.
+        root: folder that includes are resolved in; default :func:`include_root`.
+
+    Returns:
+        Path relative to the root -> SHA-256 of the file, sorted by path.
+
+    Raises:
+        BuildError: a header of ours does not exist.
+    """
+    root = (root or include_root()).resolve()
+    closure: dict[str, str] = {}
+    pending: list[tuple[str, bool, Path | None]] = [(*include, None) for include in _includes(text)]
+    while pending:
+        path = _resolve(root, *pending.pop())
+        if path is None or (relative := path.relative_to(root).as_posix()) in closure:
+            continue
+        stat = path.stat()
+        closure[relative], includes = _read_header(path, stat.st_mtime_ns, stat.st_size)
+        pending.extend((*include, path) for include in includes)
+    return dict(sorted(closure.items()))
+
+
+def abi_version() -> int:
+    """The version of the C ABI, ``major * 1000 + minor``, as ``abi.h`` defines it.
+
+    Raises:
+        BuildError: the header does not define it.
+    """
+    header = include_root() / NAMESPACE / "abi.h"
+    match = _ABI_VERSION.search(header.read_text(encoding="utf-8"))
+    if match is None:
+        raise BuildError(f"{header} does not define ATTENTION_AUTOTUNER_ABI_VERSION as a number")
+    return int(match[1])
+
+
+def kernel_digest(kernel: RenderedKernel) -> str:
+    """What the kernel is, whatever compiles it: its text, its include closure and the ABI version.
+
+    Returns:
+        64 hex characters. A record of a kernel with another digest is about another kernel.
+    """
+    return digest("kernel", kernel.text, include_closure(kernel.text), abi_version())
