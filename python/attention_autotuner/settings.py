@@ -157,7 +157,7 @@ TABLE: tuple[Setting, ...] = (
         "mode",
         ("off", "cached", "tune"),
         "cached",
-        "What a call does about tuning: nothing but the default kernel, recorded and shipped picks, or a search on a miss.",
+        "What a call does about tuning: the default kernel only, recorded and shipped picks, or a search on a miss.",
     ),
     _choice(
         "EFFORT",

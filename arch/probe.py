@@ -1,0 +1,195 @@
+"""What the GPU in this machine says of itself, read from the CUDA driver alone.
+
+The driver is there wherever a kernel can run, so probing needs neither torch nor cupy, and creates no CUDA context.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import UnsupportedArchitectureError
+
+DRIVER_LIBRARY = "libcuda.so.1"
+
+# CUdevice_attribute in cuda.h, CUDA 13.0; the numbers are part of the driver's stable ABI.
+ATTRIBUTES: dict[str, int] = {
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "num_sms": 16,
+    "smem_per_sm_bytes": 81,
+    "smem_per_block_bytes": 97,
+    "smem_reserved_per_block_bytes": 111,
+    "registers_per_sm": 82,
+    "max_threads_per_sm": 39,
+    "max_blocks_per_sm": 106,
+    "l2_bytes": 38,
+    "sm_clock_khz": 13,
+    "memory_clock_khz": 36,
+    "memory_bus_bits": 37,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProperties:
+    """One device's own limits.
+
+    Attributes:
+        name: as the driver gives it, e.g. ``NVIDIA GeForce RTX 3090``.
+        compute_capability: (major, minor).
+        num_sms: streaming multiprocessors that this process can use.
+        smem_per_sm_bytes: shared memory of one SM.
+        smem_per_block_bytes: the most one CTA may ask for.
+        smem_reserved_per_block_bytes: what the system keeps per resident CTA.
+        registers_per_sm: 32-bit registers of one SM.
+        max_threads_per_sm: resident threads.
+        max_blocks_per_sm: resident CTAs.
+        l2_bytes: L2 cache.
+        sm_clock_khz: peak SM clock; 0 where the driver does not say.
+        memory_clock_khz: peak memory clock; 0 where the driver does not say.
+        memory_bus_bits: width of the memory bus; 0 where the driver does not say.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    num_sms: int
+    smem_per_sm_bytes: int
+    smem_per_block_bytes: int
+    smem_reserved_per_block_bytes: int
+    registers_per_sm: int
+    max_threads_per_sm: int
+    max_blocks_per_sm: int
+    l2_bytes: int
+    sm_clock_khz: int
+    memory_clock_khz: int
+    memory_bus_bits: int
+
+    @property
+    def hbm_bytes_per_second(self) -> float:
+        """Peak device-memory bandwidth: two transfers per reported clock; 0 where the driver does not say."""
+        return 2.0 * self.memory_clock_khz * 1e3 * self.memory_bus_bits / 8
+
+
+class Driver(Protocol):
+    """The four questions that probing asks."""
+
+    def version(self) -> int:
+        """The newest CUDA version the driver supports, as 1000 * major + 10 * minor."""
+
+    def count(self) -> int:
+        """Number of visible devices."""
+
+    def name(self, device: int) -> str:
+        """A device's name."""
+
+    def attribute(self, device: int, attribute: int) -> int:
+        """One ``CUdevice_attribute`` of a device."""
+
+
+class CudaDriver:
+    """The CUDA driver library, through ctypes.
+
+    Raises:
+        UnsupportedArchitectureError: there is no driver, or it does not start.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL(DRIVER_LIBRARY)
+        except OSError as error:
+            raise UnsupportedArchitectureError(
+                f"this machine has no CUDA driver ({DRIVER_LIBRARY} cannot be loaded: {error}); "
+                "name the architecture instead, e.g. device_type='A100'"
+            ) from error
+        self._check(self._library.cuInit(0), "cuInit")
+
+    def _check(self, status: int, call: str) -> None:
+        if status == 0:
+            return
+        text = ctypes.c_char_p()
+        self._library.cuGetErrorString(status, ctypes.byref(text))
+        detail = text.value.decode() if text.value else "unknown error"
+        raise UnsupportedArchitectureError(
+            f"the CUDA driver found no usable GPU: {call} returned {status} ({detail}); "
+            "name the architecture instead, e.g. device_type='A100'"
+        )
+
+    def version(self) -> int:
+        """The newest CUDA version the driver supports, as 1000 * major + 10 * minor."""
+        value = ctypes.c_int()
+        self._check(self._library.cuDriverGetVersion(ctypes.byref(value)), "cuDriverGetVersion")
+        return value.value
+
+    def count(self) -> int:
+        """Number of visible devices."""
+        value = ctypes.c_int()
+        self._check(self._library.cuDeviceGetCount(ctypes.byref(value)), "cuDeviceGetCount")
+        return value.value
+
+    def name(self, device: int) -> str:
+        """A device's name."""
+        buffer = ctypes.create_string_buffer(256)
+        status = self._library.cuDeviceGetName(buffer, len(buffer), self._handle(device))
+        self._check(status, "cuDeviceGetName")
+        return buffer.value.decode()
+
+    def attribute(self, device: int, attribute: int) -> int:
+        """One ``CUdevice_attribute`` of a device."""
+        value = ctypes.c_int()
+        status = self._library.cuDeviceGetAttribute(
+            ctypes.byref(value), attribute, self._handle(device)
+        )
+        self._check(status, f"cuDeviceGetAttribute({attribute})")
+        return value.value
+
+    def _handle(self, device: int) -> ctypes.c_int:
+        handle = ctypes.c_int()
+        self._check(self._library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
+        return handle
+
+
+@functools.cache
+def cuda_driver() -> CudaDriver:
+    """The process's driver, started on first use.
+
+    Raises:
+        UnsupportedArchitectureError: there is no driver, or it finds no GPU.
+    """
+    return CudaDriver()
+
+
+def current_device() -> int:
+    """The device that torch or cupy works on, whichever this program uses; 0 before either has chosen."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return int(torch.cuda.current_device())
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and cupy.cuda.is_available():
+        return int(cupy.cuda.runtime.getDevice())
+    return 0
+
+
+def probe(device: int | None = None, *, driver: Driver | None = None) -> DeviceProperties:
+    """Read a device's limits.
+
+    Args:
+        device: index among the visible devices; None is :func:`current_device`.
+        driver: whom to ask; None is this machine's driver.
+
+    Raises:
+        UnsupportedArchitectureError: there is no driver, no GPU, or no device of that index.
+    """
+    driver = driver if driver is not None else cuda_driver()
+    index = current_device() if device is None else device
+    count = driver.count()
+    if not 0 <= index < count:
+        raise UnsupportedArchitectureError(
+            f"device {index} does not exist; {count} visible (CUDA_VISIBLE_DEVICES may hide others)"
+        )
+    values = {name: driver.attribute(index, number) for name, number in ATTRIBUTES.items()}
+    major = values.pop("compute_capability_major")
+    minor = values.pop("compute_capability_minor")
+    return DeviceProperties(name=driver.name(index), compute_capability=(major, minor), **values)

@@ -1,0 +1,211 @@
+"""From what a caller calls a GPU to the policy for it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from dataclasses import replace
+
+from ..errors import UnsupportedArchitectureError
+from . import rates
+from .a100 import A100, A100_SPEC
+from .h100 import H100, H100_SPEC, H200_SPEC
+from .policy import Policy
+from .probe import DeviceProperties, current_device, probe
+from .rtx4090 import RTX4090, RTX4090_SPEC
+from .spec import ArchSpec
+
+_log = logging.getLogger(__name__)
+
+# Specs that come with the package, and the policy each belongs to. H200 stands before H100: names are matched in order.
+KNOWN: tuple[tuple[ArchSpec, type[Policy]], ...] = (
+    (A100_SPEC, A100),
+    (RTX4090_SPEC, RTX4090),
+    (H200_SPEC, H100),
+    (H100_SPEC, H100),
+)
+
+MIN_COMPUTE_CAPABILITY = (8, 0)  # cp.async, and mma.sync on bf16
+MAX_REGISTERS_PER_THREAD = 255  # "CUDA C++ Programming Guide", all compute capabilities since 3.5
+# What nvcc 13.0 compiles for natively (nvcc --list-gpu-arch).
+NATIVE_ARCHS = (
+    (8, 0),
+    (8, 6),
+    (8, 7),
+    (8, 8),
+    (8, 9),
+    (9, 0),
+    (10, 0),
+    (10, 3),
+    (11, 0),
+    (12, 0),
+    (12, 1),
+)
+# Two descriptions of one memory's speed differ by this much at most: datasheets round, clocks are nominal.
+BANDWIDTH_TOLERANCE = 0.05
+
+_VENDOR_WORDS = re.compile(r"nvidia|geforce|tensor core gpu|[^a-z0-9]", re.IGNORECASE)
+_probed: dict[str, Policy] = {}
+
+
+def names() -> list[str]:
+    """The names that :func:`resolve` takes on every machine."""
+    return sorted(spec.name for spec, _ in KNOWN)
+
+
+def plain_name(device_name: str) -> str:
+    """A device's name without the vendor's words and punctuation, e.g. ``RTX3090``."""
+    return _VENDOR_WORDS.sub("", device_name)
+
+
+def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
+    """The policy that a ``device_type`` stands for.
+
+    Args:
+        device_type: a policy, its class, the name of a GPU with a spec here (``"A100"``, ``"rtx 4090"``, ``"H200"``;
+            case and punctuation do not matter), the name of the GPU that is present, or None for that GPU.
+
+    Raises:
+        UnsupportedArchitectureError: the name is unknown, or None was given and there is no GPU, or it is too old.
+    """
+    if isinstance(device_type, Policy):
+        return device_type
+    if isinstance(device_type, type) and issubclass(device_type, Policy):
+        return device_type()
+    if device_type is None:
+        return detect()
+    if not isinstance(device_type, str):
+        raise UnsupportedArchitectureError(
+            "device_type must be a name, a Policy, a Policy class or None, got "
+            f"{type(device_type).__name__}"
+        )
+    wanted = plain_name(device_type).lower()
+    for spec, policy in KNOWN:
+        if spec.name.lower() == wanted:
+            return policy(spec)
+    present = ""
+    try:
+        detect()
+    except UnsupportedArchitectureError as error:
+        present = f" ({error})"
+    if wanted in _probed:
+        return _probed[wanted]
+    known = ", ".join([*names(), *sorted(policy.name for policy in _probed.values())])
+    raise UnsupportedArchitectureError(
+        f"unknown device_type {device_type!r}; known here: {known}{present}"
+    )
+
+
+def detect(device: int | None = None) -> Policy:
+    """The policy for a GPU of this machine.
+
+    Args:
+        device: index among the visible devices; None is the one that torch or cupy works on, else the first.
+
+    Raises:
+        UnsupportedArchitectureError: there is no GPU, no device of that index, or it is older than 8.0.
+    """
+    return _detect(current_device() if device is None else device)
+
+
+@functools.cache
+def _detect(device: int) -> Policy:
+    policy = from_properties(probe(device))
+    _probed.setdefault(plain_name(policy.spec.name).lower(), policy)
+    return policy
+
+
+@functools.cache
+def from_properties(properties: DeviceProperties) -> Policy:
+    """The policy for a device that describes itself.
+
+    A GPU with a spec here gets that spec, corrected where the device's own limits differ (fewer SMs of a partition or
+    another board, another memory); any other gets a policy of its own from its limits and its generation's rates.
+
+    Raises:
+        UnsupportedArchitectureError: the compute capability is below 8.0.
+    """
+    p = properties
+    if p.compute_capability < MIN_COMPUTE_CAPABILITY:
+        raise UnsupportedArchitectureError(
+            f"compute capability must be at least 8.0, {p.name} has "
+            f"{p.compute_capability[0]}.{p.compute_capability[1]}"
+        )
+    for spec, policy in KNOWN:
+        if spec.compute_capability == p.compute_capability and any(
+            name in p.name for name in spec.device_names
+        ):
+            return policy(_corrected(spec, p))
+    spec = _derived(p)
+
+    class Probed(Policy):
+        """Candidates for a GPU that has no spec here, within its own limits."""
+
+        name = spec.name
+        build_arch = native_arch(p.compute_capability)
+        default_spec = spec
+
+    _log.info(
+        "%s has no spec of its own: its limits are probed, its rates its generation's", p.name
+    )
+    return Probed()
+
+
+def native_arch(compute_capability: tuple[int, int]) -> str:
+    """What to compile for: the capability itself, or the newest older one the compiler knows (PTX carries it on)."""
+    major, minor = max(arch for arch in NATIVE_ARCHS if arch <= compute_capability)
+    return f"{major}{minor}"
+
+
+def _corrected(spec: ArchSpec, p: DeviceProperties) -> ArchSpec:
+    bandwidth = p.hbm_bytes_per_second
+    same_memory = abs(bandwidth / spec.hbm_bytes_per_second - 1.0) <= BANDWIDTH_TOLERANCE
+    clock_mhz = p.sm_clock_khz / 1e3
+    corrected = replace(
+        spec,
+        num_sms=p.num_sms,
+        smem_per_sm_bytes=p.smem_per_sm_bytes,
+        smem_per_block_bytes=p.smem_per_block_bytes,
+        smem_reserved_per_block_bytes=p.smem_reserved_per_block_bytes,
+        registers_per_sm=p.registers_per_sm,
+        max_threads_per_sm=p.max_threads_per_sm,
+        max_blocks_per_sm=p.max_blocks_per_sm,
+        l2_bytes=p.l2_bytes,
+        sm_clock_mhz=min(spec.sm_clock_mhz, clock_mhz) if clock_mhz else spec.sm_clock_mhz,
+        hbm_bytes_per_second=spec.hbm_bytes_per_second
+        if same_memory or not bandwidth
+        else bandwidth,
+    )
+    if corrected != spec:
+        _log.info("%s differs from the spec %s; its own limits are used", p.name, spec.name)
+    return corrected
+
+
+def _derived(p: DeviceProperties) -> ArchSpec:
+    capability = p.compute_capability
+    return ArchSpec(
+        name=plain_name(p.name),
+        device_names=(p.name,),
+        compute_capability=capability,
+        num_sms=p.num_sms,
+        smem_per_sm_bytes=p.smem_per_sm_bytes,
+        smem_per_block_bytes=p.smem_per_block_bytes,
+        smem_reserved_per_block_bytes=p.smem_reserved_per_block_bytes,
+        registers_per_sm=p.registers_per_sm,
+        max_registers_per_thread=MAX_REGISTERS_PER_THREAD,
+        max_threads_per_sm=p.max_threads_per_sm,
+        max_blocks_per_sm=p.max_blocks_per_sm,
+        l2_bytes=p.l2_bytes,
+        sm_clock_mhz=p.sm_clock_khz / 1e3 or rates.FALLBACK_SM_CLOCK_MHZ,
+        hbm_bytes_per_second=p.hbm_bytes_per_second or rates.FALLBACK_HBM_BYTES_PER_SECOND,
+        l2_bytes_per_clk=rates.L2_BYTES_PER_CLK_PER_SM * p.num_sms,
+        smem_bytes_per_clk_per_sm=128.0,  # 32 banks of 4 bytes on every capability since 5.0
+        mma_flops_per_clk_per_sm=rates.mma_flops_per_clk_per_sm(
+            capability, geforce="geforce" in p.name.lower()
+        ),
+        wgmma_flops_per_clk_per_sm=rates.wgmma_flops_per_clk_per_sm(capability),
+        exp_per_clk_per_sm=rates.EXP_PER_CLK_PER_SM,
+        fp32_lanes_per_clk_per_sm=rates.fp32_lanes_per_clk_per_sm(capability),
+        launch_overhead_us=H100_SPEC.launch_overhead_us,
+    )

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import probe
+from attention_autotuner.errors import UnsupportedArchitectureError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@functools.cache
+def why_no_gpu() -> str:
+    """The reason that GPU tests cannot run here, or an empty string."""
+    try:
+        properties = probe()
+    except UnsupportedArchitectureError as error:
+        return str(error)
+    if properties.compute_capability < (8, 0):
+        return f"{properties.name} is older than compute capability 8.0"
+    import torch
+
+    return "" if torch.cuda.is_available() else "this torch was built without CUDA"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and why_no_gpu():
+        skip = pytest.mark.skip(reason=f"needs a GPU: {why_no_gpu()}")
+        for item in marked:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return REPOSITORY
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _private_cache() -> Iterator[None]:
+    """Keep the tests out of the user's cache, unless one was named on purpose to share kernels between runs."""
+    variable = settings.PREFIX + "CACHE_DIR"
+    if os.environ.get(variable):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="attention-autotuner-tests-") as folder:
+        os.environ[variable] = folder
+        settings.reload()
+        yield
+        del os.environ[variable]
+        settings.reload()
