@@ -1,0 +1,133 @@
+"""The artifact: a compiled kernel, what it was compiled for, and the identity of both."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .environment import template_root
+from .identity import digest
+from .render import RenderedKernel, kernel_digest
+from .report import CompilerReport
+from .toolchain import Toolchain
+
+_ARCH = re.compile(r"[1-9]\d{1,2}[af]?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTarget:
+    """The machine code that an artifact carries.
+
+    Attributes:
+        arch: compute capability without its dot: ``80``, ``89``, ``90``.
+        ptx: carry PTX beside the machine code, so that newer GPUs can run the artifact too.
+
+    Raises:
+        ValueError: ``arch`` is not such a number.
+    """
+
+    arch: str
+    ptx: bool = True
+
+    def __post_init__(self) -> None:
+        if not _ARCH.fullmatch(self.arch):
+            raise ValueError(f"arch must be a compute capability such as '80', got {self.arch!r}")
+
+    @property
+    def cmake_architecture(self) -> str:
+        """The value of ``CMAKE_CUDA_ARCHITECTURES``."""
+        return self.arch if self.ptx else f"{self.arch}-real"
+
+    def flags(self) -> tuple[str, ...]:
+        """The code-generation flags that nvcc gets for this target."""
+        codes = [f"compute_{self.arch}"] if self.ptx else []
+        codes.append(f"sm_{self.arch}")
+        return (f"--generate-code=arch=compute_{self.arch},code=[{','.join(codes)}]",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A kernel library in the store.
+
+    Attributes:
+        name: the candidate's name.
+        digest: :func:`artifact_digest`, 64 hex characters.
+        path: the shared library; source, build record and log lie beside it.
+        report: what the compiler said.
+        kernel_digest: identity of the kernel whatever compiled it.
+        target: what it was compiled for.
+        toolchain: versions of the tools that compiled it.
+        build_seconds: time of the compilation and link, one core.
+        build_peak_bytes: largest resident set of any one of the compiler's processes.
+    """
+
+    name: str
+    digest: str
+    path: Path
+    report: CompilerReport
+    kernel_digest: str
+    target: BuildTarget
+    toolchain: dict[str, str]
+    build_seconds: float
+    build_peak_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form, without the path, that :meth:`from_json` reads back."""
+        return {
+            "name": self.name,
+            "digest": self.digest,
+            "kernel_digest": self.kernel_digest,
+            "target": {"arch": self.target.arch, "ptx": self.target.ptx},
+            "toolchain": self.toolchain,
+            "build_seconds": self.build_seconds,
+            "build_peak_bytes": self.build_peak_bytes,
+            "report": self.report.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any], path: Path) -> Artifact:
+        """Rebuild an artifact whose library is at ``path``.
+
+        Raises:
+            TypeError, KeyError, ValueError: the data does not follow :meth:`to_json`.
+        """
+        return cls(
+            name=data["name"],
+            digest=data["digest"],
+            path=path,
+            report=CompilerReport.from_json(data["report"]),
+            kernel_digest=data["kernel_digest"],
+            target=BuildTarget(**data["target"]),
+            toolchain=dict(data["toolchain"]),
+            build_seconds=float(data["build_seconds"]),
+            build_peak_bytes=int(data["build_peak_bytes"]),
+        )
+
+
+def cmake_root() -> Path:
+    """The folder of the static CMake project that builds a batch."""
+    return template_root() / "cmake"
+
+
+def _recipe() -> str:
+    """SHA-256 of the CMake function that holds the compile and link flags."""
+    return hashlib.sha256((cmake_root() / "kernel.cmake").read_bytes()).hexdigest()
+
+
+def artifact_digest(kernel: RenderedKernel, target: BuildTarget, toolchain: Toolchain) -> str:
+    """The identity of a compiled kernel: text, include closure, ABI, target, flags and tool versions.
+
+    Returns:
+        64 hex characters.
+    """
+    return digest(
+        "artifact",
+        kernel.name,
+        kernel_digest(kernel),
+        target.flags(),
+        _recipe(),
+        toolchain.identity(),
+    )

@@ -1,0 +1,72 @@
+"""Files that are there whole or not at all, and errors that say which path and why."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StoreError
+
+_ADVICE = {
+    errno.ENOSPC: "free space there, run `attention-autotuner cache gc`, or set",
+    errno.EDQUOT: "your quota is used up; set",
+}
+
+
+@contextmanager
+def store_errors(path: Path) -> Iterator[None]:
+    """Turn an operating-system error into a :class:`StoreError` that names the path and the errno."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(Path(error.filename or path), error.errno or 0) from error
+
+
+def storage_error(path: Path, number: int) -> StoreError:
+    """The error for a path that cannot be used, with what to do about it."""
+    name = errno.errorcode.get(number, f"errno {number}")
+    advice = _ADVICE.get(number, "make it writable, or set")
+    return StoreError(
+        f"cannot use the kernel cache at {path}: {name} ({os.strerror(number)}); "
+        f"{advice} ATTENTION_AUTOTUNER_CACHE_DIR to another folder"
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a flat folder and the files in it durable."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    sync_folder(folder)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a file under its name only once it is whole and durable.
+
+    Raises:
+        OSError: the folder cannot be written; no part of the file is left.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -1,0 +1,148 @@
+"""What the compiler says about a kernel: registers, spills, stack and shared memory, from ``ptxas -v``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelReport:
+    """One ``__global__`` function, together with the device functions compiled for it that were not inlined.
+
+    Attributes:
+        name: mangled name.
+        registers: 32-bit registers per thread.
+        spill_store_bytes, spill_load_bytes: static count of spill traffic per thread.
+        stack_bytes: local-memory stack per thread, callees included.
+        static_smem_bytes: statically allocated shared memory per CTA.
+        loop_spills: whether a main loop touches local memory; None where no disassembler looked.
+    """
+
+    name: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_smem_bytes: int
+    loop_spills: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerReport:
+    """The worst over the kernels of one translation unit, and each kernel by itself.
+
+    Attributes:
+        registers, spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes, loop_spills: the maximum over
+            ``kernels``, units as in :class:`KernelReport`.
+        kernels: each kernel, in the order of compilation.
+        warnings: performance warnings with their code, e.g. ``C7510``.
+    """
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    static_smem_bytes: int
+    loop_spills: bool | None
+    kernels: tuple[KernelReport, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form that :meth:`from_json` reads back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CompilerReport:
+        """Rebuild a report from :meth:`to_json`.
+
+        Raises:
+            TypeError, KeyError: a field is missing or unknown.
+        """
+        kernels = tuple(KernelReport(**kernel) for kernel in data["kernels"])
+        return cls(**{**data, "kernels": kernels, "warnings": tuple(data["warnings"])})
+
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_PROPERTIES = re.compile(r"Function properties for '?([^\s']+)'?")
+_FRAME = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+_USED = re.compile(r"Used (\d+) registers")
+_CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
+_SMEM = re.compile(r"(\d+) bytes smem")
+_WARNING = re.compile(r"\((C7\d{3})\)[:\s]*(.+)")
+
+
+@dataclass
+class _Counts:
+    registers: int = 0
+    spill_stores: int = 0
+    spill_loads: int = 0
+    stack: int = 0
+    smem: int = 0
+
+
+def parse_ptxas(text: str) -> CompilerReport:
+    """Parse what ``ptxas -v`` printed among the other output of a compilation.
+
+    The text is that of one translation unit and one architecture. A device function that was not inlined is counted to
+    the entry function before it, with which ptxas compiled it.
+    """
+    counts: dict[str, _Counts] = {}
+    warnings: dict[str, None] = {}
+    entry = ""
+    for line in text.splitlines():
+        if match := _WARNING.search(line):
+            warnings[f"{match[1]}: {match[2].strip()}"] = None
+        if match := _ENTRY.search(line):
+            entry = match[1]
+            counts.setdefault(entry, _Counts())
+        elif match := _PROPERTIES.search(line):
+            # Without an entry before it, the function belongs to no kernel (a separate compilation).
+            entry = entry or match[1]
+            counts.setdefault(entry, _Counts())
+        elif entry and (match := _FRAME.search(line)):
+            stack, stores, loads = map(int, match.groups())
+            counts[entry].stack = max(counts[entry].stack, stack)
+            counts[entry].spill_stores += stores
+            counts[entry].spill_loads += loads
+        elif entry and (match := _USED.search(line)):
+            now = counts[entry]
+            now.registers = max(now.registers, int(match[1]))
+            if match := _CUMULATIVE.search(line):
+                now.stack = max(now.stack, int(match[1]))
+            if match := _SMEM.search(line):
+                now.smem = max(now.smem, int(match[1]))
+    return combine(
+        (
+            KernelReport(
+                name=name,
+                registers=count.registers,
+                spill_store_bytes=count.spill_stores,
+                spill_load_bytes=count.spill_loads,
+                stack_bytes=count.stack,
+                static_smem_bytes=count.smem,
+            )
+            for name, count in counts.items()
+        ),
+        warnings,
+    )
+
+
+def combine(kernels: Iterable[KernelReport], warnings: Iterable[str]) -> CompilerReport:
+    """The report of a unit from those of its kernels."""
+    kernels = tuple(kernels)
+    looked = [kernel.loop_spills for kernel in kernels if kernel.loop_spills is not None]
+    return CompilerReport(
+        registers=max((kernel.registers for kernel in kernels), default=0),
+        spill_store_bytes=max((kernel.spill_store_bytes for kernel in kernels), default=0),
+        spill_load_bytes=max((kernel.spill_load_bytes for kernel in kernels), default=0),
+        stack_bytes=max((kernel.stack_bytes for kernel in kernels), default=0),
+        static_smem_bytes=max((kernel.static_smem_bytes for kernel in kernels), default=0),
+        loop_spills=any(looked) if looked else None,
+        kernels=kernels,
+        warnings=tuple(warnings),
+    )

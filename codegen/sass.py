@@ -1,0 +1,263 @@
+"""Whether a kernel touches local memory inside its main loops, read from its machine code.
+
+Compilers report how much a kernel spills, not where. A few spills before and after the loops are free; one inside a loop
+around tensor-core instructions is paid on every tile. So: disassemble, build the control-flow graph, find its natural
+loops, and look at the innermost ones that hold tensor-core instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..errors import ToolchainError
+from .report import CompilerReport, combine
+
+_FUNCTION = re.compile(r"^\s*Function : (\S+)")
+_INSTRUCTION = re.compile(
+    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);"
+)
+_ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
+_MMA = frozenset({"HMMA", "HGMMA"})  # mma.sync and wgmma on fp16 and bf16
+_DISASSEMBLE_SECONDS = 300.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instruction:
+    """One machine instruction.
+
+    Attributes:
+        address: byte offset in the function.
+        opcode: without its modifiers, e.g. ``HMMA``.
+        predicated: whether it may be skipped.
+        target: branch target, for branches and convergence barriers.
+    """
+
+    address: int
+    opcode: str
+    predicated: bool
+    target: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    """An innermost loop around tensor-core instructions.
+
+    Attributes:
+        start, end: addresses of its first and last instruction in code order.
+        mma: tensor-core instructions.
+        local_loads, local_stores: LDL and STL instructions.
+    """
+
+    start: int
+    end: int
+    mma: int
+    local_loads: int
+    local_stores: int
+
+    @property
+    def spills(self) -> bool:
+        """Whether local memory is touched on every pass."""
+        return self.local_loads + self.local_stores > 0
+
+
+def _parse_instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    opcode = match[3].split(".")[0]
+    target = None
+    if opcode in ("BRA", "BSSY", "UBRA"):
+        addresses = _ADDRESS.findall(match[4])
+        target = int(addresses[-1], 16) if addresses else None
+    # A branch may also carry its condition as an operand: `BRA P0, 0x80`, `BRA.U UP1, 0x80`, `BRA.DIV UR4, 0x80`.
+    conditional = match[2] is not None or (opcode == "BRA" and "," in match[4])
+    return Instruction(
+        address=int(match[1], 16), opcode=opcode, predicated=conditional, target=target
+    )
+
+
+def parse_sass(text: str) -> dict[str, list[Instruction]]:
+    """The instructions of each function in the output of ``cuobjdump --dump-sass``."""
+    functions: dict[str, list[Instruction]] = {}
+    current: list[Instruction] | None = None
+    for line in text.splitlines():
+        if match := _FUNCTION.match(line):
+            current = functions.setdefault(match[1], [])
+        elif current is not None and (instruction := _parse_instruction(line)):
+            current.append(instruction)
+    return functions
+
+
+def _blocks(code: list[Instruction]) -> list[list[Instruction]]:
+    """Split at branch targets and after branches."""
+    leaders = {item.target for item in code if item.target is not None}
+    blocks: list[list[Instruction]] = []
+    fresh = True
+    for item in code:
+        if fresh or item.address in leaders:
+            blocks.append([])
+        blocks[-1].append(item)
+        fresh = item.opcode in ("BRA", "UBRA", "EXIT", "RET", "BSYNC", "BSSY")
+    return blocks
+
+
+def _successors(blocks: list[list[Instruction]]) -> list[list[int]]:
+    index = {block[0].address: number for number, block in enumerate(blocks)}
+    edges: list[list[int]] = []
+    for number, block in enumerate(blocks):
+        last = block[-1]
+        targets = []
+        # BSSY only names where its threads meet again; the branches in between lead there.
+        if last.opcode in ("BRA", "UBRA") and last.target in index:
+            targets.append(index[last.target])
+        leaves = last.opcode in ("BRA", "UBRA", "EXIT", "RET") and not last.predicated
+        if not leaves and number + 1 < len(blocks):
+            targets.append(number + 1)
+        edges.append(targets)
+    return edges
+
+
+def _dominators(edges: list[list[int]]) -> list[set[int]]:
+    """For each reachable block the blocks on every path to it from the entry; empty for the unreachable."""
+    predecessors: list[list[int]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for target in targets:
+            predecessors[target].append(source)
+    reachable = {0}
+    pending = [0]
+    while pending:
+        for target in edges[pending.pop()]:
+            if target not in reachable:
+                reachable.add(target)
+                pending.append(target)
+    order = sorted(reachable)
+    dominators = [set(reachable) if block in reachable else set() for block in range(len(edges))]
+    dominators[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for block in order[1:]:
+            above = [dominators[p] for p in predecessors[block] if p in reachable]
+            new = set.intersection(*above) | {block}
+            if new != dominators[block]:
+                dominators[block] = new
+                changed = True
+    return dominators
+
+
+def _natural_loops(edges: list[list[int]]) -> list[frozenset[int]]:
+    """The blocks of each loop; back edges to one header make one loop."""
+    dominators = _dominators(edges)
+    predecessors: list[list[int]] = [[] for _ in edges]
+    for source, targets in enumerate(edges):
+        for target in targets:
+            if dominators[source]:
+                predecessors[target].append(source)
+    bodies: dict[int, set[int]] = {}
+    for source, targets in enumerate(edges):
+        for header in targets:
+            if header not in dominators[source]:
+                continue
+            body = bodies.setdefault(header, {header})
+            pending = [source]
+            while pending:
+                block = pending.pop()
+                if block not in body:
+                    body.add(block)
+                    pending.extend(predecessors[block])
+    return [frozenset(body) for body in bodies.values()]
+
+
+def find_main_loops(code: list[Instruction]) -> list[Loop]:
+    """The innermost loops around tensor-core instructions, in code order.
+
+    A loop whose tensor-core instructions all sit in a loop inside it (a persistent kernel's loop over tiles) is not a
+    main loop: what it spills is paid once a tile.
+    """
+    if not code:
+        return []
+    blocks = _blocks(code)
+    mma = {number for number, block in enumerate(blocks) if any(i.opcode in _MMA for i in block)}
+    loops = [body for body in _natural_loops(_successors(blocks)) if body & mma]
+    found = []
+    for body in loops:
+        inner = frozenset[int]().union(*(other for other in loops if other < body))
+        if not (body & mma) - inner:
+            continue
+        # An outer loop with tensor-core instructions of its own answers for its own blocks only.
+        own = [item for number in sorted(body - inner) for item in blocks[number]]
+        found.append(
+            Loop(
+                start=own[0].address,
+                end=own[-1].address,
+                mma=sum(item.opcode in _MMA for item in own),
+                local_loads=sum(item.opcode == "LDL" for item in own),
+                local_stores=sum(item.opcode == "STL" for item in own),
+            )
+        )
+    return sorted(found, key=lambda loop: loop.start)
+
+
+def disassemble(library: Path, disassembler: Path) -> str:
+    """The machine code of a library as text.
+
+    Args:
+        library: a shared library or object with CUDA code.
+        disassembler: ``cuobjdump``, with ``nvdisasm`` beside it or on PATH.
+
+    Raises:
+        ToolchainError: the disassembler fails.
+    """
+    path = os.pathsep.join([str(disassembler.parent), os.environ.get("PATH", os.defpath)])
+    try:
+        done = subprocess.run(
+            [disassembler, "--dump-sass", library],
+            env={**os.environ, "PATH": path, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_DISASSEMBLE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"cannot disassemble {library}: {error}") from error
+    if done.returncode != 0:
+        raise ToolchainError(f"{disassembler} cannot read {library}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+def main_loops(library: Path, disassembler: Path) -> dict[str, list[Loop]]:
+    """The main loops of every kernel in a library, by mangled name.
+
+    Raises:
+        ToolchainError: the disassembler fails.
+    """
+    code = parse_sass(disassemble(library, disassembler))
+    return {name: find_main_loops(instructions) for name, instructions in code.items()}
+
+
+def loop_spills(library: Path, disassembler: Path | None) -> bool | None:
+    """Whether any main loop of a library touches local memory; None without a disassembler.
+
+    Raises:
+        ToolchainError: the disassembler fails.
+    """
+    if disassembler is None:
+        return None
+    loops = main_loops(library, disassembler)
+    return any(loop.spills for kernel in loops.values() for loop in kernel)
+
+
+def add_loop_spills(report: CompilerReport, loops: dict[str, list[Loop]]) -> CompilerReport:
+    """A report with ``loop_spills`` filled in for every kernel whose loops are known."""
+    kernels = tuple(
+        replace(kernel, loop_spills=any(loop.spills for loop in loops[kernel.name]))
+        if kernel.name in loops
+        else kernel
+        for kernel in report.kernels
+    )
+    return combine(kernels, report.warnings)
