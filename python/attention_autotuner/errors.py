@@ -39,6 +39,10 @@ class ArtifactError(AttentionAutotunerError, RuntimeError):
     """A built kernel library cannot be loaded, prepared or launched."""
 
 
+class DeviceMemoryError(ArtifactError, MemoryError):
+    """The device ran out of memory while a kernel was prepared or launched."""
+
+
 class RecordError(AttentionAutotunerError, ValueError):
     """A tuning record cannot be read or does not follow the schema."""
 

@@ -1,0 +1,42 @@
+"""A code-generating autotuner for attention kernels.
+
+Importing this package is cheap: torch is loaded by the first use of an operation, not by the import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import errors, settings
+    from .ops import flash_attn_func
+    from .tuning import tune
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune"]
+
+# Public name -> (module, attribute); no attribute means the module itself.
+_EXPORTS = {
+    "errors": (".errors", ""),
+    "flash_attn_func": (".ops", "flash_attn_func"),
+    "settings": (".settings", ""),
+    "tune": (".tuning", "tune"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that the import of the package stays free of torch."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module_name, attribute = _EXPORTS[name]
+    value: Any = importlib.import_module(module_name, __name__)
+    if attribute:
+        value = getattr(value, attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, including those not imported yet."""
+    return sorted(__all__)

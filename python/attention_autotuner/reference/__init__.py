@@ -1,0 +1,15 @@
+"""The truth beside each operation, in plain PyTorch, and the rule by which outputs are held against it."""
+
+from __future__ import annotations
+
+from .attention import attention, attention_backward, attention_low, attention_naive
+from .compare import Comparison, check
+
+__all__ = [
+    "Comparison",
+    "attention",
+    "attention_backward",
+    "attention_low",
+    "attention_naive",
+    "check",
+]

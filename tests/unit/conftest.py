@@ -1,0 +1,40 @@
+"""Fixtures of the tests that need no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import templates
+
+FAKE_KERNEL = Path(__file__).with_name("fake_kernel.c")
+INCLUDE = Path(next(iter(templates.__path__))) / "include"
+
+
+@pytest.fixture(scope="session")
+def fake_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Builds a kernel library that runs on the host; each call gives a file of its own, options are gcc's."""
+    root = tmp_path_factory.mktemp("fake_kernels")
+    serial = itertools.count()
+    compiled: dict[str, Path] = {}
+
+    def build(*options: str) -> Path:
+        key = hashlib.sha256(" ".join(options).encode()).hexdigest()[:16]
+        if key not in compiled:
+            library = root / f"{key}.so"
+            command = ["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+            command += [*options, f"-I{INCLUDE}", str(FAKE_KERNEL), "-o", str(library), "-lm"]
+            subprocess.run(command, check=True)
+            compiled[key] = library
+        folder = root / f"{key}.{next(serial)}"
+        folder.mkdir()
+        copy = folder / "kernel.so"
+        copy.write_bytes(compiled[key].read_bytes())
+        return copy
+
+    return build

@@ -1,0 +1,240 @@
+"""The reference attention against torch's own, its blocked forms against it, and the rule that compares."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner.reference import (
+    attention,
+    attention_backward,
+    attention_low,
+    attention_naive,
+    check,
+)
+
+SHAPES = [  # batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v
+    (2, 4, 4, 17, 17, 16, 16),
+    (1, 6, 2, 9, 23, 8, 24),
+    (2, 4, 1, 23, 9, 24, 8),
+    (1, 1, 1, 1, 5, 8, 8),
+    (1, 2, 2, 5, 1, 8, 8),
+]
+MASKS: list[dict[str, Any]] = [
+    {"causal": False},
+    {"causal": True, "causal_alignment": "bottom_right"},
+    {"causal": True, "causal_alignment": "top_left"},
+]
+
+
+def make_inputs(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.float64, *, grad: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    b, hq, hkv, sq, sk, dqk, dv = shape
+    generator = torch.Generator().manual_seed(sum(shape))
+    sizes = ((b, hq, sq, dqk), (b, hkv, sk, dqk), (b, hkv, sk, dv))
+    q, k, v = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    for x in (q, k, v):
+        x.requires_grad_(grad)
+    return q, k, v
+
+
+def visible(sq: int, sk: int, causal: bool, causal_alignment: str = "bottom_right") -> torch.Tensor:
+    offset = sk - sq if causal_alignment == "bottom_right" else 0
+    seen = [[not causal or j <= i + offset for j in range(sk)] for i in range(sq)]
+    return torch.tensor(seen).reshape(sq, sk)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("scale", [None, -0.7, 0.0, 2.5])
+def test_naive_equals_torch_where_rows_see_keys_and_is_defined_elsewhere(
+    shape: tuple[int, ...], mask: dict[str, Any], scale: float | None
+) -> None:
+    q, k, v = make_inputs(shape)
+    o, lse = attention_naive(q, k, v, softmax_scale=scale, dtype=torch.float64, **mask)
+    seen = visible(q.shape[2], k.shape[2], **mask)
+    rows = seen.any(-1)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=seen, scale=scale, enable_gqa=True
+    )
+    torch.testing.assert_close(o[:, :, rows], expected[:, :, rows])
+    assert torch.equal(o[:, :, ~rows], torch.zeros_like(o[:, :, ~rows]))
+    assert (lse[:, :, ~rows] == -math.inf).all()
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = factor * q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT
+    by_hand = torch.where(seen, scores, -math.inf).exp().sum(-1).log()
+    torch.testing.assert_close(lse[:, :, rows], by_hand[:, :, rows])
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("max_scores", [1, 40, 2**26])
+def test_blocked_equals_naive(
+    shape: tuple[int, ...], mask: dict[str, Any], max_scores: int
+) -> None:
+    q, k, v = make_inputs(shape)
+    expected = attention_naive(q, k, v, softmax_scale=-1.3, dtype=torch.float64, **mask)
+    found = attention(
+        q, k, v, softmax_scale=-1.3, dtype=torch.float64, max_scores=max_scores, **mask
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("max_scores", [1, 40, 2**26])
+@pytest.mark.parametrize("through", ["o", "lse", "both"])
+def test_backward_equals_autograd_of_naive(
+    shape: tuple[int, ...], mask: dict[str, Any], max_scores: int, through: str
+) -> None:
+    q, k, v = make_inputs(shape, grad=True)
+    o, lse = attention_naive(q, k, v, softmax_scale=0.9, dtype=torch.float64, **mask)
+    grad_o = torch.randn_like(o) if through != "lse" else None
+    grad_lse = torch.randn_like(lse) if through != "o" else None
+    pairs = [(x, g) for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
+    expected = torch.autograd.grad(
+        [x for x, _ in pairs], (q, k, v), [g for _, g in pairs], materialize_grads=True
+    )
+    found = attention_backward(
+        grad_o,
+        grad_lse,
+        q,
+        k,
+        v,
+        softmax_scale=0.9,
+        dtype=torch.float64,
+        max_scores=max_scores,
+        **mask,
+    )
+    torch.testing.assert_close(found, expected)
+    assert all(g.isfinite().all() for g in found)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_gradcheck_with_masked_rows_and_lse(mask: dict[str, Any]) -> None:
+    q, k, v = make_inputs((1, 2, 1, 5, 3, 8, 8), grad=True)
+    rows = visible(5, 3, **mask).any(-1)
+
+    def outputs(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = attention(*tensors, softmax_scale=-0.4, dtype=torch.float64, **mask)
+        return o, lse[:, :, rows]
+
+    assert torch.autograd.gradcheck(outputs, (q, k, v))
+
+
+def test_masked_rows_get_no_gradient_and_no_nan() -> None:
+    q, k, v = make_inputs((1, 1, 1, 6, 2, 8, 8), grad=True)
+    o, lse = attention_naive(q, k, v, causal=True, dtype=torch.float64)
+    grads = torch.autograd.grad([o.sum(), lse.exp().sum()], (q, k, v))
+    assert all(g.isfinite().all() for g in grads)
+    assert torch.equal(grads[0][:, :, :4], torch.zeros_like(grads[0][:, :, :4]))
+    assert grads[0][:, :, 5].abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mask", MASKS)
+def test_low_rounds_in_the_input_dtype_and_passes_its_own_rule(
+    dtype: torch.dtype, mask: dict[str, Any]
+) -> None:
+    q, k, v = make_inputs((2, 4, 2, 33, 21, 16, 16), dtype)
+    ref_o, ref_lse = attention(q, k, v, **mask)
+    low_o, low_lse = attention_low(q, k, v, **mask)
+    assert low_o.dtype == dtype
+    assert low_lse.dtype == torch.float32
+    assert not torch.equal(low_o.float(), ref_o)
+    assert check(low_o, ref_o, low_o)
+    assert check(low_lse, ref_lse, low_lse)
+
+
+def test_float32_truth_ignores_a_program_that_allows_tf32_and_restores_it() -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        q, k, v = make_inputs(SHAPES[0], torch.float32)
+        attention(q, k, v)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def triple(n: int = 4096) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ref = torch.randn(n, generator=torch.Generator().manual_seed(3))
+    low = (ref + 1e-3 * torch.randn(n, generator=torch.Generator().manual_seed(4))).half()
+    return ref.half(), ref, low
+
+
+def test_rule_accepts_rounding() -> None:
+    out, ref, low = triple()
+    found = check(out, ref, low)
+    assert found
+    assert found.ok
+    assert 0 < found.max_error < found.max_allowed
+    assert found.elements == 4096
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (7, math.nan, "not finite"),
+        (8, math.inf, "not finite"),
+        (9, -math.inf, "not finite"),
+        (10, 40.0, "largest error"),
+    ],
+)
+def test_rule_rejects_one_bad_element(index: int, value: float, message: str) -> None:
+    out, ref, low = triple()
+    out[index] = value
+    found = check(out, ref, low)
+    assert not found
+    assert message in found.reason
+    assert str((index,)) in found.reason
+
+
+def test_rule_rejects_many_small_errors_by_their_norm() -> None:
+    out, ref, low = triple()
+    found = check((ref + 0.8 * check(out, ref, low).max_allowed).half(), ref, low)
+    assert not found
+    assert "norm" in found.reason
+    assert "largest" not in found.reason
+
+
+def test_an_overflow_of_low_excuses_nothing() -> None:
+    out, ref, low = triple()
+    low[3] = math.inf
+    out[5] += 1.0
+    assert not check(out, ref, low)
+
+
+def test_minus_infinity_must_stand_exactly_where_the_truth_has_it() -> None:
+    ref = torch.tensor([1.0, -math.inf, 2.0])
+    assert check(ref.clone(), ref, ref.clone())
+    assert not check(torch.tensor([1.0, -1e30, 2.0]), ref, ref.clone())
+    assert not check(torch.tensor([-math.inf, -math.inf, 2.0]), ref, ref.clone())
+    assert not check(torch.tensor([1.0, math.nan, 2.0]), ref, ref.clone())
+
+
+def test_rule_refuses_to_judge_by_nonsense() -> None:
+    good = torch.zeros(3)
+    with pytest.raises(ValueError, match="NaN"):
+        check(good, torch.tensor([0.0, math.nan, 0.0]), good)
+    with pytest.raises(ValueError, match="one shape"):
+        check(good, torch.zeros(4), good)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        check(good, good.half(), good)
+
+
+def test_an_empty_output_is_right() -> None:
+    empty = torch.zeros(0, 4)
+    assert check(empty.half(), empty, empty.half())
+
+
+def test_alignments_coincide_for_equal_lengths() -> None:
+    q, k, v = make_inputs(SHAPES[0])
+    left = attention(q, k, v, causal=True, causal_alignment="top_left", dtype=torch.float64)
+    right = attention(q, k, v, causal=True, causal_alignment="bottom_right", dtype=torch.float64)
+    torch.testing.assert_close(left, right, rtol=0, atol=0)
