@@ -74,7 +74,7 @@ class LoadedKernel:
             generation: how many other files were loaded from this path before.
         """
         self.path = path
-        # The dynamic linker takes a name it has seen for the file it has seen, so a replaced file needs another spelling.
+        # The dynamic linker takes a name it has seen for the file it has seen: a replaced file needs another spelling.
         spelling = os.path.join(path.parent, *["."] * generation, path.name)  # noqa: PTH118  # Path drops the dots
         try:
             self._library = ctypes.CDLL(spelling, mode=os.RTLD_LOCAL | os.RTLD_NOW)

@@ -74,8 +74,8 @@ def attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`attention_naive` block by block, for shapes whose score matrix does not fit.
 
-    Arguments and results are those of :func:`attention_naive`, but for ``max_scores``, the scores held at a time. Autograd
-    works, but keeps every block; :func:`attention_backward` does not.
+    Arguments and results are those of :func:`attention_naive`, but for ``max_scores``, the scores held at a time.
+    Autograd works, but keeps every block; :func:`attention_backward` does not.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     plan = _Blocks.of(q, k, causal, causal_alignment, max_scores)
@@ -147,8 +147,8 @@ def attention_backward(
 
     ``dP = dO V^T``, ``dS = P (dP - rowsum(P dP) + dLSE)``, ``dQ = scale dS K``, ``dK = scale dS^T Q``, ``dV = P^T dO``.
 
-    ``grad_o`` ``[batch, heads_q, seqlen_q, dim_v]`` and ``grad_lse`` ``[batch, heads_q, seqlen_q]`` may each be None for
-    zero; the other arguments are those of :func:`attention`.
+    ``grad_o`` ``[batch, heads_q, seqlen_q, dim_v]`` and ``grad_lse`` ``[batch, heads_q, seqlen_q]`` may each be None
+    for zero; the other arguments are those of :func:`attention`.
 
     Returns:
         Gradients of q, k and v, each in its tensor's dtype and contiguous.
