@@ -1,0 +1,55 @@
+"""Check that no source file outgrows what a reader can hold: the budgets of the style guide, in lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGETS = {
+    ".py": 400,
+    ".h": 400,
+    ".cuh": 400,
+    ".hpp": 400,
+    ".cu": 400,
+    ".cpp": 400,
+    ".jinja": 120,
+}
+
+
+def source_files() -> list[Path]:
+    """Every file that git tracks or would track."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def over_budget(files: list[Path]) -> list[str]:
+    """One message per file that is too long."""
+    messages = []
+    for path in files:
+        budget = BUDGETS.get(path.suffix)
+        if budget is None:
+            continue
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        if lines > budget:
+            messages.append(f"{path.relative_to(ROOT)}: {lines} lines, the budget is {budget}")
+    return messages
+
+
+def main() -> int:
+    """Check; answers 1 when a file is over its budget."""
+    messages = over_budget(source_files())
+    for message in messages:
+        print(message)
+    return 1 if messages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+# make tune   environment, install, and the main job for this machine
+# make test   environment, lint, and the tests that this machine can run
+# make lint   ruff, mypy --strict, clang-format, file sizes
+# make clean  forget the environment and build outputs
+
+VENV ?= .venv
+PYTHON ?= python3
+# More for pip, e.g. PIP_ARGUMENTS="--extra-index-url https://download.pytorch.org/whl/cpu" for a torch without CUDA.
+PIP_ARGUMENTS ?=
+TUNE_ARGUMENTS ?=
+TEST_ARGUMENTS ?=
+
+bin := $(VENV)/bin
+stamp := $(VENV)/.installed
+cpp_sources = $(shell find templates/include benchmarks -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+
+.PHONY: tune test lint venv clean
+
+tune: venv
+	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
+
+test: lint
+	$(bin)/python -m pytest -q $(TEST_ARGUMENTS)
+
+lint: venv
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+	$(bin)/python .ci/typecheck.py
+	$(bin)/clang-format --dry-run -Werror $(cpp_sources)
+	$(bin)/python .ci/sizes.py
+
+venv: $(stamp)
+
+$(stamp): pyproject.toml constraints.txt .ci/venv.sh
+	.ci/venv.sh $(VENV) $(PYTHON) $(PIP_ARGUMENTS)
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
