@@ -1,0 +1,146 @@
+"""The import graph, read from the sources: which layer may import which, and who may import torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = "attention_autotuner"
+ROOTS = {
+    f"{PACKAGE}.arch": REPOSITORY / "arch",
+    f"{PACKAGE}.codegen": REPOSITORY / "codegen",
+    f"{PACKAGE}.templates": REPOSITORY / "templates",
+    PACKAGE: REPOSITORY / "python" / PACKAGE,
+}
+
+# The longest matching prefix decides. A module may import its own layer and those before it.
+LAYERS = {
+    "errors": 0,
+    "settings": 0,
+    "templates": 0,
+    "abi": 0,
+    "codegen.problem": 0,
+    "codegen.candidate": 0,
+    "codegen.identity": 0,
+    "codegen.cpp": 0,
+    "codegen.outcome": 0,
+    "arch": 1,
+    "codegen": 2,
+    "loader": 2,
+    "reference": 2,
+    "tuning": 3,
+    "tuned": 3,
+    "dispatch": 4,
+    "ops": 5,
+    "cli": 6,
+    "__main__": 6,
+}
+MAY_IMPORT_TORCH = ("ops", "loader", "reference", "tuning.measure", "tuning.verify")
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package by its full name."""
+    found: dict[str, Path] = {}
+    for prefix, root in ROOTS.items():
+        for path in sorted(root.rglob("*.py")):
+            parts = list(path.relative_to(root).with_suffix("").parts)
+            if parts[-1] == "__init__":
+                parts.pop()
+            found[".".join([prefix, *parts])] = path
+    return found
+
+
+MODULES = modules()
+
+
+def layer(name: str) -> int:
+    """The layer of a module, by its name inside the package."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in LAYERS:
+            return LAYERS[".".join(parts[:length])]
+    raise AssertionError(f"{name} belongs to no layer; add it to LAYERS")
+
+
+def imports(name: str, path: Path) -> Iterator[str]:
+    """Full names of what a module imports anywhere in its text, inside functions too."""
+    base = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                parent = ".".join(base.split(".")[: len(base.split(".")) - node.level + 1])
+                origin = f"{parent}.{origin}".rstrip(".")
+            for alias in node.names:
+                submodule = f"{origin}.{alias.name}"
+                yield submodule if submodule in MODULES else origin
+
+
+def inside(name: str) -> str:
+    """A module's name without the package, empty for the package itself and for foreign modules."""
+    return name.removeprefix(PACKAGE + ".") if name.startswith(PACKAGE + ".") else ""
+
+
+def test_the_graph_is_read_whole() -> None:
+    assert f"{PACKAGE}.arch.policy" in MODULES
+    assert f"{PACKAGE}.codegen.problem" in MODULES
+    edges = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
+    assert f"{PACKAGE}.codegen.candidate" in edges
+    assert f"{PACKAGE}.arch.legality" in edges
+    assert f"{PACKAGE}.errors" in edges
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name != PACKAGE])
+def test_a_module_imports_only_its_own_layer_and_those_before(name: str) -> None:
+    for imported in imports(name, MODULES[name]):
+        if not inside(imported):
+            assert imported != PACKAGE, f"{name} imports the package's public API from inside"
+            continue
+        assert layer(inside(imported)) <= layer(inside(name)), f"{name} imports {imported}"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_and_cupy_are_imported_only_where_tensors_are_handled(name: str) -> None:
+    allowed = any(
+        inside(name) == prefix or inside(name).startswith(prefix + ".")
+        for prefix in MAY_IMPORT_TORCH
+    )
+    foreign = {imported.split(".")[0] for imported in imports(name, MODULES[name])}
+    assert allowed or not foreign & {"torch", "cupy"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_inside_the_package_are_relative(name: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            assert all(not alias.name.startswith(PACKAGE) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            assert not (node.module or "").startswith(PACKAGE)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"import {PACKAGE}",
+        f"import {PACKAGE}.arch",
+        f"import {PACKAGE}.codegen.render, {PACKAGE}.codegen.build, {PACKAGE}.codegen.store",
+        f"import {PACKAGE}.tuning.cost_model, {PACKAGE}.tuning.records",
+        f"import {PACKAGE}.cli",
+    ],
+)
+def test_what_needs_no_tensors_does_not_load_torch(statement: str) -> None:
+    program = (
+        f"import sys; {statement}; sys.exit(bool({{'torch', 'cupy', 'numpy'}} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr or "torch, cupy or numpy was imported"

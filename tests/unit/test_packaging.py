@@ -1,0 +1,134 @@
+"""What a wheel holds, and that it works from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.codegen.toolchain import WHEELS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+SOURCES = ("arch", "codegen", "python", "templates", "pyproject.toml", "README.md", "LICENSE")
+PROGRAM = """
+import json, sys
+import attention_autotuner
+from attention_autotuner import arch, templates
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import include_closure, render
+candidate = arch.resolve("A100").default(Problem())
+kernel = render(candidate)
+print(json.dumps({
+    "files": [attention_autotuner.__file__, arch.__file__, next(iter(templates.__path__))],
+    "version": attention_autotuner.__version__,
+    "headers": sorted(include_closure(kernel.text)),
+    "torch": "torch" in sys.modules,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
+    """A wheel built from a copy of the sources, so that the tree stays clean."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        if (repository / name).is_dir():
+            shutil.copytree(
+                repository / name,
+                copy / name,
+                ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"),
+            )
+        else:
+            shutil.copy(repository / name, copy / name)
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
+    command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(copy / "dist"), str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = (copy / "dist").glob("*.whl")
+    return built
+
+
+def configuration(repository: Path) -> dict[str, dict[str, object]]:
+    text = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    parsed: dict[str, dict[str, object]] = tomllib.loads(text)
+    return parsed
+
+
+def test_the_wheel_holds_every_source_and_every_template(wheel: Path, repository: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    mapped = {"arch": "arch", "codegen": "codegen", "templates": "templates"}
+    wanted = {
+        f"attention_autotuner/{inside}/{path.relative_to(repository / folder).as_posix()}"
+        for folder, inside in mapped.items()
+        for path in (repository / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    package = repository / "python" / "attention_autotuner"
+    wanted |= {
+        f"attention_autotuner/{path.relative_to(package).as_posix()}"
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert not wanted - held
+    assert {name for name in held if name.startswith("attention_autotuner/")} == wanted
+
+
+def test_the_package_list_names_every_package(repository: Path) -> None:
+    listed = configuration(repository)["tool"]["setuptools"]
+    package = repository / "python" / "attention_autotuner"
+    folders = {
+        ".".join(["attention_autotuner", *path.parent.relative_to(package).parts])
+        for path in package.rglob("__init__.py")
+    }
+    folders |= {f"attention_autotuner.{name}" for name in ("arch", "codegen", "templates")}
+    assert isinstance(listed, dict)
+    assert set(listed["packages"]) == folders
+
+
+def test_an_installed_wheel_imports_and_renders_from_its_own_files(
+    wheel: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "site"
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    subprocess.run([*command, "--no-deps", "--target", str(target), str(wheel)], check=True)
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+    said = json.loads(done.stdout)
+    assert all(Path(name).is_relative_to(target) for name in said["files"]), said["files"]
+    assert "attention_autotuner/abi.h" in said["headers"]
+    assert not said["torch"]
+    assert f"-{said['version']}-" in wheel.name
+
+
+def test_the_toolchain_extra_is_what_error_messages_name(repository: Path) -> None:
+    extras = configuration(repository)["project"]["optional-dependencies"]
+    assert isinstance(extras, dict)
+    assert sorted(extras["toolchain"]) == sorted(WHEELS)
+
+
+def test_constraints_pin_what_results_are_reported_with(repository: Path) -> None:
+    text = (repository / "constraints.txt").read_text(encoding="utf-8")
+    assert re.findall(r"^(torch|nvidia-cutlass)==(\S+)$", text, re.MULTILINE) == [
+        ("torch", "2.13.0"),
+        ("nvidia-cutlass", "4.2.0.0"),
+    ]
