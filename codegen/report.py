@@ -67,9 +67,7 @@ class CompilerReport:
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for '?([^\s']+)'?")
-_FRAME = re.compile(
-    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
-)
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
 _SMEM = re.compile(r"(\d+) bytes smem")

@@ -1,8 +1,8 @@
 """Whether a kernel touches local memory inside its main loops, read from its machine code.
 
-Compilers report how much a kernel spills, not where. A few spills before and after the loops are free; one inside a loop
-around tensor-core instructions is paid on every tile. So: disassemble, build the control-flow graph, find its natural
-loops, and look at the innermost ones that hold tensor-core instructions.
+Compilers report how much a kernel spills, not where. A few spills before and after the loops are free; one inside a
+loop around tensor-core instructions is paid on every tile. So: disassemble, build the control-flow graph, find its
+natural loops, and look at the innermost ones that hold tensor-core instructions.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from ..errors import ToolchainError
 from .report import CompilerReport, combine
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)")
-_INSTRUCTION = re.compile(
-    r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);"
-)
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);")
 _ADDRESS = re.compile(r"\b0x([0-9a-f]+)")
 _MMA = frozenset({"HMMA", "HGMMA"})  # mma.sync and wgmma on fp16 and bf16
 _DISASSEMBLE_SECONDS = 300.0

@@ -147,7 +147,9 @@ def _probe(*command: str | Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"cannot run `{shown}`: {error}") from error
     if done.returncode != 0:
-        raise ToolchainError(f"`{shown}` failed with status {done.returncode}: {done.stdout[-500:]}")
+        raise ToolchainError(
+            f"`{shown}` failed with status {done.returncode}: {done.stdout[-500:]}"
+        )
     return done.stdout
 
 

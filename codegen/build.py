@@ -1,0 +1,324 @@
+"""Build kernels: look them up in the store, compile the misses in one CMake + Ninja batch, publish each.
+
+One failing kernel stops no other, and what is built when a batch is interrupted stays built.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from errno import ENOSPC
+from pathlib import Path
+
+from ..errors import ToolchainError
+from .artifact import Artifact, BuildTarget, artifact_digest
+from .entries import SOURCE
+from .files import storage_error, store_errors
+from .jobs import job_count
+from .outcome import Outcome, OutOfMemory, TimedOut
+from .project import Project, configure
+from .render import RenderedKernel, kernel_digest
+from .report import CompilerReport, combine, parse_ptxas
+from .sass import add_loop_spills, main_loops
+from .store import Store
+from .toolchain import Toolchain, find_disassembler
+
+logger = logging.getLogger(__name__)
+
+__all__ = ["Artifact", "BuildTarget", "Progress", "artifact_digest", "build"]
+
+Progress = Callable[[int, int, str, float], None]
+"""Called after each kernel with (done, total, name, seconds that it took); total counts the store's misses."""
+
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
+_NO_MEMORY = re.compile(
+    r"died due to signal 9|\bKilled\b|[Oo]ut of memory|virtual memory exhausted|Cannot allocate memory"
+    r"|std::bad_alloc"
+)
+_ERROR_LINE = re.compile(
+    r"^.*\b(?:error|fatal|undefined reference)\b.*$", re.MULTILINE | re.IGNORECASE
+)
+_NINJA_BROKE = re.compile(r"ninja: (?:error|fatal)|^Traceback", re.MULTILINE)
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """What the launcher kept of one compilation or link."""
+
+    returncode: int
+    seconds: float
+    peak_bytes: int
+    timed_out: bool
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Batch:
+    """What a running batch needs to know."""
+
+    project: Project
+    target: BuildTarget
+    toolchain: Toolchain
+    store: Store
+    timeout_seconds: float
+    disassembler: Path | None
+
+
+def _read_step(batch: _Batch, name: str, step: str) -> _Step | None:
+    """A finished step of a target, or None while it is not."""
+    prefix = batch.project.logs / f"{name}.{step}"
+    try:
+        result = json.loads(Path(f"{prefix}.json").read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    log = Path(f"{prefix}.log").read_text(encoding="utf-8", errors="replace")
+    return _Step(log=log, **result)
+
+
+def _inspect(log: str, library: Path, disassembler: Path | None) -> CompilerReport:
+    """The compiler's report, with spills in main loops where they can be known."""
+    report = parse_ptxas(log)
+    if report.stack_bytes + report.spill_store_bytes + report.spill_load_bytes == 0:
+        # No local memory at all: nothing to look for.
+        kernels = [replace(kernel, loop_spills=False) for kernel in report.kernels]
+        return combine(kernels, report.warnings)
+    if disassembler is None:
+        return report
+    try:
+        return add_loop_spills(report, main_loops(library, disassembler))
+    except ToolchainError as error:
+        logger.warning("spills in main loops stay unknown: %s", error)
+        return report
+
+
+def _classify(
+    batch: _Batch, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
+) -> Outcome:
+    """The outcome of a step that failed; a failure that would repeat itself is remembered.
+
+    Raises:
+        StoreError: the disk is full.
+    """
+    if _NO_SPACE.search(step.log):
+        raise storage_error(batch.store.root, ENOSPC)
+    if step.timed_out:
+        return TimedOut(reason=f"it compiled for longer than {batch.timeout_seconds:g} s")
+    if step.returncode < 0 or _NO_MEMORY.search(step.log):
+        peak = step.peak_bytes / 2**30
+        return OutOfMemory(
+            reason=f"the compiler was killed or found no memory (it had used {peak:.1f} GiB); "
+            "set ATTENTION_AUTOTUNER_JOBS to a smaller number"
+        )
+    if step.returncode == 127:
+        raise ToolchainError(f"the compiler is gone: {step.log.strip()}")
+    line = _ERROR_LINE.search(step.log)
+    reason = line[0].strip() if line else f"the compiler ended with status {step.returncode}"
+    # The source has a private name in the batch; with the log it is kept as kernel.cu.
+    source = f"{batch.project.sources}/{name}.cu"
+    return batch.store.publish_failure(
+        source=kernel.text,
+        log=log.replace(source, SOURCE),
+        reason=reason.replace(source, SOURCE)[:400],
+        digest=digest,
+        name=kernel.name,
+    )
+
+
+def _finish(
+    batch: _Batch, name: str, kernel: RenderedKernel, digest: str
+) -> tuple[Artifact | Outcome, float] | None:
+    """Publish a target that is done, with the seconds it took; None while it is not."""
+    compiled = _read_step(batch, name, "compile")
+    if compiled is None:
+        return None
+    if compiled.returncode != 0:
+        outcome = _classify(batch, name, kernel, digest, compiled, compiled.log)
+        return outcome, compiled.seconds
+    linked = _read_step(batch, name, "link")
+    if linked is None:
+        return None
+    log = compiled.log + linked.log
+    seconds = compiled.seconds + linked.seconds
+    if linked.returncode != 0:
+        return _classify(batch, name, kernel, digest, linked, log), seconds
+    library = batch.project.build / f"{name}.so"
+    artifact = Artifact(
+        name=kernel.name,
+        digest=digest,
+        path=library,
+        report=_inspect(compiled.log, library, batch.disassembler),
+        kernel_digest=kernel_digest(kernel),
+        target=batch.target,
+        toolchain=batch.toolchain.identity(),
+        build_seconds=seconds,
+        build_peak_bytes=max(compiled.peak_bytes, linked.peak_bytes),
+    )
+    published = batch.store.publish(source=kernel.text, library=library, log=log, artifact=artifact)
+    return published, seconds
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End Ninja, which passes the signal on to what it runs."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _run_ninja(
+    batch: _Batch,
+    pending: dict[str, tuple[str, RenderedKernel]],
+    jobs: int,
+    report: Callable[[str, Artifact | Outcome, float], None],
+) -> None:
+    """Compile targets (name -> digest, kernel).
+
+    Each is reported, and taken out of ``pending``, as soon as it is done.
+    """
+
+    def collect() -> None:
+        for name, (digest, kernel) in list(pending.items()):
+            finished = _finish(batch, name, kernel, digest)
+            if finished is not None:
+                del pending[name]
+                report(digest, *finished)
+
+    command: list[str | Path] = [batch.toolchain.ninja, "-C", batch.project.build]
+    command += ["-k", "0", "-j", str(jobs), *pending]
+    try:
+        process = subprocess.Popen(
+            command,
+            env=batch.project.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C comes to us alone, and we end it in order
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot run {batch.toolchain.ninja}: {error}") from error
+    output: list[str] = []
+    with process:
+        try:
+            for line in process.stdout or ():
+                output.append(line)
+                collect()
+            process.wait()
+            collect()
+        finally:
+            _stop(process)
+    # What is left has no record of its step.
+    text = "".join(output)
+    if pending and _NO_SPACE.search(text):
+        raise storage_error(batch.store.root, ENOSPC)
+    if pending and (process.returncode == 0 or _NINJA_BROKE.search(text)):
+        raise ToolchainError(f"Ninja cannot build {', '.join(pending)}:\n{text[-3000:]}")
+    for name, (digest, _) in list(pending.items()):
+        del pending[name]
+        report(
+            digest, OutOfMemory(reason="the compiler was killed together with its launcher"), 0.0
+        )
+
+
+def _compile(
+    misses: dict[str, RenderedKernel], batch: _Batch, jobs: int | None, progress: Progress | None
+) -> dict[str, Artifact | Outcome]:
+    """Compile kernels by digest."""
+    results: dict[str, Artifact | Outcome] = {}
+    targets = {f"k{number}": item for number, item in enumerate(misses.items())}
+    with store_errors(batch.project.root):
+        for folder in (batch.project.sources, batch.project.logs, batch.project.temporary):
+            folder.mkdir(parents=True)
+        for name, (_, kernel) in targets.items():
+            (batch.project.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
+    configure(
+        batch.project,
+        batch.target,
+        toolchain=batch.toolchain,
+        store=batch.store,
+        timeout_seconds=batch.timeout_seconds,
+    )
+
+    def report(digest: str, result: Artifact | Outcome, seconds: float) -> None:
+        if digest not in results and progress is not None:
+            progress(len(results) + 1, len(misses), misses[digest].name, seconds)
+        results[digest] = result
+
+    at_once = job_count(len(misses), jobs)
+    _run_ninja(batch, dict(targets), at_once, report)
+    starved = {
+        name: item for name, item in targets.items() if isinstance(results[item[0]], OutOfMemory)
+    }
+    if starved and at_once > 1:
+        # Memory may suffice for one at a time.
+        for name in starved:
+            for path in batch.project.logs.glob(f"{name}.*"):
+                path.unlink()
+        _run_ninja(batch, starved, 1, report)
+    return results
+
+
+def build(
+    kernels: Sequence[RenderedKernel],
+    target: BuildTarget,
+    *,
+    toolchain: Toolchain,
+    store: Store,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    timeout_seconds: float | None = None,
+    retry_failed: bool = False,
+) -> list[Artifact | Outcome]:
+    """Build kernels, taking from the store what it has.
+
+    Args:
+        kernels: what to build; the same kernel twice is built once.
+        target: what to compile for.
+        toolchain: what to compile with.
+        store: where artifacts and failures are kept.
+        jobs: compilations at once; by default as many as cores and free memory allow.
+        progress: called as kernels are done, in this thread.
+        timeout_seconds: limit for each compilation; none by default.
+        retry_failed: compile again what is remembered to have failed.
+
+    Returns:
+        For each kernel, in order: its artifact, or ``BuildFailed`` (remembered, with the path of its log),
+        ``OutOfMemory`` or ``TimedOut`` (not remembered: another time it may succeed).
+
+    Raises:
+        ToolchainError: a tool is gone or cannot be set up.
+        StoreError: the store cannot be written, or its disk is full; what was published before stays.
+        BuildError: a kernel includes a header of ours that does not exist.
+    """
+    digests = [artifact_digest(kernel, target, toolchain) for kernel in kernels]
+    results: dict[str, Artifact | Outcome] = {}
+    misses: dict[str, RenderedKernel] = {}
+    for digest, kernel in zip(digests, kernels, strict=True):
+        known = store.lookup(kernel.name, digest)
+        if isinstance(known, Artifact) or (known is not None and not retry_failed):
+            results[digest] = known
+        else:
+            misses[digest] = kernel
+    if misses:
+        if not toolchain.nvcc.exists():
+            raise ToolchainError(f"the compiler {toolchain.nvcc} is gone")
+        with store.staging() as root:
+            batch = _Batch(
+                project=Project(root=root),
+                target=target,
+                toolchain=toolchain,
+                store=store,
+                timeout_seconds=timeout_seconds or 0.0,
+                disassembler=find_disassembler(),
+            )
+            results.update(_compile(misses, batch, jobs, progress))
+    return [results[digest] for digest in digests]

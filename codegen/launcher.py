@@ -1,0 +1,73 @@
+"""Runs one compiler or linker command for Ninja, and keeps its output, time, peak memory and fate in files.
+
+Used as a script: ``python launcher.py <timeout seconds, 0 for none> <prefix> <command...>`` writes ``<prefix>.log``
+while the command runs and ``<prefix>.json`` (``returncode, seconds, peak_bytes, timed_out``) once it has ended. It
+imports the standard library only, so that it starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill the command with all processes it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def run(timeout: float, prefix: str, command: list[str]) -> int:
+    """Run a command, writing its log and its fate.
+
+    Returns:
+        Its exit status; 128 + the signal's number where a signal killed it, 127 where it could not start.
+    """
+    start = time.monotonic()
+    timed_out = False
+    with Path(f"{prefix}.log").open("wb") as log:
+        try:
+            # Its own process group, so that a time-out reaches the compiler's children too.
+            child = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+        except OSError as error:
+            log.write(f"cannot run {command[0]}: {error}\n".encode())
+            returncode = 127
+        else:
+
+            def stop(number: int, frame: FrameType | None) -> None:
+                _kill(child)
+                sys.exit(128 + number)
+
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, stop)
+            try:
+                returncode = child.wait(timeout or None)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                _kill(child)
+                returncode = child.wait()
+    result = {
+        "returncode": returncode,
+        "seconds": time.monotonic() - start,
+        # Of the largest among all processes that the command waited for, in KiB on Linux.
+        "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        "timed_out": timed_out,
+    }
+    partial = Path(f"{prefix}.json.partial")
+    partial.write_text(json.dumps(result), encoding="ascii")
+    partial.rename(f"{prefix}.json")
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+if __name__ == "__main__":
+    sys.exit(run(float(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,345 @@
+"""The content-addressed store of built kernels.
+
+Layout under its root::
+
+    kernels/<name>.<digest16>/{kernel.cu,kernel.so,build.json,build.log}
+    failed/<name>.<digest16>/{kernel.cu,build.json,build.log}
+    quarantine/   damaged entries, kept for a look until the next gc
+    staging/      what is being written
+    cmake/        what CMake found out about a toolchain
+
+An entry is written in ``staging``, made durable and renamed into place, so that its existence is its validity; any
+number of processes may do so at once, and losing the race to publish is success. ``build.json`` holds the library's
+checksum, and an entry that does not match it is moved to ``quarantine`` with a logged warning, to be built again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fnmatch
+import glob
+import json
+import logging
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ..settings import Settings, current
+from .artifact import Artifact, BuildTarget, artifact_digest
+from .entries import (
+    FOLDERS,
+    LIBRARY,
+    LOG,
+    RECORD,
+    SCHEMA,
+    SOURCE,
+    DamagedError,
+    Entry,
+    describe,
+    entry_name,
+    file_sha256,
+    read_artifact,
+    read_record,
+)
+from .files import store_errors, sync_folder, sync_tree
+from .outcome import BuildFailed
+from .render import RenderedKernel, kernel_digest
+from .toolchain import Toolchain
+
+logger = logging.getLogger(__name__)
+
+STALE_STAGING_SECONDS = (
+    24 * 3600.0
+)  # no build takes a day; what is older was left by a killed process
+
+
+class Store:
+    """Built kernels in a folder; see the module for its layout and guarantees.
+
+    Attributes:
+        root: the folder; created by the first write.
+    """
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root).expanduser().absolute()
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    def path(self, digest: str, name: str) -> Path:
+        """The folder of a built kernel, whether it exists or not."""
+        return self.root / FOLDERS["built"] / entry_name(name, digest)
+
+    def failed_path(self, digest: str, name: str) -> Path:
+        """The folder of a remembered failure, whether it exists or not."""
+        return self.root / FOLDERS["failed"] / entry_name(name, digest)
+
+    def get(
+        self, kernel: RenderedKernel, target: BuildTarget, toolchain: Toolchain
+    ) -> Artifact | BuildFailed | None:
+        """The stored artifact or remembered failure of a kernel, or None where there is neither.
+
+        Raises:
+            StoreError: the folder exists and cannot be read.
+        """
+        return self.lookup(kernel.name, artifact_digest(kernel, target, toolchain))
+
+    def lookup(self, name: str, digest: str) -> Artifact | BuildFailed | None:
+        """:meth:`get` by name and artifact digest."""
+        folder = self.path(digest, name)
+        with store_errors(folder):
+            artifact = self._open(folder, digest)
+            if artifact is not None:
+                # Last use, for gc. A store that is shared read-only serves all the same.
+                with contextlib.suppress(OSError):
+                    os.utime(folder / RECORD)
+                return artifact
+            return self._open_failure(self.failed_path(digest, name), digest)
+
+    def find(self, kernel: RenderedKernel, target: BuildTarget) -> list[Artifact]:
+        """Artifacts of the very same kernel and target from any toolchain, the latest used first.
+
+        For machines without a compiler: what another compiler made of the same source still serves.
+
+        Raises:
+            StoreError: the folder exists and cannot be read.
+        """
+        identity = kernel_digest(kernel)
+        folders = self.root / FOLDERS["built"]
+        with store_errors(folders):
+            found = [
+                (path.joinpath(RECORD).stat().st_mtime, artifact)
+                for path in folders.glob(glob.escape(entry_name(kernel.name, "")) + "*")
+                if (artifact := self._open(path)) is not None
+                and artifact.kernel_digest == identity
+                and artifact.target == target
+            ]
+        return [artifact for _, artifact in sorted(found, key=lambda item: item[0], reverse=True)]
+
+    def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
+        """An entry that is whole; a damaged one is quarantined and is then none."""
+        if not folder.is_dir():
+            return None
+        try:
+            artifact = read_artifact(folder)
+            if digest is not None and artifact.digest != digest:
+                raise DamagedError(f"it holds the artifact {artifact.digest}, not {digest}")
+        except DamagedError as error:
+            # Another process may have moved it away between the two looks.
+            if folder.is_dir():
+                self.quarantine(folder, str(error))
+            return None
+        return artifact
+
+    def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
+        if not folder.is_dir():
+            return None
+        try:
+            record = read_record(folder)
+            if record.get("digest") != digest or not isinstance(record.get("reason"), str):
+                raise DamagedError(f"{RECORD} lacks its reason or is of another artifact")
+        except DamagedError as error:
+            if folder.is_dir():
+                self.quarantine(folder, str(error))
+            return None
+        return BuildFailed(reason=record["reason"], log=str(folder / LOG))
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A fresh private folder on the store's file system, removed at the end unless it was renamed away.
+
+        Raises:
+            StoreError: it cannot be created.
+        """
+        folder = self.root / "staging" / uuid.uuid4().hex
+        with store_errors(folder):
+            folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, *, source: str, library: Path, log: str, artifact: Artifact) -> Artifact:
+        """Store a built kernel; where another process was faster, its entry is the answer.
+
+        Args:
+            source: text of the translation unit.
+            library: the shared library, copied from wherever it was linked.
+            log: what the compiler printed.
+            artifact: its description; ``path`` is set here.
+
+        Raises:
+            StoreError: the store cannot be written; nothing is left behind.
+        """
+        folder = self.path(artifact.digest, artifact.name)
+        with store_errors(folder), self.staging() as staging:
+            (staging / SOURCE).write_text(source, encoding="utf-8")
+            (staging / LOG).write_text(log, encoding="utf-8")
+            shutil.copy2(library, staging / LIBRARY)
+            record = {
+                "schema": SCHEMA,
+                **artifact.to_json(),
+                "library_bytes": (staging / LIBRARY).stat().st_size,
+                "library_sha256": file_sha256(staging / LIBRARY),
+                "created": time.time(),
+            }
+            (staging / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+            while not self.move_in(staging, folder):
+                existing = self._open(folder, artifact.digest)
+                if existing is not None:
+                    return existing
+        self.forget_failure(artifact.digest, artifact.name)
+        return replace(artifact, path=folder / LIBRARY)
+
+    def publish_failure(
+        self, *, source: str, log: str, reason: str, digest: str, name: str
+    ) -> BuildFailed:
+        """Remember that a kernel does not compile, with its log.
+
+        Raises:
+            StoreError: the store cannot be written; nothing is left behind.
+        """
+        folder = self.failed_path(digest, name)
+        with store_errors(folder), self.staging() as staging:
+            (staging / SOURCE).write_text(source, encoding="utf-8")
+            (staging / LOG).write_text(log, encoding="utf-8")
+            record = {"schema": SCHEMA, "name": name, "digest": digest, "reason": reason}
+            (staging / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+            while not self.move_in(staging, folder):
+                self.discard(folder)
+        return BuildFailed(reason=reason, log=str(folder / LOG))
+
+    def forget_failure(self, digest: str, name: str) -> None:
+        """Remove a remembered failure, if there is one."""
+        folder = self.failed_path(digest, name)
+        with store_errors(folder):
+            if folder.is_dir():
+                self.discard(folder)
+
+    def move_in(self, staging: Path, folder: Path) -> bool:
+        """Make a staged folder durable and rename it into place; False where the place is taken."""
+        sync_tree(staging)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            staging.rename(folder)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        sync_folder(folder.parent)
+        return True
+
+    def discard(self, folder: Path) -> None:
+        """Remove an entry: out of sight in one step, then file by file; needs no free space."""
+        hidden = folder.with_name(f".{uuid.uuid4().hex}")
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            folder.rename(hidden)
+            shutil.rmtree(hidden)
+
+    def quarantine(self, folder: Path, reason: str) -> None:
+        """Move a damaged entry aside, so that it is built again.
+
+        Raises:
+            StoreError: it cannot be moved.
+        """
+        parent = self.root / FOLDERS["quarantined"]
+        with store_errors(folder):
+            parent.mkdir(parents=True, exist_ok=True)
+            moved = parent / f"{folder.name}.{time.time_ns()}"
+            try:
+                folder.rename(moved)
+            except FileNotFoundError:
+                return  # another process was faster
+        logger.warning("damaged kernel cache entry %s: %s; moved to %s", folder, reason, moved)
+
+    def ls(self) -> list[Entry]:
+        """Every entry, in order of state and name."""
+        with store_errors(self.root):
+            return [
+                entry
+                for state, folder in FOLDERS.items()
+                if (self.root / folder).is_dir()
+                for path in sorted((self.root / folder).iterdir())
+                if (entry := describe(path, state)) is not None
+            ]
+
+    def rm(self, pattern: str) -> list[Entry]:
+        """Remove the entries whose candidate name or ``<name>.<digest16>`` matches a shell pattern.
+
+        Returns:
+            What was removed.
+        """
+        chosen = [
+            entry
+            for entry in self.ls()
+            if fnmatch.fnmatchcase(entry.name, pattern)
+            or fnmatch.fnmatchcase(entry.path.name, pattern)
+        ]
+        return self._remove(chosen)
+
+    def verify(self) -> list[tuple[Entry, str]]:
+        """Check every built entry against its record; the damaged ones are quarantined and returned."""
+        damaged = []
+        for entry in self.ls():
+            if entry.state != "built":
+                continue
+            with store_errors(entry.path):
+                try:
+                    artifact = read_artifact(entry.path)
+                    if entry_name(artifact.name, artifact.digest) != entry.path.name:
+                        raise DamagedError(f"it holds {artifact.name}.{artifact.digest[:16]}")
+                except DamagedError as error:
+                    self.quarantine(entry.path, str(error))
+                    damaged.append((entry, str(error)))
+        return damaged
+
+    def gc(
+        self, *, max_bytes: int | None = None, max_age_seconds: float | None = None
+    ) -> list[Entry]:
+        """Remove quarantined entries, what killed processes left, and what exceeds the limits.
+
+        Args:
+            max_bytes: keep at most this much, the least recently used going first.
+            max_age_seconds: remove what was not used for longer.
+
+        Returns:
+            What was removed.
+        """
+        now = time.time()
+        with store_errors(self.root):
+            leftovers = [*self.root.glob("staging/*"), *self.root.glob("*/.*")]
+            for path in leftovers:
+                with contextlib.suppress(FileNotFoundError):  # its process was still alive
+                    if now - path.stat().st_mtime > STALE_STAGING_SECONDS:
+                        shutil.rmtree(path)
+        entries = sorted(self.ls(), key=lambda entry: entry.last_used)
+        chosen = [
+            entry
+            for entry in entries
+            if entry.state == "quarantined"
+            or (max_age_seconds is not None and now - entry.last_used > max_age_seconds)
+        ]
+        kept = [entry for entry in entries if entry not in chosen]
+        excess = sum(entry.size_bytes for entry in kept) - (max_bytes or 0)
+        while max_bytes is not None and excess > 0 and kept:
+            entry = kept.pop(0)
+            excess -= entry.size_bytes
+            chosen.append(entry)
+        return self._remove(chosen)
+
+    def _remove(self, entries: list[Entry]) -> list[Entry]:
+        for entry in entries:
+            with store_errors(entry.path):
+                self.discard(entry.path)
+        return entries
+
+
+def default_store(settings: Settings | None = None) -> Store:
+    """The store in the configured cache folder."""
+    return Store((settings or current()).cache_dir)
