@@ -1,0 +1,203 @@
+"""What stands beside every figure: the GPU and its state, the driver, the libraries, the time of day.
+
+Read through the CUDA driver and ``nvidia-smi``, never through an import of torch (the CUDA it was built with is noted
+when it is loaded already). On a machine without a GPU the GPU's fields are None and the rest is filled in.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import shutil
+import subprocess
+import sys
+import uuid
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+from ..codegen.identity import digest16
+
+HARD_FIELDS = ("gpu_name", "num_sms")  # another value makes a record a miss
+SOFT_FIELDS = ("driver", "cuda_driver", "cuda_runtime", "torch", "nvcc", "cutlass")  # unverified
+
+_MULTIPROCESSOR_COUNT = 16  # CUdevice_attribute
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+_SMI_FIELDS = (
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "pstate",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+    "driver_version",
+)
+_SMI_TIMEOUT_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where and when a figure was taken; None where this machine cannot say.
+
+    Attributes:
+        gpu_name: the driver's device name.
+        num_sms: its multiprocessors.
+        compute_capability: e.g. ``9.0``.
+        sm_clock_mhz, memory_clock_mhz, max_sm_clock_mhz: clocks when it was read.
+        power_state: e.g. ``P0``.
+        power_draw_w, power_limit_w: watts.
+        temperature_c: of the GPU, degrees Celsius.
+        driver: driver version, e.g. ``580.95.05``.
+        cuda_driver: the newest CUDA the driver knows, e.g. ``13.0``.
+        cuda_runtime: the CUDA that torch was built with, where torch is loaded.
+        torch: its version, where it is loaded or installed.
+        nvcc, cutlass: versions that built the kernels.
+        python, package: versions.
+        time_utc: ISO 8601.
+    """
+
+    gpu_name: str | None = None
+    num_sms: int | None = None
+    compute_capability: str | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    max_sm_clock_mhz: float | None = None
+    power_state: str | None = None
+    power_draw_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: float | None = None
+    driver: str | None = None
+    cuda_driver: str | None = None
+    cuda_runtime: str | None = None
+    torch: str | None = None
+    nvcc: str | None = None
+    cutlass: str | None = None
+    python: str | None = None
+    package: str | None = None
+    time_utc: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex characters that name this environment inside a record."""
+        return digest16(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Environment:
+        """Rebuild from :meth:`to_json`; fields that a newer version added are ignored."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in data.items() if name in known})
+
+
+def collect(device: int = 0, *, nvcc: str | None = None, cutlass: str | None = None) -> Environment:
+    """Read this machine's environment.
+
+    Args:
+        device: CUDA device index, as ``CUDA_VISIBLE_DEVICES`` numbers them.
+        nvcc: version of the compiler in use, if known.
+        cutlass: version of the CUTLASS headers in use, if known.
+    """
+    gpu = _read_driver(device)
+    values: dict[str, Any] = {
+        name: gpu.get(name) for name in ("gpu_name", "num_sms", "compute_capability", "cuda_driver")
+    }
+    if "uuid" in gpu:
+        values |= _read_smi(gpu["uuid"])
+    torch = sys.modules.get("torch")
+    return Environment(
+        **values,
+        torch=_version("torch"),
+        cuda_runtime=None if torch is None else torch.version.cuda,
+        nvcc=nvcc,
+        cutlass=cutlass,
+        python=platform.python_version(),
+        package=_version("attention-autotuner"),
+        time_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _read_driver(device: int) -> dict[str, Any]:
+    """Name, SM count, capability and UUID through the driver; it needs no context."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return {}
+    handle, version = ctypes.c_int(), ctypes.c_int()
+    if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(handle), device) != 0:
+        return {}
+    found: dict[str, Any] = {}
+    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
+        found["cuda_driver"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+    name = ctypes.create_string_buffer(256)
+    if cuda.cuDeviceGetName(name, len(name), handle) == 0:
+        found["gpu_name"] = name.value.decode()
+    numbers = {}
+    for key in (_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+        value = ctypes.c_int()
+        if cuda.cuDeviceGetAttribute(ctypes.byref(value), key, handle) == 0:
+            numbers[key] = value.value
+    found["num_sms"] = numbers.get(_MULTIPROCESSOR_COUNT)
+    if _CAPABILITY_MAJOR in numbers and _CAPABILITY_MINOR in numbers:
+        found["compute_capability"] = f"{numbers[_CAPABILITY_MAJOR]}.{numbers[_CAPABILITY_MINOR]}"
+    raw = (ctypes.c_ubyte * 16)()
+    if cuda.cuDeviceGetUuid(raw, handle) == 0:
+        found["uuid"] = f"GPU-{uuid.UUID(bytes=bytes(raw))}"
+    return found
+
+
+def _read_smi(gpu_uuid: str) -> dict[str, Any]:
+    """Clocks, power and driver version; empty when nvidia-smi is missing or does not answer."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    query = [f"--id={gpu_uuid}", f"--query-gpu={','.join(_SMI_FIELDS)}"]
+    try:
+        done = subprocess.run(
+            [program, *query, "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=_SMI_TIMEOUT_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    return parse_smi(done.stdout) if done.returncode == 0 else {}
+
+
+def parse_smi(line: str) -> dict[str, Any]:
+    """The environment's fields from one CSV line of ``nvidia-smi --query-gpu``; empty when it has another shape."""
+    cells = [cell.strip() for cell in line.strip().split(",")]
+    if len(cells) != len(_SMI_FIELDS):
+        return {}
+    raw = dict(zip(_SMI_FIELDS, cells, strict=True))
+    return {
+        "sm_clock_mhz": _number(raw["clocks.sm"]),
+        "memory_clock_mhz": _number(raw["clocks.mem"]),
+        "max_sm_clock_mhz": _number(raw["clocks.max.sm"]),
+        "power_state": raw["pstate"] or None,
+        "power_draw_w": _number(raw["power.draw"]),
+        "power_limit_w": _number(raw["power.limit"]),
+        "temperature_c": _number(raw["temperature.gpu"]),
+        "driver": raw["driver_version"] or None,
+    }
+
+
+def _number(text: str) -> float | None:
+    """A float, or None for ``[N/A]`` and its kin."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

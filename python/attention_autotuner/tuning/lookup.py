@@ -1,0 +1,158 @@
+"""How a tuning record is matched to a problem: hard and soft fields, and the nearest bucket.
+
+Hard fields make a miss that names the field (schema, search-space schema, policy, GPU, SM count, kernel source); soft
+ones (driver, CUDA, compiler, torch, the list of candidates) are served, marked unverified.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+from typing import Any, Literal
+
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Problem
+from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
+from .record_schema import SCHEMA, TuningRecord, space_schema
+
+MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
+
+Layer = Literal["record", "shipped"]
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hit:
+    """A record that serves.
+
+    Attributes:
+        record: the record.
+        layer: the user's own (``record``) or the package's (``shipped``).
+        exact: whether it was tuned for this very bucket, rather than for a neighbour.
+        unverified: soft fields that differ, in a fixed order; empty when all agree.
+    """
+
+    record: TuningRecord
+    layer: Layer
+    exact: bool
+    unverified: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss:
+    """No record serves.
+
+    Attributes:
+        field: what missed: ``problem`` when nothing was ever recorded, else the first hard field that differs.
+        expected: the present value.
+        found: the record's value.
+    """
+
+    field: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """What a lookup asks for.
+
+    Attributes:
+        problem: as called; bucketed by the lookup.
+        arch: the policy's name.
+        environment: the present one; fields that are None are not compared.
+        space_digest: of the candidates that the policy offers now; None is not compared.
+        kernel_digest: identity of a candidate's source as it would be rendered now; None is not compared.
+        strict: soft differences are misses.
+    """
+
+    problem: Problem
+    arch: str
+    environment: Environment
+    space_digest: str | None = None
+    kernel_digest: Callable[[Candidate], str] | None = None
+    strict: bool = False
+
+
+def slug(text: str) -> str:
+    """A file-system form of a name: lower case, runs of other characters as one dash."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
+
+
+def distance(problem: Problem, recorded: Problem) -> float | None:
+    """How far a record's problem is from a bucketed one, in doublings; None where it cannot stand in."""
+    same = ("op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes")
+    if any(getattr(problem, name) != getattr(recorded, name) for name in same):
+        return None
+    pairs = (
+        (problem.seqlen_q, recorded.seqlen_q),
+        (problem.seqlen_k, recorded.seqlen_k),
+        (problem.batch * problem.heads_q, recorded.batch * recorded.heads_q),
+        (problem.heads_q // problem.heads_kv, recorded.heads_q // recorded.heads_kv),
+    )
+    apart = sum(abs(log2(a / b)) for a, b in pairs)
+    if (problem.dim_qk, problem.dim_v) != (recorded.dim_qk, recorded.dim_v):
+        apart += 0.25
+    if problem.causal_alignment != recorded.causal_alignment:
+        apart += 0.25
+    return apart if apart <= MAX_DISTANCE else None
+
+
+def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
+    """Compare a parsed file with a query, hard fields first.
+
+    Raises:
+        RecordError: the document does not follow its schema.
+    """
+    for name, expected in (("schema", SCHEMA), ("space_schema", space_schema())):
+        if document.get(name) != expected:
+            return Miss(field=name, expected=str(expected), found=str(document.get(name)))
+    record = TuningRecord.from_json(document)
+    if record.arch != query.arch:
+        return Miss(field="arch", expected=query.arch, found=record.arch)
+    for name in HARD_FIELDS:
+        now, then = getattr(query.environment, name), getattr(record.environment, name)
+        if now is not None and now != then:
+            return Miss(field=name, expected=str(now), found=str(then))
+    if query.kernel_digest is not None:
+        kernel = query.kernel_digest(record.candidate)
+        if kernel != record.picked.kernel_digest:
+            return Miss(field="kernel_digest", expected=kernel, found=record.picked.kernel_digest)
+    unverified = []
+    if query.space_digest is not None and query.space_digest != record.space_digest:
+        unverified.append("space_digest")
+    for name in SOFT_FIELDS:
+        now, then = getattr(query.environment, name), getattr(record.environment, name)
+        if now is not None and now != then:
+            unverified.append(name)
+    if query.strict and unverified:
+        name = unverified[0]
+        if name == "space_digest":
+            return Miss(field=name, expected=str(query.space_digest), found=record.space_digest)
+        return Miss(
+            field=name,
+            expected=str(getattr(query.environment, name)),
+            found=str(getattr(record.environment, name)),
+        )
+    exact = record.problem == query.problem.bucketed()
+    return Hit(record=record, layer=layer, exact=exact, unverified=tuple(unverified))
+
+
+def by_distance(
+    pairs: Iterable[tuple[Path, Document]], query: Query
+) -> list[tuple[Path, Document]]:
+    """The documents whose problem can stand in, nearest first, ties in the order given."""
+    problem = query.problem.bucketed()
+    near = []
+    for index, (path, document) in enumerate(pairs):
+        try:
+            recorded = Problem(**document["problem"])
+        except (KeyError, TypeError, ValueError):
+            continue  # judged, and set aside, when its own bucket is asked for
+        apart = distance(problem, recorded)
+        if apart is not None and document.get("arch") == query.arch:
+            near.append((apart, index, path, document))
+    return [(path, document) for _, _, path, document in sorted(near, key=lambda n: n[:2])]

@@ -1,0 +1,300 @@
+"""Timing on the GPU: entries interleaved in random order, cold L2, paired rounds (MEASURING rules 2 to 5).
+
+An *entry* is anything with a name that can be prepared for a list of inputs and then run on one of them: a kernel of
+ours (:class:`KernelEntry`, which holds only a path and a name, so that a worker process could be sent it) or a peer
+(:class:`CallableEntry`). :class:`Measurer` is what callers rely on; :class:`InProcessMeasurer` measures in the caller's
+process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from .. import loader
+from ..codegen.outcome import Outcome
+from ..codegen.problem import Problem
+from ..errors import AttentionAutotunerError
+from .racing import Race, Timing
+from .verify import Inputs, bind, classify, make_inputs, make_outputs
+
+WARM_UP_SECONDS = 0.4
+WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
+GRAPH_BELOW_US = 50.0  # a launch from Python costs up to half of this, so shorter kernels are replayed from a graph
+SAMPLE_US = 400.0  # one sample is the mean of as many launches as fill this
+MAX_LAUNCHES = 64  # of one sample
+MAX_INPUT_SETS = 32
+ROTATION_OVER_L2 = 3.0  # bytes of all sets over the L2's
+MAX_MEMORY_SHARE = 0.5  # of the free device memory
+MIN_ROUNDS = 4
+MAX_ROUNDS = 200
+
+
+class Entry(Protocol):
+    """Something to time."""
+
+    @property
+    def name(self) -> str:
+        """Unique in a measurement."""
+
+    def prepare(self, inputs: Sequence[Inputs]) -> None:
+        """Load, allocate outputs and launch nothing yet; called once, outside any timing."""
+
+    def run(self, index: int) -> None:
+        """Enqueue the work on the current stream for input set ``index``, without synchronising."""
+
+
+@dataclass
+class KernelEntry:
+    """A built kernel of ours.
+
+    Attributes:
+        name: the candidate's name.
+        path: the library, or the folder that holds it.
+        problem: what it computes.
+    """
+
+    name: str
+    path: Path
+    problem: Problem
+    _launches: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def prepare(self, inputs: Sequence[Inputs]) -> None:
+        """Load the library and bind one launch per input set."""
+        kernel = loader.load(self.path)
+        device = torch.cuda.current_device()
+        kernel.prepare(device)
+        self._launches = [
+            bind(kernel, self.problem, each, make_outputs(self.problem, each)) for each in inputs
+        ]
+
+    def run(self, index: int) -> None:
+        """Launch on the current stream."""
+        self._launches[index]()
+
+
+@dataclass
+class CallableEntry:
+    """A peer: any function of q, k, v.
+
+    Attributes:
+        name: how it is reported.
+        function: called with the tensors of one input set; its result is dropped.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    _inputs: Sequence[Inputs] = field(default_factory=tuple, repr=False)
+
+    def prepare(self, inputs: Sequence[Inputs]) -> None:
+        """Keep the inputs and run once, so that lazy set-up is over."""
+        self._inputs = inputs
+        self.run(0)
+
+    def run(self, index: int) -> None:
+        """Call the function."""
+        each = self._inputs[index]
+        self.function(each.q, each.k, each.v)
+
+
+class Measurer(Protocol):
+    """Times entries of one problem against each other.
+
+    Attributes:
+        interrupted: the last measurement was cut short by Ctrl-C; its results are the best so far.
+    """
+
+    interrupted: bool
+
+    def measure(
+        self,
+        problem: Problem,
+        entries: Sequence[Entry],
+        *,
+        budget_seconds: float,
+        keep: Collection[str] = (),
+    ) -> list[Timing]:
+        """Race the entries.
+
+        Args:
+            problem: makes the inputs.
+            entries: in tie-breaking order, the default first.
+            budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
+            keep: names that are timed in every round.
+
+        Returns:
+            One timing per entry, fastest first; entries that failed carry their outcome and come last.
+        """
+
+
+class InProcessMeasurer:
+    """Measures on the current CUDA device in this process.
+
+    A kernel that kills the CUDA context takes the process's other CUDA work with it: entries not yet timed then carry
+    :class:`~..codegen.outcome.Crashed`.
+
+    Args:
+        seed: of the inputs and of the order.
+        cold: rotate input sets so that none is found in L2; False gives the warm figure, on one set.
+        on_round: called after each round with (rounds, names still in the race).
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        cold: bool = True,
+        on_round: Callable[[int, list[str]], None] | None = None,
+    ) -> None:
+        self._seed = seed
+        self._cold = cold
+        self._on_round = on_round
+        self.interrupted = False
+
+    def measure(
+        self,
+        problem: Problem,
+        entries: Sequence[Entry],
+        *,
+        budget_seconds: float,
+        keep: Collection[str] = (),
+    ) -> list[Timing]:
+        """See :meth:`Measurer.measure`."""
+        race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
+        inputs = self._inputs(problem)
+        live: dict[str, _Prepared] = {}
+        self.interrupted = False
+        try:
+            warm_up()
+            for entry in entries:
+                prepared = _prepare(entry, inputs)
+                if isinstance(prepared, Outcome):
+                    race.fail(entry.name, prepared)
+                else:
+                    live[entry.name] = prepared
+            self._run(race, live, budget_seconds)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return race.results()
+
+    def _run(self, race: Race, live: dict[str, _Prepared], budget_seconds: float) -> None:
+        deadline = time.monotonic() + budget_seconds
+        while race.running and race.rounds < MAX_ROUNDS:
+            times: dict[str, float] = {}
+            for name in race.order():
+                failure = _attempt(live[name].enqueue)
+                if failure is not None:
+                    race.fail(name, failure)
+            # One wait a round: the GPU stays busy from one entry to the next.
+            try:
+                torch.cuda.synchronize()
+                times = {name: live[name].read_us() for name in race.running}
+            except RuntimeError as error:
+                for name in race.running:
+                    race.fail(name, classify(error))
+                return
+            race.add(times)
+            if self._on_round is not None:
+                self._on_round(race.rounds, race.running)
+            if race.rounds >= MIN_ROUNDS and (time.monotonic() > deadline or race.settled()):
+                return
+
+    def _inputs(self, problem: Problem) -> list[Inputs]:
+        """Enough input sets that a set has left the L2 when its turn comes again."""
+        first = make_inputs(problem, seed=self._seed)
+        if not self._cold:
+            return [first]
+        free, _ = torch.cuda.mem_get_info()
+        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        wanted = int(ROTATION_OVER_L2 * l2_bytes / problem.bytes_moved) + 2
+        fits = int(MAX_MEMORY_SHARE * free / problem.bytes_moved)
+        sets = max(1, min(wanted, fits, MAX_INPUT_SETS))
+        return [first, *(make_inputs(problem, seed=self._seed + i) for i in range(1, sets))]
+
+
+class _Prepared:
+    """An entry with its events, its number of launches a sample, and its graph where it has one."""
+
+    def __init__(self, entry: Entry, *, sets: int) -> None:
+        self._entry = entry
+        self._sets = sets
+        self._next = 0
+        self._start = _timing_event()
+        self._end = _timing_event()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._launches = 1
+        for _ in range(3):  # module load, first launch and clock ramps stay outside
+            self._launch()
+        self._launches = 4
+        self.enqueue()
+        torch.cuda.synchronize()
+        once = self.read_us()
+        self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
+        if once < GRAPH_BELOW_US:
+            self._launches = max(self._launches, sets)
+            self._capture()
+
+    def enqueue(self) -> None:
+        """Put one sample on the stream."""
+        self._start.record()
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            for _ in range(self._launches):
+                self._launch()
+        self._end.record()
+
+    def read_us(self) -> float:
+        """Microseconds of one launch in the last sample; the stream must have been waited for."""
+        return float(self._start.elapsed_time(self._end)) * 1e3 / self._launches
+
+    def _launch(self) -> None:
+        self._entry.run(self._next)
+        self._next = (self._next + 1) % self._sets
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(self._launches):
+                self._launch()
+        self._graph = graph
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def _prepare(entry: Entry, inputs: Sequence[Inputs]) -> _Prepared | Outcome:
+    try:
+        entry.prepare(inputs)
+        return _Prepared(entry, sets=len(inputs))
+    except (AttentionAutotunerError, RuntimeError) as error:
+        return classify(error)
+
+
+def _attempt(action: Callable[[], None]) -> Outcome | None:
+    """Why an action failed, or None."""
+    try:
+        action()
+    except (AttentionAutotunerError, RuntimeError) as error:
+        return classify(error)
+    return None
+
+
+def warm_up(seconds: float = WARM_UP_SECONDS) -> None:
+    """Multiply matrices until the clocks are at their sustained level."""
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    a = torch.randn(
+        WARM_UP_SIZE, WARM_UP_SIZE, dtype=torch.float16, device="cuda", generator=generator
+    )
+    b = torch.empty_like(a)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(20):
+            torch.mm(a, a, out=b)
+        torch.cuda.synchronize()

@@ -1,0 +1,167 @@
+"""What a search does to the world: build, verify, measure, confirm. A search takes any :class:`Pipeline`.
+
+:class:`LocalPipeline` is this machine's; tests use others. Modules that need torch are imported when a step first needs
+them, so that a search on a machine without a GPU never loads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+from ..arch.policy import Policy
+from ..codegen.artifact import BuildTarget
+from ..codegen.build import build
+from ..codegen.outcome import LaunchFailed, Outcome
+from ..codegen.problem import Problem
+from ..codegen.render import RenderedKernel
+from ..codegen.report import CompilerReport
+from ..codegen.store import Store
+from ..codegen.toolchain import find_toolchain
+from ..errors import ArtifactError
+from ..settings import Settings
+from .environment import Environment, collect
+from .racing import Timing
+from .worker import time_in_worker
+
+LOGGER = logging.getLogger(__name__)
+CONFIRM_SECONDS = 3.0  # of timing rounds in the second process
+
+
+class Built(Protocol):
+    """What a search reads of a built artifact (``codegen``'s Artifact has it)."""
+
+    @property
+    def path(self) -> Path:
+        """The library, or the folder that holds it."""
+
+    @property
+    def report(self) -> CompilerReport:
+        """What the compiler said."""
+
+
+class Pipeline(Protocol):
+    """The steps of a search that touch compiler and GPU.
+
+    Attributes:
+        environment: what stands beside every figure.
+    """
+
+    environment: Environment
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        """Build kernels, in their order; called with (done, total, message) as it goes."""
+
+    def can_measure(self) -> bool:
+        """Whether a GPU that runs these kernels is here, with torch to drive it."""
+
+    def verify(self, problem: Problem, built: Built) -> Outcome:
+        """Check a kernel against the reference."""
+
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
+        """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short."""
+
+    def confirm(
+        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
+    ) -> float | None:
+        """The default's time over the pick's in a second, fresh process; None if that process failed."""
+
+
+class LocalPipeline:
+    """This machine: its compiler, its kernel store, its current CUDA device.
+
+    Args:
+        policy: whose build target is used where there is no GPU; with one, kernels are built for it natively.
+        settings: where the store is, and how the compiler is found.
+    """
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        self._settings = settings
+        self.environment = collect()
+        capability = self.environment.compute_capability
+        self._target = BuildTarget(
+            arch=policy.build_arch if capability is None else capability.replace(".", "")
+        )
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        """See :meth:`Pipeline.build`."""
+        toolchain = find_toolchain(self._settings)
+        self.environment = replace(
+            self.environment, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
+        )
+        return build(
+            list(kernels),
+            self._target,
+            toolchain=toolchain,
+            store=Store(self._settings.cache_dir),
+            jobs=self._settings.jobs,
+            progress=progress,
+        )
+
+    def can_measure(self) -> bool:
+        """See :meth:`Pipeline.can_measure`."""
+        return self.environment.gpu_name is not None and find_spec("torch") is not None
+
+    def verify(self, problem: Problem, built: Built) -> Outcome:
+        """See :meth:`Pipeline.verify`."""
+        from ..loader import load
+        from .verify import verify
+
+        try:
+            kernel = load(built.path)
+        except ArtifactError as error:
+            return LaunchFailed(reason=str(error))
+        return verify(problem, kernel)
+
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
+        """See :meth:`Pipeline.measure`."""
+        from .measure import InProcessMeasurer, KernelEntry
+
+        measurer = InProcessMeasurer(on_round=on_round)
+        entries = [
+            KernelEntry(name=name, path=each.path, problem=problem) for name, each in built.items()
+        ]
+        timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
+        self.environment = replace(
+            collect(), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
+        )
+        return timings, measurer.interrupted
+
+    def confirm(
+        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
+    ) -> float | None:
+        """See :meth:`Pipeline.confirm`."""
+        paths = {name: built.path for name, built in (default, pick)}
+        try:
+            timings = time_in_worker(problem, paths, budget_seconds=CONFIRM_SECONDS)
+        except ArtifactError as error:
+            LOGGER.warning("the pick was not confirmed: %s", error)
+            return None
+        ratios = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
+        if len(ratios) < 2:
+            return None
+        return ratios[default[0]] / ratios[pick[0]]

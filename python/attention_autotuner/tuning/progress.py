@@ -1,0 +1,81 @@
+"""Progress of a search: events for whoever listens, and the clock of the budget."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["rank", "build", "verify", "measure", "confirm", "record"]
+MIN_ROUNDS_SECONDS = 2.0  # even a spent budget measures this long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One step of progress.
+
+    Attributes:
+        phase: what is going on.
+        done, total: steps of this phase.
+        message: one line.
+        best_us: the best time so far, measured or else predicted, microseconds.
+        seconds_left: of the budget; None when there is none.
+    """
+
+    phase: Phase
+    done: int
+    total: int
+    message: str = ""
+    best_us: float | None = None
+    seconds_left: float | None = None
+
+
+Listener = Callable[[Event], None]
+
+
+class Progress:
+    """Tells a listener, and knows how much of the budget is left.
+
+    Args:
+        listener: called with every event, or None.
+        budget_seconds: wall time from now on, or None.
+    """
+
+    def __init__(self, listener: Listener | None, budget_seconds: float | None) -> None:
+        self._listener = listener
+        self._budget_seconds = budget_seconds
+        self._started = time.monotonic()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the beginning."""
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the budget; None when there is none."""
+        if self._budget_seconds is None:
+            return None
+        return max(0.0, self._budget_seconds - self.elapsed_seconds)
+
+    def seconds_for_rounds(self, otherwise: float) -> float:
+        """How long to time: what is left of the budget, or ``otherwise`` without one."""
+        left = self.seconds_left
+        return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left)
+
+    def tell(
+        self, phase: Phase, done: int, total: int, message: str, best_us: float | None = None
+    ) -> None:
+        """Send one event."""
+        if self._listener is None:
+            return
+        event = Event(
+            phase=phase,
+            done=done,
+            total=total,
+            message=message,
+            best_us=best_us,
+            seconds_left=self.seconds_left,
+        )
+        self._listener(event)

@@ -1,0 +1,212 @@
+"""Which of several timed entries is fastest, decided on paired rounds: arithmetic only, no clock, no GPU.
+
+In each round every entry still in the race is timed once, in random order, so that two times of one round share clocks
+and temperature; entries are compared by the logarithms of such pairs. Clearly slower ones leave after a few rounds, and
+the rest of the budget goes to the close ones. What cannot be told apart is a tie, broken by the order in which the
+entries were given: the default comes first, so nothing replaces it for less than the noise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log, sqrt
+from statistics import median
+
+from ..codegen.outcome import Ok, Outcome
+
+MAD_TO_SIGMA = 1.4826  # for a normal distribution
+EARLY_ROUNDS = 2
+EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
+MIN_ROUNDS = 4  # before statistics may drop anything
+CONFIDENCE = 3.0  # standard errors
+NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samples agree better
+TIE_LOG_RATIO = log(1.003)  # nearer than this is a tie whatever the statistics say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """What the race found about one entry.
+
+    Attributes:
+        name: the entry's.
+        outcome: Ok, or why it could not be timed.
+        median_us: median of its own times, microseconds; infinite without samples.
+        spread_us: half the distance between the quartiles, microseconds.
+        samples: how many rounds it was timed in.
+        ratio_to_best: its time over the best one's, from paired rounds; 1.0 for the best.
+        error: standard error of the logarithm of ``ratio_to_best``.
+        tied: cannot be told from the best one.
+    """
+
+    name: str
+    outcome: Outcome
+    median_us: float
+    spread_us: float
+    samples: int
+    ratio_to_best: float
+    error: float
+    tied: bool
+
+
+class Race:
+    """Rounds of paired timings and who is still in.
+
+    Args:
+        names: entries in tie-breaking order, the default first.
+        keep: names that are never dropped (peers, the default), so that their ratios stay well known.
+        seed: of the random order inside rounds.
+
+    Raises:
+        ValueError: no names, or a name twice, or a kept name that does not run.
+    """
+
+    def __init__(self, names: Sequence[str], *, keep: Collection[str] = (), seed: int = 0) -> None:
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a race needs distinct names, got {list(names)}")
+        if not set(keep) <= set(names):
+            raise ValueError(f"cannot keep {sorted(set(keep) - set(names))}: not in the race")
+        self._names = list(names)
+        self._keep = set(keep)
+        self._random = random.Random(seed)
+        self._rounds: list[dict[str, float]] = []
+        self._running = list(names)
+        self._failed: dict[str, Outcome] = {}
+
+    @property
+    def running(self) -> list[str]:
+        """Names still timed, in tie-breaking order."""
+        return list(self._running)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds so far."""
+        return len(self._rounds)
+
+    def order(self) -> list[str]:
+        """The names to time in the next round, in a fresh random order."""
+        names = list(self._running)
+        self._random.shuffle(names)
+        return names
+
+    def fail(self, name: str, outcome: Outcome) -> None:
+        """Take an entry out because it could not be timed."""
+        self._failed[name] = outcome
+        self._running = [other for other in self._running if other != name]
+
+    def add(self, times_us: dict[str, float]) -> list[str]:
+        """Record one round and drop what is clearly slower.
+
+        Args:
+            times_us: microseconds of each entry timed in this round.
+
+        Returns:
+            The names dropped.
+
+        Raises:
+            ValueError: a time is not positive and finite.
+        """
+        for name, time in times_us.items():
+            if not 0.0 < time < inf:
+                raise ValueError(f"a time must be positive and finite, got {time} for {name}")
+        self._rounds.append(dict(times_us))
+        best = self._best(self._running)
+        if best is None:
+            return []
+        dropped = []
+        for name in self._running:
+            if name == best or name in self._keep:
+                continue
+            if self._clearly_slower(name, best):
+                dropped.append(name)
+        self._running = [name for name in self._running if name not in dropped]
+        return dropped
+
+    def settled(self, *, precision: float = 0.002, min_rounds: int = 10) -> bool:
+        """Whether more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
+        if not self._running:
+            return True
+        if len(self._rounds) < min_rounds:
+            return False
+        best = self._best(self._running)
+        others = [name for name in self._running if name != best]
+        return best is not None and all(self._compare(n, best)[1] <= precision for n in others)
+
+    def results(self) -> list[Timing]:
+        """All entries, fastest first; ties in the given order, entries without samples last."""
+        timed = [name for name in self._names if self._times(name) and name not in self._failed]
+        best = self._best(timed)
+        timings = [self._timing(name, best) for name in self._names]
+        place = {name: index for index, name in enumerate(self._names)}
+
+        def key(timing: Timing) -> tuple[bool, bool, float, int]:
+            ratio = 1.0 if timing.tied else timing.ratio_to_best
+            return (not timing.outcome.ok, not timing.tied, ratio, place[timing.name])
+
+        return sorted(timings, key=key)
+
+    def _times(self, name: str) -> list[float]:
+        return [times[name] for times in self._rounds if name in times]
+
+    def _best(self, names: Sequence[str]) -> str | None:
+        """The fastest by paired comparison: medians pick a pivot, pairs against it decide."""
+        timed = [name for name in names if self._times(name)]
+        if not timed:
+            return None
+        longest = max(len(self._times(name)) for name in timed)
+        full = [name for name in timed if len(self._times(name)) == longest]
+        pivot = min(full, key=lambda name: median(self._times(name)))
+        return min(timed, key=lambda name: self._compare(name, pivot)[0])
+
+    def _compare(self, name: str, other: str) -> tuple[float, float]:
+        """Median log ratio of a name over another in the rounds they share, and its standard error."""
+        if name == other:
+            return 0.0, 0.0
+        ratios = self._log_ratios(name, other)
+        if not ratios:
+            return inf, inf
+        middle = median(ratios)
+        deviation = MAD_TO_SIGMA * median(abs(ratio - middle) for ratio in ratios)
+        return middle, max(deviation, NOISE_FLOOR) / sqrt(len(ratios))
+
+    def _log_ratios(self, name: str, other: str) -> list[float]:
+        return [log(t[name] / t[other]) for t in self._rounds if name in t and other in t]
+
+    def _clearly_slower(self, name: str, best: str) -> bool:
+        ratios = self._log_ratios(name, best)
+        if len(ratios) >= EARLY_ROUNDS and min(ratios) > EARLY_LOG_RATIO:
+            return True
+        if len(ratios) < MIN_ROUNDS:
+            return False
+        middle, error = self._compare(name, best)
+        return middle > TIE_LOG_RATIO and middle - CONFIDENCE * error > 0.0
+
+    def _timing(self, name: str, best: str | None) -> Timing:
+        times = sorted(self._times(name))
+        outcome: Outcome = self._failed.get(name, Ok())
+        if not times or best is None:
+            ratio, error, middle = inf, inf, inf
+        else:
+            middle, error = self._compare(name, best) if name not in self._failed else (inf, inf)
+            ratio = exp(middle) if middle < inf else inf
+        close = middle <= TIE_LOG_RATIO or middle <= CONFIDENCE * error
+        return Timing(
+            name=name,
+            outcome=outcome,
+            median_us=median(times) if times else inf,
+            spread_us=_half_quartile_range(times),
+            samples=len(times),
+            ratio_to_best=ratio,
+            error=error,
+            tied=outcome.ok and ratio < inf and close,
+        )
+
+
+def _half_quartile_range(ordered: Sequence[float]) -> float:
+    """Half the distance between the quartiles of sorted values; 0 for fewer than two."""
+    if len(ordered) < 2:
+        return 0.0
+    low = ordered[(len(ordered) - 1) // 4]
+    high = ordered[-1 - (len(ordered) - 1) // 4]
+    return (high - low) / 2

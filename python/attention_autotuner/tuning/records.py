@@ -1,0 +1,198 @@
+"""Where the user's own tuning records live: a folder that any number of processes may tune into at once.
+
+Layout: ``<root>/<arch>/<gpu>/<problem>.<digest16>.json``, one file per bucketed problem. A file is replaced atomically
+under a lock beside it, and merged with what another process wrote meanwhile. A damaged file is moved to
+``<root>/quarantine`` with a warning and counts as a miss.
+
+What a lookup compares is in :mod:`.lookup`; the picks that come with the package are in :mod:`.shipped`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ..codegen.files import write_atomic
+from ..codegen.identity import digest16
+from ..codegen.problem import Problem
+from ..errors import RecordError, StoreError
+from .environment import HARD_FIELDS
+from .lookup import Document, Hit, Miss, Query, by_distance, judge, slug
+from .record_schema import SCHEMA, TuningRecord, space_schema
+
+__all__ = ["Hit", "Miss", "Query", "RecordStore"]
+
+LOGGER = logging.getLogger(__name__)
+LOCK_TIMEOUT_SECONDS = 30.0
+
+
+class RecordStore:
+    """The user's own records.
+
+    Args:
+        root: folder of the records; made on the first write.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, problem: Problem, arch: str, gpu_name: str | None) -> Path:
+        """The file that holds, or would hold, a problem's record."""
+        bucketed = problem.bucketed()
+        name = f"{slug(bucketed.describe())}.{digest16(bucketed, arch)}.json"
+        return self.root / slug(arch) / slug(gpu_name or "unknown") / name
+
+    def find(self, query: Query) -> Hit | Miss:
+        """The record of a problem: its own bucket's, else the nearest one's, else why not."""
+        gpu = query.environment.gpu_name
+        own = self.path(query.problem, query.arch, gpu)
+        others = sorted(own.parent.parent.glob(f"*/{own.name}"))
+        if gpu is None and others:
+            own = others[0]  # without a GPU any GPU's record may be looked at
+        missed: Miss | None = None
+        document = self._read(own)
+        if document is not None:
+            found = self._judge(own, document, query)
+            if isinstance(found, Hit):
+                return found
+            missed = found
+        near = self._nearest(own.parent, query)
+        if near is not None:
+            return near
+        if missed is None:
+            # The same problem on another GPU is worth naming as the reason.
+            for path in others:
+                document = self._read(path)
+                if document is not None:
+                    found = self._judge(path, document, query)
+                    if isinstance(found, Miss):
+                        return found
+        described = query.problem.bucketed().describe()
+        return missed or Miss(field="problem", expected=described, found="no record")
+
+    def put(self, record: TuningRecord) -> TuningRecord:
+        """Write a record, merged with the entries that are there already.
+
+        Entries of the same candidate are replaced; those whose kernel source changed since are dropped by the next
+        search, which compares digests.
+
+        Returns:
+            The record as written.
+
+        Raises:
+            StoreError: the folder cannot be made, locked or written.
+        """
+        path = self.path(record.problem, record.arch, record.environment.gpu_name)
+        with self._locked(path):
+            document = self._read(path)
+            if document is not None:
+                record = _merge(document, record)
+            write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
+        return record
+
+    def records(self) -> Iterator[tuple[Path, TuningRecord]]:
+        """Every readable record of the present schema, in the order of its path."""
+        for path in sorted(self.root.glob("*/*/*.json")):
+            document = self._read(path)
+            if document is None or document.get("space_schema") != space_schema():
+                continue
+            try:
+                yield path, TuningRecord.from_json(document)
+            except RecordError as error:
+                self._quarantine(path, str(error))
+
+    def _judge(self, path: Path, document: Document, query: Query) -> Hit | Miss:
+        try:
+            return judge(document, query, "record")
+        except RecordError as error:
+            self._quarantine(path, str(error))
+            return Miss(field="record", expected="a readable record", found=str(error))
+
+    def _nearest(self, folder: Path, query: Query) -> Hit | None:
+        pairs = []
+        for path in sorted(folder.glob("*.json")):
+            document = self._read(path)
+            if document is not None:
+                pairs.append((path, document))
+        hits = (self._judge(path, doc, query) for path, doc in by_distance(pairs, query))
+        return next((hit for hit in hits if isinstance(hit, Hit)), None)
+
+    def _read(self, path: Path) -> Document | None:
+        """A file's JSON object; None when there is none. What cannot be parsed is set aside."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UnicodeDecodeError as error:
+            self._quarantine(path, str(error))
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read the tuning record {path}: {error}") from error
+        try:
+            document = json.loads(text)
+        except json.JSONDecodeError as error:
+            self._quarantine(path, str(error))
+            return None
+        if not isinstance(document, dict):
+            self._quarantine(path, f"a record is a JSON object, got {type(document).__name__}")
+            return None
+        return document
+
+    def _quarantine(self, path: Path, reason: str) -> None:
+        target = self.root / "quarantine" / f"{path.name}.{digest16(str(path), os.getpid())}"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        except FileNotFoundError:
+            return  # another process was first
+        except OSError as error:
+            LOGGER.warning("damaged tuning record %s (%s) left in place: %s", path, reason, error)
+            return
+        LOGGER.warning("damaged tuning record %s moved to %s: %s", path, target, reason)
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        try:
+            import filelock
+        except ImportError as error:
+            raise StoreError(
+                "writing tuning records needs the package filelock: pip install filelock"
+            ) from error
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_SECONDS):
+                yield
+        except filelock.Timeout as error:
+            raise StoreError(
+                f"another process holds {path.with_suffix('.lock')} for more than "
+                f"{LOCK_TIMEOUT_SECONDS:.0f} s"
+            ) from error
+        except OSError as error:
+            raise StoreError(f"cannot write the tuning record {path}: {error}") from error
+
+
+def _merge(document: Document, record: TuningRecord) -> TuningRecord:
+    """The new record with the older one's other entries and environments."""
+    if document.get("schema") != SCHEMA or document.get("space_schema") != record.space_schema:
+        return record
+    try:
+        old = TuningRecord.from_json(document)
+    except RecordError:
+        return record  # damaged: replaced by what is known now
+    if any(getattr(old.environment, f) != getattr(record.environment, f) for f in HARD_FIELDS):
+        return record
+    names = {entry.candidate.name for entry in record.entries}
+    kept = tuple(entry for entry in old.entries if entry.candidate.name not in names)
+    environments = {**old.environments, **record.environments}
+    environments[old.environment.digest] = old.environment
+    used = {e.measurement.environment for e in kept + record.entries if e.measurement is not None}
+    return replace(
+        record,
+        entries=record.entries + kept,
+        environments={name: env for name, env in environments.items() if name in used},
+    )

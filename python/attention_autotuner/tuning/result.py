@@ -1,0 +1,159 @@
+"""What a search says while it runs and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Outcome
+from ..codegen.problem import Problem
+from .cost_model import Estimate
+from .racing import Timing
+from .record_schema import CandidateEntry, Measurement, TuningRecord
+
+Status = Literal["measured", "recorded", "predicted"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one candidate of the shortlist.
+
+    Attributes:
+        candidate: the candidate.
+        estimate: the model's last word: with the compiler's report where it was built.
+        outcome: Ok, or why it fell out.
+        timing: its place in the race, where it was measured now.
+        artifact: the built library's folder or file, where it was built.
+        kernel_digest: identity of its source.
+    """
+
+    candidate: Candidate
+    estimate: Estimate
+    outcome: Outcome
+    timing: Timing | None = None
+    artifact: Path | None = None
+    kernel_digest: str = ""
+
+    def entry(self, environment: str) -> CandidateEntry:
+        """What a record keeps of it.
+
+        Args:
+            environment: digest of the environment it was measured in.
+        """
+        timing, measurement = self.timing, None
+        if timing is not None and timing.samples and isfinite(timing.ratio_to_best):
+            measurement = Measurement(
+                candidate_name=self.candidate.name,
+                median_us=timing.median_us,
+                spread_us=timing.spread_us,
+                samples=timing.samples,
+                ratio_to_best=timing.ratio_to_best,
+                environment=environment,
+            )
+        return CandidateEntry(
+            candidate=self.candidate,
+            kernel_digest=self.kernel_digest,
+            outcome=self.outcome,
+            measurement=measurement,
+            estimate_us=_finite(self.estimate.us),
+        )
+
+    def recorded(self, entry: CandidateEntry) -> Row:
+        """This row with the outcome and timing that an earlier search recorded."""
+        measurement, timing = entry.measurement, None
+        if measurement is not None:
+            timing = Timing(
+                name=measurement.candidate_name,
+                outcome=entry.outcome,
+                median_us=measurement.median_us,
+                spread_us=measurement.spread_us,
+                samples=measurement.samples,
+                ratio_to_best=measurement.ratio_to_best,
+                error=0.0,
+                tied=measurement.ratio_to_best == 1.0,
+            )
+        return replace(self, outcome=entry.outcome, timing=timing)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form; times that are infinite become null."""
+        timing = self.timing
+        return {
+            "name": self.candidate.name,
+            "family": self.candidate.family,
+            "config": self.candidate.config,
+            "estimate_us": _finite(self.estimate.us),
+            "limiter": self.estimate.limiter,
+            "outcome": self.outcome.to_json(),
+            "median_us": None if timing is None else _finite(timing.median_us),
+            "spread_us": None if timing is None else timing.spread_us,
+            "samples": None if timing is None else timing.samples,
+            "ratio_to_best": None if timing is None else _finite(timing.ratio_to_best),
+            "artifact": None if self.artifact is None else str(self.artifact),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult:
+    """How a search ended.
+
+    Attributes:
+        problem: what was tuned.
+        arch: the policy's name.
+        status: ``measured`` now, ``recorded`` by an earlier search, or only ``predicted`` by the model.
+        pick: the candidate to use.
+        default: the policy's own candidate.
+        rows: the shortlist, best first; candidates that fell out last.
+        gain: how much faster the pick is than the default, e.g. 0.04; None unless both were measured.
+        confirmed: whether a second, fresh process confirmed the gain; true when the default was kept.
+        interrupted: stopped by Ctrl-C or the budget; what is here is the best so far.
+        record: what was written or found, if so.
+        record_path: its file.
+        seconds: wall time.
+    """
+
+    problem: Problem
+    arch: str
+    status: Status
+    pick: Candidate
+    default: Candidate
+    rows: tuple[Row, ...]
+    gain: float | None = None
+    confirmed: bool = False
+    interrupted: bool = False
+    record: TuningRecord | None = None
+    record_path: Path | None = None
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form for the command line."""
+        return {
+            "problem": self.problem.describe(),
+            "arch": self.arch,
+            "status": self.status,
+            "pick": self.pick.name,
+            "default": self.default.name,
+            "gain": self.gain,
+            "confirmed": self.confirmed,
+            "interrupted": self.interrupted,
+            "record_path": None if self.record_path is None else str(self.record_path),
+            "seconds": self.seconds,
+            "candidates": [row.to_json() for row in self.rows],
+        }
+
+
+def gain_over(row: Row, base: Row) -> float:
+    """How much faster a row is than another of the same race, from paired rounds: 0.04 is 4 %.
+
+    Raises:
+        ValueError: one of them was not timed.
+    """
+    if row.timing is None or base.timing is None:
+        raise ValueError("a gain needs two timed rows")
+    return base.timing.ratio_to_best / row.timing.ratio_to_best - 1.0
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

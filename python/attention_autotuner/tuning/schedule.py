@@ -1,0 +1,161 @@
+"""How long the grid takes: the scheduler's list of tiles, simulated over the slots of the GPU.
+
+Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
+``templates/include/attention_autotuner/scheduler.cuh``: value slices of a row block are neighbours, causal row blocks
+go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head.
+
+Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
+i, i + slots, ...). Both are exact, except that a greedy ``rows_first`` list longer than :data:`EXACT_TILES` has whole
+heads taken off its front at the average rate: by then the slots are evenly loaded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+from itertools import accumulate
+from math import gcd
+
+EXACT_TILES = 2048  # tiles that a greedy rows_first list simulates one by one
+EXACT_WAVES = 4  # and at least this many per slot
+
+
+def row_tiles(
+    *,
+    seqlen_q: int,
+    seqlen_k: int,
+    block_m: int,
+    block_n: int,
+    causal: bool,
+    causal_offset: int,
+) -> tuple[int, ...]:
+    """K/V tiles that each row block visits, in the order of the scheduler's list.
+
+    Returns:
+        One count per row block; the longest first when ``causal``. A block whose rows see no key counts 0.
+    """
+    return _row_tiles(seqlen_q, seqlen_k, block_m, block_n, causal, causal_offset)
+
+
+@lru_cache(maxsize=1024)
+def _row_tiles(
+    seqlen_q: int, seqlen_k: int, block_m: int, block_n: int, causal: bool, causal_offset: int
+) -> tuple[int, ...]:
+    blocks = -(-seqlen_q // block_m)
+    if not causal:
+        return (-(-seqlen_k // block_n),) * blocks
+    counts = []
+    for block in reversed(range(blocks)):
+        last_row = min((block + 1) * block_m, seqlen_q) - 1
+        keys = max(0, min(seqlen_k, last_row + causal_offset + 1))
+        counts.append(-(-keys // block_n))
+    return tuple(counts)
+
+
+@lru_cache(maxsize=8192)
+def makespan(
+    row_costs: tuple[int, ...],
+    *,
+    heads: int,
+    value_slices: int,
+    heads_first: bool,
+    persistent: bool,
+    slots: int,
+) -> int | float:
+    """Time until the last slot is done.
+
+    Args:
+        row_costs: cost of one tile of each row block, in list order.
+        heads: heads times batch: how many times the row blocks repeat.
+        value_slices: CTAs that share one row block.
+        heads_first: the order of the list.
+        persistent: static striding instead of greedy dispatch.
+        slots: resident CTAs of the whole GPU.
+
+    Returns:
+        The makespan in units of ``row_costs``.
+    """
+    tiles = len(row_costs) * heads * value_slices
+    if min(row_costs) == max(row_costs):
+        return row_costs[0] * -(-tiles // slots)
+    if persistent and heads_first:
+        return _static_sorted(row_costs, heads * value_slices, slots)
+    if persistent:
+        return _static_periodic(row_costs, heads, value_slices, slots)
+    if heads_first:
+        return _greedy_groups(row_costs, heads * value_slices, slots)
+    return _greedy_rows(row_costs, heads, value_slices, slots)
+
+
+def _greedy_groups(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
+    """Greedy dispatch of groups of equal tiles; slots that are free at the same time move together."""
+    free = [(0, slots)]  # (time, how many slots)
+    latest = 0
+    for cost in row_costs:
+        left = repeats
+        while left:
+            time, count = heapq.heappop(free)
+            while free and free[0][0] == time:
+                count += heapq.heappop(free)[1]
+            taken = min(count, left)
+            left -= taken
+            heapq.heappush(free, (time + cost, taken))
+            latest = max(latest, time + cost)
+            if count > taken:
+                heapq.heappush(free, (time, count - taken))
+    return latest
+
+
+def _greedy_rows(
+    row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int
+) -> int | float:
+    """Greedy dispatch, head after head; long lists lose whole heads at the average rate."""
+    per_head = len(row_costs) * value_slices
+    kept = -(-max(EXACT_TILES, EXACT_WAVES * slots) // per_head)
+    skipped = max(0, heads - kept)
+    free = [0] * slots
+    latest = 0
+    for _ in range(heads - skipped):
+        for cost in row_costs:
+            for _ in range(value_slices):
+                done = free[0] + cost
+                heapq.heapreplace(free, done)
+                if done > latest:
+                    latest = done
+    if not skipped:
+        return latest
+    return latest + skipped * value_slices * sum(row_costs) / slots
+
+
+def _static_sorted(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
+    """Static striding over a list that never gets costlier: slot 0 holds the largest sum."""
+    total = 0
+    for block, cost in enumerate(row_costs):
+        first, last = block * repeats, (block + 1) * repeats
+        # Multiples of `slots` in [first, last) are the tiles of slot 0 in this group.
+        total += cost * (-(-last // slots) - -(-first // slots))
+    return total
+
+
+def _static_periodic(row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int) -> int:
+    """Static striding over a list that repeats head by head: sums along each residue's cycle."""
+    costs = [cost for cost in row_costs for _ in range(value_slices)]
+    period = len(costs)
+    tiles = period * heads
+    cosets = gcd(slots, period)
+    length = period // cosets
+    prefixes: list[list[int]] = []
+    place = [0] * period
+    for coset in range(cosets):
+        walk = [(coset + step * slots) % period for step in range(length)]
+        for index, position in enumerate(walk):
+            place[position] = index
+        prefixes.append(list(accumulate((costs[p] for p in walk + walk), initial=0)))
+    latest = 0
+    for slot in range(min(slots, tiles)):
+        count = -(-(tiles - slot) // slots)
+        prefix = prefixes[slot % cosets]
+        start = place[slot % period]
+        cycles, rest = divmod(count, length)
+        latest = max(latest, cycles * prefix[length] + prefix[start + rest] - prefix[start])
+    return latest

@@ -1,0 +1,399 @@
+"""The search: candidates, estimates, builds, checks, timings, record.
+
+Nothing is written as measured that was not: without a GPU a search ends after the build with a ranking marked
+``predicted``. Ctrl-C keeps the best so far. The policy's default is replaced only for a gain of at least 1 %, which a
+second, fresh process is asked to confirm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from .. import settings as settings_module
+from ..arch import Policy, resolve
+from ..arch.legality import Rejection
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
+from ..codegen.problem import Problem
+from ..codegen.render import RenderedKernel, kernel_digest, render, unique
+from ..settings import Effort, Settings
+from .cost_model import rank, refine
+from .failures import require_legal, require_usable
+from .lookup import Hit, Query
+from .pipeline import Built, LocalPipeline, Pipeline
+from .progress import Listener, Progress
+from .record_schema import TuningRecord, space_digest, space_schema
+from .records import RecordStore
+from .result import Row, Status, TuneResult, gain_over
+from .shortlist import shortlist
+
+ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
+MIN_GAIN = 0.01
+
+
+def tune(
+    problem: Problem | None = None,
+    device_type: str | Policy | type[Policy] | None = None,
+    *,
+    effort: Effort | None = None,
+    budget_seconds: float | None = None,
+    top_k: int = 8,
+    confirm: bool = True,
+    listener: Listener | None = None,
+    records: RecordStore | None = None,
+    pipeline: Pipeline | None = None,
+    **fields: Any,
+) -> TuneResult:
+    """Find the fastest kernel for a problem and remember it.
+
+    Args:
+        problem: what to tune for; or give its fields by name, e.g. ``seqlen_q=4096, causal=True``.
+        device_type: a policy, its class or its name; None is the present GPU's.
+        effort: ``none`` ranks only, ``quick`` builds and measures the model's best, ``full`` every legal candidate;
+            None takes the setting.
+        budget_seconds: wall time for the whole search; building that has begun is not cut short, measuring is. None
+            takes the setting.
+        top_k: how many candidates ``quick`` builds beside the default.
+        confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
+            recorded as unconfirmed.
+        listener: told about progress.
+        records: where to remember; the settings' cache folder by default.
+        pipeline: builds and measures; this machine by default.
+        fields: fields of the problem, when ``problem`` is not given.
+
+    Raises:
+        TypeError: both ``problem`` and fields are given, or a field does not exist.
+        UnsupportedProblemError: the problem is outside what kernels here solve.
+        UnsupportedArchitectureError: the policy is unknown, or there is no GPU to ask for one.
+        NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
+        ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
+    """
+    if problem is not None and fields:
+        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
+    settings = settings_module.current()
+    policy = resolve(device_type)
+    search = _Search(
+        problem=Problem(**fields) if problem is None else problem,
+        policy=policy,
+        settings=settings,
+        effort=effort or settings.effort,
+        progress=Progress(listener, budget_seconds or settings.budget_seconds),
+        records=records or RecordStore(settings.cache_dir / "records"),
+        pipeline=pipeline or LocalPipeline(policy, settings),
+    )
+    return search.run(top_k=top_k, confirm=confirm)
+
+
+class _Search:
+    """One run of :func:`tune`; its methods are the steps, in order."""
+
+    def __init__(
+        self,
+        *,
+        problem: Problem,
+        policy: Policy,
+        settings: Settings,
+        effort: Effort,
+        progress: Progress,
+        records: RecordStore,
+        pipeline: Pipeline,
+    ) -> None:
+        self.problem = problem
+        self.policy = policy
+        self.settings = settings
+        self.effort = effort
+        self.progress = progress
+        self.records = records
+        self.pipeline = pipeline
+        self.interrupted = False
+
+    def run(self, *, top_k: int, confirm: bool) -> TuneResult:
+        """The whole search."""
+        self.legal = self._legal()
+        self.default = self.policy.default(self.problem)
+        ranked = rank(self.problem, self.legal, self.policy.spec)
+        best_us = ranked[0][1].us
+        self.progress.tell("rank", len(ranked), len(ranked), f"{len(ranked)} candidates", best_us)
+        chosen = ranked
+        if self.effort != "full":
+            chosen = shortlist(ranked, self.default, top_k)
+        rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
+        if self.effort == "none":
+            return self._predicted(rows)
+        kernels = unique(render(row.candidate) for row in rows)
+        digests = {kernel.name: kernel_digest(kernel) for kernel in kernels}
+        rows = [
+            replace(row, kernel_digest=digests[row.candidate.name])
+            for row in rows
+            if row.candidate.name in digests
+        ]
+        known = self._known(digests)
+        if known is not None and all(known.entry(row.candidate.name) for row in rows):
+            return self._recorded(known, rows)
+        if known is not None:
+            rows = self._only_new(rows, known)
+        built, rows = self._build(kernels, rows)
+        if self.interrupted or not self.pipeline.can_measure():
+            return self._predicted(rows)
+        rows = self._verify(built, rows)
+        return self._decide(built, self._measure(built, rows), known, confirm)
+
+    # --- before the GPU ----------------------------------------------------------------------------
+
+    def _legal(self) -> list[Candidate]:
+        offered = self.policy.candidates(self.problem)
+        legal = [entry for entry in offered if isinstance(entry, Candidate)]
+        rejections = (entry for entry in offered if isinstance(entry, Rejection))
+        require_legal(self.problem, self.policy.name, legal, rejections)
+        return legal
+
+    def _known(self, digests: dict[str, str]) -> TuningRecord | None:
+        """The record of this very problem, without the entries whose kernels changed since."""
+        if self.settings.always_tune or not self.pipeline.can_measure():
+            return None
+        query = Query(
+            problem=self.problem,
+            arch=self.policy.name,
+            environment=self.pipeline.environment,
+            kernel_digest=lambda candidate: kernel_digest(render(candidate)),
+            strict=True,
+        )
+        found = self.records.find(query)
+        if not isinstance(found, Hit) or not found.exact:
+            return None
+        record = found.record
+        current = {record.pick: record.picked.kernel_digest, **digests}
+        entries = tuple(
+            entry
+            for entry in record.entries
+            if current.get(entry.candidate.name, entry.kernel_digest) == entry.kernel_digest
+        )
+        return replace(record, entries=entries)
+
+    def _only_new(self, rows: list[Row], known: TuningRecord) -> list[Row]:
+        """The rows that were never tried, with the old pick and the default to race them against."""
+        anchors = {known.pick, self.default.name}
+        return [
+            row
+            for row in rows
+            if row.candidate.name in anchors or known.entry(row.candidate.name) is None
+        ]
+
+    def _build(
+        self, kernels: Sequence[RenderedKernel], rows: list[Row]
+    ) -> tuple[dict[str, Built], list[Row]]:
+        wanted = {row.candidate.name for row in rows}
+        kernels = [kernel for kernel in kernels if kernel.name in wanted]
+
+        def progress(done: int, total: int, message: str) -> None:
+            self.progress.tell("build", done, total, message)
+
+        results: Sequence[Built | Outcome] = ()
+        try:
+            results = self.pipeline.build(kernels, progress)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        by_name = dict(zip((kernel.name for kernel in kernels), results, strict=False))
+        built: dict[str, Built] = {}
+        refined: list[Row] = []
+        for row in rows:
+            result = by_name.get(row.candidate.name)
+            if isinstance(result, Outcome):
+                row = replace(row, outcome=result)
+            elif result is not None:
+                built[row.candidate.name] = result
+                row = self._refine(row, result)
+            refined.append(row)
+        if any(row.outcome.ok for row in refined):
+            return built, sorted(refined, key=_by_estimate)
+        # A kernel that spills is better than none.
+        kept = [
+            replace(row, outcome=Ok()) if isinstance(row.outcome, Spilled) else row
+            for row in refined
+        ]
+        require_usable(self.problem, self.policy.name, kept)
+        return built, sorted(kept, key=_by_estimate)
+
+    def _refine(self, row: Row, built: Built) -> Row:
+        report = built.report
+        estimate = refine(self.problem, row.candidate, self.policy.spec, report)
+        outcome: Outcome = Ok()
+        if report.loop_spills:
+            spilled = report.spill_store_bytes + report.spill_load_bytes
+            outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
+        elif estimate.occupancy == 0:
+            outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
+        return replace(row, estimate=estimate, outcome=outcome, artifact=built.path)
+
+    # --- on the GPU --------------------------------------------------------------------------------
+
+    def _verify(self, built: dict[str, Built], rows: list[Row]) -> list[Row]:
+        checked: list[Row] = []
+        for index, row in enumerate(rows):
+            self.progress.tell("verify", index, len(rows), row.candidate.name)
+            if row.outcome.ok and not self.interrupted:
+                try:
+                    outcome = self.pipeline.verify(self.problem, built[row.candidate.name])
+                    row = replace(row, outcome=outcome)
+                except KeyboardInterrupt:
+                    self.interrupted = True
+            checked.append(row)
+        require_usable(self.problem, self.policy.name, checked)
+        return checked
+
+    def _measure(self, built: dict[str, Built], rows: list[Row]) -> list[Row]:
+        if self.interrupted:
+            return rows
+        running = sorted((row for row in rows if row.outcome.ok), key=self._default_first)
+        names = [row.candidate.name for row in running]
+
+        def on_round(rounds: int, still: list[str]) -> None:
+            self.progress.tell(
+                "measure", rounds, rounds, f"{len(still)} of {len(names)} in the race"
+            )
+
+        timings, interrupted = self.pipeline.measure(
+            self.problem,
+            {name: built[name] for name in names},
+            budget_seconds=self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.effort]),
+            keep=[name for name in names if name == self.default.name],
+            on_round=on_round,
+        )
+        self.interrupted = interrupted
+        by_name = {timing.name: timing for timing in timings}
+        order = {timing.name: index for index, timing in enumerate(timings)}
+        measured = []
+        for row in rows:
+            timing = by_name.get(row.candidate.name)
+            if timing is not None:
+                row = replace(row, outcome=timing.outcome, timing=timing)
+            measured.append(row)
+        require_usable(self.problem, self.policy.name, measured)
+        return sorted(measured, key=lambda row: order.get(row.candidate.name, len(order)))
+
+    def _decide(
+        self,
+        built: dict[str, Built],
+        rows: list[Row],
+        known: TuningRecord | None,
+        confirm: bool,
+    ) -> TuneResult:
+        timed = [row for row in rows if row.outcome.ok and row.timing is not None]
+        if not timed:
+            return self._predicted(rows)
+        pick = timed[0]
+        base = next((row for row in timed if row.candidate == self.default), None)
+        if base is None or base is pick:
+            return self._finish(rows, pick, None if base is None else 0.0, True, known)
+        gain = gain_over(pick, base)
+        if gain < MIN_GAIN:
+            return self._finish(rows, base, 0.0, True, known)
+        if not confirm or self.interrupted:
+            return self._finish(rows, pick, gain, False, known)
+        self.progress.tell("confirm", 0, 1, pick.candidate.name, _median(pick))
+        ratio = self.pipeline.confirm(
+            self.problem,
+            pick=(pick.candidate.name, built[pick.candidate.name]),
+            default=(base.candidate.name, built[base.candidate.name]),
+        )
+        if ratio is not None and ratio - 1.0 < MIN_GAIN:
+            return self._finish(rows, base, 0.0, True, known)
+        return self._finish(rows, pick, gain, ratio is not None, known)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def _finish(
+        self,
+        rows: list[Row],
+        pick: Row,
+        gain: float | None,
+        confirmed: bool,
+        known: TuningRecord | None,
+    ) -> TuneResult:
+        environment = self.pipeline.environment
+        entries = {row.candidate.name: row.entry(environment.digest) for row in rows}
+        environments = {environment.digest: environment}
+        if known is not None:
+            entries = {entry.candidate.name: entry for entry in known.entries} | entries
+            environments |= {**known.environments, known.environment.digest: known.environment}
+        record = self.records.put(
+            TuningRecord(
+                problem=self.problem.bucketed(),
+                measured_problem=self.problem,
+                arch=self.policy.name,
+                space_schema=space_schema(),
+                space_digest=space_digest(self.legal),
+                pick=pick.candidate.name,
+                default=self.default.name,
+                confirmed=confirmed,
+                entries=tuple(entries.values()),
+                environment=environment,
+                environments=environments,
+            )
+        )
+        path = self._record_path()
+        self.progress.tell("record", 1, 1, str(path), _median(pick))
+        return self._result(
+            "measured",
+            pick.candidate,
+            rows,
+            gain=gain,
+            confirmed=confirmed,
+            record=record,
+            record_path=path,
+        )
+
+    def _predicted(self, rows: list[Row]) -> TuneResult:
+        """What the model says; the default where an interrupted search knows nothing of the rest."""
+        good = [row for row in rows if row.outcome.ok]
+        pick = self.default if self.interrupted or not good else good[0].candidate
+        return self._result("predicted", pick, rows)
+
+    def _recorded(self, known: TuningRecord, rows: list[Row]) -> TuneResult:
+        entries = {entry.candidate.name: entry for entry in known.entries}
+        rows = [row.recorded(entries[row.candidate.name]) for row in rows]
+        return self._result(
+            "recorded",
+            known.candidate,
+            sorted(rows, key=_by_ratio),
+            confirmed=known.confirmed,
+            record=known,
+            record_path=self._record_path(),
+        )
+
+    def _result(self, status: Status, pick: Candidate, rows: list[Row], **more: Any) -> TuneResult:
+        return TuneResult(
+            problem=self.problem,
+            arch=self.policy.name,
+            status=status,
+            pick=pick,
+            default=self.default,
+            rows=tuple(rows),
+            interrupted=self.interrupted,
+            seconds=self.progress.elapsed_seconds,
+            **more,
+        )
+
+    def _record_path(self) -> Path:
+        gpu_name = self.pipeline.environment.gpu_name
+        return self.records.path(self.problem, self.policy.name, gpu_name)
+
+    def _default_first(self, row: Row) -> tuple[bool, float, str]:
+        return (row.candidate != self.default, row.estimate.us, row.candidate.name)
+
+
+def _by_estimate(row: Row) -> tuple[bool, float, str]:
+    return (not row.outcome.ok, row.estimate.us, row.candidate.name)
+
+
+def _by_ratio(row: Row) -> tuple[bool, float, str]:
+    ratio = inf if row.timing is None else row.timing.ratio_to_best
+    return (not row.outcome.ok, ratio, row.candidate.name)
+
+
+def _median(row: Row) -> float | None:
+    return None if row.timing is None else row.timing.median_us

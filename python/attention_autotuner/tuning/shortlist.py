@@ -1,0 +1,54 @@
+"""Which candidates are worth building: the model's best, not all of one kind, and the policy's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..codegen.candidate import Candidate
+from .cost_model import Estimate
+
+Ranked = tuple[Candidate, Estimate]
+
+
+def shape_of(candidate: Candidate) -> tuple[int, ...]:
+    """What makes two candidates near-duplicates: they differ in pipelining or scheduling only."""
+    return (
+        candidate.block_m,
+        candidate.block_n,
+        candidate.warps_m,
+        candidate.warps_n,
+        candidate.k_slice,
+        candidate.v_slices,
+    )
+
+
+def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[Ranked]:
+    """The default and ``top_k`` more, best first after it.
+
+    The first half of the ``top_k`` may hold two candidates of one shape, the second half takes one of each shape not
+    chosen yet: near-duplicates mostly share their error, and a wrong guess about one shape should not cost the list.
+    Where shapes run out, the best of the rest fill up.
+
+    Args:
+        ranked: all legal candidates, best first.
+        default: the policy's own; taken whatever its rank.
+        top_k: how many beside the default.
+
+    Raises:
+        ValueError: ``top_k`` is negative.
+    """
+    if top_k < 0:
+        raise ValueError(f"top_k must be at least 0, got {top_k}")
+    chosen = [pair for pair in ranked if pair[0] == default]
+    others = [pair for pair in ranked if pair[0] != default]
+    taken: list[Ranked] = []
+    shapes: Counter[tuple[int, ...]] = Counter()
+    for pair in others:
+        allowed = 2 if len(taken) < (top_k + 1) // 2 else 1
+        if len(taken) < top_k and shapes[shape_of(pair[0])] < allowed:
+            taken.append(pair)
+            shapes[shape_of(pair[0])] += 1
+    names = {pair[0].name for pair in taken}
+    rest = [pair for pair in others if pair[0].name not in names]
+    return chosen + taken + rest[: top_k - len(taken)]

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import fmean
+
+import pytest
+from tuning_logs import Log, read_logs
+
+from attention_autotuner.arch import A100, H100, resources
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.coefficients import (
+    BOUNDS,
+    BY_HAND,
+    FITTED,
+    Coefficients,
+    Sample,
+    calibrate,
+    loss,
+)
+from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
+from attention_autotuner.tuning.schedule import makespan, row_tiles
+
+SPEC = H100().spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeReport:
+    registers: int = 128
+    spill_store_bytes: int = 0
+    spill_load_bytes: int = 0
+    static_smem_bytes: int = 0
+    loop_spills: bool | None = None
+
+
+def candidate(**changes: object) -> Candidate:
+    config = {
+        "family": "sm80",
+        "dtype": "fp16",
+        "class_qk": 128,
+        "class_v": 128,
+        "block_m": 128,
+        "block_n": 64,
+        "warps_m": 4,
+        "num_stages": 2,
+        "k_slice": 128,
+    }
+    return Candidate.from_config(config | changes)
+
+
+# --- the recorded searches ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def logs() -> list[Log]:
+    return read_logs()
+
+
+def best_share(log: Log, coefficients: Coefficients, picks: int) -> float:
+    """Best time of the log over the best of the model's first picks: 1.0 means nothing was lost."""
+    ranked = log.ranked(coefficients)
+    best = min(run.measured_us for run in ranked)
+    return best / min(run.measured_us for run in ranked[:picks])
+
+
+def rank_correlation(first: list[float], second: list[float]) -> float:
+    """Spearman's, with ties at their mean rank."""
+
+    def ranks(values: list[float]) -> list[float]:
+        ordered = sorted(values)
+        return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
+
+    a, b = ranks(first), ranks(second)
+    mean_a, mean_b = fmean(a), fmean(b)
+    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    variance_a = sum((x - mean_a) ** 2 for x in a)
+    variance_b = sum((y - mean_b) ** 2 for y in b)
+    return covariance / (variance_a * variance_b) ** 0.5
+
+
+def test_logs_are_read_whole(logs: list[Log]) -> None:
+    assert [(log.name, len(log.runs)) for log in logs] == [
+        ("A100_attn_256_256", 42),
+        ("RTX4090_attn_128_128", 49),
+        ("RTX4090_attn_256_128", 34),
+        ("RTX4090_attn_256_256", 24),
+        ("RTX4090_attn_64_64", 42),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("picks", "average", "worst"), [(1, 0.93, 0.9), (3, 0.97, 0.95), (10, 0.99, 0.98)]
+)
+def test_first_picks_of_the_model_come_near_the_best_of_each_log(
+    logs: list[Log], picks: int, average: float, worst: float
+) -> None:
+    shares = [best_share(log, FITTED, picks) for log in logs]
+    assert fmean(shares) >= average
+    assert min(shares) >= worst
+
+
+def test_predictions_correlate_with_the_measurements_of_each_log(logs: list[Log]) -> None:
+    # All candidates of a log do the same work, so any correlation is the model's own.
+    correlations = []
+    for log in logs:
+        predicted = [log.predict_us(run, FITTED) for run in log.runs]
+        measured = [run.measured_us for run in log.runs]
+        correlations.append(rank_correlation(predicted, measured))
+    assert fmean(correlations) >= 0.7
+    assert min(correlations) >= 0.5
+
+
+def test_level_of_the_prediction_is_within_a_quarter(logs: list[Log]) -> None:
+    for log in logs:
+        ranked = log.ranked(FITTED)
+        best = min(run.measured_us for run in ranked)
+        assert 0.75 <= log.predict_us(ranked[0], FITTED) / best <= 1.25, log.name
+
+
+# --- calibration ----------------------------------------------------------------------------------
+
+
+def simulated_samples(truth: Coefficients) -> list[Sample]:
+    problem = Problem(seqlen_q=2048, seqlen_k=2048, causal=True)
+    candidates = [
+        candidate(block_m=m, block_n=n, warps_m=w, num_stages=s, ctas_per_sm=c)
+        for m, n, w, s, c in itertools.product((64, 128), (32, 64, 128), (4,), (1, 2), (1, 2))
+    ]
+    return [
+        Sample(
+            group="one",
+            measured_us=estimate(problem, c, SPEC, truth).us,
+            predict=lambda fit, c=c: estimate(problem, c, SPEC, fit).us,
+        )
+        for c in candidates
+    ]
+
+
+def test_calibration_moves_towards_the_coefficients_that_made_the_data() -> None:
+    truth = replace(BY_HAND, load_latency_clk=900.0, smem_efficiency=0.75, cta_clk=4000.0)
+    samples = simulated_samples(truth)
+    fitted = calibrate(samples, BY_HAND)
+    assert loss(samples, fitted) < 0.1 * loss(samples, BY_HAND)
+    assert fitted == calibrate(samples, BY_HAND)
+    assert all(low <= getattr(fitted, name) <= high for name, (low, high) in BOUNDS.items())
+
+
+def test_calibration_of_perfect_data_stays() -> None:
+    assert calibrate(simulated_samples(BY_HAND), BY_HAND) == BY_HAND
+
+
+def test_calibration_refuses_too_little_data_and_unknown_names() -> None:
+    samples = simulated_samples(BY_HAND)
+    with pytest.raises(ValueError, match="at least 2 samples"):
+        calibrate(samples[:1])
+    with pytest.raises(ValueError, match="speed_of_light"):
+        calibrate(samples, bounds={"speed_of_light": (0.0, 1.0)})
+
+
+def test_shipped_coefficients_are_as_good_as_a_fresh_fit_to_the_logs(logs: list[Log]) -> None:
+    samples = [
+        Sample(
+            group=log.name,
+            measured_us=run.measured_us,
+            predict=lambda fit, log=log, run=run: log.predict_us(run, fit),
+        )
+        for log in logs
+        for run in log.runs
+        if run.measured_us < 5000.0  # four runs spilled; only a compiler's report could tell
+    ]
+    assert loss(samples, FITTED) <= 1.25 * loss(samples, calibrate(samples, BY_HAND))
+
+
+# --- the schedule, against simulations one tile at a time -----------------------------------------
+
+
+def tile_list(costs: tuple[int, ...], heads: int, slices: int, heads_first: bool) -> list[int]:
+    if heads_first:
+        return [cost for cost in costs for _ in range(heads * slices)]
+    return [cost for _ in range(heads) for cost in costs for _ in range(slices)]
+
+
+def simulate(tiles: list[int], slots: int, persistent: bool) -> int:
+    if persistent:
+        return max(sum(tiles[slot::slots]) for slot in range(min(slots, len(tiles))))
+    free = [0] * slots
+    for tile in tiles:
+        slot = free.index(min(free))
+        free[slot] += tile
+    return max(free)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "heads", "slices", "slots"),
+    [(1, 1, 1, 4), (5, 3, 1, 4), (8, 6, 2, 7), (16, 5, 1, 16), (3, 40, 4, 11), (12, 9, 1, 8)],
+)
+def test_makespan_equals_a_simulation_tile_by_tile(
+    rows: int, heads: int, slices: int, slots: int, heads_first: bool, persistent: bool
+) -> None:
+    costs = tuple(3 + 2 * row for row in reversed(range(rows)))
+    found = makespan(
+        costs,
+        heads=heads,
+        value_slices=slices,
+        heads_first=heads_first,
+        persistent=persistent,
+        slots=slots,
+    )
+    assert found == simulate(tile_list(costs, heads, slices, heads_first), slots, persistent)
+
+
+def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
+    costs = tuple(range(40, 0, -1))
+    found = makespan(
+        costs, heads=300, value_slices=1, heads_first=False, persistent=False, slots=96
+    )
+    exact = simulate(tile_list(costs, 300, 1, False), 96, False)
+    assert found == pytest.approx(exact, rel=0.01)
+
+
+def test_row_tiles_follow_the_mask() -> None:
+    shape = {"seqlen_q": 300, "seqlen_k": 500, "block_m": 128, "block_n": 64}
+    assert row_tiles(**shape, causal=False, causal_offset=0) == (8, 8, 8)
+    # Last rows 127, 255, 299 see 328, 456 and 500 keys under bottom-right alignment.
+    assert row_tiles(**shape, causal=True, causal_offset=200) == (8, 8, 6)
+    assert row_tiles(**shape, causal=True, causal_offset=0) == (5, 4, 2)
+    # Rows that see no key cost no tile.
+    assert row_tiles(**shape, causal=True, causal_offset=-256) == (1, 0, 0)
+
+
+# --- properties of the model ----------------------------------------------------------------------
+
+
+def test_a_candidate_that_fits_no_sm_takes_forever() -> None:
+    usage = Usage(registers=128, smem_bytes=SPEC.smem_per_block_bytes + 1)
+    found = predict(Problem(), candidate(), SPEC, usage)
+    assert found.us == inf
+    assert found.limiter == "residency"
+    assert found.occupancy == 0
+
+
+def test_terms_have_units_and_the_limiter_is_the_largest() -> None:
+    found = estimate(Problem(), candidate(), SPEC)
+    assert all(name.endswith("_us") and value >= 0.0 for name, value in found.terms.items())
+    assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
+    assert found.us >= max(found.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm"))
+
+
+def test_no_prediction_beats_the_tensor_cores_or_the_memory() -> None:
+    for problem in (Problem(), Problem(seqlen_q=1, batch=64), Problem(causal=True, seqlen_k=8192)):
+        found = estimate(problem, candidate(), SPEC)
+        assert found.us >= found.terms["hbm_us"]
+        assert found.us >= found.terms["tensor_us"]
+        rate = SPEC.mma_flops_per_clk_per_sm * SPEC.num_sms * SPEC.sm_clock_mhz
+        visible = problem.flops if not problem.causal else 0
+        assert found.us >= visible / rate
+
+
+def test_time_grows_with_the_work() -> None:
+    times = [
+        estimate(Problem(seqlen_q=n, seqlen_k=n, causal=True), candidate(), SPEC).us
+        for n in (512, 1024, 2048, 4096, 8192)
+    ]
+    assert times == sorted(times)
+    assert times[-1] / times[-2] == pytest.approx(4.0, rel=0.25)
+
+
+def test_causal_costs_about_half_on_long_sequences() -> None:
+    full = estimate(Problem(seqlen_q=8192, seqlen_k=8192), candidate(), SPEC).us
+    ordered = candidate(cta_order="heads_first")
+    half = estimate(Problem(seqlen_q=8192, seqlen_k=8192, causal=True), ordered, SPEC).us
+    assert 0.45 <= half / full <= 0.6
+
+
+def test_sixteen_rows_a_warp_are_bound_by_shared_memory_and_thirty_two_are_not() -> None:
+    spec = A100().spec
+    thin = estimate(Problem(), candidate(block_m=64, warps_m=4), spec)
+    thick = estimate(Problem(), candidate(block_m=128, warps_m=4), spec)
+    assert thin.limiter == "smem"
+    assert thick.limiter == "tensor"
+    assert thick.us < thin.us
+
+
+def test_a_lone_wave_prefers_smaller_tiles() -> None:
+    # 1 batch, 4 heads, 1024 rows: 32 CTAs of 128 rows leave three quarters of the SMs idle.
+    problem = Problem(batch=1, heads_q=4, heads_kv=4, seqlen_q=1024, seqlen_k=1024)
+    large = estimate(problem, candidate(block_m=128), SPEC)
+    small = estimate(problem, candidate(block_m=64), SPEC)
+    assert small.us < large.us
+    assert large.waves < 1.0
+
+
+def test_an_order_that_starts_with_long_tiles_balances_causal_work_better() -> None:
+    problem = Problem(batch=1, heads_q=16, heads_kv=16, causal=True)
+    rows = estimate(problem, candidate(cta_order="rows_first"), SPEC)
+    heads = estimate(problem, candidate(cta_order="heads_first"), SPEC)
+    assert heads.terms["imbalance_us"] < rows.terms["imbalance_us"]
+
+
+def test_narrow_copies_cost_instructions() -> None:
+    problem = Problem(alignment_bytes=2)
+    wide = estimate(problem, candidate(), SPEC)
+    narrow = estimate(problem, candidate(copy_bytes=2), SPEC)
+    assert narrow.terms["issue_us"] > 1.2 * wide.terms["issue_us"]
+
+
+def test_refining_with_what_was_assumed_changes_nothing() -> None:
+    one = candidate()
+    report = FakeReport(registers=resources.registers_per_thread(one, SPEC))
+    assert refine(Problem(), one, SPEC, report) == estimate(Problem(), one, SPEC)
+
+
+def test_registers_of_the_report_decide_occupancy() -> None:
+    one = candidate(num_stages=1)
+    few = refine(Problem(), one, SPEC, FakeReport(registers=128))
+    many = refine(Problem(), one, SPEC, FakeReport(registers=255))
+    assert few.occupancy > many.occupancy
+
+
+def test_spills_cost_time_and_less_so_outside_loops() -> None:
+    clean = refine(Problem(), candidate(), SPEC, FakeReport())
+    spills = {"spill_store_bytes": 200, "spill_load_bytes": 200}
+    outside = refine(Problem(), candidate(), SPEC, FakeReport(**spills, loop_spills=False))
+    inside = refine(Problem(), candidate(), SPEC, FakeReport(**spills, loop_spills=True))
+    assert clean.us < outside.us < inside.us
+    assert outside.us < 1.02 * clean.us
+
+
+def test_static_shared_memory_counts() -> None:
+    found = refine(Problem(), candidate(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
+    assert found.us == inf
+
+
+def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
+    # Without a mask the order of CTAs changes nothing, so these two tie.
+    twins = [candidate(cta_order=order) for order in ("rows_first", "heads_first")]
+    problem = Problem(batch=1, heads_q=2, heads_kv=2)
+    ranked = rank(problem, [*reversed(twins), candidate(block_m=64)], SPEC)
+    times = [found.us for _, found in ranked]
+    assert times == sorted(times)
+    names = [one.name for one, _ in ranked if one.block_m == 128]
+    assert names == sorted(names)
+
+
+def test_a_thousand_candidates_are_ranked_in_well_under_a_second() -> None:
+    problem = Problem(causal=True, batch=3, heads_q=20, heads_kv=20, seqlen_q=5000, seqlen_k=5000)
+    candidates = H100().legal(problem)
+    assert len(candidates) >= 500
+    start = time.process_time()
+    rank(problem, candidates, SPEC)
+    seconds = time.process_time() - start
+    assert seconds < 0.8 * max(1.0, len(candidates) / 1000)
