@@ -1,1 +1,7 @@
-"""The command line."""
+"""The command line ``attention-autotuner``: look at candidates, build, tune, explain, and tend the cache."""
+
+from __future__ import annotations
+
+from .entry import main
+
+__all__ = ["main"]

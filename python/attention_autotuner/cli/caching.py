@@ -1,0 +1,165 @@
+"""The command ``cache``: what is built and remembered, and how to get rid of it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+
+from ..codegen.entries import Entry
+from ..codegen.store import default_store
+from ..settings import current
+from ..tuning.records import RecordStore
+from .console import print_json, print_line, print_table
+from .options import Commands, add_json
+
+UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+DAY_SECONDS = 86400.0
+
+
+def size(text: str) -> int:
+    """An argparse type: a number of bytes, such as ``500M`` or ``2G``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a size such as 500M or 2G, got {text!r}")
+    return int(float(match[1]) * UNITS[match[2].upper()])
+
+
+def days(text: str) -> float:
+    """An argparse type: a number of days, at least 0."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of days, got {text}")
+    return value
+
+
+def register_cache(commands: Commands) -> None:
+    """Add the command ``cache`` and its actions."""
+    parser = commands.add_parser(
+        "cache",
+        help="list, remove, verify or clean up built kernels and records",
+        description="Tend the folder of built kernels and tuning records.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    ls = actions.add_parser("ls", help="list kernels and records")
+    add_json(ls)
+    ls.set_defaults(run=run_ls)
+
+    rm = actions.add_parser("rm", help="remove kernels by name")
+    rm.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
+    add_json(rm)
+    rm.set_defaults(run=run_rm)
+
+    verify = actions.add_parser(
+        "verify", help="check every kernel against its checksum; damaged ones are set aside"
+    )
+    add_json(verify)
+    verify.set_defaults(run=run_verify)
+
+    gc = actions.add_parser(
+        "gc", help="remove damaged kernels, leftovers, and what is over a limit"
+    )
+    gc.add_argument("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
+    gc.add_argument("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
+    add_json(gc)
+    gc.set_defaults(run=run_gc)
+
+
+def entry_json(entry: Entry) -> dict[str, object]:
+    """One kernel of the store, for ``--json``."""
+    return {
+        "name": entry.name,
+        "digest16": entry.digest16,
+        "state": entry.state,
+        "path": str(entry.path),
+        "size_bytes": entry.size_bytes,
+        "last_used": entry.last_used,
+    }
+
+
+def print_entries(title: str, entries: list[Entry]) -> None:
+    """Print kernels of the store as a table."""
+    now = time.time()
+    rows = [
+        [
+            entry.state,
+            entry.name,
+            entry.digest16,
+            f"{entry.size_bytes / 1024:,.0f}",
+            f"{(now - entry.last_used) / DAY_SECONDS:.1f}",
+        ]
+        for entry in entries
+    ]
+    print_table(title, ["state", "candidate", "digest", "KiB", "days unused"], rows)
+
+
+def run_ls(arguments: argparse.Namespace) -> int:
+    """List kernels and records."""
+    root = current().cache_dir
+    entries = default_store().ls()
+    records = list(RecordStore(root / "records").records())
+    if arguments.json:
+        print_json(
+            {
+                "root": str(root),
+                "kernels": [entry_json(entry) for entry in entries],
+                "records": [
+                    {
+                        "path": str(path),
+                        "problem": record.problem.describe(),
+                        "arch": record.arch,
+                        "gpu": record.environment.gpu_name,
+                        "pick": record.pick,
+                        "confirmed": record.confirmed,
+                    }
+                    for path, record in records
+                ],
+            }
+        )
+        return 0
+    total = sum(entry.size_bytes for entry in entries)
+    print_entries(f"{root}: {len(entries)} kernels, {total / 1024**2:,.1f} MiB", entries)
+    rows = [
+        [record.problem.describe(), record.arch, record.environment.gpu_name or "-", record.pick]
+        for _, record in records
+    ]
+    print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick"], rows)
+    return 0
+
+
+def run_rm(arguments: argparse.Namespace) -> int:
+    """Remove kernels by name; fails when none matches."""
+    removed = default_store().rm(arguments.pattern)
+    if arguments.json:
+        print_json({"removed": [entry_json(entry) for entry in removed]})
+    else:
+        print_entries(f"{len(removed)} removed", removed)
+    return 0 if removed else 1
+
+
+def run_verify(arguments: argparse.Namespace) -> int:
+    """Check kernels; fails when some were damaged."""
+    store = default_store()
+    damaged = store.verify()
+    checked = len(damaged) + sum(entry.state == "built" for entry in store.ls())
+    if arguments.json:
+        found = [entry_json(entry) | {"reason": reason} for entry, reason in damaged]
+        print_json({"checked": checked, "damaged": found})
+    else:
+        for entry, reason in damaged:
+            print_line(f"{entry.path}: {reason}; set aside, the next use builds it again")
+        print_line(f"{checked} kernels checked, {len(damaged)} damaged")
+    return 1 if damaged else 0
+
+
+def run_gc(arguments: argparse.Namespace) -> int:
+    """Clean up."""
+    age = None if arguments.max_age_days is None else arguments.max_age_days * DAY_SECONDS
+    removed = default_store().gc(max_bytes=arguments.max_size, max_age_seconds=age)
+    freed = sum(entry.size_bytes for entry in removed)
+    if arguments.json:
+        print_json({"removed": [entry_json(entry) for entry in removed], "freed_bytes": freed})
+    else:
+        print_entries(f"{len(removed)} removed, {freed / 1024**2:,.1f} MiB freed", removed)
+    return 0

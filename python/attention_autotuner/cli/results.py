@@ -1,0 +1,86 @@
+"""How a search looks to people: its progress, its ranking, and the files it wrote."""
+
+from __future__ import annotations
+
+from ..codegen.artifact import Artifact
+from ..codegen.entries import DamagedError, read_artifact
+from ..tuning.progress import Event, Listener
+from ..tuning.result import Row, TuneResult
+from .console import Show, microseconds, print_line, print_table
+from .inspecting import KNOB_HEADINGS, knobs
+
+
+def listener(show: Show) -> Listener:
+    """A listener that shows a search's events."""
+
+    def listen(event: Event) -> None:
+        show(
+            event.phase,
+            event.done,
+            event.total,
+            event.message,
+            best_us=event.best_us,
+            seconds_left=event.seconds_left,
+        )
+
+    return listen
+
+
+def artifact_of(row: Row) -> Artifact | None:
+    """The built artifact of a row, as the store describes it; None where it was not built."""
+    if row.artifact is None:
+        return None
+    try:
+        return read_artifact(row.artifact.parent)
+    except DamagedError:
+        return None
+
+
+def print_result(result: TuneResult) -> None:
+    """Print a ranking, best first, and where what was learned is kept."""
+    rows = [_cells(place, row, result) for place, row in enumerate(result.rows, start=1)]
+    title = f"{result.problem.describe()} on {result.arch}: {result.status} ranking of {len(rows)} candidates"
+    measures = ["registers", "spills B", "estimate us", "limiter", "measured us", "of best", "fate"]
+    print_table(title, ["#", *KNOB_HEADINGS, *measures], rows)
+    gain = "" if result.gain is None else f", {100 * result.gain:.1f} % faster than the default"
+    how = "" if result.status != "measured" or not gain else _confirmation(result)
+    print_line(f"pick: {result.pick.name}{gain}{how}")
+    if result.interrupted:
+        print_line("interrupted: this is the best so far")
+    for path in files_of(result):
+        print_line(f"wrote {path}")
+
+
+def files_of(result: TuneResult) -> list[str]:
+    """What a search left behind: the record and the libraries."""
+    paths = [] if result.record_path is None else [str(result.record_path)]
+    return paths + [str(row.artifact) for row in result.rows if row.artifact is not None]
+
+
+def _confirmation(result: TuneResult) -> str:
+    return " (confirmed by a second process)" if result.confirmed else " (not confirmed)"
+
+
+def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
+    artifact, timing = artifact_of(row), row.timing
+    registers = spills = "-"
+    if artifact is not None:
+        report = artifact.report
+        registers = str(report.registers)
+        spills = str(report.spill_store_bytes + report.spill_load_bytes)
+    fate = row.outcome.kind if row.outcome.ok else f"{row.outcome.kind}: {row.outcome.reason}"
+    if row.candidate == result.pick:
+        fate = "pick"
+    elif row.outcome.ok and row.candidate == result.default:
+        fate = "default"
+    return [
+        str(place),
+        *knobs(row.candidate),
+        registers,
+        spills,
+        microseconds(row.estimate.us),
+        row.estimate.limiter,
+        "-" if timing is None else microseconds(timing.median_us),
+        "-" if timing is None else f"{timing.ratio_to_best:.3f}",
+        fate,
+    ]

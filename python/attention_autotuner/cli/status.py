@@ -1,0 +1,7 @@
+"""Exit statuses."""
+
+from __future__ import annotations
+
+OK = 0
+FAILED = 1
+INTERRUPTED = 130  # as a shell reports SIGINT

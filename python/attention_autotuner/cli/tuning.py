@@ -1,0 +1,71 @@
+"""The command ``tune``: find the fastest kernel for a problem and remember it."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..dispatch import tune
+from .console import print_json, progress
+from .main_job import TOP_K_WITH_GPU, run_all
+from .options import Commands, add_json, add_problem, policy_of, positive, problem_of, seconds
+from .results import listener, print_result
+from .status import INTERRUPTED, OK
+
+
+def register_tune(commands: Commands) -> None:
+    """Add the command ``tune``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="build, check and measure the best candidates, and record the fastest",
+        description=(
+            "Search for the fastest kernel of a problem. Without a GPU the search ends after the build, with a "
+            "ranking by the cost model. Ctrl-C keeps the best so far."
+        ),
+    )
+    add_problem(parser)
+    group = parser.add_argument_group("search")
+    group.add_argument("--effort", choices=("none", "quick", "full"), help="default: the setting")
+    group.add_argument("--budget-seconds", type=seconds, metavar="S", help="default: the setting")
+    group.add_argument(
+        "--top-k",
+        type=positive,
+        metavar="K",
+        help=f"candidates beside the default ({TOP_K_WITH_GPU})",
+    )
+    group.add_argument(
+        "--no-confirm",
+        action="store_true",
+        help="do not ask a second process before the default is replaced",
+    )
+    group.add_argument(
+        "--all",
+        action="store_true",
+        help="the main job: tune the present GPU and run the pick, or without a GPU build and rank for A100, "
+        "RTX4090 and H100; not with --device-type",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_tune, usage_error=parser.error)
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    """Search and print the ranking."""
+    if arguments.all:
+        if arguments.device_type is not None:
+            arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
+        return run_all(arguments)
+    problem, policy = problem_of(arguments), policy_of(arguments)
+    with progress(quiet=arguments.json) as show:
+        result = tune(
+            problem,
+            policy,
+            effort=arguments.effort,
+            budget_seconds=arguments.budget_seconds,
+            top_k=arguments.top_k or TOP_K_WITH_GPU,
+            confirm=not arguments.no_confirm,
+            listener=listener(show),
+        )
+    if arguments.json:
+        print_json(result.to_json())
+    else:
+        print_result(result)
+    return INTERRUPTED if result.interrupted else OK
