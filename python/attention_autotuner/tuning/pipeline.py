@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..arch.policy import Policy
-from ..codegen.artifact import BuildTarget
-from ..codegen.build import build
+from ..codegen.build import BuildTarget, build
 from ..codegen.outcome import LaunchFailed, Outcome
 from ..codegen.problem import Problem
 from ..codegen.render import RenderedKernel
@@ -111,7 +110,9 @@ class LocalPipeline:
             toolchain=toolchain,
             store=Store(self._settings.cache_dir),
             jobs=self._settings.jobs,
-            progress=progress,
+            progress=lambda done, total, name, seconds: progress(
+                done, total, f"{name} in {seconds:.0f} s"
+            ),
         )
 
     def can_measure(self) -> bool:

@@ -20,7 +20,9 @@ MAD_TO_SIGMA = 1.4826  # for a normal distribution
 EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
-CONFIDENCE = 3.0  # standard errors
+DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the final verdict
+TIE_CONFIDENCE = 3.0
+MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samples agree better
 TIE_LOG_RATIO = log(1.003)  # nearer than this is a tie whatever the statistics say
 
@@ -168,7 +170,9 @@ class Race:
             return inf, inf
         middle = median(ratios)
         deviation = MAD_TO_SIGMA * median(abs(ratio - middle) for ratio in ratios)
-        return middle, max(deviation, NOISE_FLOOR) / sqrt(len(ratios))
+        # A deviation of few samples is often far too small: the second factor widens it as Student's t would.
+        error = MEDIAN_ERROR * max(deviation, NOISE_FLOOR) / sqrt(len(ratios))
+        return middle, error * (1.0 + 3.0 / len(ratios))
 
     def _log_ratios(self, name: str, other: str) -> list[float]:
         return [log(t[name] / t[other]) for t in self._rounds if name in t and other in t]
@@ -180,7 +184,7 @@ class Race:
         if len(ratios) < MIN_ROUNDS:
             return False
         middle, error = self._compare(name, best)
-        return middle > TIE_LOG_RATIO and middle - CONFIDENCE * error > 0.0
+        return middle > TIE_LOG_RATIO and middle - DROP_CONFIDENCE * error > 0.0
 
     def _timing(self, name: str, best: str | None) -> Timing:
         times = sorted(self._times(name))
@@ -190,7 +194,7 @@ class Race:
         else:
             middle, error = self._compare(name, best) if name not in self._failed else (inf, inf)
             ratio = exp(middle) if middle < inf else inf
-        close = middle <= TIE_LOG_RATIO or middle <= CONFIDENCE * error
+        close = middle <= TIE_LOG_RATIO or middle <= TIE_CONFIDENCE * error
         return Timing(
             name=name,
             outcome=outcome,

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import random
+from math import log
+
+import pytest
+
+from attention_autotuner.codegen.outcome import LaunchFailed
+from attention_autotuner.tuning.racing import EARLY_ROUNDS, Race
+
+
+def run_race(
+    true_us: dict[str, float],
+    *,
+    rounds: int,
+    noise: float,
+    drift: float = 0.0,
+    keep: tuple[str, ...] = (),
+    seed: int = 0,
+) -> Race:
+    """Rounds with multiplicative noise of each timing and a clock that drifts from round to round."""
+    source = random.Random(seed)
+    race = Race(list(true_us), keep=keep, seed=seed)
+    clock = 1.0
+    for _ in range(rounds):
+        clock *= 1.0 + source.gauss(0.0, drift)
+        times = {}
+        for name in race.order():
+            times[name] = true_us[name] * clock * (1.0 + source.gauss(0.0, noise))
+        race.add(times)
+    return race
+
+
+def test_the_fastest_wins_and_the_order_is_by_ratio() -> None:
+    true_us = {"a": 130.0, "b": 100.0, "c": 110.0}
+    results = run_race(true_us, rounds=12, noise=0.01, keep=("a", "c")).results()
+    assert [timing.name for timing in results] == ["b", "c", "a"]
+    assert results[0].ratio_to_best == 1.0
+    assert results[1].ratio_to_best == pytest.approx(1.10, abs=0.02)
+    assert results[2].ratio_to_best == pytest.approx(1.30, abs=0.02)
+    assert [timing.tied for timing in results] == [True, False, False]
+    assert results[0].median_us == pytest.approx(100.0, rel=0.02)
+    assert results[0].samples == 12
+
+
+def test_clearly_slower_entries_leave_early_and_close_ones_stay() -> None:
+    true_us = {"base": 100.0, "awful": 200.0, "slow": 110.0, "close": 100.2}
+    race = run_race(true_us, rounds=40, noise=0.01)
+    samples = {timing.name: timing.samples for timing in race.results()}
+    assert samples["awful"] == EARLY_ROUNDS
+    assert EARLY_ROUNDS < samples["slow"] < 20
+    assert samples["close"] == samples["base"] == 40
+    assert race.running == ["base", "close"]
+
+
+def test_kept_entries_are_timed_to_the_end() -> None:
+    race = run_race({"fast": 10.0, "peer": 30.0}, rounds=15, noise=0.01, keep=("peer",))
+    assert {timing.name: timing.samples for timing in race.results()} == {"fast": 15, "peer": 15}
+
+
+def test_a_tie_goes_to_the_entry_given_first() -> None:
+    for names in (("default", "other"), ("other", "default")):
+        results = run_race(dict.fromkeys(names, 50.0), rounds=30, noise=0.02, seed=5).results()
+        assert [timing.name for timing in results] == list(names)
+        assert all(timing.tied for timing in results)
+
+
+def test_noise_does_not_replace_the_default() -> None:
+    picks = [
+        run_race({"default": 100.0, "twin": 100.0}, rounds=20, noise=0.03, seed=seed)
+        .results()[0]
+        .name
+        for seed in range(40)
+    ]
+    assert picks.count("default") >= 38
+
+
+def test_a_gain_of_two_percent_is_found_under_drifting_clocks() -> None:
+    # The clock wanders by several times the gain; pairs of one round share it.
+    picks = [
+        run_race({"default": 100.0, "better": 98.0}, rounds=40, noise=0.01, drift=0.05, seed=seed)
+        .results()[0]
+        .name
+        for seed in range(30)
+    ]
+    assert picks.count("better") >= 28
+
+
+def test_drift_does_not_bias_an_entry_that_left_early() -> None:
+    race = Race(["a", "b", "c"])
+    # The clock halves after the slow entry has left: its median is from better times than the others'.
+    for _ in range(4):
+        race.add({"a": 100.0, "b": 103.0, "c": 150.0})
+    for _ in range(10):
+        race.add({"a": 200.0, "b": 206.0})
+    results = {timing.name: timing for timing in race.results()}
+    assert results["c"].median_us < results["a"].median_us
+    assert results["c"].ratio_to_best == pytest.approx(1.5)
+    assert [timing.name for timing in race.results()] == ["a", "b", "c"]
+
+
+def test_failed_entries_come_last_with_their_reason() -> None:
+    race = Race(["a", "b"])
+    race.fail("a", LaunchFailed(reason="no such kernel image"))
+    race.add({"b": 5.0})
+    results = race.results()
+    assert [timing.name for timing in results] == ["b", "a"]
+    assert results[1].outcome == LaunchFailed(reason="no such kernel image")
+    assert not results[1].tied
+    assert race.running == ["b"]
+
+
+def test_an_entry_that_fails_after_winning_rounds_is_no_reference() -> None:
+    race = Race(["a", "b", "c"])
+    for _ in range(5):
+        race.add({"a": 1.0, "b": 2.0, "c": 2.2})
+    race.fail("a", LaunchFailed(reason="context lost"))
+    results = race.results()
+    assert [timing.name for timing in results] == ["b", "c", "a"]
+    assert results[0].ratio_to_best == 1.0
+    assert results[1].ratio_to_best == pytest.approx(1.1)
+
+
+def test_a_race_without_samples_has_no_winner() -> None:
+    race = Race(["a", "b"])
+    assert all(not timing.tied and timing.samples == 0 for timing in race.results())
+
+
+def test_a_race_settles_when_ratios_are_known_and_not_before() -> None:
+    quiet = run_race({"a": 100.0, "b": 100.3}, rounds=12, noise=0.001)
+    assert quiet.settled(precision=0.002)
+    loud = run_race({"a": 100.0, "b": 100.3}, rounds=12, noise=0.05, keep=("a", "b"))
+    assert not loud.settled(precision=0.002)
+    young = run_race({"a": 100.0, "b": 100.3}, rounds=5, noise=0.001)
+    assert not young.settled(precision=0.002)
+
+
+def test_the_error_shrinks_with_rounds() -> None:
+    few = run_race({"a": 100.0, "b": 104.0}, rounds=8, noise=0.01, keep=("b",)).results()[1]
+    many = run_race({"a": 100.0, "b": 104.0}, rounds=128, noise=0.01, keep=("b",)).results()[1]
+    assert many.error < 0.5 * few.error
+    assert abs(log(many.ratio_to_best / 1.04)) < 4 * many.error
+
+
+def test_orders_are_permutations_that_change_and_repeat_with_the_seed() -> None:
+    names = [f"k{i}" for i in range(8)]
+    one, two = Race(names, seed=3), Race(names, seed=3)
+    first = [one.order() for _ in range(4)]
+    assert first == [two.order() for _ in range(4)]
+    assert all(sorted(order) == names for order in first)
+    assert len({tuple(order) for order in first}) > 1
+
+
+@pytest.mark.parametrize("time", [0.0, -1.0, float("inf"), float("nan")])
+def test_times_must_be_positive_and_finite(time: float) -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        Race(["a"]).add({"a": time})
+
+
+def test_names_must_be_distinct_and_kept_ones_known() -> None:
+    with pytest.raises(ValueError, match="distinct"):
+        Race(["a", "a"])
+    with pytest.raises(ValueError, match="distinct"):
+        Race([])
+    with pytest.raises(ValueError, match="cannot keep"):
+        Race(["a"], keep=["b"])

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.errors import RecordError, StoreError
+from attention_autotuner.tuning import record_schema
+from attention_autotuner.tuning.environment import Environment, collect, parse_smi
+from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
+from attention_autotuner.tuning.record_schema import (
+    CandidateEntry,
+    Measurement,
+    TuningRecord,
+    space_digest,
+    space_schema,
+)
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
+
+H200 = Environment(
+    gpu_name="NVIDIA H200",
+    num_sms=132,
+    driver="580.1",
+    cuda_driver="13.0",
+    cuda_runtime="13.0",
+    torch="2.13.0",
+    nvcc="13.0.88",
+    cutlass="4.2.0",
+    time_utc="2030-01-01T00:00:00+00:00",
+)
+PROBLEM = Problem(seqlen_q=3000, seqlen_k=3000, causal=True)
+
+
+def candidate(**changes: Any) -> Candidate:
+    config: dict[str, Any] = {
+        "family": "sm80",
+        "dtype": "fp16",
+        "class_qk": 128,
+        "class_v": 128,
+        "block_m": 128,
+        "block_n": 64,
+        "warps_m": 4,
+        "num_stages": 2,
+        "k_slice": 128,
+    }
+    return Candidate.from_config(config | changes)
+
+
+FAST, SLOW, BROKEN = candidate(), candidate(block_n=32), candidate(block_n=128)
+
+
+def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
+    timing = None
+    if us is not None:
+        timing = Measurement(
+            candidate_name=one.name,
+            median_us=us,
+            spread_us=0.5,
+            samples=20,
+            ratio_to_best=us / 100.0,
+            environment=H200.digest,
+        )
+    return CandidateEntry(
+        candidate=one,
+        kernel_digest=f"digest of {one.name}",
+        outcome=outcome or Ok(),
+        measurement=timing,
+        estimate_us=us,
+    )
+
+
+def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
+    values: dict[str, Any] = {
+        "problem": problem.bucketed(),
+        "measured_problem": problem,
+        "arch": "H100",
+        "space_schema": space_schema(),
+        "space_digest": space_digest([FAST, SLOW, BROKEN]),
+        "pick": FAST.name,
+        "default": SLOW.name,
+        "confirmed": True,
+        "entries": (
+            entry(FAST, 100.0),
+            entry(SLOW, 110.0),
+            entry(BROKEN, None, BuildFailed(reason="ptxas said no", log="/tmp/build.log")),
+        ),
+        "environment": H200,
+        "environments": {H200.digest: H200},
+    }
+    return TuningRecord(**values | changes)
+
+
+def query(problem: Problem = PROBLEM, **changes: Any) -> Query:
+    values: dict[str, Any] = {"problem": problem, "arch": "H100", "environment": H200}
+    return Query(**values | changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RecordStore:
+    return RecordStore(tmp_path / "records")
+
+
+def hit(found: Hit | Miss) -> Hit:
+    assert isinstance(found, Hit), found
+    return found
+
+
+def missed(found: Hit | Miss) -> str:
+    assert isinstance(found, Miss), found
+    return found.field
+
+
+# --- what goes in comes out -----------------------------------------------------------------------
+
+
+def test_a_record_survives_json() -> None:
+    one = record()
+    assert TuningRecord.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_a_written_record_is_found_with_every_candidates_own_fate(store: RecordStore) -> None:
+    store.put(record())
+    found = hit(store.find(query()))
+    assert found.exact
+    assert found.unverified == ()
+    assert found.record == record()
+    assert found.record.candidate == FAST
+    broken = found.record.entry(BROKEN.name)
+    assert broken is not None
+    assert broken.outcome == BuildFailed(reason="ptxas said no", log="/tmp/build.log")
+
+
+def test_lengths_of_one_bucket_share_a_record(store: RecordStore) -> None:
+    store.put(record())
+    assert hit(store.find(query(replace(PROBLEM, seqlen_q=2049, seqlen_k=4096)))).exact
+    assert not hit(store.find(query(replace(PROBLEM, seqlen_q=2048, seqlen_k=2048)))).exact
+
+
+def test_records_list_what_is_there(store: RecordStore) -> None:
+    store.put(record())
+    store.put(record(replace(PROBLEM, causal=False)))
+    assert {one.problem.causal for _, one in store.records()} == {False, True}
+    assert not list(store.root.rglob("*.tmp"))
+
+
+# --- hard and soft fields -------------------------------------------------------------------------
+
+
+def test_nothing_recorded_is_a_miss_of_the_problem(store: RecordStore) -> None:
+    assert store.find(query()) == Miss(
+        field="problem", expected=PROBLEM.bucketed().describe(), found="no record"
+    )
+
+
+def test_another_gpu_is_named_as_the_reason(store: RecordStore) -> None:
+    store.put(record())
+    found = store.find(query(environment=replace(H200, gpu_name="NVIDIA A100")))
+    assert found == Miss(field="gpu_name", expected="NVIDIA A100", found="NVIDIA H200")
+
+
+def test_another_sm_count_is_a_miss(store: RecordStore) -> None:
+    store.put(record())
+    assert missed(store.find(query(environment=replace(H200, num_sms=114)))) == "num_sms"
+
+
+def test_another_kernel_source_is_a_miss(store: RecordStore) -> None:
+    store.put(record())
+    same = query(kernel_digest=lambda one: f"digest of {one.name}")
+    assert hit(store.find(same)).record.pick == FAST.name
+    found = store.find(query(kernel_digest=lambda one: "edited"))
+    assert found == Miss(field="kernel_digest", expected="edited", found=f"digest of {FAST.name}")
+
+
+def test_another_search_space_schema_is_a_miss(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put(record())
+    monkeypatch.setattr(record_schema, "FAMILIES", ("sm80", "sm90"))
+    assert missed(store.find(query())) == "space_schema"
+
+
+def test_another_schema_is_a_miss_and_not_damage(store: RecordStore) -> None:
+    store.put(record())
+    path = store.path(PROBLEM, "H100", H200.gpu_name)
+    path.write_text(json.dumps({"schema": 99, "problem": "of another shape"}))
+    assert store.find(query()) == Miss(field="schema", expected="1", found="99")
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["driver", "cuda_driver", "cuda_runtime", "torch", "nvcc", "cutlass"]
+)
+def test_soft_fields_are_served_marked_unless_strict(store: RecordStore, name: str) -> None:
+    store.put(record())
+    other = replace(H200, **{name: "99"})
+    assert hit(store.find(query(environment=other))).unverified == (name,)
+    found = store.find(query(environment=other, strict=True))
+    assert found == Miss(field=name, expected="99", found=str(getattr(H200, name)))
+
+
+def test_soft_fields_that_are_not_known_now_are_not_compared(store: RecordStore) -> None:
+    store.put(record())
+    bare = Environment(gpu_name=H200.gpu_name, num_sms=132)
+    assert hit(store.find(query(environment=bare))).unverified == ()
+
+
+def test_a_changed_list_of_candidates_is_soft(store: RecordStore) -> None:
+    store.put(record())
+    found = hit(store.find(query(space_digest=space_digest([FAST]))))
+    assert found.unverified == ("space_digest",)
+
+
+def test_clocks_and_time_of_day_do_not_matter(store: RecordStore) -> None:
+    store.put(record())
+    later = replace(H200, time_utc="2031", sm_clock_mhz=1200.0, power_state="P2")
+    assert hit(store.find(query(environment=later))).unverified == ()
+
+
+def test_every_environment_field_is_hard_soft_or_only_noted() -> None:
+    from attention_autotuner.tuning.environment import HARD_FIELDS, SOFT_FIELDS
+
+    noted = {
+        "compute_capability",
+        "sm_clock_mhz",
+        "memory_clock_mhz",
+        "max_sm_clock_mhz",
+        "power_state",
+        "power_draw_w",
+        "power_limit_w",
+        "temperature_c",
+        "python",
+        "package",
+        "time_utc",
+    }
+    assert {f.name for f in fields(Environment)} == noted | set(HARD_FIELDS) | set(SOFT_FIELDS)
+
+
+# --- neighbours -----------------------------------------------------------------------------------
+
+
+def test_the_nearest_bucket_serves_and_says_so(store: RecordStore) -> None:
+    for seqlen in (512, 16384):
+        store.put(record(replace(PROBLEM, seqlen_q=seqlen, seqlen_k=seqlen)))
+    found = hit(store.find(query(replace(PROBLEM, seqlen_q=1000, seqlen_k=1000))))
+    assert not found.exact
+    assert found.record.problem.seqlen_q == 512
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"causal": False},
+        {"dtype": "bf16"},
+        {"dim_qk": 64, "dim_v": 64},
+        {"alignment_bytes": 2},
+        {"seqlen_q": 64, "seqlen_k": 64},
+    ],
+)
+def test_no_neighbour_of_another_kind_or_far_away_serves(
+    store: RecordStore, changes: dict[str, Any]
+) -> None:
+    store.put(record())
+    assert missed(store.find(query(replace(PROBLEM, **changes)))) == "problem"
+
+
+def test_true_dims_of_the_same_class_are_neighbours() -> None:
+    near = distance(PROBLEM, replace(PROBLEM, dim_qk=120))
+    assert near == 0.25
+    assert distance(PROBLEM, PROBLEM) == 0.0
+    assert distance(PROBLEM, replace(PROBLEM, batch=8)) == 1.0
+    assert distance(PROBLEM, replace(PROBLEM, heads_kv=4)) == 2.0
+
+
+# --- merging, damage, races -----------------------------------------------------------------------
+
+
+def test_adding_a_candidate_keeps_the_others_timings(store: RecordStore) -> None:
+    store.put(record())
+    new = candidate(num_stages=1)
+    later = replace(H200, time_utc="2030-01-02")
+    timing = replace(entry(new, 90.0).measurement, environment=later.digest)  # type: ignore[type-var]
+    merged = store.put(
+        record(
+            pick=new.name,
+            entries=(replace(entry(new, 90.0), measurement=timing),),
+            environment=later,
+            environments={later.digest: later},
+        )
+    )
+    assert {one.candidate.name for one in merged.entries} == {
+        new.name,
+        FAST.name,
+        SLOW.name,
+        BROKEN.name,
+    }
+    assert set(merged.environments) == {later.digest, H200.digest}
+    found = hit(store.find(query(environment=later)))
+    assert found.record.candidate == new
+    kept = found.record.entry(FAST.name)
+    assert kept is not None
+    assert kept.measurement is not None
+    assert found.record.environments[kept.measurement.environment] == H200
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 1}', "\x00\xff", '{"schema": 1, "space_schema": "SPACE"}']
+)
+def test_a_damaged_record_is_set_aside_logged_and_missed(
+    store: RecordStore, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = store.path(PROBLEM, "H100", H200.gpu_name)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(text.replace("SPACE", space_schema()).encode("latin-1"))
+    with caplog.at_level(logging.WARNING):
+        found = store.find(query())
+    assert isinstance(found, Miss)
+    if text != '{"schema": 1}':  # that one is another schema of the space, not damage
+        assert not path.exists()
+        assert "damaged tuning record" in caplog.text
+        assert list((store.root / "quarantine").iterdir())
+    store.put(record())
+    assert hit(store.find(query())).exact
+
+
+def test_a_record_whose_pick_is_missing_is_damage(store: RecordStore) -> None:
+    store.put(record())
+    path = store.path(PROBLEM, "H100", H200.gpu_name)
+    document = json.loads(path.read_text())
+    document["pick"] = "nobody"
+    path.write_text(json.dumps(document))
+    assert missed(store.find(query())) == "record"
+    assert not path.exists()
+
+
+def test_records_check_themselves() -> None:
+    with pytest.raises(RecordError, match="bucketed"):
+        replace(record(), problem=PROBLEM)
+    with pytest.raises(RecordError, match="pick"):
+        record(pick=BROKEN.name)
+    with pytest.raises(RecordError, match="duplicates"):
+        record(entries=(entry(FAST, 1.0), entry(FAST, 2.0)))
+
+
+def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(StoreError, match="file"):
+        RecordStore(blocked / "records").put(record())
+    assert missed(RecordStore(blocked / "records").find(query())) == "problem"
+
+
+def _put_one(arguments: tuple[Path, int]) -> None:
+    root, index = arguments
+    one = candidate(block_m=64, block_n=16 * (index + 1))
+    RecordStore(root).put(record(pick=one.name, entries=(entry(one, 100.0 + index),)))
+
+
+def test_many_processes_lose_nothing(tmp_path: Path) -> None:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        pool.map(_put_one, [(tmp_path, index) for index in range(8)])
+    found = hit(RecordStore(tmp_path).find(query()))
+    assert len(found.record.entries) == 8
+
+
+# --- shipped picks --------------------------------------------------------------------------------
+
+
+def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path: Path) -> None:
+    path = write_shipped(tmp_path, "NVIDIA H200", [record()])
+    assert path.name == "nvidia-h200.json"
+    shipped = ShippedRecords(tmp_path)
+    found = hit(shipped.find(query()))
+    assert found.layer == "shipped"
+    assert {one.candidate.name for one in found.record.entries} == {FAST.name, SLOW.name}
+    assert missed(shipped.find(query(environment=replace(H200, gpu_name="GPU")))) == "problem"
+    assert missed(shipped.find(query(environment=Environment()))) == "gpu_name"
+    assert missed(shipped.find(query(environment=replace(H200, num_sms=1)))) == "num_sms"
+    near = replace(PROBLEM, seqlen_q=9000, seqlen_k=9000)
+    assert not hit(shipped.find(query(near))).exact
+
+
+def test_a_damaged_shipped_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-h200.json").write_text("{")
+    with pytest.raises(RecordError, match="nvidia-h200"):
+        ShippedRecords(tmp_path).find(query())
+
+
+def test_the_packages_own_shipped_records_are_readable() -> None:
+    found = ShippedRecords().find(query(environment=replace(H200, gpu_name="no such GPU")))
+    assert missed(found) == "problem"
+
+
+# --- the environment ------------------------------------------------------------------------------
+
+
+def test_the_environment_of_any_machine_has_python_and_time() -> None:
+    found = collect(nvcc="13.0.88")
+    assert found.python
+    assert found.time_utc
+    assert found.nvcc == "13.0.88"
+    assert Environment.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_nvidia_smi_is_read_with_what_it_does_not_know() -> None:
+    found = parse_smi("1980, 3201, 1980, P0, 121.30, [N/A], 40, 580.95.05\n")
+    assert found["sm_clock_mhz"] == 1980.0
+    assert found["power_state"] == "P0"
+    assert found["power_limit_w"] is None
+    assert found["driver"] == "580.95.05"
+    assert parse_smi("No devices were found") == {}

@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, Outcome, Wrong
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.codegen.report import CompilerReport
+from attention_autotuner.errors import NoCandidateError, UnsupportedProblemError
+from attention_autotuner.tuning import tune
+from attention_autotuner.tuning.cost_model import Estimate, rank
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.progress import Event
+from attention_autotuner.tuning.racing import Race, Timing
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shortlist import shape_of, shortlist
+
+PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+POLICY = H100()
+DEFAULT = POLICY.default(PROBLEM)
+GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeBuilt:
+    path: Path
+    report: CompilerReport
+
+
+def report(registers: int = 128, loop_spills: bool | None = False) -> CompilerReport:
+    spilled = 64 if loop_spills else 0
+    return CompilerReport(
+        registers=registers,
+        spill_store_bytes=spilled,
+        spill_load_bytes=spilled,
+        stack_bytes=0,
+        static_smem_bytes=0,
+        loop_spills=loop_spills,
+        kernels=(),
+        warnings=(),
+    )
+
+
+@dataclass
+class FakePipeline:
+    """Builds, checks and times by rule; remembers what it was asked."""
+
+    environment: Environment = GPU
+    gpu: bool = True
+    time_us: Callable[[str], float] = lambda name: 100.0
+    build_outcome: Callable[[str], Outcome | None] = lambda name: None
+    spills: Callable[[str], bool] = lambda name: False
+    verdict: Callable[[str], Outcome] = lambda name: Ok()
+    timing_outcome: Callable[[str], Outcome | None] = lambda name: None
+    confirmed_ratio: float | None = None
+    interrupt_in: str = ""
+    built: list[str] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
+    measured: list[str] = field(default_factory=list)
+    confirmations: list[tuple[str, str]] = field(default_factory=list)
+    budget_seconds: float = 0.0
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        if self.interrupt_in == "build":
+            raise KeyboardInterrupt
+        results: list[Built | Outcome] = []
+        for index, kernel in enumerate(kernels, start=1):
+            progress(index, len(kernels), kernel.name)
+            self.built.append(kernel.name)
+            failure = self.build_outcome(kernel.name)
+            loop_spills = self.spills(kernel.name)
+            good = FakeBuilt(path=Path("/kernels") / kernel.name, report=report(128, loop_spills))
+            results.append(failure or good)
+        return results
+
+    def can_measure(self) -> bool:
+        return self.gpu
+
+    def verify(self, problem: Problem, built: Built) -> Outcome:
+        if self.interrupt_in == "verify" and len(self.verified) == 2:
+            raise KeyboardInterrupt
+        self.verified.append(built.path.name)
+        return self.verdict(built.path.name)
+
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
+        self.measured += built
+        self.budget_seconds = budget_seconds
+        race = Race(list(built), keep=keep)
+        for name in built:
+            failure = self.timing_outcome(name)
+            if failure is not None:
+                race.fail(name, failure)
+        for _ in range(6):
+            if race.running:
+                race.add({name: self.time_us(name) for name in race.running})
+                on_round(race.rounds, race.running)
+        return race.results(), self.interrupt_in == "measure"
+
+    def confirm(
+        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
+    ) -> float | None:
+        self.confirmations.append((pick[0], default[0]))
+        return self.confirmed_ratio
+
+
+def fast(name: str, us: float) -> Callable[[str], float]:
+    return lambda asked: us if asked == name else 100.0
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> RecordStore:
+    return RecordStore(tmp_path / "records")
+
+
+@pytest.fixture
+def rival() -> str:
+    """The model's best candidate that is not the default."""
+    ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
+    return next(one.name for one, _ in ranked if one != DEFAULT)
+
+
+# --- what is chosen -------------------------------------------------------------------------------
+
+
+def test_a_confirmed_gain_replaces_the_default_and_is_recorded(
+    records: RecordStore, rival: str
+) -> None:
+    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.10)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.status == "measured"
+    assert result.pick.name == rival
+    assert result.gain == pytest.approx(100.0 / 90.0 - 1.0)
+    assert result.confirmed
+    assert pipeline.confirmations == [(rival, DEFAULT.name)]
+    assert result.rows[0].candidate.name == rival
+    found = records.find(Query(problem=PROBLEM, arch="H100", environment=GPU))
+    assert isinstance(found, Hit)
+    assert found.record == result.record
+    assert found.record.pick == rival
+    assert {e.candidate.name for e in found.record.entries} == set(pipeline.built)
+    assert result.record_path is not None
+    assert result.record_path.is_file()
+    json.dumps(result.to_json(), allow_nan=False)
+
+
+def test_a_gain_that_the_second_process_denies_is_dropped(records: RecordStore, rival: str) -> None:
+    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.005)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.pick == DEFAULT
+    assert result.confirmed
+    assert result.record is not None
+    assert result.record.pick == DEFAULT.name
+
+
+def test_a_pick_that_could_not_be_confirmed_says_so(records: RecordStore, rival: str) -> None:
+    for confirm, asked in ((True, 1), (False, 0)):
+        pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=None)
+        store = RecordStore(records.root / str(confirm))
+        result = tune(PROBLEM, POLICY, records=store, pipeline=pipeline, confirm=confirm)
+        assert result.pick.name == rival
+        assert not result.confirmed
+        assert len(pipeline.confirmations) == asked
+
+
+def test_less_than_one_percent_does_not_replace_the_default(
+    records: RecordStore, rival: str
+) -> None:
+    pipeline = FakePipeline(time_us=fast(rival, 99.2), confirmed_ratio=1.2)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.pick == DEFAULT
+    assert result.gain == 0.0
+    assert pipeline.confirmations == []
+
+
+def test_equal_times_keep_the_default(records: RecordStore) -> None:
+    result = tune(PROBLEM, POLICY, records=records, pipeline=FakePipeline())
+    assert result.pick == DEFAULT
+
+
+# --- what falls out -------------------------------------------------------------------------------
+
+
+def test_failures_of_every_stage_are_kept_with_their_reasons(
+    records: RecordStore, rival: str
+) -> None:
+    ranked = [one.name for one, _ in shortlist_of(8)]
+    broken, wrong, crashed = [name for name in ranked if name not in (DEFAULT.name, rival)][:3]
+    pipeline = FakePipeline(
+        time_us=fast(rival, 80.0),
+        confirmed_ratio=1.2,
+        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
+        verdict=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
+        timing_outcome=lambda n: LaunchFailed(reason="gone") if n == crashed else None,
+    )
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.pick.name == rival
+    outcomes = {row.candidate.name: row.outcome for row in result.rows}
+    assert outcomes[broken] == BuildFailed(reason="no", log="/l")
+    assert outcomes[wrong] == Wrong(reason="off by 3")
+    assert outcomes[crashed] == LaunchFailed(reason="gone")
+    assert broken not in pipeline.verified
+    assert wrong not in pipeline.measured
+    assert result.record is not None
+    kept = {entry.candidate.name: entry.outcome for entry in result.record.entries}
+    assert kept == outcomes
+
+
+def test_kernels_that_spill_in_their_loops_are_not_measured(
+    records: RecordStore, rival: str
+) -> None:
+    pipeline = FakePipeline(spills=lambda name: name == rival)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert rival not in pipeline.measured
+    row = next(row for row in result.rows if row.candidate.name == rival)
+    assert row.outcome.kind == "spilled"
+    assert "128 bytes" in row.outcome.reason
+
+
+def test_when_all_spill_they_take_part_after_all(records: RecordStore) -> None:
+    pipeline = FakePipeline(spills=lambda name: True)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.status == "measured"
+    assert len(pipeline.measured) == len(result.rows)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "words"),
+    [
+        (FakePipeline(build_outcome=lambda n: BuildFailed(reason="no nvcc", log="/x")), "no nvcc"),
+        (FakePipeline(verdict=lambda n: Wrong(reason="all zeros")), "wrong: all zeros"),
+        (FakePipeline(timing_outcome=lambda n: LaunchFailed(reason="busy")), "launch_failed: busy"),
+    ],
+)
+def test_nothing_usable_ends_with_the_table_of_reasons(
+    records: RecordStore, pipeline: FakePipeline, words: str
+) -> None:
+    with pytest.raises(NoCandidateError, match=words) as error:
+        tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert DEFAULT.name in str(error.value)
+    assert not records.root.exists()
+
+
+# --- how far it goes ------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_ends_after_the_build_and_writes_no_record(records: RecordStore) -> None:
+    pipeline = FakePipeline(gpu=False, environment=Environment())
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.status == "predicted"
+    assert result.record is None
+    assert pipeline.built
+    assert not pipeline.verified
+    assert not records.root.exists()
+    times = [row.estimate.us for row in result.rows]
+    assert times == sorted(times)
+    assert result.pick == result.rows[0].candidate
+
+
+def test_effort_none_builds_nothing(records: RecordStore) -> None:
+    pipeline = FakePipeline()
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline, effort="none")
+    assert result.status == "predicted"
+    assert not pipeline.built
+
+
+def test_effort_full_measures_every_legal_candidate(records: RecordStore) -> None:
+    pipeline = FakePipeline()
+    tune(PROBLEM, POLICY, records=records, pipeline=pipeline, effort="full")
+    assert set(pipeline.measured) == {one.name for one in POLICY.legal(PROBLEM)}
+
+
+def test_quick_takes_top_k_and_the_default(records: RecordStore) -> None:
+    pipeline = FakePipeline()
+    tune(PROBLEM, POLICY, records=records, pipeline=pipeline, top_k=3)
+    assert len(pipeline.built) == 4
+    assert pipeline.measured[0] == DEFAULT.name
+
+
+def test_a_budget_bounds_the_rounds(records: RecordStore) -> None:
+    pipeline = FakePipeline()
+    tune(PROBLEM, POLICY, records=records, pipeline=pipeline, budget_seconds=7.0)
+    assert 2.0 <= pipeline.budget_seconds <= 7.0
+
+
+@pytest.mark.parametrize("phase", ["build", "verify"])
+def test_ctrl_c_before_timing_keeps_the_default_and_writes_nothing(
+    records: RecordStore, phase: str
+) -> None:
+    pipeline = FakePipeline(interrupt_in=phase)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.interrupted
+    assert result.status == "predicted"
+    assert result.pick == DEFAULT
+    assert not records.root.exists()
+
+
+def test_ctrl_c_while_timing_keeps_the_best_so_far_unconfirmed(
+    records: RecordStore, rival: str
+) -> None:
+    pipeline = FakePipeline(interrupt_in="measure", time_us=fast(rival, 70.0), confirmed_ratio=1.4)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.interrupted
+    assert result.pick.name == rival
+    assert not result.confirmed
+    assert pipeline.confirmations == []
+    assert result.record is not None
+
+
+# --- what it remembers ----------------------------------------------------------------------------
+
+
+def test_a_second_search_measures_nothing(records: RecordStore, rival: str) -> None:
+    first = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    tune(PROBLEM, POLICY, records=records, pipeline=first)
+    again = FakePipeline()
+    result = tune(PROBLEM, POLICY, records=records, pipeline=again)
+    assert result.status == "recorded"
+    assert result.pick.name == rival
+    assert again.built == []
+    assert result.rows[0].timing is not None
+    assert result.rows[0].timing.median_us == 90.0
+
+
+def test_a_larger_search_measures_only_what_is_new_against_the_old_pick(
+    records: RecordStore, rival: str
+) -> None:
+    small = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    tune(PROBLEM, POLICY, records=records, pipeline=small, top_k=2)
+    large = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=large, top_k=6)
+    again = set(large.built) & set(small.built)
+    assert again == {rival, DEFAULT.name}
+    assert result.pick.name == rival
+    assert result.record is not None
+    assert len(result.record.entries) == 7
+
+
+def test_another_driver_means_measuring_again(records: RecordStore) -> None:
+    tune(PROBLEM, POLICY, records=records, pipeline=FakePipeline())
+    later = FakePipeline(environment=replace(GPU, driver="590.0"))
+    assert tune(PROBLEM, POLICY, records=records, pipeline=later).status == "measured"
+    assert later.built
+
+
+def test_always_tune_ignores_the_record(records: RecordStore) -> None:
+    tune(PROBLEM, POLICY, records=records, pipeline=FakePipeline())
+    again = FakePipeline()
+    with settings.override(always_tune=True):
+        assert tune(PROBLEM, POLICY, records=records, pipeline=again).status == "measured"
+    assert again.built
+
+
+# --- arguments and progress -----------------------------------------------------------------------
+
+
+def test_a_problem_may_be_named_by_its_fields(records: RecordStore) -> None:
+    result = tune(
+        device_type="H100",
+        effort="none",
+        records=records,
+        pipeline=FakePipeline(),
+        seqlen_q=512,
+        seqlen_k=512,
+        causal=True,
+    )
+    assert result.problem == Problem(seqlen_q=512, seqlen_k=512, causal=True)
+    with pytest.raises(TypeError, match="not both"):
+        tune(PROBLEM, POLICY, causal=True)
+    with pytest.raises(UnsupportedProblemError, match="dim_qk"):
+        tune(device_type=POLICY, dim_qk=7)
+
+
+def test_progress_is_told_by_phase(records: RecordStore, rival: str) -> None:
+    events: list[Event] = []
+    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    tune(PROBLEM, POLICY, records=records, pipeline=pipeline, listener=events.append)
+    phases = [event.phase for event in events]
+    assert list(dict.fromkeys(phases)) == [
+        "rank",
+        "build",
+        "verify",
+        "measure",
+        "confirm",
+        "record",
+    ]
+    assert all(event.done <= event.total for event in events)
+    assert events[-1].best_us == 90.0
+
+
+# --- the shortlist --------------------------------------------------------------------------------
+
+
+def shortlist_of(top_k: int) -> list[tuple[Candidate, Estimate]]:
+    return shortlist(rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec), DEFAULT, top_k)
+
+
+def test_the_shortlist_starts_with_the_default_and_is_not_all_of_one_shape() -> None:
+    chosen = [one for one, _ in shortlist_of(8)]
+    assert chosen[0] == DEFAULT
+    assert len(chosen) == len(set(chosen)) == 9
+    shapes = [shape_of(one) for one in chosen[1:]]
+    assert max(shapes.count(shape) for shape in shapes) <= 2
+    assert len(set(shapes)) >= 5
+
+
+def test_the_shortlist_holds_the_models_best() -> None:
+    ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
+    best = next(one for one, _ in ranked if one != DEFAULT)
+    assert shortlist(ranked, DEFAULT, 1)[1][0] == best
+
+
+def test_a_short_list_of_few_shapes_is_filled_up() -> None:
+    ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
+    shape = shape_of(ranked[0][0])
+    twins = [pair for pair in ranked if shape_of(pair[0]) == shape][:6]
+    assert len(shortlist(twins, DEFAULT, 5)) >= 5
+    with pytest.raises(ValueError, match="at least 0"):
+        shortlist(ranked, DEFAULT, -1)

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.cost_model import rank
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.record_schema import (
+    CandidateEntry,
+    Measurement,
+    TuningRecord,
+    space_digest,
+    space_schema,
+)
+from attention_autotuner.tuning.why import ORDER, Explanation, explain
+
+PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024, dim_qk=256)
+POLICY = A100()
+RANKED = [one for one, _ in rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)]
+DEFAULT = POLICY.default(PROBLEM)
+WINNER, LOSER, BROKEN = [one for one in RANKED if one != DEFAULT][:3]
+
+
+def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
+    timing = None
+    if us is not None:
+        timing = Measurement(
+            candidate_name=one.name,
+            median_us=us,
+            spread_us=0.1,
+            samples=30,
+            ratio_to_best=us / 100.0,
+            environment="e",
+        )
+    return CandidateEntry(
+        candidate=one, kernel_digest="k", outcome=outcome or Ok(), measurement=timing
+    )
+
+
+def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
+    return TuningRecord(
+        problem=PROBLEM.bucketed(),
+        measured_problem=PROBLEM,
+        arch=POLICY.name,
+        space_schema=space_schema(),
+        space_digest=space_digest(RANKED),
+        pick=pick.name,
+        default=DEFAULT.name,
+        confirmed=confirmed,
+        entries=(
+            entry(WINNER, 100.0),
+            entry(DEFAULT, 104.0),
+            entry(LOSER, 125.0),
+            entry(BROKEN, None, BuildFailed(reason="ptxas said no", log="/tmp/log")),
+        ),
+        environment=Environment(),
+    )
+
+
+def by_name(rows: list[Explanation]) -> dict[str, Explanation]:
+    return {row.name: row for row in rows if row.name}
+
+
+def test_every_point_of_the_space_is_explained_once() -> None:
+    rows = explain(PROBLEM, POLICY, record(WINNER))
+    assert len(rows) == len(POLICY.candidates(PROBLEM))
+    assert len(by_name(rows)) == len(RANKED)
+    verdicts = [ORDER.index(row.verdict) for row in rows]
+    assert verdicts == sorted(verdicts)
+    assert all(row.reason for row in rows)
+    json.dumps([asdict(row) for row in rows], allow_nan=False)
+
+
+def test_each_fate_names_its_reason() -> None:
+    rows = by_name(explain(PROBLEM, POLICY, record(WINNER)))
+    assert rows[WINNER.name].verdict == "kept"
+    assert "median 100.0 us of 30 rounds" in rows[WINNER.name].reason
+    assert "confirmed by a second process" in rows[WINNER.name].reason
+    assert rows[DEFAULT.name].verdict == "lost"
+    assert rows[DEFAULT.name].reason.startswith("4.0 % slower than the best")
+    assert rows[LOSER.name].ratio_to_best == 1.25
+    assert rows[BROKEN.name].verdict == "failed"
+    assert rows[BROKEN.name].reason == "build_failed: ptxas said no (log: /tmp/log)"
+    untried = rows[RANKED[-1].name]
+    assert untried.verdict == "untried"
+    assert f"ranked {len(RANKED)} by the cost model" in untried.reason
+    assert f"limited by {untried.limiter}" in untried.reason
+
+
+def test_rejections_name_their_predicate() -> None:
+    rejected = [row for row in explain(PROBLEM, POLICY) if row.verdict == "rejected"]
+    assert rejected
+    assert any("smem" in row.reason for row in rejected)
+    assert all(row.config and row.estimate_us is None for row in rejected)
+
+
+def test_a_kept_default_and_an_unconfirmed_pick_say_so() -> None:
+    kept = by_name(explain(PROBLEM, POLICY, record(DEFAULT)))[DEFAULT.name]
+    assert kept.verdict == "kept"
+    assert "nothing beat it by 1 %" in kept.reason
+    doubtful = by_name(explain(PROBLEM, POLICY, record(WINNER, confirmed=False)))[WINNER.name]
+    assert "not confirmed" in doubtful.reason
+
+
+def test_without_a_record_the_default_serves_and_the_rest_is_untried() -> None:
+    rows = by_name(explain(PROBLEM, POLICY))
+    assert rows[DEFAULT.name].verdict == "kept"
+    assert "nothing measured yet" in rows[DEFAULT.name].reason
+    assert {row.verdict for name, row in rows.items() if name != DEFAULT.name} == {"untried"}
+
+
+def test_measured_candidates_that_are_no_longer_offered_are_shown() -> None:
+    stranger = Candidate.from_config(WINNER.config | {"num_stages": 4})
+    assert stranger not in RANKED
+    one = record(WINNER)
+    with_stranger = TuningRecord(
+        **{
+            **{name: getattr(one, name) for name in one.__dataclass_fields__},
+            "entries": (*one.entries, entry(stranger, 140.0)),
+        }
+    )
+    row = by_name(explain(PROBLEM, POLICY, with_stranger))[stranger.name]
+    assert row.verdict == "lost"
+    assert row.rank is None
+
+
+@pytest.mark.parametrize("policy", [A100(), H100()])
+def test_the_model_ranks_from_one_without_gaps(policy: A100 | H100) -> None:
+    ranks = sorted(row.rank for row in explain(PROBLEM, policy) if row.rank is not None)
+    assert ranks == list(range(1, len(policy.legal(PROBLEM)) + 1))
