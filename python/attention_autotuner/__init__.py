@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import errors, settings
     from .ops import flash_attn_func
-    from .tuning import tune
+    from .dispatch import tune
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune"]
@@ -21,7 +21,7 @@ _EXPORTS = {
     "errors": (".errors", ""),
     "flash_attn_func": (".ops", "flash_attn_func"),
     "settings": (".settings", ""),
-    "tune": (".tuning", "tune"),
+    "tune": (".dispatch", "tune"),
 }
 
 

@@ -1,0 +1,483 @@
+"""Which kernel serves a problem on a device, and that kernel loaded and ready.
+
+A pick comes from the first layer that has one: what this process decided before, the user's tuning records, the records
+shipped with the package, the policy's default. :func:`kernel_for` then takes the pick's library from the store, or
+builds it. Dispatch never tunes unless the mode says so, and what it decided once costs no file access again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from . import settings as settings_module
+from .arch import Policy, detect, probe, resolve
+from .arch.resolution import native_arch
+from .arch.resources import smem_bytes
+from .codegen.artifact import Artifact, BuildTarget
+from .codegen.build import build
+from .codegen.candidate import Candidate
+from .codegen.outcome import BuildFailed
+from .codegen.problem import Problem
+from .codegen.render import kernel_digest, render
+from .codegen.store import Store
+from .codegen.toolchain import find_toolchain
+from .errors import (
+    ArtifactError,
+    AttentionAutotunerError,
+    BuildError,
+    DeviceMemoryError,
+    NoCandidateError,
+    NotWarmError,
+    RecordError,
+    StoreError,
+    ToolchainError,
+    UnsupportedArchitectureError,
+)
+from .loader import LoadedKernel, load
+from .settings import Settings
+from .tuning import search
+from .tuning.environment import Environment, collect
+from .tuning.lookup import Hit, Miss, Query
+from .tuning.records import RecordStore
+from .tuning.shipped import ShippedRecords
+
+_log = logging.getLogger(__name__)
+
+Layer = Literal["record", "shipped", "default"]
+DeviceType = str | Policy | type[Policy]
+
+BUILD_SECONDS = 25  # what one candidate takes to compile on one core, for the progress line
+STORM = 32  # kinds of problem without a tuned pick after which a warning says so
+MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
+MAX_SETTINGS = 16  # different settings whose decisions are remembered
+OLDEST_CAPABILITY = {"sm80": (8, 0)}  # that runs a family
+_WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pick:
+    """A decision.
+
+    Attributes:
+        candidate: what to run.
+        layer: where it comes from: the user's record, a shipped record, or the policy's default.
+        exact: whether the record is of this very bucket, rather than of a neighbour.
+        unverified: soft fields of the record's environment that differ from the present one.
+        reason: for the default, why no record serves.
+    """
+
+    candidate: Candidate
+    layer: Layer
+    exact: bool = True
+    unverified: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def lookup(
+    problem: Problem, policy: Policy, *, device: int = 0, settings: Settings | None = None
+) -> Pick:
+    """Decide which candidate serves a problem; builds and loads nothing.
+
+    Args:
+        problem: as called.
+        policy: whose candidates and records; compared by identity, so keep the object for the next call.
+        device: CUDA device index, for the environment that records are compared with.
+        settings: those in force by default.
+
+    Raises:
+        NoCandidateError: the policy has nothing legal for it.
+    """
+    decisions = _decisions(settings or settings_module.current())
+    pick = decisions.picks.get((problem, policy, device))
+    return pick if pick is not None else decisions.decide(problem, policy, device)
+
+
+def kernel_for(
+    problem: Problem,
+    policy: Policy,
+    *,
+    device: int,
+    must_be_warm: bool = False,
+    settings: Settings | None = None,
+) -> LoadedKernel:
+    """The kernel that serves a problem, loaded and prepared; built first where the store lacks it.
+
+    Args:
+        problem: as called.
+        policy: whose candidates and records.
+        device: CUDA device index; must be the calling thread's current device.
+        must_be_warm: do nothing that is illegal under CUDA-graph capture.
+        settings: those in force by default.
+
+    Raises:
+        NotWarmError: ``must_be_warm``, and the kernel has yet to be built, loaded or prepared.
+        UnsupportedArchitectureError: the policy's kernels cannot run on the device.
+        NoCandidateError: neither the tuned pick nor the default can be had; the message says why for each.
+        ToolchainError, StoreError: a kernel must be built, and there is no compiler or no writable cache.
+        BuildError, ArtifactError: the default, being the pick, does not build or load.
+    """
+    decisions = _decisions(settings or settings_module.current())
+    kernel = decisions.served.get((problem, policy, device))
+    return kernel or decisions.serve(problem, policy, device, must_be_warm)
+
+
+def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:
+    """A candidate's library: from the store, else built, with a log line that says so.
+
+    Without a compiler, what another one made of the same source serves.
+
+    Args:
+        candidate: what to build.
+        arch: compute capability to build for, e.g. ``"80"``.
+        settings: those in force by default.
+
+    Raises:
+        BuildError: it does not compile.
+        ToolchainError, StoreError: there is no compiler, or no writable cache.
+    """
+    settings = settings or settings_module.current()
+    kernel, target, store = render(candidate), BuildTarget(arch=arch), Store(settings.cache_dir)
+    try:
+        toolchain = find_toolchain(settings)
+    except ToolchainError as error:
+        artifacts = store.find(kernel, target)
+        if not artifacts:
+            raise ToolchainError(f"{candidate.name} has to be built first: {error}") from error
+        return artifacts[0]
+    found = store.get(kernel, target, toolchain)
+    if found is None:
+        _log.warning(
+            "building %s for sm_%s: about %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
+            candidate.name,
+            arch,
+            BUILD_SECONDS,
+            settings.cache_dir,
+        )
+        start = time.monotonic()
+        result = build([kernel], target, toolchain=toolchain, store=store, jobs=settings.jobs)[0]
+        _log.info("built %s in %.1f s", candidate.name, time.monotonic() - start)
+        if not isinstance(result, Artifact):
+            raise BuildError(_failure(candidate, result.reason, result.log))
+        return result
+    if isinstance(found, BuildFailed):
+        raise BuildError(_failure(candidate, found.reason, found.log))
+    return found
+
+
+def _failure(candidate: Candidate, reason: str, log: str) -> str:
+    return f"{candidate.name} does not build: {reason}" + (f"; log: {log}" if log else "")
+
+
+class _Decisions:
+    """What this process decided under given settings.
+
+    Warm reads are single dict look-ups and take no lock; everything else holds it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.picks: dict[Any, Pick] = {}
+        self.served: dict[Any, LoadedKernel] = {}
+        self._lock = threading.RLock()
+        self._bucketed: dict[Any, Pick] = {}
+        self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
+        self._failed: dict[tuple[Candidate, int], str] = {}
+        self._searched: set[Any] = set()
+        self._records = RecordStore(settings.cache_dir / "records")
+        self._shipped = ShippedRecords()
+
+    def forget(self) -> None:
+        """Drop the picks, keep the kernels."""
+        with self._lock:
+            for memo in (self.picks, self.served, self._bucketed):
+                memo.clear()
+            self._searched.clear()
+            self._failed.clear()
+
+    def decide(self, problem: Problem, policy: Policy, device: int) -> Pick:
+        """The pick of the problem's bucket, remembered for both."""
+        with self._lock:
+            bucket = (problem.bucketed(), policy, device)
+            pick = self._bucketed.get(bucket)
+            if pick is None:
+                pick = self._bucketed[bucket] = self._consult(*bucket)
+                self._count_untuned()
+            _remember(self.picks, (problem, policy, device), pick)
+        return pick
+
+    def serve(
+        self, problem: Problem, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        """See :func:`kernel_for`."""
+        with self._lock:
+            _check_runs(policy, device)
+            pick = lookup(problem, policy, device=device, settings=self.settings)
+            if self._wants_search(problem, policy, device, pick):
+                if must_be_warm:
+                    raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
+                pick = self._search(problem, policy, device)
+            kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
+            _remember(self.served, (problem, policy, device), kernel)
+        return kernel
+
+    def _consult(self, problem: Problem, policy: Policy, device: int) -> Pick:
+        reasons = [f"mode is {self.settings.mode}"]
+        if self.settings.mode != "off":
+            reasons = []
+            query = Query(
+                problem=problem,
+                arch=policy.name,
+                environment=_environment(device, self.settings),
+                kernel_digest=lambda candidate: kernel_digest(render(candidate)),
+                strict=self.settings.strict_versions,
+            )
+            for name, find in (("record", self._records.find), ("shipped", self._shipped.find)):
+                found = self._ask(name, find, query)
+                if isinstance(found, Hit):
+                    return Pick(
+                        candidate=found.record.candidate,
+                        layer=found.layer,
+                        exact=found.exact,
+                        unverified=found.unverified,
+                    )
+                reasons.append(f"{name}: {found}")
+        return Pick(candidate=policy.default(problem), layer="default", reason="; ".join(reasons))
+
+    def _ask(self, name: str, find: Callable[[Query], Hit | Miss], query: Query) -> Hit | str:
+        """What a layer has; one that cannot be read is logged and passed over, not fatal."""
+        try:
+            found = find(query)
+        except (RecordError, StoreError) as error:
+            _log.warning("no %s is served: %s", name, error)
+            return str(error)
+        if isinstance(found, Hit):
+            return found
+        return f"{found.field} is {found.found}, wanted {found.expected}"
+
+    def _count_untuned(self) -> None:
+        if self.settings.mode == "off":
+            return
+        untuned = sum(pick.layer == "default" for pick in self._bucketed.values())
+        if untuned == STORM:
+            _log.warning(
+                "%d kinds of problem have been served by default kernels so far; tune those that matter "
+                "(`attention-autotuner tune`), or pad sequences to fewer lengths",
+                untuned,
+            )
+
+    def _wants_search(self, problem: Problem, policy: Policy, device: int, pick: Pick) -> bool:
+        return (
+            self.settings.mode == "tune"
+            and self.settings.effort != "none"
+            and pick.layer == "default"
+            and (problem.bucketed(), policy, device) not in self._searched
+        )
+
+    def _search(self, problem: Problem, policy: Policy, device: int) -> Pick:
+        """Tune, then decide anew; a search that fails is logged and leaves the default in place."""
+        self._searched.add((problem.bucketed(), policy, device))
+        _log.warning("tuning for %s (mode is tune)", problem.describe())
+        try:
+            with settings_module.override(**vars(self.settings)):
+                search.tune(problem, policy)
+        except AttentionAutotunerError as error:
+            _log.warning("tuning for %s failed: %s", problem.describe(), error)
+        self.picks.clear()
+        self._bucketed.clear()
+        return self.decide(problem, policy, device)
+
+    def _first_that_works(
+        self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
+    ) -> LoadedKernel:
+        """The pick's kernel, or, if a record's pick cannot be had, the default's."""
+        if pick.layer == "default":
+            return self._ready(pick.candidate, policy, device, must_be_warm)
+        reason = self._failed.get((pick.candidate, device))
+        if reason is None:
+            try:
+                return self._ready(pick.candidate, policy, device, must_be_warm)
+            except DeviceMemoryError:
+                raise  # it would work another time, and the default would not work now
+            except (ArtifactError, BuildError) as error:
+                reason = self._failed[pick.candidate, device] = str(error)
+                _log.warning("the tuned pick cannot be used, the default serves: %s", error)
+        default = policy.default(problem.bucketed())
+        try:
+            return self._ready(default, policy, device, must_be_warm)
+        except (ArtifactError, BuildError) as error:
+            raise NoCandidateError(
+                f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"
+            ) from error
+
+    def _ready(
+        self, candidate: Candidate, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        kernel = self._kernels.get((candidate, device))
+        if kernel is not None:
+            return kernel
+        if must_be_warm:
+            raise NotWarmError(
+                f"{candidate.name} has to be built, loaded or prepared first: {_WARM_UP}"
+            )
+        gpu = probe(device)
+        needed, offered = smem_bytes(candidate), gpu.smem_per_block_bytes
+        if needed > offered:
+            raise UnsupportedArchitectureError(
+                f"{candidate.name} of {policy.spec.name} needs {needed} bytes of shared memory, {gpu.name} gives a CTA "
+                f"{offered}: use device_type=None for the GPU at hand"
+            )
+        artifact = obtain(candidate, native_arch(gpu.compute_capability), settings=self.settings)
+        kernel = load(artifact)
+        kernel.prepare(device)
+        self._kernels[candidate, device] = kernel
+        return kernel
+
+
+def _remember(memo: dict[Any, Any], key: Any, value: Any, bound: int = MAX_MEMO) -> None:
+    """Store under a bound on the number of entries."""
+    if len(memo) >= bound:
+        memo.clear()
+    memo[key] = value
+
+
+_by_settings: dict[Settings, _Decisions] = {}
+_latest: tuple[Settings | None, _Decisions | None] = (None, None)
+_lock = threading.Lock()
+
+
+def _decisions(settings: Settings) -> _Decisions:
+    """The decisions under these settings; hashing them each time would cost more than the look-up."""
+    global _latest
+    known, decisions = _latest
+    if known is not settings or decisions is None:
+        with _lock:
+            decisions = _by_settings.get(settings)
+            if decisions is None:
+                decisions = _Decisions(settings)
+                _remember(_by_settings, settings, decisions, bound=MAX_SETTINGS)
+            _latest = (settings, decisions)
+    return decisions
+
+
+@functools.cache
+def _environment(device: int, settings: Settings) -> Environment:
+    """The present environment; the compiler's version matters only where versions are strict."""
+    if not settings.strict_versions:
+        return collect(device)
+    try:
+        toolchain = find_toolchain(settings)
+    except ToolchainError:
+        return collect(device)  # nothing is compiled here, so there is no version to compare
+    return collect(device, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version)
+
+
+@functools.cache
+def _check_runs(policy: Policy, device: int) -> None:
+    """Refuse a policy whose kernels the device cannot run; warn, once, of one made for another GPU.
+
+    Raises:
+        UnsupportedArchitectureError: every family of the policy needs a newer device.
+    """
+    gpu = probe(device)
+    needed = min(OLDEST_CAPABILITY[family] for family in policy.families)
+    if gpu.compute_capability < needed:
+        raise UnsupportedArchitectureError(
+            f"kernels of {policy.spec.name} need compute capability {needed[0]}.{needed[1]} or newer, {gpu.name} has "
+            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
+        )
+    present = detect(device)
+    if present.spec.name != policy.spec.name:
+        _log.warning(
+            "kernels chosen for %s run on %s: right, but not the fastest it can do",
+            policy.spec.name,
+            gpu.name,
+        )
+
+
+_generation = 0
+_names: dict[DeviceType, str] = {}
+_policies: dict[str, Policy] = {}
+
+
+def generation() -> int:
+    """A number that grows whenever earlier answers may be out of date."""
+    return _generation
+
+
+def invalidate() -> None:
+    """Decide everything anew from now on, e.g. after records changed; kernels stay loaded and prepared."""
+    global _generation
+    with _lock:
+        for decisions in _by_settings.values():
+            decisions.forget()
+        _generation += 1
+
+
+def policy_name(device_type: DeviceType) -> str:
+    """The name under which :func:`policy_named` finds a policy again, for places that hold strings only.
+
+    Raises:
+        UnsupportedArchitectureError: the policy is unknown.
+    """
+    try:
+        name = _names.get(device_type)
+    except TypeError:  # unhashable, so no device type; resolve says so
+        name = None
+    return name if name is not None else _register(device_type)
+
+
+def _register(device_type: DeviceType) -> str:
+    policy = resolve(device_type)
+    with _lock:
+        name, number = policy.spec.name, 1
+        while name in _policies and not _same(_policies[name], policy):
+            number += 1
+            name = f"{policy.spec.name}#{number}"
+        _policies.setdefault(name, policy)
+        _names[device_type] = name
+    return name
+
+
+def _same(one: Policy, other: Policy) -> bool:
+    return type(one) is type(other) and one.spec == other.spec
+
+
+def policy_named(name: str, *, device: int) -> Policy:
+    """The policy of a name.
+
+    Args:
+        name: from :func:`policy_name`, or anything that ``arch.resolve`` takes; empty is the device's own.
+        device: CUDA device index.
+
+    Raises:
+        UnsupportedArchitectureError: there is no such policy.
+    """
+    if not name:
+        return detect(device)
+    return _policies[name if name in _policies else policy_name(name)]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _then_forget(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, after which the next call in this process sees the new records."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            invalidate()
+
+    return wrapped
+
+
+tune = _then_forget(search.tune)

@@ -1,0 +1,170 @@
+"""``flash_attn_func``: attention on torch tensors and on arrays that speak DLPack."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from .. import dispatch
+from ..arch import Policy
+from ..codegen.problem import CausalAlignment
+from ..errors import UnsupportedProblemError
+from . import checks, interop, plan
+from .library import FORWARD_OP, AttentionFunction
+
+SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    device_type: str | Policy | type[Policy] | None = None,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    causal_alignment: CausalAlignment = "bottom_right",
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+) -> Any:
+    """Exact attention, ``softmax(softmax_scale * q k^T) v``, by the fastest kernel known for this problem.
+
+    Runs on torch's current stream of the tensors' device and never synchronises. Without any tuning the architecture's
+    default kernel serves; it is built on the first call that needs it (``attention-autotuner warmup`` builds ahead).
+    Under CUDA-graph capture the kernel must have run, or have been warmed up, before. Tensors on the CPU are served by
+    the PyTorch reference.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere (a
+            transposed ``[batch, seqlen, heads, dim]`` costs no copy). A torch tensor, or a CuPy or other array that
+            offers ``__dlpack__``; q, k and v of one kind.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``; heads_q must be a multiple of heads_kv.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
+            for the GPU that q is on.
+        causal: query row i sees keys ``j <= i + offset`` only; a row that sees none gives 0.
+        softmax_scale: any finite number, negative and 0 included; None is ``1 / sqrt(dim_qk)``.
+        causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``"bottom_right"``, 0 for ``"top_left"``.
+        return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
+            ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
+        deterministic: whether two equal calls must agree bit for bit; None follows
+            ``torch.are_deterministic_algorithms_enabled()``. Every kernel that exists so far does, so the choice rules
+            nothing out today.
+
+    Returns:
+        o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
+        q's own library if q is not a tensor. Empty batch or heads give empty results.
+
+    Raises:
+        UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
+        UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
+        NotWarmError: a CUDA graph is being captured and the kernel is not ready.
+        ToolchainError, BuildError: the kernel had to be built and could not be.
+    """
+    top_left = causal_alignment != "bottom_right"
+    if (
+        softmax_scale is not None
+        or top_left
+        or deterministic is not None
+        or not (causal is True or causal is False)
+        or not (return_lse is True or return_lse is False)
+    ):
+        checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
+    if torch.compiler.is_compiling() or not _is_eager_gpu_call(q, k, v):
+        return _through_dispatcher(
+            q, k, v, device_type, softmax_scale, causal, top_left, return_lse
+        )
+    name = "" if device_type is None else dispatch.policy_name(device_type)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
+            q, k, v, softmax_scale, causal, top_left, name, return_lse
+        )
+    o, lse = plan.attention_forward(q, k, v, softmax_scale, causal, top_left, name, return_lse)
+    return (o, lse) if return_lse else o
+
+
+@cache
+def _plain_key_sets() -> frozenset[int]:
+    """Dispatch keys of CUDA tensors that are just that: no view tricks, no wrapper, no mode's own."""
+    plain = torch.empty(0, device="cuda")
+    with torch.inference_mode():
+        inference = torch.empty(0, device="cuda")
+    return frozenset(torch._C._dispatch_keys(x).raw_repr() for x in (plain, inference))
+
+
+def _is_eager_gpu_call(q: Any, k: Any, v: Any) -> bool:
+    """Whether the dispatcher would do no more than call our CUDA kernel, so that it can be left out.
+
+    It costs a call 2 us without grad and 18 us with it (benchmarks/host_overhead.py). Anything unusual fails this test:
+    subclasses, fake tensors, modes, functorch's transforms, tracing, lazy negation, sparse and nested tensors.
+    """
+    if not (
+        type(q) in _PLAIN_TYPES
+        and type(k) in _PLAIN_TYPES
+        and type(v) in _PLAIN_TYPES
+        and q.is_cuda
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+    ):
+        return False
+    plain, keys = _plain_key_sets(), torch._C._dispatch_keys
+    return (
+        keys(q).raw_repr() in plain and keys(k).raw_repr() in plain and keys(v).raw_repr() in plain
+    )
+
+
+@torch.compiler.assume_constant_result
+def _policy_name(device_type: str | Policy | type[Policy]) -> str:
+    return dispatch.policy_name(device_type)
+
+
+def _through_dispatcher(
+    q: Any,
+    k: Any,
+    v: Any,
+    device_type: str | Policy | type[Policy] | None,
+    softmax_scale: float | None,
+    causal: bool,
+    top_left: bool,
+    return_lse: bool,
+) -> Any:
+    tensors = [isinstance(x, torch.Tensor) for x in (q, k, v)]
+    if not all(tensors):
+        kinds = [type(x).__name__ for x in (q, k, v)]
+        checks.fail_unless(
+            not any(tensors), f"q, k and v must be arrays of one library, got {', '.join(kinds)}"
+        )
+        q_tensor, k_tensor, v_tensor = (
+            interop.to_torch(name, x) for name, x in (("q", q), ("k", k), ("v", v))
+        )
+        give_back = interop.importer(q)
+        found = _through_dispatcher(
+            q_tensor, k_tensor, v_tensor, device_type, softmax_scale, causal, top_left, return_lse
+        )
+        return tuple(map(give_back, found)) if return_lse else give_back(found)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        checks.fail_unless(
+            x.device.type in SUPPORTED_DEVICES,
+            f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
+        )
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        _refuse_tangents(q, k, v)
+    policy = "" if device_type is None else _policy_name(device_type)
+    o, lse = FORWARD_OP(q, k, v, softmax_scale, causal, top_left, policy, return_lse)
+    return (o, lse) if return_lse else o
+
+
+def _refuse_tangents(*tensors: torch.Tensor) -> None:
+    """A tangent would be dropped without a word: forward-mode differentiation has no formula here."""
+    for x in tensors:
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise UnsupportedProblemError(
+                "attention has no forward-mode derivative: differentiate in reverse mode"
+            )

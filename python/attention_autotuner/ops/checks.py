@@ -1,0 +1,177 @@
+"""Argument checks of attention, each failure naming the constraint and the value.
+
+They read shapes, strides and dtypes only, so that fake tensors pass through them as well as real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+
+from ..codegen.problem import CAUSAL_ALIGNMENTS, CausalAlignment, DType, Problem
+from ..errors import UnsupportedProblemError
+
+DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+VECTOR_BYTES = 16
+VECTOR_ELEMENTS = 8
+MAX_SCALE = torch.finfo(torch.float32).max
+
+
+def fail_unless(condition: bool, message: str) -> None:
+    """Raise :class:`UnsupportedProblemError` with a message unless a condition holds."""
+    if not condition:
+        raise UnsupportedProblemError(message)
+
+
+def check_options(
+    causal: object,
+    softmax_scale: object,
+    causal_alignment: object,
+    return_lse: object,
+    deterministic: object,
+) -> None:
+    """Check the arguments that are no tensors.
+
+    Raises:
+        UnsupportedProblemError: one is outside its range.
+    """
+    for name, value in (("causal", causal), ("return_lse", return_lse)):
+        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+    fail_unless(
+        deterministic is None or isinstance(deterministic, bool),
+        f"deterministic must be True, False or None, got {deterministic!r}",
+    )
+    fail_unless(
+        causal_alignment in CAUSAL_ALIGNMENTS,
+        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {causal_alignment!r}",
+    )
+    if softmax_scale is not None:
+        number = isinstance(softmax_scale, (int, float)) and not isinstance(softmax_scale, bool)
+        fail_unless(
+            number,
+            f"softmax_scale must be a float or None, got {type(softmax_scale).__name__}",
+        )
+        check_scale(cast("float", softmax_scale))
+
+
+def check_scale(softmax_scale: float) -> None:
+    """Check that a scale is a finite fp32 number.
+
+    Raises:
+        UnsupportedProblemError: it is not.
+    """
+    # NaN is in no range. A plain `if`, as torch.compile cannot put a symbolic float into a message.
+    if not -MAX_SCALE <= softmax_scale <= MAX_SCALE:
+        raise UnsupportedProblemError(f"softmax_scale must be finite in fp32, got {softmax_scale}")
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
+
+    Raises:
+        UnsupportedProblemError: they name no attention that can be computed here.
+    """
+    named = (("q", q), ("k", k), ("v", v))
+    for name, x in named:
+        fail_unless(
+            x.layout == torch.strided and not x.is_nested,
+            f"{name} must be a dense strided tensor, got {'nested' if x.is_nested else x.layout}",
+        )
+        fail_unless(
+            x.dim() == 4,
+            f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}",
+        )
+        fail_unless(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
+    fail_unless(
+        q.dtype == k.dtype == v.dtype,
+        f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}",
+    )
+    fail_unless(
+        q.device == k.device == v.device,
+        f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
+    )
+    _check_shapes(q.shape, k.shape, v.shape)
+    for name, x in named:
+        fail_unless(
+            x.stride(3) == 1, f"{name} must have unit stride in its last dim, got {x.stride(3)}"
+        )
+
+
+def _check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
+    fail_unless(
+        q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}"
+    )
+    fail_unless(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
+    if k[1] == 0:
+        fail_unless(q[1] == 0, f"heads of k and v must be at least 1 for {q[1]} heads of q, got 0")
+    else:
+        fail_unless(
+            q[1] % k[1] == 0,
+            f"heads of q must be a multiple of heads of k and v, got {q[1]} and {k[1]}",
+        )
+    fail_unless(q[3] == k[3], f"q and k must have the same dim, got {q[3]} and {k[3]}")
+    fail_unless(k[2] == v[2], f"k and v must have the same seqlen, got {k[2]} and {v[2]}")
+    # The limits of sizes and dims are the problem's own; empty batch and heads stand in for any other number.
+    Problem(
+        batch=max(q[0], 1),
+        heads_q=max(q[1], 1),
+        heads_kv=max(k[1], 1) if q[1] else 1,
+        seqlen_q=q[2],
+        seqlen_k=k[2],
+        dim_qk=q[3],
+        dim_v=v[3],
+    )
+
+
+def make_problem(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, top_left: bool
+) -> Problem:
+    """The problem that checked, non-empty tensors name."""
+    aligned = all(is_aligned(x) for x in (q, k, v))
+    alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
+    return Problem(
+        dtype=DTYPE_NAMES[q.dtype],
+        batch=q.shape[0],
+        heads_q=q.shape[1],
+        heads_kv=k.shape[1],
+        seqlen_q=q.shape[2],
+        seqlen_k=k.shape[2],
+        dim_qk=q.shape[3],
+        dim_v=v.shape[3],
+        causal=causal,
+        causal_alignment=alignment,
+        alignment_bytes=16 if aligned else 2,
+    )
+
+
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether every row of a ``[batch, heads, seqlen, dim]`` tensor starts at a multiple of 16 bytes.
+
+    Strides of dimensions of size 1 do not matter.
+    """
+    rows = zip(x.shape[:3], x.stride()[:3], strict=True)
+    return x.data_ptr() % VECTOR_BYTES == 0 and all(
+        size <= 1 or stride % VECTOR_ELEMENTS == 0 for size, stride in rows
+    )
+
+
+def output_strides(
+    shape: Sequence[int], strides: Sequence[int], dim_v: int
+) -> tuple[int, int, int, int]:
+    """Strides of a dense output with q's order of dimensions, its last dim innermost.
+
+    Args:
+        shape: of q.
+        strides: of q; dimensions that q only broadcasts (stride 0) or that have size 1 keep their place outside.
+        dim_v: the output's last dim.
+    """
+    fixed = [axis for axis in range(3) if shape[axis] <= 1 or strides[axis] == 0]
+    moving = sorted((axis for axis in range(3) if axis not in fixed), key=lambda a: strides[a])
+    found = [0, 0, 0, 1]
+    step = dim_v
+    for axis in [*moving, *reversed(fixed)]:
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return (found[0], found[1], found[2], 1)

@@ -1,0 +1,53 @@
+"""Arrays of other libraries, in and out through DLPack: shared memory, no copy, streams ordered by the protocol."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import UnsupportedProblemError
+
+
+def is_array(value: object) -> bool:
+    """Whether a value offers its memory through DLPack."""
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
+
+
+def to_torch(name: str, array: Any) -> torch.Tensor:
+    """View an array as a tensor; work queued for it on its library's stream comes first on torch's.
+
+    Raises:
+        UnsupportedProblemError: it is no array, or cannot be shared.
+    """
+    if not is_array(array):
+        raise UnsupportedProblemError(
+            f"{name} must be a torch tensor or an array that offers __dlpack__, got {type(array).__name__}"
+        )
+    try:
+        tensor: torch.Tensor = torch.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise UnsupportedProblemError(
+            f"{name} ({type(array).__name__}) cannot be read through DLPack: {error}"
+        ) from error
+    return tensor
+
+
+def importer(like: Any) -> Callable[[torch.Tensor], Any]:
+    """The ``from_dlpack`` of an array's own library.
+
+    Raises:
+        UnsupportedProblemError: that library has none.
+    """
+    if hasattr(like, "__array_namespace__"):
+        namespace = like.__array_namespace__()
+    else:
+        namespace = sys.modules[type(like).__module__.partition(".")[0]]
+    function: Callable[[torch.Tensor], Any] | None = getattr(namespace, "from_dlpack", None)
+    if function is None:
+        raise UnsupportedProblemError(
+            f"{type(like).__name__} cannot be given back: {namespace.__name__} has no from_dlpack"
+        )
+    return function
