@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.codegen.cpp import cpp_literal, cpp_type
+
+
+@pytest.mark.parametrize(
+    ("value", "literal"),
+    [
+        (True, "true"),
+        (False, "false"),
+        (0, "0"),
+        (-7, "-7"),
+        (2**63 - 1, "9223372036854775807"),
+        ("", '""'),
+        ("a b", '"a b"'),
+        ('say "hi"\\\n', '"say \\"hi\\"\\\\\\n"'),
+        ("\x01" + "1", '"\\0011"'),
+        ("é", '"\\303\\251"'),
+    ],
+)
+def test_literals(value: Any, literal: str) -> None:
+    assert cpp_literal(value) == literal
+
+
+@pytest.mark.parametrize("value", [1.0, None, b"x", (1,), [1]])
+def test_other_types_have_no_literal(value: Any) -> None:
+    with pytest.raises(TypeError, match=type(value).__name__):
+        cpp_literal(value)
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
+def test_integers_beyond_64_bits_have_no_literal(value: int) -> None:
+    with pytest.raises(ValueError, match=str(value)):
+        cpp_literal(value)
+
+
+def test_a_compiler_reads_strings_back(tmp_path: Path) -> None:
+    text = "".join(map(chr, range(1, 0x180))) + '"\\?%s??/0'
+    source = tmp_path / "literal.cpp"
+    source.write_text(f"#include <cstdio>\nint main() {{ fputs({cpp_literal(text)}, stdout); }}\n")
+    subprocess.run(["g++", "-std=c++17", source, "-o", tmp_path / "literal"], check=True)
+    done = subprocess.run([tmp_path / "literal"], check=True, stdout=subprocess.PIPE)
+    assert done.stdout == text.encode()
+
+
+def test_types() -> None:
+    assert cpp_type("fp16") == "__half"
+    assert cpp_type("bf16") == "__nv_bfloat16"
+    with pytest.raises(ValueError, match="fp8"):
+        cpp_type("fp8")

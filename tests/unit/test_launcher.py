@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.codegen import launcher
+
+
+def _start(prefix: Path, *command: str, timeout: float = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", launcher.__file__, str(timeout), prefix, *command]
+    )
+
+
+def _read(prefix: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(Path(f"{prefix}.json").read_text())
+    return result
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while _runs(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.02)
+
+
+def test_output_time_memory_and_status_are_kept(tmp_path: Path) -> None:
+    prefix = tmp_path / "a step"
+    code = "import sys; x = bytearray(64 << 20); print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    assert _start(prefix, sys.executable, "-S", "-c", code).wait() == 3
+    assert sorted(Path(f"{prefix}.log").read_text().split()) == ["err", "out"]
+    result = _read(prefix)
+    assert result["returncode"] == 3
+    assert result["timed_out"] is False
+    assert 64 << 20 < result["peak_bytes"] < 256 << 20
+    assert 0 < result["seconds"] < 60
+
+
+def test_a_killed_command_is_told_by_its_signal(tmp_path: Path) -> None:
+    prefix = tmp_path / "step"
+    assert _start(prefix, "sh", "-c", "kill -9 $$").wait() == 128 + signal.SIGKILL
+    assert _read(prefix)["returncode"] == -signal.SIGKILL
+
+
+def test_a_missing_command(tmp_path: Path) -> None:
+    prefix = tmp_path / "step"
+    assert _start(prefix, str(tmp_path / "gone")).wait() == 127
+    assert "gone" in Path(f"{prefix}.log").read_text()
+    assert _read(prefix)["returncode"] == 127
+
+
+@pytest.mark.parametrize("how", ["timeout", "terminate"])
+def test_the_command_ends_with_all_its_children(tmp_path: Path, how: str) -> None:
+    prefix, child = tmp_path / "step", tmp_path / "child"
+    process = _start(
+        prefix,
+        "sh", "-c", f"sleep 600 & echo $! > {child}.tmp; mv {child}.tmp {child}; wait",
+        timeout=1.0 if how == "timeout" else 0.0,
+    )  # fmt: skip
+    deadline = time.monotonic() + 10
+    while not child.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    pid = int(child.read_text())
+    if how == "terminate":
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 128 + signal.SIGTERM
+        assert not Path(f"{prefix}.json").exists()
+    else:
+        assert process.wait(10) == 128 + signal.SIGKILL
+        assert _read(prefix)["timed_out"] is True
+    _wait_until_gone(pid)

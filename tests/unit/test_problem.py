@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from attention_autotuner.codegen.problem import Problem, bucket_seqlen, padded_class
+from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"op": "conv"}, ["op", "conv"]),
+        ({"direction": "sideways"}, ["direction", "sideways"]),
+        ({"dtype": "fp32"}, ["dtype", "fp32"]),
+        ({"batch": 0}, ["batch", "0"]),
+        ({"heads_q": 0}, ["heads_q", "0"]),
+        ({"heads_kv": -1}, ["heads_kv", "-1"]),
+        ({"seqlen_q": 0}, ["seqlen_q", "0"]),
+        ({"seqlen_k": 2**31}, ["seqlen_k", str(2**31)]),
+        ({"heads_q": 6, "heads_kv": 4}, ["heads_q", "6", "4"]),
+        ({"dim_qk": 0}, ["dim_qk", "0"]),
+        ({"dim_qk": 12}, ["dim_qk", "8", "12"]),
+        ({"dim_qk": 264}, ["dim_qk", "256", "264"]),
+        ({"dim_v": 520}, ["dim_v", "512", "520"]),
+        ({"dim_v": 63}, ["dim_v", "63"]),
+        ({"causal_alignment": "middle"}, ["causal_alignment", "middle"]),
+        ({"alignment_bytes": 8}, ["alignment_bytes", "8"]),
+    ],
+)
+def test_bad_fields_are_named_with_their_value(fields: dict[str, Any], named: list[str]) -> None:
+    with pytest.raises(UnsupportedProblemError) as caught:
+        Problem(**fields)
+    assert all(part in str(caught.value) for part in named)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, AttentionAutotunerError)
+
+
+def test_limits_themselves_are_fine() -> None:
+    problem = Problem(
+        dim_qk=256, dim_v=512, seqlen_q=1, seqlen_k=2**30, batch=1, heads_q=8, heads_kv=1
+    )
+    assert (problem.class_qk, problem.class_v) == (256, 512)
+
+
+@pytest.mark.parametrize(
+    ("dim", "expected"), [(8, 16), (16, 16), (24, 32), (40, 48), (72, 80), (512, 512)]
+)
+def test_padded_class(dim: int, expected: int) -> None:
+    assert padded_class(dim) == expected
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "expected"), [(1, 16), (16, 16), (17, 32), (4095, 4096), (4096, 4096), (4097, 8192)]
+)
+def test_bucket_seqlen(seqlen: int, expected: int) -> None:
+    assert bucket_seqlen(seqlen) == expected
+
+
+def test_problems_of_one_bucket_are_equal_when_bucketed() -> None:
+    left, right = Problem(seqlen_q=1025, seqlen_k=2000), Problem(seqlen_q=2048, seqlen_k=1100)
+    assert left != right
+    assert left.bucketed() == right.bucketed() == Problem(seqlen_q=2048, seqlen_k=2048)
+
+
+def test_causal_offset() -> None:
+    assert Problem(seqlen_q=3, seqlen_k=7, causal=True).causal_offset == 4
+    assert Problem(seqlen_q=7, seqlen_k=3, causal=True).causal_offset == -4
+    assert (
+        Problem(seqlen_q=3, seqlen_k=7, causal=True, causal_alignment="top_left").causal_offset == 0
+    )
+
+
+def test_work_of_a_small_problem_by_hand() -> None:
+    problem = Problem(
+        batch=2, heads_q=4, heads_kv=2, seqlen_q=3, seqlen_k=5, dim_qk=8, dim_v=16, causal=False
+    )
+    # Two products of 2 * 4 heads: 3 x 5 x 8 and 3 x 5 x 16 multiply-adds.
+    assert problem.flops == 2 * 8 * (3 * 5 * 8 + 3 * 5 * 16)
+    # Two bytes an element: q, o of 8 heads, k, v of 4 heads.
+    assert problem.bytes_moved == 2 * (8 * 3 * (8 + 16) + 4 * 5 * (8 + 16))
+
+
+@pytest.mark.parametrize(
+    ("problem", "text"),
+    [
+        (Problem(), "attention forward fp16 b4 h16 s4096 d128"),
+        (
+            Problem(heads_kv=4, seqlen_k=512, dim_v=64, causal=True, causal_alignment="top_left"),
+            "attention forward fp16 b4 h16/4 s4096x512 d128/64 causal-top-left",
+        ),
+        (
+            Problem(dtype="bf16", causal=True, alignment_bytes=2),
+            "attention forward bf16 b4 h16 s4096 d128 causal narrow",
+        ),
+    ],
+)
+def test_describe(problem: Problem, text: str) -> None:
+    assert problem.describe() == text

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from attention_autotuner import abi
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.environment import environment, template_root
+from attention_autotuner.codegen.render import (
+    abi_version,
+    include_closure,
+    include_root,
+    kernel_digest,
+    render,
+    unique,
+)
+from attention_autotuner.errors import BuildError
+
+GOLDEN = Path(__file__).with_name("golden")
+SMALL = Candidate(
+    family="sm80",
+    dtype="fp16",
+    class_qk=64,
+    class_v=64,
+    block_m=128,
+    block_n=64,
+    warps_m=4,
+    num_stages=2,
+    k_slice=64,
+)
+LARGE = replace(
+    SMALL,
+    dtype="bf16",
+    class_qk=256,
+    class_v=512,
+    block_m=64,
+    block_n=32,
+    warps_m=2,
+    warps_n=4,
+    num_stages=1,
+    q_in_registers=True,
+    qk_ahead=True,
+    k_slice=128,
+    v_slices=2,
+    persistent=True,
+    cta_order="heads_first",
+    ctas_per_sm=2,
+    copy_bytes=2,
+)
+
+
+@pytest.mark.parametrize("candidate", [SMALL, LARGE], ids=["small", "large"])
+def test_golden(candidate: Candidate) -> None:
+    """Rendered text is reviewed as a diff; `UPDATE_GOLDEN=1 pytest tests/unit/test_render.py` accepts a change."""
+    path = GOLDEN / f"{candidate.name}.cu"
+    text = render(candidate).text
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == {SMALL.name, LARGE.name}
+
+
+def test_every_knob_reaches_the_text() -> None:
+    texts = [render(SMALL).text]
+    for name, value in LARGE.config.items():
+        if value != getattr(SMALL, name):
+            lines = render(replace(SMALL, **{name: value})).text.splitlines()
+            # The name alone would make any two texts differ.
+            texts.append("\n".join(line for line in lines if "name" not in line.lower()))
+    assert len(texts) > 15
+    assert len(set(texts)) == len(texts)
+
+
+def test_undefined_names_are_errors() -> None:
+    template = environment().from_string("{{ candidate.no_such_knob }}")
+    with pytest.raises(jinja2.UndefinedError, match="no_such_knob"):
+        template.render(candidate=SMALL)
+
+
+def test_templates_are_short() -> None:
+    for path in template_root().rglob("*.jinja"):
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 120, path
+
+
+def test_unique_keeps_the_first_of_each_text() -> None:
+    first, second = render(SMALL), render(LARGE)
+    twin = replace(first, name="twin")
+    assert unique([first, second, twin, second]) == [first, second]
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return root
+
+
+def test_closure_is_transitive_and_ours_alone(tmp_path: Path) -> None:
+    files = {
+        "attention_autotuner/a.cuh": '#pragma once\n#include "b.cuh"\n  #  include <cute/layout.hpp>\n',
+        "attention_autotuner/b.cuh": '#include "detail/c.cuh"\n#include <attention_autotuner/a.cuh>\n',
+        "attention_autotuner/detail/c.cuh": '#include <cstdint>\n#include "../d.cuh"\n',
+        "attention_autotuner/d.cuh": "// #include <attention_autotuner/none.cuh>\n",
+        "attention_autotuner/unused.cuh": "",
+    }
+    closure = include_closure("#include <attention_autotuner/a.cuh>\n", _write(tmp_path, files))
+    del files["attention_autotuner/unused.cuh"]
+    assert closure == {
+        name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())
+    }
+
+
+def test_an_edited_header_changes_the_closure(tmp_path: Path) -> None:
+    root = _write(tmp_path, {"attention_autotuner/a.cuh": "int x;\n"})
+    text = "#include <attention_autotuner/a.cuh>\n"
+    before = include_closure(text, root)
+    _write(root, {"attention_autotuner/a.cuh": "int xy;\n"})
+    assert include_closure(text, root) != before
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("#include <attention_autotuner/none.cuh>\n", ["none.cuh", "the rendered kernel"]),
+        ('#include "none.h"\n', ["none.h"]),
+        ("#include <attention_autotuner/a.cuh>\n", ["missing.cuh", "attention_autotuner/a.cuh"]),
+    ],
+)
+def test_missing_headers_are_named(tmp_path: Path, text: str, named: list[str]) -> None:
+    root = _write(tmp_path, {"attention_autotuner/a.cuh": '#include "missing.cuh"\n'})
+    with pytest.raises(BuildError) as caught:
+        include_closure(text, root)
+    assert all(part in str(caught.value) for part in named)
+
+
+def test_closure_of_a_real_kernel() -> None:
+    closure = include_closure(render(SMALL).text)
+    assert {"attention_autotuner/abi.h", "attention_autotuner/attention_forward_entry.cuh"} <= set(
+        closure
+    )
+    for name, digest in closure.items():
+        assert hashlib.sha256((include_root() / name).read_bytes()).hexdigest() == digest
+
+
+def test_abi_version_is_the_mirrors() -> None:
+    assert abi_version() == abi.ABI_VERSION
+
+
+def test_kernel_digest_follows_the_text_not_the_name() -> None:
+    kernel = render(SMALL)
+    assert kernel_digest(kernel) == kernel_digest(replace(kernel, name="other"))
+    assert kernel_digest(kernel) != kernel_digest(replace(kernel, text=kernel.text + "\n"))

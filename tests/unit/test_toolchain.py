@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.codegen import cutlass, toolchain
+from attention_autotuner.codegen.cutlass import PINNED_VERSION, find_cutlass
+from attention_autotuner.codegen.toolchain import (
+    WHEELS,
+    check_wheels,
+    clean_environment,
+    find_cmake,
+    find_disassembler,
+    find_host_cxx,
+    find_ninja,
+    find_nvcc,
+    find_toolchain,
+)
+from attention_autotuner.errors import ToolchainError
+from attention_autotuner.settings import Settings
+
+FAKE_NVCC = """#!/bin/sh
+case "$*" in
+  --version) echo "Cuda compilation tools, release {release}, V{version}" ;;
+  *--dryrun*) echo '#$ TOP={root}/bin/..' ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+def _script(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def _toolkit(root: Path, version: str = "13.0.88", *, lib64: bool = True) -> Path:
+    """A CUDA root whose nvcc answers like the real one."""
+    release = version.rpartition(".")[0]
+    _script(root / "bin" / "nvcc", FAKE_NVCC.format(release=release, version=version, root=root))
+    library = root / ("lib64" if lib64 else "lib") / "libcudart_static.a"
+    library.parent.mkdir()
+    library.touch()
+    return root
+
+
+def _headers(root: Path, version: str = PINNED_VERSION) -> Path:
+    """A folder that looks like a CUTLASS checkout."""
+    parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    defines = "".join(f"#define CUTLASS_{name} {number}\n" for name, number in parts)
+    for name, text in {"cute/layout.hpp": "", "cutlass/version.h": defines}.items():
+        path = root / "include" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine without any nvcc: an empty folder as PATH, which tests may fill."""
+    path = tmp_path / "path"
+    path.mkdir()
+    monkeypatch.setenv("PATH", str(path))
+    for name in ("CUDA_HOME", "CUDA_PATH", "CUDAHOSTCXX", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    real_places = toolchain._nvcc_places
+    monkeypatch.setattr(
+        toolchain,
+        "_nvcc_places",
+        lambda: (place for place in real_places() if not place.is_relative_to("/usr/local")),
+    )
+    monkeypatch.setattr(toolchain, "wheel_roots", list)
+    toolchain._assemble.cache_clear()
+    return path
+
+
+def test_nvcc_places_in_their_order(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, from_path, home, cuda_path, given = (
+        _toolkit(tmp_path / name, f"13.0.{number}")
+        for number, name in enumerate(("wheels/nvidia/cu13", "a", "b", "c", "d"))
+    )
+    monkeypatch.setattr(toolchain, "check_wheels", lambda root: None)
+    monkeypatch.setattr(toolchain, "wheel_roots", lambda: [wheels])
+    assert find_nvcc().root == wheels
+    monkeypatch.setenv("CUDA_PATH", str(cuda_path))
+    assert find_nvcc().root == cuda_path
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    assert find_nvcc().root == home
+    monkeypatch.setenv("PATH", f"{from_path / 'bin'}:/usr/bin:/bin")
+    assert find_nvcc().root == from_path
+    assert find_nvcc(given).root == given
+    assert find_nvcc(str(given / "bin" / "nvcc")).version == "13.0.4"
+
+
+def test_a_wrapper_is_asked_for_its_root(bare: Path, tmp_path: Path) -> None:
+    real = _toolkit(tmp_path / "cuda")
+    wrapper = _script(bare / "nvcc", f'#!/bin/sh\nexec {real}/bin/nvcc "$@"\n')
+    found = find_nvcc()
+    assert (found.path, found.root, found.flags) == (wrapper, real, ())
+
+
+def test_a_root_with_lib_alone_is_told_to_the_linker(bare: Path, tmp_path: Path) -> None:
+    root = _toolkit(tmp_path / "cu13", lib64=False)
+    assert find_nvcc(root).flags == (f"-L{root}/lib",)
+
+
+def test_no_nvcc_says_what_to_install(bare: Path) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        find_nvcc()
+    assert "no usable nvcc" in str(caught.value)
+    assert all(wheel in str(caught.value) for wheel in WHEELS)
+
+
+def test_unusable_compilers_are_passed_over_and_named(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _script(bare / "nvcc", "#!/bin/sh\necho boom; exit 3\n")
+    old = _toolkit(tmp_path / "old", "11.8.89")
+    monkeypatch.setenv("CUDA_HOME", str(old))
+    with pytest.raises(ToolchainError) as caught:
+        find_nvcc()
+    assert "boom" in str(caught.value)
+    assert "11.8.89, older than 12.0" in str(caught.value)
+    good = _toolkit(tmp_path / "good")
+    monkeypatch.setenv("CUDA_PATH", str(good))
+    assert find_nvcc().root == good
+
+
+def test_a_given_nvcc_is_not_replaced_by_another(bare: Path, tmp_path: Path) -> None:
+    _toolkit(tmp_path / "good")
+    (bare / "nvcc").symlink_to(tmp_path / "good" / "bin" / "nvcc")
+    with pytest.raises(ToolchainError, match="no-such-nvcc"):
+        find_nvcc(tmp_path / "no-such-nvcc")
+    text = tmp_path / "text"
+    text.write_text("not a program")
+    text.chmod(0o755)
+    with pytest.raises(ToolchainError, match="cannot run"):
+        find_nvcc(text)
+
+
+def _install_wheels(root: Path, versions: dict[str, str]) -> None:
+    for file, name in toolchain._WHEEL_FILES.items():
+        if name in versions:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).touch()
+    for name, version in versions.items():
+        info = root.parents[1] / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_incomplete_and_mixed_wheels_are_refused(tmp_path: Path) -> None:
+    whole = {wheel.split("==")[0]: "13.0.88" for wheel in WHEELS}
+    root = tmp_path / "whole" / "nvidia" / "cu13"
+    _install_wheels(root, whole)
+    check_wheels(root)
+    for missing in whole:
+        root = tmp_path / missing / "nvidia" / "cu13"
+        _install_wheels(root, {name: v for name, v in whole.items() if name != missing})
+        with pytest.raises(ToolchainError, match=missing):
+            check_wheels(root)
+    root = tmp_path / "mixed" / "nvidia" / "cu13"
+    _install_wheels(root, {**whole, "nvidia-nvvm": "13.1.4"})
+    with pytest.raises(ToolchainError, match=r"mixes CUDA releases.*nvidia-nvvm==13\.1\.4"):
+        check_wheels(root)
+
+
+def test_the_wheels_named_are_those_of_the_packaging(repository: Path) -> None:
+    text = (repository / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^toolchain = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
+    assert listed is not None
+    assert sorted(re.findall(r'"([^"]+)"', listed[1])) == sorted(WHEELS)
+
+
+def test_cutlass_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, checkout, given = (
+        _headers(tmp_path / name) for name in ("package", "checkout", "given")
+    )
+    monkeypatch.setattr(cutlass, "package_dir", lambda: package / "include")
+    monkeypatch.setattr(cutlass, "checkout_dir", lambda: tmp_path / "absent")
+    assert find_cutlass() == (package / "include", PINNED_VERSION)
+    monkeypatch.setattr(cutlass, "checkout_dir", lambda: checkout)
+    assert find_cutlass()[0] == checkout / "include"
+    assert find_cutlass(given)[0] == given / "include"
+    assert find_cutlass(str(given / "include"))[0] == given / "include"
+
+
+def test_missing_cutlass_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutlass, "package_dir", lambda: None)
+    monkeypatch.setattr(cutlass, "checkout_dir", lambda: tmp_path / "nothing")
+    with pytest.raises(ToolchainError, match=r"pip install --no-deps nvidia-cutlass==4\.2\.0\.0"):
+        find_cutlass()
+    with pytest.raises(ToolchainError, match="ATTENTION_AUTOTUNER_CUTLASS_DIR") as caught:
+        find_cutlass(tmp_path / "given")
+    assert str(tmp_path / "given") in str(caught.value)
+
+
+def test_another_cutlass_version_is_used_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = _headers(tmp_path, "4.3.1")
+    with caplog.at_level(logging.WARNING):
+        assert find_cutlass(root) == (root / "include", "4.3.1")
+    assert "4.3.1" in caplog.text
+    assert PINNED_VERSION in caplog.text
+    (root / "include" / "cutlass" / "version.h").write_text("#pragma once\n")
+    with pytest.raises(ToolchainError, match="CUTLASS_MAJOR"):
+        find_cutlass(root)
+
+
+def test_cutlass_pins_agree(repository: Path) -> None:
+    text = (repository / "third_party" / "cutlass" / "resolve.cmake").read_text(encoding="utf-8")
+    pin = re.search(r"set\(ATTENTION_AUTOTUNER_CUTLASS_VERSION ([\d.]+)\)", text)
+    assert pin is not None
+    assert pin[1] == PINNED_VERSION
+    readme = (repository / "third_party" / "cutlass" / "README.md").read_text(encoding="utf-8")
+    assert cutlass.INSTALL_COMMAND in readme
+
+
+def test_cutlass_of_this_environment_is_the_pinned_one() -> None:
+    include, version = find_cutlass()
+    assert version == PINNED_VERSION
+    assert (include / "cute" / "layout.hpp").is_file()
+
+
+def test_cmake_resolves_cutlass_as_python_does(tmp_path: Path, repository: Path) -> None:
+    given = _headers(tmp_path / "given")
+    script = tmp_path / "resolve.cmake"
+    script.write_text(
+        f'include("{repository}/third_party/cutlass/resolve.cmake")\n'
+        "attention_autotuner_resolve_cutlass(found)\n"
+        'message(STATUS "found=${found}")\n'
+    )
+
+    def resolve(*variables: str) -> str:
+        command = [find_cmake()[0], *(f"-D{item}" for item in variables), "-P", script]
+        done = subprocess.run(
+            command, env=clean_environment(), capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
+    python = f"Python3_EXECUTABLE={sys.executable}"
+    assert f"found={find_cutlass()[0]}\n" in resolve(python)
+    assert f"found={given}/include\n" in resolve(f"CUTLASS_DIR={given}")
+    assert f"found={given}/include\n" in resolve(f"CUTLASS_DIR={given}/include")
+    output = resolve(f"CUTLASS_DIR={tmp_path}/nothing")
+    assert "pip install --no-deps nvidia-cutlass==4.2.0.0" in output
+    other = _headers(tmp_path / "other", "4.3.1")
+    assert "CUTLASS 4.3.1" in resolve(f"CUTLASS_DIR={other}")
+
+
+def test_host_compiler_order(bare: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="install g\\+\\+"):
+        find_host_cxx()
+    for name in ("clang++", "c++", "g++"):
+        _script(bare / name, f"#!/bin/sh\necho {name} 1.0\necho more\n")
+        assert find_host_cxx() == (bare / name, f"{name} 1.0")
+    mine = _script(tmp_path / "mine", "#!/bin/sh\necho mine 2.0\n")
+    monkeypatch.setenv("CXX", str(mine))
+    assert find_host_cxx() == (mine, "mine 2.0")
+
+
+def test_cmake_and_ninja_are_found_here() -> None:
+    for path, version in (find_cmake(), find_ninja()):
+        done = subprocess.run([path, "--version"], check=True, capture_output=True, text=True)
+        assert version in done.stdout
+
+
+def test_build_tools_beside_python_come_first_and_broken_ones_are_passed_over(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = tmp_path / "scripts"
+    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(scripts))
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="pip install cmake"):
+        find_cmake()
+    _script(bare / "cmake", "#!/bin/sh\necho cmake version 3.20.1\n")
+    with pytest.raises(ToolchainError, match=r"older than 3\.24"):
+        find_cmake()
+    _script(bare / "cmake", "#!/bin/sh\necho cmake version 3.30.1\n")
+    assert find_cmake() == (bare / "cmake", "3.30.1")
+    _script(scripts / "cmake", "#!/no/such/python\n")
+    assert find_cmake() == (bare / "cmake", "3.30.1")
+    _script(scripts / "cmake", "#!/bin/sh\necho cmake version 3.31.0\n")
+    assert find_cmake() == (scripts / "cmake", "3.31.0")
+
+
+def test_a_disassembler_needs_its_helper(bare: Path) -> None:
+    assert find_disassembler() is None
+    _script(bare / "cuobjdump", "#!/bin/sh\n")
+    assert find_disassembler() is None
+    _script(bare / "nvdisasm", "#!/bin/sh\n")
+    assert find_disassembler() == bare / "cuobjdump"
+
+
+def test_flags_from_outside_do_not_reach_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-O0")
+    monkeypatch.setenv("CMAKE_CUDA_COMPILER_LAUNCHER", "ccache")
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    env = clean_environment()
+    assert "NVCC_APPEND_FLAGS" not in env
+    assert "CMAKE_CUDA_COMPILER_LAUNCHER" not in env
+    assert env["LC_ALL"] == "C"
+    assert env["LANG"] == "de_DE.UTF-8"
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
+def test_the_toolchain_of_this_machine(tmp_path: Path) -> None:
+    toolchain._assemble.cache_clear()
+    found = find_toolchain(Settings(cache_dir=tmp_path))
+    assert re.fullmatch(r"\d+\.\d+\.\d+", found.nvcc_version)
+    assert (found.cuda_root / "nvvm" / "bin" / "cicc").exists()
+    assert found is find_toolchain(Settings(cache_dir=tmp_path / "other"))
+    assert not any("/" in value for value in (found.nvcc_version, found.cutlass_version))
+    with pytest.raises(ToolchainError, match="no-such-nvcc"):
+        find_toolchain(Settings(nvcc=tmp_path / "no-such-nvcc"))
