@@ -80,7 +80,9 @@ def _read_step(batch: _Batch, name: str, step: str) -> _Step | None:
     return _Step(log=log, **result)
 
 
-def _inspect(log: str, library: Path, disassembler: Path | None) -> CompilerReport:
+def _inspect(
+    log: str, library: Path, disassembler: Path | None, *, persistent: bool
+) -> CompilerReport:
     """The compiler's report, with spills in main loops where they can be known."""
     report = parse_ptxas(log)
     if report.stack_bytes + report.spill_store_bytes + report.spill_load_bytes == 0:
@@ -90,7 +92,7 @@ def _inspect(log: str, library: Path, disassembler: Path | None) -> CompilerRepo
     if disassembler is None:
         return report
     try:
-        return add_loop_spills(report, main_loops(library, disassembler))
+        return add_loop_spills(report, main_loops(library, disassembler, persistent=persistent))
     except ToolchainError as error:
         logger.warning("spills in main loops stay unknown: %s", error)
         return report
@@ -151,7 +153,12 @@ def _finish(
         name=kernel.name,
         digest=digest,
         path=library,
-        report=_inspect(compiled.log, library, batch.disassembler),
+        report=_inspect(
+            compiled.log,
+            library,
+            batch.disassembler,
+            persistent=kernel.candidate.persistent,
+        ),
         kernel_digest=kernel_digest(kernel),
         target=batch.target,
         toolchain=batch.toolchain.identity(),

@@ -1,8 +1,8 @@
 """Whether a kernel touches local memory inside its main loops, read from its machine code.
 
 Compilers report how much a kernel spills, not where. A few spills before and after the loops are free; one inside a
-loop around tensor-core instructions is paid on every tile. So: disassemble, build the control-flow graph, find its
-natural loops, and look at the innermost ones that hold tensor-core instructions.
+loop around tensor-core instructions is paid on every pass. So: disassemble, build the control-flow graph, find its
+natural loops, and look at those that hold tensor-core instructions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Instruction:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """An innermost loop around tensor-core instructions.
+    """A loop around tensor-core instructions.
 
     Attributes:
         start, end: addresses of its first and last instruction in code order.
@@ -170,11 +170,13 @@ def _natural_loops(edges: list[list[int]]) -> list[frozenset[int]]:
     return [frozenset(body) for body in bodies.values()]
 
 
-def find_main_loops(code: list[Instruction]) -> list[Loop]:
-    """The innermost loops around tensor-core instructions, in code order.
+def find_main_loops(code: list[Instruction], *, persistent: bool = False) -> list[Loop]:
+    """The loops around tensor-core instructions, in code order, with what is inside them at any depth.
 
-    A loop whose tensor-core instructions all sit in a loop inside it (a persistent kernel's loop over tiles) is not a
-    main loop: what it spills is paid once a tile.
+    Args:
+        code: one function.
+        persistent: the kernel's outermost loop walks over tiles. It is then no main loop: what it spills around the
+            loops inside it is paid once a tile, as it would be at the begin and end of a kernel that is not persistent.
     """
     if not code:
         return []
@@ -183,21 +185,21 @@ def find_main_loops(code: list[Instruction]) -> list[Loop]:
     loops = [body for body in _natural_loops(_successors(blocks)) if body & mma]
     found = []
     for body in loops:
-        inner = frozenset[int]().union(*(other for other in loops if other < body))
-        if not (body & mma) - inner:
+        holds_another = any(other < body for other in loops)
+        outermost = not any(body < other for other in loops)
+        if persistent and outermost and holds_another:
             continue
-        # An outer loop with tensor-core instructions of its own answers for its own blocks only.
-        own = [item for number in sorted(body - inner) for item in blocks[number]]
+        items = [item for number in sorted(body) for item in blocks[number]]
         found.append(
             Loop(
-                start=own[0].address,
-                end=own[-1].address,
-                mma=sum(item.opcode in _MMA for item in own),
-                local_loads=sum(item.opcode == "LDL" for item in own),
-                local_stores=sum(item.opcode == "STL" for item in own),
+                start=items[0].address,
+                end=items[-1].address,
+                mma=sum(item.opcode in _MMA for item in items),
+                local_loads=sum(item.opcode == "LDL" for item in items),
+                local_stores=sum(item.opcode == "STL" for item in items),
             )
         )
-    return sorted(found, key=lambda loop: loop.start)
+    return sorted(found, key=lambda loop: (loop.start, -loop.end))
 
 
 def disassemble(library: Path, disassembler: Path) -> str:
@@ -228,17 +230,24 @@ def disassemble(library: Path, disassembler: Path) -> str:
     return done.stdout
 
 
-def main_loops(library: Path, disassembler: Path) -> dict[str, list[Loop]]:
-    """The main loops of every kernel in a library, by mangled name.
+def main_loops(
+    library: Path, disassembler: Path, *, persistent: bool = False
+) -> dict[str, list[Loop]]:
+    """The main loops of every kernel in a library, by mangled name; see :func:`find_main_loops`.
 
     Raises:
         ToolchainError: the disassembler fails.
     """
     code = parse_sass(disassemble(library, disassembler))
-    return {name: find_main_loops(instructions) for name, instructions in code.items()}
+    return {
+        name: find_main_loops(instructions, persistent=persistent)
+        for name, instructions in code.items()
+    }
 
 
-def loop_spills(library: Path, disassembler: Path | None) -> bool | None:
+def loop_spills(
+    library: Path, disassembler: Path | None, *, persistent: bool = False
+) -> bool | None:
     """Whether any main loop of a library touches local memory; None without a disassembler.
 
     Raises:
@@ -246,7 +255,7 @@ def loop_spills(library: Path, disassembler: Path | None) -> bool | None:
     """
     if disassembler is None:
         return None
-    loops = main_loops(library, disassembler)
+    loops = main_loops(library, disassembler, persistent=persistent)
     return any(loop.spills for kernel in loops.values() for loop in kernel)
 
 
