@@ -22,8 +22,7 @@ from .status import FAILED, INTERRUPTED, OK
 
 ARCHITECTURES = ("A100", "RTX4090", "H100")
 MIN_BUILT = 2  # usable kernels that each architecture must come to
-TOP_K_WITH_GPU = 8
-TOP_K_WITHOUT_GPU = 3  # beside the default; three architectures are built
+TOP_K = 8  # candidates beside the default, where --top-k does not say
 LEFT_OUT = (
     "left out, for want of a GPU: checking the kernels against the reference, measuring them, recording a pick, and "
     "running flash_attn_func on one"
@@ -70,16 +69,7 @@ def run_all(arguments: argparse.Namespace) -> int:
     devices: list[Policy | str] = [present] if present is not None else list(ARCHITECTURES)
     results: list[TuneResult] = []
     for device in devices:
-        with progress(quiet=arguments.json) as show:
-            result = tune(
-                problem,
-                device,
-                effort=arguments.effort,
-                budget_seconds=arguments.budget_seconds,
-                top_k=arguments.top_k or (TOP_K_WITH_GPU if present else TOP_K_WITHOUT_GPU),
-                confirm=not arguments.no_confirm,
-                listener=listener(show),
-            )
+        result = search(arguments, problem, device)
         results.append(result)
         if not arguments.json:
             print_result(result)
@@ -109,6 +99,25 @@ def run_all(arguments: argparse.Namespace) -> int:
     if interrupted:
         return INTERRUPTED
     return FAILED if complaints else OK
+
+
+def search(arguments: argparse.Namespace, problem: Problem, device: Policy | str) -> TuneResult:
+    """Tune for one GPU; wider, unless ``--top-k`` fixes the width, while what is best spills in its main loop."""
+    widths = [arguments.top_k] if arguments.top_k else [TOP_K, 2 * TOP_K, 4 * TOP_K]
+    while True:
+        with progress(quiet=arguments.json) as show:
+            result = tune(
+                problem,
+                device,
+                effort=arguments.effort,
+                budget_seconds=arguments.budget_seconds,
+                top_k=widths.pop(0),
+                confirm=not arguments.no_confirm,
+                listener=listener(show),
+            )
+        done = result.interrupted or result.status != "predicted" or arguments.effort == "none"
+        if done or not widths or not complaints_of([result]):
+            return result
 
 
 def complaints_of(results: list[TuneResult]) -> list[str]:

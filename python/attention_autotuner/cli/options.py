@@ -81,7 +81,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
         help="by name, as `candidates --json` lists them; may be repeated",
     )
     exclusive.add_argument(
-        "--count", type=positive, default=1, metavar="N", help="the best N by the cost model (1)"
+        "--count", type=positive, metavar="N", help="the best N by the cost model (1)"
     )
     exclusive.add_argument(
         "--default", action="store_true", help="the one that serves while nothing is tuned"
@@ -133,7 +133,7 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
     elif arguments.candidate:
         wanted = arguments.candidate
     else:
-        return ranked[: arguments.count]
+        return ranked[: arguments.count or 1]
     by_name = {candidate.name: (candidate, estimate) for candidate, estimate in ranked}
     for name in wanted:
         if name not in by_name:

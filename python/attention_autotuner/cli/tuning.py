@@ -6,7 +6,7 @@ import argparse
 
 from ..dispatch import tune
 from .console import print_json, progress
-from .main_job import TOP_K_WITH_GPU, run_all
+from .main_job import TOP_K, run_all
 from .options import Commands, add_json, add_problem, policy_of, positive, problem_of, seconds
 from .results import listener, print_result
 from .status import INTERRUPTED, OK
@@ -30,7 +30,7 @@ def register_tune(commands: Commands) -> None:
         "--top-k",
         type=positive,
         metavar="K",
-        help=f"candidates beside the default ({TOP_K_WITH_GPU})",
+        help=f"candidates beside the default ({TOP_K})",
     )
     group.add_argument(
         "--no-confirm",
@@ -60,7 +60,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
             policy,
             effort=arguments.effort,
             budget_seconds=arguments.budget_seconds,
-            top_k=arguments.top_k or TOP_K_WITH_GPU,
+            top_k=arguments.top_k or TOP_K,
             confirm=not arguments.no_confirm,
             listener=listener(show),
         )

@@ -1,0 +1,54 @@
+"""What `make tune` does on a machine without a GPU, with the real compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import probe
+from attention_autotuner.cli import main
+from attention_autotuner.codegen.entries import read_artifact
+from attention_autotuner.errors import UnsupportedArchitectureError
+
+pytestmark = [pytest.mark.build, pytest.mark.tune]
+
+
+def has_gpu() -> bool:
+    try:
+        probe()
+    except UnsupportedArchitectureError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(has_gpu(), reason="with a GPU the main job tunes that GPU; tests/gpu covers it")
+def test_the_main_job_builds_and_ranks_for_three_architectures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with settings.override(cache_dir=tmp_path):
+        status = main(["tune", "--all", "--json"])
+        said = json.loads(capsys.readouterr().out)
+        assert said["complaints"] == []
+        assert status == 0
+        assert [result["arch"] for result in said["results"]] == ["A100", "RTX4090", "H100"]
+        assert said["gpu"] is None
+        assert "flash_attn_func" in said["left_out"]
+        for result in said["results"]:
+            usable = [
+                row
+                for row in result["candidates"]
+                if row["artifact"] is not None and row["outcome"]["kind"] == "ok"
+            ]
+            assert len(usable) >= 2
+            assert result["status"] == "predicted"
+            assert result["pick"] == usable[0]["name"]
+            estimates = [row["estimate_us"] for row in usable]
+            assert estimates == sorted(estimates)
+            for row in usable[:2]:
+                artifact = read_artifact(Path(row["artifact"]).parent)
+                assert not artifact.report.loop_spills
+        assert main(["cache", "verify", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["checked"] == len(said["files"])

@@ -1,0 +1,409 @@
+"""Every command in-process, with and without --json; what compiles is in tests/build."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import resolve
+from attention_autotuner.arch.resources import smem_bytes
+from attention_autotuner.cli import (
+    caching,
+    console,
+    doctor,
+    main,
+    main_job,
+    making,
+    results,
+    tuning,
+)
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import BuildFailed, Ok
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.tuning.cost_model import estimate
+from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.result import Row, TuneResult
+
+SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
+PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Any:
+    """An empty cache of its own for each test."""
+    with settings.override(cache_dir=tmp_path / "cache") as own:
+        yield own.cache_dir
+
+
+def run_json(capsys: Capture, *arguments: str, status: int = 0) -> Any:
+    """Run a command with ``--json`` and read its one object."""
+    assert main([*arguments, "--json"]) == status
+    return json.loads(capsys.readouterr().out)
+
+
+def test_candidates_json_has_the_documented_form(capsys: Capture) -> None:
+    said = run_json(capsys, "candidates", *SMALL)
+    assert set(said) == {"problem", "candidates", "rejections"}
+    assert Problem(**said["problem"]) == PROBLEM
+    first = said["candidates"][0]
+    assert set(first) == {"name", "family", "config", "smem_bytes", "estimate_us", "limiter"}
+    candidate = Candidate.from_config(first["config"])
+    assert candidate.name == first["name"]
+    assert smem_bytes(candidate) == first["smem_bytes"]
+    times = [each["estimate_us"] for each in said["candidates"]]
+    assert times == sorted(times)
+    policy = resolve("A100")
+    legal = {each.name for each in policy.legal(PROBLEM)}
+    assert {each["name"] for each in said["candidates"]} == legal
+    assert len(said["rejections"]) + len(legal) == len(policy.candidates(PROBLEM))
+    assert all(set(each) == {"config", "reason"} for each in said["rejections"])
+
+
+def test_candidates_prints_a_table_of_the_best(capsys: Capture) -> None:
+    assert main(["candidates", *SMALL, "--limit", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "best 3 of" in said
+    assert "rejected" in said
+    assert "\x1b[" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ([], Problem()),
+        (["--heads", "8"], Problem(heads_q=8, heads_kv=8)),
+        (["--heads", "8", "--heads-kv", "2"], Problem(heads_q=8, heads_kv=2)),
+        (["--seqlen", "100"], Problem(seqlen_q=100, seqlen_k=100)),
+        (["--seqlen", "100", "--seqlen-k", "7"], Problem(seqlen_q=100, seqlen_k=7)),
+        (["--dim-qk", "96"], Problem(dim_qk=96, dim_v=96)),
+        (["--dim-qk", "192", "--dim-v", "128"], Problem(dim_qk=192, dim_v=128)),
+        (
+            ["--dtype", "bf16", "--batch", "2", "--causal"],
+            Problem(dtype="bf16", batch=2, causal=True),
+        ),
+        (
+            ["--causal", "--causal-alignment", "top_left"],
+            Problem(causal=True, causal_alignment="top_left"),
+        ),
+        (["--alignment-bytes", "2"], Problem(alignment_bytes=2)),
+        (["--op", "attention", "--direction", "forward"], Problem()),
+    ],
+)
+def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Problem) -> None:
+    said = run_json(capsys, "candidates", "--device-type", "RTX4090", *flags)
+    assert Problem(**said["problem"]) == problem
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind", "message"),
+    [
+        (["--device-type", "A100", "--dim-qk", "20"], "UnsupportedProblemError", "dim_qk must be"),
+        (
+            ["--device-type", "A100", "--heads", "6", "--heads-kv", "4"],
+            "UnsupportedProblemError",
+            "6 and 4",
+        ),
+        (["--device-type", "V100"], "UnsupportedArchitectureError", "'V100'"),
+    ],
+)
+def test_a_typed_error_is_one_line_and_status_1(
+    capsys: Capture, flags: list[str], kind: str, message: str
+) -> None:
+    assert main(["candidates", *flags, "--json"]) == 1
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)["error"]
+    assert said["type"] == kind
+    assert message in said["message"]
+    assert captured.err.startswith("error: ")
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["candidates", "--op", "retnet"],
+        ["candidates", "--limit", "0"],
+        ["build", "--count", "1", "--default"],
+        ["tune", "--budget-seconds", "-1"],
+        ["tune", "--all", "--device-type", "A100"],
+        ["cache"],
+        ["cache", "gc", "--max-size", "much"],
+    ],
+)
+def test_wrong_usage_is_status_2(capsys: Capture, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: attention-autotuner" in capsys.readouterr().err
+
+
+def test_render_prints_what_the_library_renders(capsys: Capture, tmp_path: Path) -> None:
+    default = resolve("A100").default(PROBLEM)
+    assert main(["render", *SMALL, "--default"]) == 0
+    assert capsys.readouterr().out == render(default).text
+    said = run_json(capsys, "render", *SMALL, "--candidate", default.name)
+    assert [kernel["name"] for kernel in said["kernels"]] == [default.name]
+    assert said["kernels"][0]["text"] == render(default).text
+    said = run_json(capsys, "render", *SMALL, "--count", "2", "--output", str(tmp_path / "out"))
+    for kernel in said["kernels"]:
+        assert Path(kernel["file"]).read_text(encoding="utf-8") == kernel["text"]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_render_to_a_place_that_cannot_be_written_says_so(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    said = run_json(capsys, "render", *SMALL, "--output", str(tmp_path / "file"), status=1)
+    assert str(tmp_path / "file") in said["error"]["message"]
+
+
+def test_an_unknown_candidate_is_an_error(capsys: Capture) -> None:
+    said = run_json(capsys, "render", *SMALL, "--candidate", "no_such", status=1)
+    assert said["error"]["type"] == "NoCandidateError"
+    assert "'no_such'" in said["error"]["message"]
+
+
+def test_why_gives_every_point_its_fate(capsys: Capture) -> None:
+    said = run_json(capsys, "why", *SMALL)
+    policy = resolve("A100")
+    assert len(said["explanations"]) == len(policy.candidates(PROBLEM))
+    kept = [each for each in said["explanations"] if each["verdict"] == "kept"]
+    assert [each["name"] for each in kept] == [policy.default(PROBLEM).name]
+    assert all(each["reason"] for each in said["explanations"])
+    assert said["source"].startswith("no record")
+    assert main(["why", *SMALL, "--limit", "2"]) == 0
+    assert "not legal" in capsys.readouterr().out
+
+
+class FakeBuild:
+    """Stands in for the compiler: remembers what it was asked for, and refuses it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __call__(self, kernels: Sequence[Any], target: Any, **options: Any) -> list[Any]:
+        self.names = [kernel.name for kernel in kernels]
+        options["progress"](len(kernels), len(kernels), self.names[-1], 1.0)
+        return [BuildFailed(reason="fake", log="/log") for _ in kernels]
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> FakeBuild:
+    fake = FakeBuild()
+    monkeypatch.setattr(making, "build", fake)
+    monkeypatch.setattr(making, "find_toolchain", lambda settings: None)
+    return fake
+
+
+def test_build_reports_failures_and_fails(capsys: Capture, refused: FakeBuild) -> None:
+    said = run_json(capsys, "build", *SMALL, "--count", "3", status=1)
+    assert [kernel["name"] for kernel in said["kernels"]] == refused.names
+    assert len(refused.names) == 3
+    assert said["kernels"][0]["outcome"] == {
+        "kind": "build_failed",
+        "reason": "fake",
+        "log": "/log",
+    }
+    assert main(["build", *SMALL]) == 1
+    captured = capsys.readouterr()
+    assert "build_failed: fake (/log)" in captured.out
+    assert "build 1/1" in captured.err
+
+
+def test_warmup_builds_what_dispatch_would_serve(capsys: Capture, refused: FakeBuild) -> None:
+    said = run_json(capsys, "warmup", *SMALL, status=1)
+    assert refused.names == [resolve("A100").default(PROBLEM).name]
+    assert said["layer"] == "default"
+
+
+def test_cache_commands_on_an_empty_cache(capsys: Capture, cache: Path) -> None:
+    assert run_json(capsys, "cache", "ls") == {"root": str(cache), "kernels": [], "records": []}
+    assert run_json(capsys, "cache", "verify") == {"checked": 0, "damaged": []}
+    assert run_json(capsys, "cache", "gc") == {"removed": [], "freed_bytes": 0}
+    assert run_json(capsys, "cache", "rm", "*", status=1) == {"removed": []}
+    for action in (["ls"], ["verify"], ["gc", "--max-size", "1M", "--max-age-days", "3"]):
+        assert main(["cache", *action]) == 0
+        assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"), [("0", 0), ("17", 17), ("2K", 2048), ("1.5M", 3 << 19), ("2 GiB", 2 << 30)]
+)
+def test_sizes_are_read_with_their_units(text: str, bytes_: int) -> None:
+    assert caching.size(text) == bytes_
+
+
+def test_a_negative_age_is_refused() -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        caching.days("-1")
+
+
+def test_doctor_names_everything_and_what_to_do(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with settings.override(nvcc=str(tmp_path / "no-nvcc")):
+        said = run_json(capsys, "doctor", status=1)
+    findings = {finding["name"]: finding for finding in said["findings"]}
+    assert len(findings) == len(doctor.CHECKS)
+    assert findings["nvcc"]["state"] == "broken"
+    assert "no-nvcc" in findings["nvcc"]["fix"]
+    assert findings["cache"]["state"] == "ok"
+    assert all(finding["fix"] for finding in findings.values() if finding["state"] != "ok")
+
+
+def test_doctor_finds_an_unwritable_cache(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with settings.override(cache_dir=tmp_path / "file"):
+        assert doctor.check_cache().state == "broken"
+
+
+def test_tune_without_building_ranks(capsys: Capture) -> None:
+    said = run_json(capsys, "tune", *SMALL, "--effort", "none", "--top-k", "4")
+    assert said["status"] == "predicted"
+    assert len(said["candidates"]) == 5
+    assert main(["tune", *SMALL, "--effort", "none"]) == 0
+    assert f"pick: {said['pick']}" in capsys.readouterr().out
+
+
+def result_of(*, interrupted: bool = False, status: str = "measured") -> TuneResult:
+    """A finished search over two candidates."""
+    policy = resolve("A100")
+    pick, default = policy.legal(PROBLEM)[0], policy.default(PROBLEM)
+    rows = [
+        Row(
+            candidate=candidate,
+            estimate=estimate(PROBLEM, candidate, policy.spec),
+            outcome=Ok(),
+            timing=Timing(
+                name=candidate.name,
+                outcome=Ok(),
+                median_us=100.0 * ratio,
+                spread_us=1.0,
+                samples=20,
+                ratio_to_best=ratio,
+                error=0.001,
+                tied=False,
+            ),
+        )
+        for candidate, ratio in ((pick, 1.0), (default, 1.1))
+    ]
+    return TuneResult(
+        problem=PROBLEM,
+        arch="A100",
+        status=status,  # type: ignore[arg-type]  # a parameter of the test's own
+        pick=pick,
+        default=default,
+        rows=tuple(rows),
+        gain=0.1,
+        confirmed=True,
+        interrupted=interrupted,
+        record_path=Path("/records/one.json"),
+    )
+
+
+def test_a_measured_result_is_a_ranked_table_and_the_files(capsys: Capture) -> None:
+    results.print_result(result_of())
+    said = capsys.readouterr().out
+    assert "measured ranking of 2 candidates" in said
+    assert "10.0 % faster than the default (confirmed by a second process)" in said
+    assert "wrote /records/one.json" in said
+    assert said.index("| pick") < said.index("| default")
+
+
+def test_ctrl_c_prints_the_best_so_far_and_is_status_130(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tune", lambda *_, **__: result_of(interrupted=True))
+    assert main(["tune", *SMALL]) == 130
+    said = capsys.readouterr().out
+    assert "interrupted: this is the best so far" in said
+    assert f"pick: {result_of().pick.name}" in said
+
+
+def test_ctrl_c_before_anything_is_known_is_status_130(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "tune", interrupt)
+    assert main(["tune", *SMALL]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+
+
+def test_the_main_job_with_a_gpu_serves_and_fails_on_a_wrong_answer(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = main_job.Served(
+        shape=(4, 16, 512, 64), ok=True, reason="", max_error=1e-4, max_allowed=1e-3
+    )
+    wrong = main_job.Served(
+        shape=(4, 16, 512, 64), ok=False, reason="NaN", max_error=1.0, max_allowed=0.1
+    )
+    monkeypatch.setattr(main_job, "detect", lambda: resolve("H200"))
+    monkeypatch.setattr(main_job, "tune", lambda *_, **__: result_of(status="recorded"))
+    for served, status in ((right, 0), (wrong, 1)):
+        monkeypatch.setattr(main_job, "serve", lambda problem, served=served: served)
+        said = run_json(capsys, "tune", "--all", status=status)
+        assert said["gpu"] == "H200"
+        assert said["served"] == served.to_json()
+        assert said["left_out"] == ""
+        assert said["files"] == ["/records/one.json"]
+    assert said["complaints"] == ["flash_attn_func is wrong: NaN"]
+    monkeypatch.setattr(main_job, "serve", lambda problem: right)
+    assert main(["tune", "--all"]) == 0
+    assert "flash_attn_func ran with the pick" in capsys.readouterr().out
+
+
+def test_the_main_job_complains_of_too_few_kernels() -> None:
+    assert main_job.complaints_of([result_of(status="predicted")]) == [
+        "A100: 0 usable kernels, expected 2"
+    ]
+
+
+def test_plain_progress_has_phase_count_best_and_time_left(capsys: Capture) -> None:
+    with console.progress() as show:
+        show("build", 0, 4, "first")
+        show("build", 4, 4, "last", best_us=12.5, seconds_left=30.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "build 0/4: first",
+        "build 4/4: last, best 12.5 us, 30 s left",
+    ]
+
+
+def test_the_module_and_its_closed_pipe(tmp_path: Path) -> None:
+    environment = {**os.environ, settings.PREFIX + "CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "attention_autotuner", "candidates", "--device-type", "A100"]
+    whole = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert whole.startswith("attention forward fp16")
+    with subprocess.Popen(
+        [*command, "--json"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_bad_setting_is_a_typed_error_of_the_command(tmp_path: Path) -> None:
+    environment = {**os.environ, settings.PREFIX + "JOBS": "many"}
+    command = [sys.executable, "-m", "attention_autotuner", "cache", "ls", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["type"] == "SettingsError"
