@@ -16,6 +16,7 @@ BUDGETS = {
     ".cpp": 400,
     ".jinja": 120,
 }
+TEST_BUDGET = 500  # a test file is a list of cases, read one at a time
 
 
 def source_files() -> list[Path]:
@@ -37,6 +38,8 @@ def over_budget(files: list[Path]) -> list[str]:
         budget = BUDGETS.get(path.suffix)
         if budget is None:
             continue
+        if path.is_relative_to(ROOT / "tests"):
+            budget = TEST_BUDGET
         lines = len(path.read_text(encoding="utf-8").splitlines())
         if lines > budget:
             messages.append(f"{path.relative_to(ROOT)}: {lines} lines, the budget is {budget}")
