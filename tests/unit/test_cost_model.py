@@ -22,6 +22,7 @@ from attention_autotuner.tuning.coefficients import (
     loss,
 )
 from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
+from attention_autotuner.tuning.exhaustive import correlation
 from attention_autotuner.tuning.schedule import makespan, row_tiles
 
 SPEC = H100().spec
@@ -66,21 +67,6 @@ def best_share(log: Log, coefficients: Coefficients, picks: int) -> float:
     return best / min(run.measured_us for run in ranked[:picks])
 
 
-def rank_correlation(first: list[float], second: list[float]) -> float:
-    """Spearman's, with ties at their mean rank."""
-
-    def ranks(values: list[float]) -> list[float]:
-        ordered = sorted(values)
-        return [ordered.index(v) + (ordered.count(v) - 1) / 2 for v in values]
-
-    a, b = ranks(first), ranks(second)
-    mean_a, mean_b = fmean(a), fmean(b)
-    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    variance_a = sum((x - mean_a) ** 2 for x in a)
-    variance_b = sum((y - mean_b) ** 2 for y in b)
-    return covariance / (variance_a * variance_b) ** 0.5
-
-
 def test_logs_are_read_whole(logs: list[Log]) -> None:
     assert [(log.name, len(log.runs)) for log in logs] == [
         ("A100_attn_256_256", 42),
@@ -108,7 +94,7 @@ def test_predictions_correlate_with_the_measurements_of_each_log(logs: list[Log]
     for log in logs:
         predicted = [log.predict_us(run, FITTED) for run in log.runs]
         measured = [run.measured_us for run in log.runs]
-        correlations.append(rank_correlation(predicted, measured))
+        correlations.append(correlation(predicted, measured))
     assert fmean(correlations) >= 0.7
     assert min(correlations) >= 0.5
 

@@ -21,7 +21,7 @@ from ..codegen.outcome import Outcome
 from ..codegen.problem import Problem
 from ..errors import AttentionAutotunerError
 from .racing import Race, Timing
-from .verify import Inputs, bind, classify, make_inputs, make_outputs
+from .verify import Inputs, Outputs, bind, classify, make_inputs, make_outputs
 
 WARM_UP_SECONDS = 0.4
 WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
@@ -42,8 +42,13 @@ class Entry(Protocol):
     def name(self) -> str:
         """Unique in a measurement."""
 
-    def prepare(self, inputs: Sequence[Inputs]) -> None:
-        """Load, allocate outputs and launch nothing yet; called once, outside any timing."""
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Load what is needed; called once, outside any timing.
+
+        Args:
+            inputs: the sets that :meth:`run` will be asked for.
+            outputs: memory for each set's results, shared by all entries; a peer that allocates its own leaves it.
+        """
 
     def run(self, index: int) -> None:
         """Enqueue the work on the current stream for input set ``index``, without synchronising."""
@@ -64,13 +69,13 @@ class KernelEntry:
     problem: Problem
     _launches: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
-    def prepare(self, inputs: Sequence[Inputs]) -> None:
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load the library and bind one launch per input set."""
         kernel = loader.load(self.path)
-        device = torch.cuda.current_device()
-        kernel.prepare(device)
+        kernel.prepare(torch.cuda.current_device())
         self._launches = [
-            bind(kernel, self.problem, each, make_outputs(self.problem, each)) for each in inputs
+            bind(kernel, self.problem, given, taken)
+            for given, taken in zip(inputs, outputs, strict=True)
         ]
 
     def run(self, index: int) -> None:
@@ -91,7 +96,7 @@ class CallableEntry:
     function: Callable[..., Any]
     _inputs: Sequence[Inputs] = field(default_factory=tuple, repr=False)
 
-    def prepare(self, inputs: Sequence[Inputs]) -> None:
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Keep the inputs and run once, so that lazy set-up is over."""
         self._inputs = inputs
         self.run(0)
@@ -167,12 +172,13 @@ class InProcessMeasurer:
         """See :meth:`Measurer.measure`."""
         race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
         inputs = self._inputs(problem)
+        outputs = [make_outputs(problem, each) for each in inputs]
         live: dict[str, _Prepared] = {}
         self.interrupted = False
         try:
             warm_up()
             for entry in entries:
-                prepared = _prepare(entry, inputs)
+                prepared = _prepare(entry, inputs, outputs)
                 if isinstance(prepared, Outcome):
                     race.fail(entry.name, prepared)
                 else:
@@ -269,9 +275,11 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
 
 
-def _prepare(entry: Entry, inputs: Sequence[Inputs]) -> _Prepared | Outcome:
+def _prepare(
+    entry: Entry, inputs: Sequence[Inputs], outputs: Sequence[Outputs]
+) -> _Prepared | Outcome:
     try:
-        entry.prepare(inputs)
+        entry.prepare(inputs, outputs)
         return _Prepared(entry, sets=len(inputs))
     except (AttentionAutotunerError, RuntimeError) as error:
         return classify(error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..arch.policy import Policy
+from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
 from ..codegen.outcome import LaunchFailed, Outcome
 from ..codegen.problem import Problem
@@ -91,10 +92,11 @@ class LocalPipeline:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
         self.environment = collect()
-        capability = self.environment.compute_capability
-        self._target = BuildTarget(
-            arch=policy.build_arch if capability is None else capability.replace(".", "")
-        )
+        arch = policy.build_arch
+        if self.environment.compute_capability is not None:
+            major, minor = self.environment.compute_capability.split(".")
+            arch = native_arch((int(major), int(minor)))
+        self._target = BuildTarget(arch=arch)
 
     def build(
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]

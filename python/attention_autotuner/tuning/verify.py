@@ -59,9 +59,16 @@ class Outputs:
     storages: tuple[torch.Tensor, torch.Tensor]
 
 
-def make_inputs(problem: Problem, *, seed: int) -> Inputs:
-    """Normal inputs on the current CUDA device; off 16-byte alignment when the problem says so."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
+def make_inputs(problem: Problem, *, seed: int, device: torch.device | None = None) -> Inputs:
+    """Normal inputs, off 16-byte alignment when the problem says so.
+
+    Args:
+        problem: gives shapes and dtype.
+        seed: of the numbers; the same seed gives the same ones on the same kind of device.
+        device: the current CUDA device by default.
+    """
+    device = _current_device() if device is None else device
+    generator = torch.Generator(device=device).manual_seed(seed)
 
     def tensor(heads: int, rows: int, columns: int) -> torch.Tensor:
         shape = (problem.batch, heads, rows, columns)
@@ -69,7 +76,7 @@ def make_inputs(problem: Problem, *, seed: int) -> Inputs:
         flat = torch.randn(
             problem.batch * heads * rows * columns + offset,
             dtype=TORCH_DTYPES[problem.dtype],
-            device="cuda",
+            device=device,
             generator=generator,
         )
         return flat[offset:].view(shape)
@@ -84,8 +91,8 @@ def make_inputs(problem: Problem, *, seed: int) -> Inputs:
 def make_outputs(problem: Problem, inputs: Inputs) -> Outputs:
     """Outputs full of NaN between guards of a known pattern."""
     shape = (problem.batch, problem.heads_q, problem.seqlen_q)
-    o, o_storage = _guarded((*shape, problem.dim_v), inputs.q.dtype)
-    lse, lse_storage = _guarded(shape, torch.float32)
+    o, o_storage = _guarded((*shape, problem.dim_v), inputs.q.dtype, inputs.q.device)
+    lse, lse_storage = _guarded(shape, torch.float32, inputs.q.device)
     return Outputs(o=o, lse=lse, storages=(o_storage, lse_storage))
 
 
@@ -112,11 +119,13 @@ def bind(
         causal_offset=problem.causal_offset,
         softmax_scale=problem.dim_qk**-0.5,
     )
-    device = inputs.q.device.index
     held = (inputs, outputs)  # the params hold bare pointers
+    device = inputs.q.device
 
     def launch() -> None:
-        kernel.launch(params, 0, torch.cuda.current_stream(held[0].q.device).cuda_stream, device)
+        on_gpu = held[0].q.is_cuda
+        stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
+        kernel.launch(params, 0, stream, device.index or 0)
 
     return launch
 
@@ -177,40 +186,50 @@ def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> l
     return [reduced(problem), replace(odd, causal=False), replace(odd, causal=True)]
 
 
-def verify(problem: Problem, loaded: LoadedKernel, *, seeds: Sequence[int] = (0, 1)) -> Outcome:
-    """Check a kernel for a problem on the current CUDA device.
+def verify(
+    problem: Problem,
+    loaded: LoadedKernel,
+    *,
+    seeds: Sequence[int] = (0, 1),
+    device: torch.device | None = None,
+) -> Outcome:
+    """Check a kernel for a problem.
 
     Args:
         problem: what it will serve; reduced where it is too large to check whole.
         loaded: the kernel; prepared here.
         seeds: of the inputs.
+        device: the current CUDA device by default.
 
     Returns:
         Ok, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
     """
-    device = torch.cuda.current_device()
-    num_sms = torch.cuda.get_device_properties(device).multi_processor_count
-    info = loaded.info
+    device = _current_device() if device is None else device
+    num_sms = 1
+    if device.type == "cuda":
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    shapes = variants(
+        problem, block_m=loaded.info.block_m, block_n=loaded.info.block_n, num_sms=num_sms
+    )
     try:
-        loaded.prepare(device)
-        for variant in variants(
-            problem, block_m=info.block_m, block_n=info.block_n, num_sms=num_sms
-        ):
-            for seed in seeds:
-                outcome = _check(variant, loaded, seed)
-                if not outcome.ok:
-                    return outcome
+        loaded.prepare(device.index or 0)
+        outcomes = (_check(shape, loaded, seed, device) for shape in shapes for seed in seeds)
+        return next((outcome for outcome in outcomes if not outcome.ok), Ok())
     except (ArtifactError, RuntimeError) as error:
         return classify(error)
-    return Ok()
 
 
-def _check(problem: Problem, loaded: LoadedKernel, seed: int) -> Outcome:
-    inputs = make_inputs(problem, seed=seed)
+def _current_device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _check(problem: Problem, loaded: LoadedKernel, seed: int, device: torch.device) -> Outcome:
+    inputs = make_inputs(problem, seed=seed, device=device)
     first, second = make_outputs(problem, inputs), make_outputs(problem, inputs)
     bind(loaded, problem, inputs, first)()
     bind(loaded, problem, inputs, second)()
-    torch.cuda.synchronize()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     where = f"{problem.describe()}, seed {seed}"
     for outputs in (first, second):
         if not all(_guards_intact(storage) for storage in outputs.storages):
@@ -238,12 +257,14 @@ def _disagreements(problem: Problem, inputs: Inputs, outputs: Outputs) -> Iterat
             yield f"{name}: {comparison.reason}"
 
 
-def _guarded(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _guarded(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A tensor full of NaN, and its storage with guards around it."""
     count = 1
     for extent in shape:
         count *= extent
-    storage = torch.empty(count + 2 * GUARD, dtype=dtype, device="cuda")
+    storage = torch.empty(count + 2 * GUARD, dtype=dtype, device=device)
     storage.view(INTEGERS[storage.element_size()]).fill_(GUARD_BITS[storage.element_size()])
     inner = storage[GUARD : GUARD + count].view(shape)
     inner.fill_(float("nan"))

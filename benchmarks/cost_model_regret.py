@@ -1,0 +1,321 @@
+"""What the cost model's first picks lose against an exhaustive measurement, and the fit of its coefficients to one.
+
+    python benchmarks/cost_model_regret.py measure --output regret.json     # needs a GPU
+    python benchmarks/cost_model_regret.py measure --build-only             # fills the kernel cache, no GPU needed
+    python benchmarks/cost_model_regret.py fit regret.json                  # arithmetic only
+
+``measure`` takes four problems of two head-dim classes. Each is measured on a sample of 96 candidates that is fixed by
+a seed, stratified, and the same for problems of one class but for the model's own first picks; kernels that a cache
+folder holds already are not built again, so a folder filled elsewhere can be carried to the GPU. Every kernel is
+verified on small shapes before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attention_autotuner import settings as settings_module
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import Ok, Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.tuning.coefficients import FITTED, Coefficients, Sample, calibrate, loss
+from attention_autotuner.tuning.cost_model import estimate, rank, refine
+from attention_autotuner.tuning.exhaustive import SAMPLE, geometric_mean, regret, sample
+from attention_autotuner.tuning.pipeline import Built, LocalPipeline
+from attention_autotuner.tuning.racing import Timing
+
+# 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
+PROBLEMS = (
+    Problem(batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096),
+    Problem(batch=16, heads_q=16, heads_kv=16, seqlen_q=1024, seqlen_k=1024, causal=True),
+    Problem(
+        batch=8, heads_q=32, heads_kv=32, seqlen_q=2048, seqlen_k=2048, dim_qk=64, dim_v=64,
+        causal=True,
+    ),
+    Problem(batch=32, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64),
+)  # fmt: skip
+REPORT_FIELDS = (
+    "registers",
+    "spill_store_bytes",
+    "spill_load_bytes",
+    "static_smem_bytes",
+    "loop_spills",
+)
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedReport:
+    """The fields of a compiler report that the cost model reads."""
+
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    static_smem_bytes: int
+    loop_spills: bool | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of the two commands."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure", help="build, verify and time a sample per problem")
+    measuring.add_argument("--device-type", help="a policy's name; the present GPU's by default")
+    measuring.add_argument("--cache-dir", type=Path, help="kernel cache; the setting by default")
+    measuring.add_argument("--jobs", type=int, help="compilations at once")
+    measuring.add_argument("--size", type=int, default=SAMPLE, help="candidates per problem")
+    measuring.add_argument("--seed", type=int, default=0)
+    measuring.add_argument("--seconds", type=float, default=15.0, help="of rounds per problem")
+    measuring.add_argument("--problems", type=int, nargs="*", help="indices into the four")
+    measuring.add_argument("--build-only", action="store_true")
+    measuring.add_argument("--output", type=Path)
+    fitting = commands.add_parser("fit", help="fit the coefficients to measured files")
+    fitting.add_argument("files", type=Path, nargs="+")
+    options = parser.parse_args(arguments)
+    return measure(options) if options.command == "measure" else fit(options.files)
+
+
+# --- measure --------------------------------------------------------------------------------------
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Build every sample in one batch, then verify and race problem by problem."""
+    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with settings_module.override(**changes) as settings:
+        policy = resolve(options.device_type)
+        chosen = PROBLEMS if not options.problems else [PROBLEMS[i] for i in options.problems]
+        samples = {problem: sample_of(problem, policy, options) for problem in chosen}
+        pipeline = LocalPipeline(policy, settings)
+        built = build_all(pipeline, samples)
+        if options.build_only:
+            return 0
+        if not pipeline.can_measure():
+            print("no GPU here: nothing can be measured", file=sys.stderr)
+            return 1
+        verdicts: dict[str, Outcome] = {}
+        documents = []
+        for problem, candidates in samples.items():
+            verify_all(pipeline, problem, candidates, built, verdicts)
+            document = measure_one(pipeline, policy, problem, candidates, built, verdicts, options)
+            documents.append(document)
+    summary = summarise(documents)
+    result = {
+        "schema": SCHEMA,
+        "environment": pipeline.environment.to_json(),
+        "spec": policy.spec.name,
+        "policy": policy.name,
+        "sample": {"size": options.size, "seed": options.seed},
+        "summary": summary,
+        "problems": documents,
+    }
+    print(json.dumps(summary, indent=1))
+    if options.output is not None:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def sample_of(problem: Problem, policy: Policy, options: argparse.Namespace) -> list[Candidate]:
+    """What is measured for a problem."""
+    ranked = rank(problem, policy.legal(problem), policy.spec)
+    return sample(ranked, policy.default(problem), size=options.size, seed=options.seed)
+
+
+def build_all(
+    pipeline: LocalPipeline, samples: dict[Problem, list[Candidate]]
+) -> dict[str, Built | Outcome]:
+    """Every candidate of every sample, each built once."""
+    wanted = list(dict.fromkeys(one for candidates in samples.values() for one in candidates))
+    start = time.monotonic()
+
+    def progress(done: int, total: int, message: str) -> None:
+        print(f"[{time.monotonic() - start:6.0f} s] {done}/{total} {message}", file=sys.stderr)
+
+    results = pipeline.build([render(one) for one in wanted], progress)
+    return {one.name: result for one, result in zip(wanted, results, strict=True)}
+
+
+def verify_all(
+    pipeline: LocalPipeline,
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    built: dict[str, Built | Outcome],
+    verdicts: dict[str, Outcome],
+) -> None:
+    """Check every kernel once, on a small problem of the class."""
+    small = replace(problem, batch=1, heads_q=2, heads_kv=2, seqlen_q=515, seqlen_k=515)
+    for one in candidates:
+        result = built[one.name]
+        if one.name in verdicts:
+            continue
+        if isinstance(result, Outcome):
+            verdicts[one.name] = result
+        else:
+            verdicts[one.name] = pipeline.verify(small, result)
+        if not verdicts[one.name].ok:
+            print(f"{one.name}: {verdicts[one.name]}", file=sys.stderr)
+
+
+def measure_one(
+    pipeline: LocalPipeline,
+    policy: Policy,
+    problem: Problem,
+    candidates: Sequence[Candidate],
+    built: dict[str, Built | Outcome],
+    verdicts: dict[str, Outcome],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Race one problem's sample; the document that is saved."""
+    running: dict[str, Built] = {}
+    for one in candidates:
+        result = built[one.name]
+        if verdicts[one.name].ok and not isinstance(result, Outcome):
+            running[one.name] = result
+    timings, interrupted = pipeline.measure(
+        problem,
+        running,
+        budget_seconds=options.seconds,
+        keep=(),
+        on_round=lambda rounds, still: None,
+    )
+    if interrupted:
+        raise KeyboardInterrupt
+    by_name = {timing.name: timing for timing in timings}
+    rows = [
+        row_of(problem, policy, one, built[one.name], verdicts[one.name], by_name.get(one.name))
+        for one in candidates
+    ]
+    ratios = {t.name: t.ratio_to_best for t in timings if t.outcome.ok and t.samples}
+    ranked = rank(problem, policy.legal(problem), policy.spec)
+    found = regret(ranked, policy.default(problem), ratios)
+    print(f"{problem.describe()}: {found}", file=sys.stderr)
+    return {
+        "problem": asdict(problem),
+        "environment": pipeline.environment.to_json(),
+        "regret": asdict(found),
+        "candidates": rows,
+    }
+
+
+def row_of(
+    problem: Problem,
+    policy: Policy,
+    one: Candidate,
+    result: Built | Outcome,
+    verdict: Outcome,
+    timing: Timing | None,
+) -> dict[str, Any]:
+    """One candidate of the saved document."""
+    row: dict[str, Any] = {
+        "name": one.name,
+        "config": one.config,
+        "outcome": (verdict if timing is None else timing.outcome).to_json(),
+        "estimate_us": estimate(problem, one, policy.spec).us,
+        "limiter": estimate(problem, one, policy.spec).limiter,
+    }
+    if not isinstance(result, Outcome):
+        row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
+        row["refined_us"] = refine(problem, one, policy.spec, result.report).us
+    if timing is not None and timing.samples:
+        row |= {
+            "median_us": timing.median_us,
+            "spread_us": timing.spread_us,
+            "samples": timing.samples,
+            "ratio_to_best": timing.ratio_to_best,
+        }
+    return row
+
+
+def summarise(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Geometric means over the problems: best of the first picks over the exhaustive best."""
+    regrets = [document["regret"] for document in documents]
+    kinds = {
+        kind: {
+            str(picks): geometric_mean([one[kind][picks] for one in regrets])
+            for picks in regrets[0][kind]
+        }
+        for kind in ("ranked", "shortlisted")
+    }
+    return {**kinds, "default": geometric_mean([one["default"] for one in regrets])}
+
+
+# --- fit ------------------------------------------------------------------------------------------
+
+
+def fit(files: Sequence[Path]) -> int:
+    """Fit the coefficients to measured files and show what the fit changes."""
+    samples: list[Sample] = []
+    documents = []
+    for path in files:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        policy = resolve(result["policy"])
+        for document in result["problems"]:
+            problem = Problem(**document["problem"])
+            documents.append((policy, problem, document))
+            samples += samples_of(path.stem, policy, problem, document)
+    fitted = calibrate(samples, FITTED)
+    for title, coefficients in (("shipped", FITTED), ("fitted", fitted)):
+        print(f"{title}: loss {loss(samples, coefficients):.5f}")
+        for policy, problem, document in documents:
+            print(
+                f"  {problem.describe()}: {regret_under(coefficients, policy, problem, document)}"
+            )
+    print(fitted)
+    return 0
+
+
+def samples_of(
+    source: str, policy: Policy, problem: Problem, document: dict[str, Any]
+) -> list[Sample]:
+    """The measured candidates of a document, with times that share the best one's clocks."""
+    timed = [row for row in document["candidates"] if "median_us" in row]
+    best_us = min(row["median_us"] / row["ratio_to_best"] for row in timed)
+    samples = []
+    for row in timed:
+        one, report = Candidate.from_config(row["config"]), SavedReport(**row["report"])
+
+        def predict(
+            coefficients: Coefficients,
+            one: Candidate = one,
+            report: SavedReport = report,
+        ) -> float:
+            return refine(problem, one, policy.spec, report, coefficients).us
+
+        samples.append(
+            Sample(
+                group=f"{source} {problem.describe()}",
+                measured_us=best_us * row["ratio_to_best"],
+                predict=predict,
+            )
+        )
+    return samples
+
+
+def regret_under(
+    coefficients: Coefficients, policy: Policy, problem: Problem, document: dict[str, Any]
+) -> str:
+    """One line: what the first picks lose under given coefficients, among the candidates measured."""
+    ratios = {
+        row["name"]: row["ratio_to_best"]
+        for row in document["candidates"]
+        if "ratio_to_best" in row and row["outcome"]["kind"] == Ok.kind
+    }
+    offered = [one for one in policy.legal(problem) if one.name in ratios]
+    ranked = rank(problem, offered, policy.spec, coefficients)
+    found = regret(ranked, policy.default(problem), ratios)
+    shares = ", ".join(f"{k}: {v:.4f}" for k, v in found.shortlisted.items())
+    return f"correlation {found.correlation:.3f}, shortlisted {shares}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

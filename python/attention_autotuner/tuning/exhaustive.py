@@ -1,0 +1,150 @@
+"""Exhaustive measurement, and what the model's first picks lose against it.
+
+*Exhaustive* is every legal candidate, or a sample of :data:`SAMPLE` fixed by a seed, stratified over block_m, block_n,
+warps and stages. The sample of a head-dim class does not depend on the problem, so problems of one class share their
+builds; each problem adds the model's own first picks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log
+from statistics import fmean
+
+from ..codegen.candidate import Candidate
+from .shortlist import Ranked, shortlist
+
+SAMPLE = 96
+FIRST = 10  # of the model's own picks that are inside every sample
+PICKS = (1, 3, 5, 8, 10)
+
+
+def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:
+    """All candidates in an order whose every prefix is spread over the strata, the same for the same seed."""
+    strata: dict[tuple[int, ...], list[Candidate]] = {}
+    for one in sorted(candidates, key=lambda c: c.name):
+        stratum = (one.block_m, one.block_n, one.warps_m * one.warps_n, one.num_stages)
+        strata.setdefault(stratum, []).append(one)
+    source = random.Random(seed)
+    groups = list(strata.values())
+    for group in groups:
+        source.shuffle(group)
+    source.shuffle(groups)
+    for place in range(max(map(len, groups), default=0)):
+        for group in groups:
+            if place < len(group):
+                yield group[place]
+
+
+def sample(
+    ranked: Sequence[Ranked],
+    default: Candidate,
+    *,
+    size: int = SAMPLE,
+    first: int = FIRST,
+    seed: int = 0,
+) -> list[Candidate]:
+    """What is measured for one problem.
+
+    Args:
+        ranked: all legal candidates, best first by the model.
+        default: the policy's own; always inside.
+        size: how many at most; all candidates when there are no more than that.
+        first: how many of the ranking's and of the shortlist's first are inside.
+        seed: of the stratified rest.
+
+    Returns:
+        Distinct candidates: the default, the model's picks, then the stratified ones.
+
+    Raises:
+        ValueError: ``size`` does not hold the default and the model's picks.
+    """
+    own = [one for one, _ in ranked[:first]]
+    own += [one for one, _ in shortlist(ranked, default, first)]
+    chosen = list(dict.fromkeys([default, *own]))
+    if len(chosen) > size:
+        raise ValueError(f"size must be at least {len(chosen)}, got {size}")
+    for one in stratified([one for one, _ in ranked], seed):
+        if len(chosen) == size:
+            break
+        if one not in chosen:
+            chosen.append(one)
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """What the model's first picks lose on one problem.
+
+    Attributes:
+        best: name of the fastest candidate measured.
+        ranked: picks -> best time among that many first of the ranking over the best of all; 1.0 loses nothing.
+        shortlisted: the same for the list that a search would build, without the default.
+        default: the policy's default over the best.
+        correlation: Spearman's, between predicted and measured times.
+    """
+
+    best: str
+    ranked: dict[int, float]
+    shortlisted: dict[int, float]
+    default: float
+    correlation: float
+
+
+def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, float]) -> Regret:
+    """Hold the model's order against measured times.
+
+    Args:
+        ranked: all legal candidates, best first by the model.
+        default: the policy's own.
+        ratios: candidate name -> measured time over the best one's; candidates that failed are missing.
+
+    Raises:
+        ValueError: nothing was measured.
+    """
+    if not ratios:
+        raise ValueError("nothing was measured")
+    fastest = min(ratios.values())
+    listed = [pair for pair in shortlist(ranked, default, max(PICKS)) if pair[0] != default]
+    measured = [(one.name, found.us) for one, found in ranked if one.name in ratios]
+    return Regret(
+        best=min(ratios, key=lambda name: (ratios[name], name)),
+        ranked={k: _best_of(ranked[:k], ratios) / fastest for k in PICKS},
+        shortlisted={k: _best_of(listed[:k], ratios) / fastest for k in PICKS},
+        default=ratios.get(default.name, inf) / fastest,
+        correlation=correlation([us for _, us in measured], [ratios[name] for name, _ in measured]),
+    )
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """The geometric mean of positive numbers; infinite when one is."""
+    return inf if inf in values else exp(fmean(log(value) for value in values))
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation, equal values at their mean rank; 0 when a side is constant."""
+    a, b = _ranks(first), _ranks(second)
+    mean_a, mean_b = fmean(a), fmean(b)
+    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
+    spread = sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)
+    return float(covariance / spread**0.5) if spread else 0.0
+
+
+def _best_of(pairs: Sequence[Ranked], ratios: Mapping[str, float]) -> float:
+    return min((ratios.get(one.name, inf) for one, _ in pairs), default=inf)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(range(len(values)), key=lambda index: values[index])
+    ranks = [0.0] * len(values)
+    start = 0
+    while start < len(ordered):
+        end = start
+        while end < len(ordered) and values[ordered[end]] == values[ordered[start]]:
+            end += 1
+        for index in ordered[start:end]:
+            ranks[index] = (start + end - 1) / 2
+        start = end
+    return ranks

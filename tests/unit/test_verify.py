@@ -1,0 +1,207 @@
+"""Verification over a kernel that runs on the host, and over ways in which it may misbehave."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_autotuner import loader
+from attention_autotuner.abi import AttentionForwardParams
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.errors import ArtifactError, DeviceMemoryError
+from attention_autotuner.loader import KernelDescription, LoadedKernel
+from attention_autotuner.tuning.verify import (
+    GUARD,
+    bind,
+    classify,
+    make_inputs,
+    make_outputs,
+    reduced,
+    variants,
+    verify,
+)
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(
+    batch=1, heads_q=2, heads_kv=1, seqlen_q=33, seqlen_k=45, dim_qk=16, dim_v=24, causal=True
+)
+FakeKernel = Callable[..., Path]
+
+
+class Misbehaving:
+    """A kernel that does its work and then something else to its outputs."""
+
+    def __init__(
+        self, kernel: LoadedKernel, mischief: Callable[[AttentionForwardParams, int], None]
+    ) -> None:
+        self._kernel = kernel
+        self._mischief = mischief
+        self._launches = 0
+        self.info: KernelDescription = replace(kernel.info, block_m=16, block_n=16)
+
+    def prepare(self, device: int) -> None:
+        self._kernel.prepare(device)
+
+    def launch(
+        self, params: AttentionForwardParams, workspace: int, stream: int, device: int
+    ) -> None:
+        self._kernel.launch(params, workspace, stream, device)
+        self._mischief(params, self._launches)
+        self._launches += 1
+
+
+def outcome_of(
+    fake_kernel: FakeKernel,
+    mischief: Callable[[AttentionForwardParams, int], None],
+    problem: Problem = PROBLEM,
+) -> tuple[str, str]:
+    kernel = Misbehaving(loader.load(fake_kernel()), mischief)
+    found = verify(problem, kernel, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    return found.kind, found.reason
+
+
+def halves(address: int) -> ctypes.Array[ctypes.c_uint16]:
+    return (ctypes.c_uint16 * 64).from_address(address)
+
+
+def behave(params: AttentionForwardParams, launch: int) -> None:
+    pass
+
+
+def test_a_right_kernel_passes(fake_kernel: FakeKernel) -> None:
+    assert outcome_of(fake_kernel, behave) == ("ok", "")
+
+
+def test_a_right_kernel_passes_on_unaligned_inputs(fake_kernel: FakeKernel) -> None:
+    problem = replace(PROBLEM, alignment_bytes=2, causal_alignment="top_left")
+    assert outcome_of(fake_kernel, behave, problem) == ("ok", "")
+    assert make_inputs(problem, seed=0, device=CPU).q.data_ptr() % 16 == 2
+
+
+def test_an_element_that_is_not_written_is_wrong(fake_kernel: FakeKernel) -> None:
+    def forget(params: AttentionForwardParams, launch: int) -> None:
+        halves(params.o.data)[3] = 0x7E00  # NaN, as it was before
+
+    kind, reason = outcome_of(fake_kernel, forget)
+    assert kind == "wrong"
+    assert "o:" in reason
+    assert "seed 0" in reason
+
+
+def test_a_small_error_is_wrong(fake_kernel: FakeKernel) -> None:
+    def nudge(params: AttentionForwardParams, launch: int) -> None:
+        value = torch.tensor([0.1], dtype=torch.float16)
+        here = torch.frombuffer(halves(params.o.data), dtype=torch.float16)
+        here[5] += value[0]
+
+    assert outcome_of(fake_kernel, nudge)[0] == "wrong"
+
+
+def test_a_wrong_lse_is_wrong(fake_kernel: FakeKernel) -> None:
+    def shift(params: AttentionForwardParams, launch: int) -> None:
+        ctypes.c_float.from_address(params.lse).value += 0.05
+
+    kind, reason = outcome_of(fake_kernel, shift)
+    assert kind == "wrong"
+    assert "lse:" in reason
+
+
+@pytest.mark.parametrize("offset", [-1, 0])
+def test_a_write_beside_an_output_is_a_leak(fake_kernel: FakeKernel, offset: int) -> None:
+    def leak(params: AttentionForwardParams, launch: int) -> None:
+        elements = params.batch * params.heads_q * params.seqlen_q * params.dim_v
+        past = params.o.data + 2 * (elements if offset == 0 else offset)
+        ctypes.c_uint16.from_address(past).value = 0
+
+    kind, reason = outcome_of(fake_kernel, leak)
+    assert kind == "leaked"
+    assert "beside the outputs" in reason
+
+
+def test_two_runs_that_differ_are_nondeterministic(fake_kernel: FakeKernel) -> None:
+    def flip(params: AttentionForwardParams, launch: int) -> None:
+        if launch % 2:
+            halves(params.o.data)[0] ^= 1
+
+    assert outcome_of(fake_kernel, flip)[0] == "nondeterministic"
+
+
+def test_a_kernel_that_does_nothing_is_wrong(fake_kernel: FakeKernel) -> None:
+    kernel = loader.load(fake_kernel("-DNO_WORK"))
+    assert verify(PROBLEM, kernel, seeds=(0,), device=CPU).kind == "wrong"
+
+
+def test_refusals_are_typed(fake_kernel: FakeKernel) -> None:
+    refused = loader.load(fake_kernel("-DLAUNCH_STATUS=2"))
+    found = verify(PROBLEM, refused, device=CPU)
+    assert found.kind == "launch_failed"
+    assert "a bad shape" in found.reason
+    full = loader.load(fake_kernel("-DLAUNCH_STATUS=1002"))
+    assert verify(PROBLEM, full, device=CPU).kind == "out_of_memory"
+    unprepared = loader.load(fake_kernel("-DPREPARE_STATUS=4"))
+    assert verify(PROBLEM, unprepared, device=CPU).kind == "launch_failed"
+
+
+def test_exceptions_have_their_outcomes() -> None:
+    assert classify(DeviceMemoryError("full")).kind == "out_of_memory"
+    assert classify(torch.cuda.OutOfMemoryError("full")).kind == "out_of_memory"
+    assert classify(ArtifactError("no image")).kind == "launch_failed"
+    assert classify(RuntimeError("CUDA error: an illegal memory access")).kind == "crashed"
+
+
+def test_outputs_start_as_nan_between_guards() -> None:
+    inputs = make_inputs(PROBLEM, seed=0, device=CPU)
+    outputs = make_outputs(PROBLEM, inputs)
+    assert outputs.o.shape == (1, 2, 33, 24)
+    assert outputs.lse.shape == (1, 2, 33)
+    assert bool(outputs.o.isnan().all())
+    assert bool(outputs.lse.isnan().all())
+    assert outputs.o.data_ptr() % 16 == 0
+    assert outputs.storages[0].numel() == outputs.o.numel() + 2 * GUARD
+
+
+def test_a_bound_launch_passes_the_problem_on(fake_kernel: FakeKernel) -> None:
+    seen: list[AttentionForwardParams] = []
+    kernel = Misbehaving(loader.load(fake_kernel()), lambda params, launch: seen.append(params))
+    inputs = make_inputs(PROBLEM, seed=0, device=CPU)
+    bind(kernel, PROBLEM, inputs, make_outputs(PROBLEM, inputs))()  # type: ignore[arg-type]
+    assert (seen[0].causal, seen[0].causal_offset) == (1, 12)
+    assert seen[0].softmax_scale == 0.25
+    assert seen[0].k.stride_batch == 45 * 16
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Problem(batch=512, heads_q=64, heads_kv=8, seqlen_q=128, seqlen_k=128),
+        Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=16384, seqlen_k=16384),
+        Problem(batch=1, heads_q=8, heads_kv=1, seqlen_q=1, seqlen_k=500_000),
+        Problem(batch=1, heads_q=1, heads_kv=1, seqlen_q=1_000_003, seqlen_k=777_777, causal=True),
+    ],
+)
+def test_reduction_bounds_the_scores_and_keeps_the_remainders(problem: Problem) -> None:
+    small = reduced(problem)
+    scores = small.batch * small.heads_q * small.seqlen_q * small.seqlen_k
+    assert scores <= 1 << 28
+    assert small.seqlen_q % 256 == problem.seqlen_q % 256
+    assert small.seqlen_k % 256 == problem.seqlen_k % 256
+    assert reduced(small) == small
+
+
+def test_small_problems_are_not_reduced() -> None:
+    assert reduced(PROBLEM) == PROBLEM
+
+
+def test_variants_are_odd_masked_and_not_and_enough_for_persistent_loops() -> None:
+    shapes = variants(PROBLEM, block_m=128, block_n=64, num_sms=132)
+    assert {shape.causal for shape in shapes[1:]} == {False, True}
+    for shape in shapes[1:]:
+        assert shape.seqlen_q % 2 == shape.seqlen_k % 2 == 1
+        assert shape.heads_q == 2 * shape.heads_kv
+        assert shape.batch * shape.heads_q * 3 >= 5 * 132
+        assert (shape.dim_qk, shape.dim_v) == (PROBLEM.dim_qk, PROBLEM.dim_v)
