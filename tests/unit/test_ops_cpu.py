@@ -98,9 +98,11 @@ def test_output_layout_ignores_broadcast_and_single_dimensions() -> None:
 def test_strided_and_broadcast_inputs() -> None:
     q, k, v = make(2, 4, 4, 6, 6, 16, 16)
     packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=2)
-    views = [x.transpose(1, 2) for x in packed.unbind(2)]
-    assert not any(x.is_contiguous() for x in views)
-    torch.testing.assert_close(flash_attn_func(*views), flash_attn_func(q, k, v), rtol=0, atol=0)
+    first, second, third = (x.transpose(1, 2) for x in packed.unbind(2))
+    assert not first.is_contiguous()
+    torch.testing.assert_close(
+        flash_attn_func(first, second, third), flash_attn_func(q, k, v), rtol=0, atol=0
+    )
     one = k[:, :1].expand(-1, 4, -1, -1)
     torch.testing.assert_close(
         flash_attn_func(q, one, v), flash_attn_func(q, one.contiguous(), v), rtol=0, atol=0
@@ -155,12 +157,12 @@ def test_only_what_requires_grad_gets_one() -> None:
 
 def test_arrays_come_back_as_arrays_of_their_library() -> None:
     q, k, v = make(3, 4, 2)
-    arrays = [x.numpy() for x in (q, k, v)]
-    o = flash_attn_func(*arrays)
+    a, b, c = (x.numpy() for x in (q, k, v))
+    o = flash_attn_func(a, b, c)
     assert isinstance(o, np.ndarray)
     assert o.dtype == np.float16
     expected, expected_lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
-    o, lse = flash_attn_func(*arrays, causal=True, return_lse=True)
+    o, lse = flash_attn_func(a, b, c, causal=True, return_lse=True)
     assert np.array_equal(o, expected.numpy())
     assert np.array_equal(lse, expected_lse.numpy())
 
@@ -181,8 +183,9 @@ class Foreign:
 def test_an_array_of_a_library_that_takes_none_back_is_refused() -> None:
     from attention_autotuner.errors import UnsupportedProblemError
 
+    q, k, v = map(Foreign, make())
     with pytest.raises(UnsupportedProblemError, match="has no from_dlpack"):
-        flash_attn_func(*map(Foreign, make()))
+        flash_attn_func(q, k, v)
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:

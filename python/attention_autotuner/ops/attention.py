@@ -70,8 +70,8 @@ def flash_attn_func(
         softmax_scale is not None
         or top_left
         or deterministic is not None
-        or not (causal is True or causal is False)
-        or not (return_lse is True or return_lse is False)
+        or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
+        or type(return_lse) is not bool
     ):
         checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
     if torch.compiler.is_compiling() or not _is_eager_gpu_call(q, k, v):
@@ -120,7 +120,7 @@ def _is_eager_gpu_call(q: Any, k: Any, v: Any) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own
 def _policy_name(device_type: str | Policy | type[Policy]) -> str:
     return dispatch.policy_name(device_type)
 
@@ -164,7 +164,8 @@ def _through_dispatcher(
 def _refuse_tangents(*tensors: torch.Tensor) -> None:
     """A tangent would be dropped without a word: forward-mode differentiation has no formula here."""
     for x in tensors:
-        if forward_ad.unpack_dual(x).tangent is not None:
+        tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
+        if tangent is not None:
             raise UnsupportedProblemError(
                 "attention has no forward-mode derivative: differentiate in reverse mode"
             )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from ..errors import UnsupportedProblemError
 
@@ -27,7 +28,7 @@ def to_torch(name: str, array: Any) -> torch.Tensor:
             f"{name} must be a torch tensor or an array that offers __dlpack__, got {type(array).__name__}"
         )
     try:
-        tensor: torch.Tensor = torch.from_dlpack(array)
+        tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedProblemError(
             f"{name} ({type(array).__name__}) cannot be read through DLPack: {error}"

@@ -209,25 +209,21 @@ class AttentionFunction(torch.autograd.Function):
 
 
 def _register() -> torch.library.Library:
-    library = torch.library.Library(NAMESPACE, "DEF")
+    library: Any = torch.library.Library  # untyped in torch
+    library = library(NAMESPACE, "DEF")
     library.define(FORWARD)
     library.define(BACKWARD)
-    library.impl("attention_forward", _forward_cuda, "CUDA")
-    library.impl("attention_forward", _forward_cpu, "CPU")
-    library.impl("attention_backward", _backward, "CUDA")
-    library.impl("attention_backward", _backward, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::attention_forward", _forward_fake, lib=library)
-    torch.library.register_fake(f"{NAMESPACE}::attention_backward", _backward_fake, lib=library)
+    forward, backward = f"{NAMESPACE}::attention_forward", f"{NAMESPACE}::attention_backward"
+    for key, implementation in (("CUDA", _forward_cuda), ("CPU", _forward_cpu)):
+        library.impl("attention_forward", implementation, key)
+        library.impl("attention_backward", _backward, key)
+    torch.library.register_fake(forward, _forward_fake, lib=library)
+    torch.library.register_fake(backward, _backward_fake, lib=library)
     torch.library.register_autograd(
-        f"{NAMESPACE}::attention_forward",
-        _differentiate,
-        setup_context=_save_for_backward,
-        lib=library,
+        forward, _differentiate, setup_context=_save_for_backward, lib=library
     )
-    torch.library.register_autograd(
-        f"{NAMESPACE}::attention_backward", _refuse_double_backward, lib=library
-    )
-    return library
+    torch.library.register_autograd(backward, _refuse_double_backward, lib=library)
+    return library  # type: ignore[no-any-return]  # see above
 
 
 # Lives as long as the module: the ops vanish with it.

@@ -203,7 +203,7 @@ class _Blocks:
     def of(
         cls, q: torch.Tensor, k: torch.Tensor, causal: bool, alignment: str, max_scores: int
     ) -> _Blocks:
-        """Blocks of at most ``max_scores`` scores, though never less than one row of one pair."""
+        """_Blocks of at most ``max_scores`` scores, though never less than one row of one pair."""
         group, seqlen_q, seqlen_k = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
         offset = None
         if causal:
@@ -244,7 +244,8 @@ class _Blocks:
         """How many leading keys some row of a block may see, at least one."""
         if self.offset is None:
             return self.seqlen_k
-        return min(self.seqlen_k, max(1, rows.stop + self.offset))
+        last: int = rows.stop + self.offset
+        return min(self.seqlen_k, max(1, last))
 
     def scores(
         self, q: torch.Tensor, k: torch.Tensor, scale: float, rows: slice

@@ -1,0 +1,499 @@
+"""Dispatch: its layers in order, its memory, its fallbacks and warnings, with fakes for GPU, compiler and records."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attention_autotuner import dispatch, settings
+from attention_autotuner.arch import A100, H100, RTX4090, DeviceProperties, Policy
+from attention_autotuner.arch.a100 import A100_SPEC
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import BuildFailed
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.report import CompilerReport
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.errors import (
+    ArtifactError,
+    BuildError,
+    DeviceMemoryError,
+    NoCandidateError,
+    NotWarmError,
+    RecordError,
+    StoreError,
+    ToolchainError,
+    UnsupportedArchitectureError,
+)
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.lookup import Hit, Miss, Query
+
+PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=1000, seqlen_k=1000)
+GPU = DeviceProperties(
+    name="NVIDIA A100-SXM4-80GB",
+    compute_capability=(8, 0),
+    num_sms=108,
+    smem_per_sm_bytes=A100_SPEC.smem_per_sm_bytes,
+    smem_per_block_bytes=A100_SPEC.smem_per_block_bytes,
+    smem_reserved_per_block_bytes=1024,
+    registers_per_sm=65536,
+    max_threads_per_sm=2048,
+    max_blocks_per_sm=32,
+    l2_bytes=40 << 20,
+    sm_clock_khz=1410000,
+    memory_clock_khz=0,
+    memory_bus_bits=0,
+)
+
+
+def other_candidate(policy: Policy) -> Candidate:
+    """A legal candidate that is not the default."""
+    default = policy.default(PROBLEM.bucketed())
+    return next(c for c in policy.legal(PROBLEM.bucketed()) if c != default)
+
+
+@dataclass
+class Layer:
+    """A record layer: what it answers, and what it was asked."""
+
+    answer: Any = None
+    asked: list[Query] = field(default_factory=list)
+
+    def find(self, query: Query) -> Hit | Miss:
+        self.asked.append(query)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        if self.answer is not None:
+            found: Hit | Miss = self.answer
+            return found
+        return Miss(field="problem", expected=query.problem.describe(), found="nothing")
+
+
+class Kernel:
+    """What the loader gives: remembers what it was prepared for."""
+
+    def __init__(self, candidate: Candidate, failure: Exception | None) -> None:
+        self.candidate = candidate
+        self.failure = failure
+        self.prepared: list[int] = []
+
+    def prepare(self, device: int) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.prepared.append(device)
+
+
+class World:
+    """A machine made of fakes, which the tests set up and question."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
+        self.gpu = GPU
+        self.present: Policy = A100()
+        self.records, self.shipped = Layer(), Layer()
+        self.build_failures: dict[str, Exception] = {}
+        self.prepare_failures: dict[str, Exception] = {}
+        self.obtained: list[tuple[str, str]] = []
+        self.cache_dir = cache_dir
+        monkeypatch.setattr(dispatch, "_by_settings", {})
+        monkeypatch.setattr(dispatch, "_latest", (None, None))
+        monkeypatch.setattr(dispatch, "probe", lambda device: self.gpu)
+        monkeypatch.setattr(dispatch, "detect", lambda device: self.present)
+        monkeypatch.setattr(dispatch, "RecordStore", lambda root: self.records)
+        monkeypatch.setattr(dispatch, "ShippedRecords", lambda: self.shipped)
+        monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name="fake"))
+        monkeypatch.setattr(dispatch, "obtain", self.obtain)
+        monkeypatch.setattr(dispatch, "load", self.load)
+        dispatch._check_runs.cache_clear()
+        dispatch._environment.cache_clear()
+
+    def obtain(self, candidate: Candidate, arch: str, *, settings: Any) -> Candidate:
+        self.obtained.append((candidate.name, arch))
+        if candidate.name in self.build_failures:
+            raise self.build_failures[candidate.name]
+        return candidate
+
+    def load(self, candidate: Candidate) -> Kernel:
+        return Kernel(candidate, self.prepare_failures.get(candidate.name))
+
+    def hit(self, candidate: Candidate, layer: Any, **changes: Any) -> Hit:
+        record: Any = SimpleNamespace(candidate=candidate)
+        return replace(Hit(record=record, layer=layer, exact=True, unverified=()), **changes)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
+    with settings.override(mode="cached", cache_dir=tmp_path):
+        yield World(monkeypatch, tmp_path)
+    dispatch._check_runs.cache_clear()
+    dispatch._environment.cache_clear()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_the_users_record_comes_before_the_shipped_one_and_that_before_the_default(
+    world: World,
+) -> None:
+    policy = A100()
+    mine, shipped = policy.legal(PROBLEM)[5], policy.legal(PROBLEM)[6]
+    world.records.answer = world.hit(mine, "record", unverified=("driver",))
+    world.shipped.answer = world.hit(shipped, "shipped", exact=False)
+    pick = dispatch.lookup(PROBLEM, policy)
+    assert pick == dispatch.Pick(candidate=mine, layer="record", unverified=("driver",))
+    world.records.answer = None
+    dispatch.invalidate()
+    pick = dispatch.lookup(PROBLEM, policy)
+    assert pick == dispatch.Pick(candidate=shipped, layer="shipped", exact=False)
+    world.shipped.answer = None
+    dispatch.invalidate()
+    pick = dispatch.lookup(PROBLEM, policy)
+    assert (pick.candidate, pick.layer) == (policy.default(PROBLEM.bucketed()), "default")
+    assert "record: problem is nothing" in pick.reason
+    assert "shipped: problem is nothing" in pick.reason
+
+
+def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) -> None:
+    dispatch.lookup(PROBLEM, A100(), device=3)
+    (query,) = world.records.asked
+    assert query.problem == PROBLEM.bucketed()
+    assert query.arch == "A100"
+    assert query.environment.gpu_name == "fake"
+    assert not query.strict
+    assert query.kernel_digest is not None
+    default = A100().default(PROBLEM)
+    assert query.kernel_digest(default) != query.kernel_digest(other_candidate(A100()))
+
+
+def test_what_was_decided_is_remembered_and_buckets_share_it(world: World) -> None:
+    policy = A100()
+    pick = dispatch.lookup(PROBLEM, policy)
+    assert dispatch.lookup(PROBLEM, policy) is pick
+    assert dispatch.lookup(replace(PROBLEM, seqlen_q=900), policy) is pick
+    assert len(world.records.asked) == 1
+    dispatch.lookup(replace(PROBLEM, seqlen_q=500), policy)
+    dispatch.lookup(PROBLEM, RTX4090())
+    dispatch.lookup(PROBLEM, policy, device=1)
+    assert len(world.records.asked) == 4
+
+
+def test_mode_off_reads_no_records(world: World) -> None:
+    world.records.answer = world.hit(other_candidate(A100()), "record")
+    with settings.override(mode="off"):
+        pick = dispatch.lookup(PROBLEM, A100())
+    assert (pick.layer, pick.reason) == ("default", "mode is off")
+    assert not world.records.asked
+    assert dispatch.lookup(PROBLEM, A100()).layer == "record"
+
+
+@pytest.mark.parametrize("error", [StoreError("no right to read"), RecordError("damaged")])
+def test_a_layer_that_cannot_be_read_is_logged_and_passed_over(
+    world: World, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    world.records.answer = error
+    world.shipped.answer = world.hit(other_candidate(A100()), "shipped")
+    assert dispatch.lookup(PROBLEM, A100()).layer == "shipped"
+    assert warnings(caplog) == [f"no record is served: {error}"]
+
+
+def test_a_kernel_is_obtained_and_prepared_once(world: World) -> None:
+    policy = A100()
+    kernel: Any = dispatch.kernel_for(PROBLEM, policy, device=0)
+    assert kernel.candidate == policy.default(PROBLEM.bucketed())
+    assert kernel.prepared == [0]
+    for length in (1000, 1001, 2000):
+        problem = replace(PROBLEM, seqlen_q=length)
+        assert dispatch.kernel_for(problem, policy, device=0) is kernel
+    assert world.obtained == [(kernel.candidate.name, "80")]
+    elsewhere: Any = dispatch.kernel_for(PROBLEM, policy, device=1)
+    assert elsewhere.prepared == [1]
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [((8, 0), "80"), ((8, 6), "86"), ((8, 9), "89"), ((9, 0), "90"), ((9, 9), "90")],
+)
+def test_kernels_are_built_for_the_device_that_is_present(
+    world: World, capability: tuple[int, int], arch: str
+) -> None:
+    world.gpu = replace(GPU, compute_capability=capability)
+    dispatch.kernel_for(PROBLEM, A100(), device=0)
+    assert world.obtained[0][1] == arch
+
+
+def test_invalidate_decides_anew_and_keeps_kernels(world: World) -> None:
+    policy, before = A100(), dispatch.generation()
+    kernel = dispatch.kernel_for(PROBLEM, policy, device=0)
+    dispatch.invalidate()
+    assert dispatch.generation() == before + 1
+    assert dispatch.kernel_for(PROBLEM, policy, device=0, must_be_warm=True) is kernel
+    assert len(world.obtained) == 1
+    world.records.answer = world.hit(other_candidate(policy), "record")
+    dispatch.invalidate()
+    tuned: Any = dispatch.kernel_for(PROBLEM, policy, device=0)
+    assert tuned.candidate == other_candidate(policy)
+
+
+def test_a_cold_kernel_under_capture_is_refused_and_nothing_is_built(world: World) -> None:
+    policy = A100()
+    with pytest.raises(NotWarmError, match="outside graph capture"):
+        dispatch.kernel_for(PROBLEM, policy, device=0, must_be_warm=True)
+    assert not world.obtained
+    kernel = dispatch.kernel_for(PROBLEM, policy, device=0)
+    other_length = replace(PROBLEM, seqlen_q=64, seqlen_k=64)
+    assert dispatch.kernel_for(other_length, policy, device=0, must_be_warm=True) is kernel
+
+
+@pytest.mark.parametrize("stage", ["build_failures", "prepare_failures"])
+def test_a_tuned_pick_that_fails_gives_way_to_the_default(
+    world: World, caplog: pytest.LogCaptureFixture, stage: str
+) -> None:
+    policy, tuned = A100(), other_candidate(A100())
+    world.records.answer = world.hit(tuned, "record")
+    error = BuildError("syntax") if stage == "build_failures" else ArtifactError("no such symbol")
+    getattr(world, stage)[tuned.name] = error
+    for length in (1000, 300):
+        kernel: Any = dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
+        assert kernel.candidate == policy.default(PROBLEM.bucketed())
+    assert [name for name, _ in world.obtained].count(tuned.name) == 1
+    assert warnings(caplog) == [f"the tuned pick cannot be used, the default serves: {error}"]
+
+
+def test_when_the_default_fails_too_the_error_has_both_reasons(world: World) -> None:
+    policy, tuned = A100(), other_candidate(A100())
+    default = policy.default(PROBLEM.bucketed())
+    world.records.answer = world.hit(tuned, "record")
+    world.build_failures = {tuned.name: BuildError("reason one"), default.name: BuildError("two")}
+    with pytest.raises(NoCandidateError, match=r"the tuned pick: reason one; the default: two"):
+        dispatch.kernel_for(PROBLEM, policy, device=0)
+    world.records.answer = None
+    dispatch.invalidate()
+    with pytest.raises(BuildError, match="two"):
+        dispatch.kernel_for(PROBLEM, policy, device=0)
+
+
+@pytest.mark.parametrize(
+    "error", [ToolchainError("no nvcc"), StoreError("disk full"), DeviceMemoryError("full")]
+)
+def test_what_the_default_would_not_cure_is_raised(world: World, error: Exception) -> None:
+    tuned = other_candidate(A100())
+    world.records.answer = world.hit(tuned, "record")
+    world.build_failures[tuned.name] = error
+    with pytest.raises(type(error), match=str(error)):
+        dispatch.kernel_for(PROBLEM, A100(), device=0)
+    del world.build_failures[tuned.name]
+    kernel: Any = dispatch.kernel_for(PROBLEM, A100(), device=0)
+    assert kernel.candidate == tuned
+
+
+def test_a_policy_of_another_gpu_runs_with_one_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = H100()
+    for length in (1000, 300):
+        dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
+    assert warnings(caplog) == [
+        "kernels chosen for H100 run on NVIDIA A100-SXM4-80GB: right, but not the fastest it can do"
+    ]
+
+
+def test_a_gpu_that_lacks_the_shared_memory_is_named_beside_the_policy(world: World) -> None:
+    world.gpu = replace(
+        GPU, name="NVIDIA GeForce RTX 4090", compute_capability=(8, 9), smem_per_block_bytes=20000
+    )
+    with pytest.raises(
+        UnsupportedArchitectureError, match=r"of A100 needs \d+ bytes .*RTX 4090 gives a CTA 20000"
+    ):
+        dispatch.kernel_for(PROBLEM, A100(), device=0)
+    assert not world.obtained
+
+
+def test_a_gpu_that_is_too_old_is_named_beside_the_policy(world: World) -> None:
+    world.gpu = replace(GPU, name="Tesla V100", compute_capability=(7, 0))
+    for _ in range(2):
+        with pytest.raises(
+            UnsupportedArchitectureError, match=r"A100 need compute capability 8\.0 .*V100 has 7\.0"
+        ):
+            dispatch.kernel_for(PROBLEM, A100(), device=0)
+
+
+def test_many_untuned_problems_get_one_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = A100()
+    for batch in range(1, dispatch.STORM + 20):
+        dispatch.lookup(replace(PROBLEM, batch=batch), policy)
+    assert len(warnings(caplog)) == 1
+    assert "attention-autotuner tune" in warnings(caplog)[0]
+
+
+def test_mode_tune_searches_once_and_serves_what_it_found(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, tuned = A100(), other_candidate(A100())
+    searched = []
+
+    def search(problem: Problem, policy: Policy) -> None:
+        searched.append((problem, settings.current().mode))
+        world.records.answer = world.hit(tuned, "record")
+
+    monkeypatch.setattr("attention_autotuner.tuning.search.tune", search)
+    with settings.override(mode="tune"):
+        with pytest.raises(NotWarmError, match="tuned first"):
+            dispatch.kernel_for(PROBLEM, policy, device=0, must_be_warm=True)
+        for length in (1000, 1001):
+            kernel: Any = dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
+            assert kernel.candidate == tuned
+    assert searched == [(PROBLEM, "tune")]
+
+
+def test_a_search_that_fails_leaves_the_default(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    searched = []
+
+    def search(problem: Problem, policy: Policy) -> None:
+        searched.append(problem)
+        raise NoCandidateError("nothing ran")
+
+    monkeypatch.setattr("attention_autotuner.tuning.search.tune", search)
+    policy = A100()
+    with settings.override(mode="tune"):
+        for length in (1000, 1001):
+            kernel: Any = dispatch.kernel_for(replace(PROBLEM, seqlen_q=length), policy, device=0)
+            assert kernel.candidate == policy.default(PROBLEM.bucketed())
+    assert len(searched) == 1
+    assert any("nothing ran" in line for line in warnings(caplog))
+
+
+def test_tune_makes_the_next_call_look_again() -> None:
+    calls = []
+
+    def search(*arguments: Any, **options: Any) -> str:
+        calls.append((arguments, options))
+        if options.get("fail"):
+            raise NoCandidateError("nothing")
+        return "result"
+
+    tune = dispatch._then_forget(search)
+    before = dispatch.generation()
+    assert tune(PROBLEM, effort="none") == "result"
+    assert calls == [((PROBLEM,), {"effort": "none"})]
+    assert dispatch.generation() == before + 1
+    with pytest.raises(NoCandidateError):
+        tune(PROBLEM, fail=True)
+    assert dispatch.generation() == before + 2
+
+
+def artifact(candidate: Candidate, path: Path) -> Artifact:
+    report = CompilerReport.__new__(CompilerReport)
+    return Artifact(
+        name=candidate.name,
+        digest="d" * 64,
+        path=path,
+        report=report,
+        kernel_digest="k" * 64,
+        target=BuildTarget(arch="80"),
+        toolchain={},
+        build_seconds=1.0,
+        build_peak_bytes=1,
+    )
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(settings: Any) -> None:
+        raise ToolchainError("install nvcc")
+
+    monkeypatch.setattr(dispatch, "find_toolchain", refuse)
+
+
+def test_without_a_compiler_the_store_still_serves(
+    no_compiler: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    candidate = A100().default(PROBLEM)
+    stored = artifact(candidate, tmp_path / "kernel.so")
+    monkeypatch.setattr(Store, "find", lambda self, kernel, target: [stored])
+    with settings.override(cache_dir=tmp_path):
+        assert dispatch.obtain(candidate, "80") is stored
+
+
+def test_without_a_compiler_and_without_the_kernel_the_error_says_both(
+    no_compiler: None, tmp_path: Path
+) -> None:
+    candidate = A100().default(PROBLEM)
+    with (
+        settings.override(cache_dir=tmp_path),
+        pytest.raises(
+            ToolchainError, match=f"{candidate.name} has to be built first: install nvcc"
+        ),
+    ):
+        dispatch.obtain(candidate, "80")
+
+
+def test_a_build_says_so_and_how_to_avoid_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    candidate = A100().default(PROBLEM)
+    built = artifact(candidate, tmp_path / "kernel.so")
+    results: list[Any] = [[built], [BuildFailed(reason="no such type", log="/a/log")]]
+    stored: list[Any] = [None, built, None, BuildFailed(reason="remembered", log="/b/log")]
+    monkeypatch.setattr(dispatch, "find_toolchain", lambda settings: None)
+    monkeypatch.setattr(Store, "get", lambda *_: stored.pop(0))
+    monkeypatch.setattr(dispatch, "build", lambda *_, **__: results.pop(0))
+    with settings.override(cache_dir=tmp_path):
+        assert dispatch.obtain(candidate, "80") is built
+        (line,) = warnings(caplog)
+        for part in (candidate.name, "sm_80", str(tmp_path), "attention-autotuner warmup"):
+            assert part in line
+        assert dispatch.obtain(candidate, "80") is built
+        assert len(warnings(caplog)) == 1
+        with pytest.raises(BuildError, match="does not build: no such type; log: /a/log"):
+            dispatch.obtain(candidate, "80")
+        with pytest.raises(BuildError, match="does not build: remembered; log: /b/log"):
+            dispatch.obtain(candidate, "80")
+
+
+def test_dispatch_imports_no_torch() -> None:
+    import subprocess
+
+    code = "import sys, attention_autotuner.dispatch; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_warm_lookup_is_quick(world: World) -> None:
+    policy, problem = A100(), PROBLEM
+    dispatch.lookup(problem, policy)
+    best = min(_seconds(lambda: dispatch.lookup(problem, policy)) for _ in range(5))
+    assert best < 15e-6, f"{best * 1e6:.1f} us"  # the bar is 3; test machines are slow and shared
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    for _ in range(2000):
+        action()
+    return (time.perf_counter() - start) / 2000
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_real_records_and_loader_serve_a_stored_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_kernel: Callable[..., Path]
+) -> None:
+    candidate = A100().default(PROBLEM.bucketed())
+    stored = artifact(candidate, fake_kernel())
+    monkeypatch.setattr(dispatch, "probe", lambda device: GPU)
+    monkeypatch.setattr(dispatch, "detect", lambda device: A100())
+    monkeypatch.setattr(dispatch, "obtain", lambda *_, **__: stored)
+    with settings.override(cache_dir=tmp_path, mode="cached"):
+        kernel = dispatch.kernel_for(PROBLEM, A100(), device=0)
+    assert kernel.info.name == "fake"
+    assert kernel.is_prepared(0)

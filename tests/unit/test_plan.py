@@ -1,0 +1,378 @@
+"""Launch plans, driven on the CPU: a host-side kernel library stands in for a GPU kernel, everything else is real."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import shutil
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner import abi, dispatch, loader, settings
+from attention_autotuner.arch import A100
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
+from attention_autotuner.ops import library, plan
+from attention_autotuner.reference import attention_low, attention_naive, check
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+
+CPU = -1  # what Tensor.get_device says of CPU tensors
+STREAM = 0x5EED
+
+
+class Desk:
+    """What dispatch was asked, and the kernel it answers with."""
+
+    def __init__(self, kernel: loader.LoadedKernel) -> None:
+        self.kernel = kernel
+        self.asked: list[tuple[Problem, Any, bool]] = []
+
+    def kernel_for(
+        self, problem: Problem, policy: Any, *, device: int, must_be_warm: bool
+    ) -> loader.LoadedKernel:
+        assert device == CPU
+        self.asked.append((problem, policy, must_be_warm))
+        return self.kernel
+
+    def said(self, name: str, result: Any = ctypes.c_int) -> Any:
+        function = getattr(ctypes.CDLL(str(self.kernel.path)), f"fake_{name}")
+        function.restype = result
+        return function()
+
+
+@pytest.fixture
+def desk(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, request: Any
+) -> Iterator[Desk]:
+    desk = Desk(loader.load(fake_kernel(*getattr(request, "param", ()))))
+    monkeypatch.setattr(plan, "current_device", lambda: CPU)
+    monkeypatch.setattr(plan, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(dispatch, "kernel_for", desk.kernel_for)
+    monkeypatch.setattr(dispatch, "policy_named", lambda name, device: (name, device))
+    plan._plans.clear()
+    yield desk
+    plan._plans.clear()
+
+
+def make(
+    b: int = 2, hq: int = 4, hkv: int = 2, sq: int = 7, sk: int = 5, dqk: int = 16, dv: int = 24
+) -> list[torch.Tensor]:
+    torch.manual_seed(b + hq + sq + sk)
+    shapes = ((b, hq, sq, dqk), (b, hkv, sk, dqk), (b, hkv, sk, dv))
+    return [torch.randn(shape, dtype=torch.float16) for shape in shapes]
+
+
+def run(
+    tensors: list[torch.Tensor],
+    scale: float | None = None,
+    causal: bool = False,
+    top_left: bool = False,
+    device_type: str = "",
+    return_lse: bool = True,
+) -> Any:
+    q, k, v = tensors
+    return plan.attention_forward(q, k, v, scale, causal, top_left, device_type, return_lse)
+
+
+def judge(tensors: list[torch.Tensor], found: Any, **options: Any) -> None:
+    q, k, v = tensors
+    ref, low = attention_naive(q, k, v, **options), attention_low(q, k, v, **options)
+    for out, truth, rounded in zip(found, ref, low, strict=True):
+        verdict = check(out, truth, rounded)
+        assert verdict, verdict.reason
+
+
+@pytest.mark.parametrize("scale", [None, -0.7, 0.0, 3])
+@pytest.mark.parametrize("mask", [(False, False), (True, False), (True, True)])
+def test_results_through_the_c_abi(
+    desk: Desk, scale: float | None, mask: tuple[bool, bool]
+) -> None:
+    tensors = make()
+    alignment = "top_left" if mask[1] else "bottom_right"
+    options = {"softmax_scale": scale, "causal": mask[0], "causal_alignment": alignment}
+    for _ in range(3):  # cold, then warm
+        judge(tensors, run(tensors, scale, *mask), **options)
+    assert len(desk.asked) == 1
+    assert desk.said("launch_count") == 3
+    assert desk.said("last_stream", ctypes.c_void_p) == STREAM
+
+
+def test_layouts_reach_the_kernel(desk: Desk) -> None:
+    q, k, v = make(3, 4, 4, 6, 6, 16, 16)
+    packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3)
+    views = [x.transpose(1, 2) for x in packed.unbind(3)]
+    found = run(views)
+    judge(views, found)
+    assert found[0].transpose(1, 2).is_contiguous()
+    broadcast = [q, k[:, :1].expand(-1, 4, -1, -1), v[:1].expand(3, -1, -1, -1)]
+    judge(broadcast, run(broadcast))
+    wide = torch.randn(3, 4, 6, 40, dtype=torch.float16)[..., :16]
+    judge([wide, k, v], run([wide, k, v]))
+
+
+def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
+    run(make(2, 4, 2, 7, 5, 16, 24), None, True, True, "A100")
+    problem, policy, must_be_warm = desk.asked[0]
+    assert problem == Problem(
+        dtype="fp16",
+        batch=2,
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=7,
+        seqlen_k=5,
+        dim_qk=16,
+        dim_v=24,
+        causal=True,
+        causal_alignment="top_left",
+        alignment_bytes=16,
+    )
+    assert policy == ("A100", CPU)
+    assert not must_be_warm
+
+
+def test_unaligned_pointers_and_strides_ask_for_narrow_copies(desk: Desk) -> None:
+    q, k, v = make(2, 4, 4, 6, 6, 16, 16)
+    shifted = torch.zeros(q.numel() + 1, dtype=torch.float16)[1:].view(q.shape).copy_(q)
+    odd_rows = torch.zeros((2, 4, 6, 20), dtype=torch.float16)[..., :16].copy_(k)
+    for tensors, expected in (
+        ([q, k, v], 16),
+        ([shifted, k, v], 2),
+        ([q, odd_rows, v], 2),
+        ([q, k, shifted], 2),
+        ([q, k, odd_rows], 2),
+    ):
+        judge(tensors, run(tensors))
+        assert desk.asked[-1][0].alignment_bytes == expected
+    single = make(1, 1, 1, 1, 6, 16, 16)
+    single[0] = torch.zeros((1, 1, 1, 16), dtype=torch.float16).as_strided(
+        (1, 1, 1, 16), (3, 5, 7, 1)
+    )
+    judge(single, run(single))
+    assert desk.asked[-1][0].alignment_bytes == 16
+
+
+def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
+    base = make(2, 4, 4, 6, 6, 16, 16)
+    q, k, v = base
+    calls: list[tuple[Any, ...]] = [
+        (base,),
+        (base, 0.5),
+        (base, None, True),
+        (base, None, True, True),
+        (base, None, False, False, "A100"),
+        (base, None, False, False, "", False),
+        ([q.transpose(1, 2).contiguous().transpose(1, 2), k, v],),
+        ([q, k, v[:, :, :, :8].contiguous()],),
+        ([q[:, :2], k[:, :2], v[:, :2]],),
+        ([q, k[:, :, :5], v[:, :, :5]],),
+    ]
+    for index, call in enumerate(calls):
+        run(*call)
+        run(*call)
+        assert len(plan._plans) == index + 1
+    with settings.override(mode="off"):
+        run(base)
+        run(base)
+    assert len(plan._plans) == len(calls) + 1
+    dispatch.invalidate()
+    run(base)
+    assert len(desk.asked) == len(calls) + 2
+
+
+def test_plans_keep_no_tensor_alive_and_are_bounded(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MAX_PLANS", 3)
+    held = []
+    for length in range(1, 9):
+        tensors = make(1, 1, 1, length, 3, 8, 8)
+        o, lse = run(tensors)
+        held += [weakref.ref(x) for x in (*tensors, o, lse)]
+        del tensors, o, lse
+    gc.collect()
+    assert all(reference() is None for reference in held)
+    assert len(plan._plans) == 3
+    assert [key[0][2] for key in plan._plans] == [6, 7, 8]
+
+
+def test_without_lse_none_is_written(desk: Desk) -> None:
+    tensors = make()
+    o, lse = run(tensors, return_lse=False)
+    assert lse is None
+    assert torch.equal(o, run(tensors)[0])
+
+
+def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
+    o, lse = run(make(0, 4, 2))
+    assert (o.shape, lse.shape) == ((0, 4, 7, 24), (0, 4, 7))
+    o, lse = run(make(2, 0, 0))
+    assert (o.shape, lse.shape) == ((2, 0, 7, 24), (2, 0, 7))
+    assert not desk.asked
+
+
+def test_rows_that_see_no_key(desk: Desk) -> None:
+    o, lse = run(make(1, 2, 2, 6, 2), None, True)
+    assert torch.equal(o[:, :, :4], torch.zeros(1, 2, 4, 24).half())
+    assert (lse[:, :, :4] == -math.inf).all()
+    assert lse[:, :, 4:].isfinite().all()
+
+
+@pytest.mark.parametrize("desk", [("-DWORKSPACE_BYTES=4096",)], indirect=True)
+def test_workspace_comes_from_torch(desk: Desk) -> None:
+    tensors = make()
+    judge(tensors, run(tensors))
+    assert desk.said("last_workspace", ctypes.c_void_p)
+
+
+def test_no_workspace_is_null(desk: Desk) -> None:
+    run(make())
+    assert desk.said("last_workspace", ctypes.c_void_p) is None
+
+
+@pytest.mark.parametrize("desk", [("-DLAUNCH_STATUS=2",)], indirect=True)
+def test_a_failed_launch_is_typed(desk: Desk) -> None:
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=r"launch it on cuda:-1: a bad shape \(status 2"):
+            run(make())
+
+
+def test_capture_is_passed_on_and_a_cold_call_leaves_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+    def refuse(*arguments: Any, must_be_warm: bool, **options: Any) -> loader.LoadedKernel:
+        assert must_be_warm
+        raise NotWarmError("call it once outside graph capture")
+
+    tensors = make()
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatch, "kernel_for", refuse)
+        with pytest.raises(NotWarmError):
+            run(tensors)
+    assert not plan._plans
+    assert desk.said("launch_count") == 0
+    run(tensors)
+    assert desk.asked[0][2]
+
+
+def test_bad_tensors_make_no_plan(desk: Desk) -> None:
+    q, k, v = make()
+    with pytest.raises(UnsupportedProblemError, match="same dim"):
+        run([q[..., :8], k, v])
+    with pytest.raises(UnsupportedProblemError, match="finite"):
+        run([q, k, v], math.nan)
+    assert not plan._plans
+    assert not desk.asked
+
+
+def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
+    cases = [make(2, 4, 2, 33, 29) for _ in range(4)]
+    for index, case in enumerate(cases):
+        case[0] += index
+    expected = [run(case) for case in cases]
+    wrong = []
+
+    def work(case: list[torch.Tensor], truth: Any) -> None:
+        for _ in range(50):
+            o, lse = run(case)
+            if not (torch.equal(o, truth[0]) and torch.equal(lse, truth[1])):
+                wrong.append(case)
+
+    threads = [
+        Thread(target=work, args=pair) for pair in zip(cases, expected, strict=True) for _ in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert len(plan._plans) == 1
+
+
+def test_autograd_beside_the_dispatcher_equals_the_op(desk: Desk) -> None:
+    inputs = [x.requires_grad_() for x in make(2, 4, 2, 6, 5)]
+    fast_o, fast_lse = library.AttentionFunction.apply(*inputs, 0.4, True, False, "", True)
+    slow_o, slow_lse = library.FORWARD_OP(*inputs, 0.4, True, False, "", True)
+    weights = torch.randn(fast_o.shape)
+
+    def gradients(o: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        loss = (o * weights).sum() + lse.masked_fill(lse == -math.inf, 0.0).sum()
+        return torch.autograd.grad(loss, inputs)
+
+    for fast, slow in zip(gradients(fast_o, fast_lse), gradients(slow_o, slow_lse), strict=True):
+        torch.testing.assert_close(fast, slow)
+    alone = library.AttentionFunction.apply(*inputs, 0.4, True, False, "", False)
+    assert torch.equal(alone, fast_o)
+    found = torch.autograd.grad(alone.float().sum(), inputs)
+    again, _ = library.FORWARD_OP(*inputs, 0.4, True, False, "", False)
+    expected = torch.autograd.grad(again.float().sum(), inputs)
+    for fast, slow in zip(found, expected, strict=True):
+        torch.testing.assert_close(fast, slow)
+
+
+def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
+    q, k, v = make()
+    o, lse = library._forward_cuda(q, k, v, None, False, False, "", True)
+    alone, nothing = library._forward_cuda(q, k, v, None, False, False, "", False)
+    assert torch.equal(o, alone)
+    assert lse.shape == (2, 4, 7)
+    assert nothing.shape == (0,)
+    assert nothing.dtype == torch.float32
+
+
+def test_every_field_of_the_params_is_filled(desk: Desk) -> None:
+    q, k, v = make()
+    problem = Problem(
+        batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True
+    )
+    params = plan._make_params(problem, q, k, v, 0.25)
+    values = {name: getattr(params, name) for name, _ in abi.AttentionForwardParams._fields_}
+    assert values.pop("struct_size") == ctypes.sizeof(abi.AttentionForwardParams)
+    assert values.pop("abi_version") == abi.ABI_VERSION
+    for name, expected in (
+        ("q", (448, 112, 16)),
+        ("k", (160, 80, 16)),
+        ("v", (240, 120, 24)),
+        ("o", (672, 168, 24)),
+    ):
+        tensor = values.pop(name)
+        assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
+        assert tensor.data is None
+    assert values.pop("lse") is None
+    assert values == {
+        "batch": 2,
+        "heads_q": 4,
+        "heads_kv": 2,
+        "seqlen_q": 7,
+        "seqlen_k": 5,
+        "dim_qk": 16,
+        "dim_v": 24,
+        "causal": 1,
+        "causal_offset": -2,
+        "softmax_scale": 0.25,
+    }
+
+
+def test_policies_travel_by_name() -> None:
+    name = dispatch.policy_name(A100)
+    assert name == dispatch.policy_name("a100") == "A100"
+    assert isinstance(dispatch.policy_named(name, device=0), A100)
+
+    class Mine(A100):
+        name = "mine"
+
+    mine = Mine()
+    other = dispatch.policy_name(mine)
+    assert other != name
+    assert dispatch.policy_named(other, device=0) is mine
+    assert dispatch.policy_name(mine) == other
