@@ -19,7 +19,7 @@ from .artifact import Artifact, BuildTarget, artifact_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
-from .outcome import Outcome, OutOfMemory, TimedOut
+from .outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from .project import Project, configure
 from .render import RenderedKernel, kernel_digest
 from .report import CompilerReport, combine, parse_ptxas
@@ -148,6 +148,9 @@ def _finish(
     seconds = compiled.seconds + linked.seconds
     if linked.returncode != 0:
         return _classify(batch, name, kernel, digest, linked, log), seconds
+    if artifact_digest(kernel, batch.target, batch.toolchain) != digest:
+        # Only where somebody edits the headers: what was compiled is not what the digest stands for.
+        return BuildFailed(reason="a header changed while it compiled; build it again"), seconds
     library = batch.project.build / f"{name}.so"
     artifact = Artifact(
         name=kernel.name,
@@ -298,8 +301,9 @@ def build(
         retry_failed: compile again what is remembered to have failed.
 
     Returns:
-        For each kernel, in order: its artifact, or ``BuildFailed`` (remembered, with the path of its log),
-        ``OutOfMemory`` or ``TimedOut`` (not remembered: another time it may succeed).
+        For each kernel, in order: its artifact, or ``BuildFailed`` (remembered, with the path of its log; without
+        a log only where a header changed meanwhile), ``OutOfMemory`` or ``TimedOut`` (not remembered: another
+        time it may succeed).
 
     Raises:
         ToolchainError: a tool is gone or cannot be set up.

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.codegen.toolchain import WHEELS, check_wheels, find_nvcc
+
+pytestmark = pytest.mark.build
+
+# On a machine where wheels are the only compiler: no other nvcc is looked for, and PATH has none.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from attention_autotuner.codegen import toolchain
+from attention_autotuner.codegen.artifact import BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+
+toolchain._nvcc_places = lambda: iter(())
+tools = toolchain.find_toolchain()
+kernel = render(Candidate(family="sm80", dtype="bf16", class_qk=32, class_v=32, block_m=64, block_n=64, warps_m=4,
+                          num_stages=2, k_slice=32))
+(built,) = build([kernel], BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
+print(json.dumps({"nvcc": str(tools.nvcc), "path": str(getattr(built, "path", "")), "why": str(built)}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the compiler's wheels and nothing else."""
+    target = tmp_path_factory.mktemp("wheels")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(target),
+    ]
+    done = subprocess.run([*command, *WHEELS], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"pip cannot download the compiler: {done.stderr.strip()[-300:]}")
+    return target
+
+
+def test_wheels_make_a_whole_compiler(wheels: Path) -> None:
+    (root,) = (wheels / "nvidia").glob("cu*")
+    check_wheels(root)
+    found = find_nvcc(root)
+    assert found.root == root.resolve()
+    assert found.flags == (f"-L{root.resolve()}/lib",)
+
+
+def test_wheels_alone_compile_a_kernel(wheels: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
+    env["PATH"] = "/usr/bin:/bin"
+    env["PYTHONPATH"] = str(wheels)
+    for name in ("nvcc", "ptxas", "cicc"):
+        assert not any((Path(folder) / name).exists() for folder in env["PATH"].split(":"))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "cache"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert Path(result["nvcc"]).is_relative_to(wheels)
+    assert Path(result["path"]).is_file(), result["why"]
