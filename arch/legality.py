@@ -9,7 +9,7 @@ small enough to rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..codegen.candidate import Candidate
@@ -151,6 +151,15 @@ def _registers_fit(c: Candidate, spec: ArchSpec) -> str | None:
     return f"needs about {needed} registers a thread, {c.ctas_per_sm} CTAs of {c.num_threads} threads leave {cap}"
 
 
+def _launch_bound_matters(c: Candidate, spec: ArchSpec) -> str | None:
+    if c.ctas_per_sm == 1:
+        return None
+    cap = resources.register_cap(c, spec)
+    if cap < resources.register_cap(replace(c, ctas_per_sm=c.ctas_per_sm - 1), spec):
+        return None
+    return f"{c.ctas_per_sm} CTAs leave as many registers a thread ({cap}) as {c.ctas_per_sm - 1}: the same kernel"
+
+
 def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
     if c.warps_n == 1 or resources.value_columns(c) >= 192:
         return None
@@ -191,6 +200,7 @@ TASTE_PREDICATES: dict[str, KernelRule] = {
     "slices_only_for_wide_heads": _slices_only_for_wide_heads,
 }
 ARCH_PREDICATES: dict[str, ArchRule] = {
+    "launch_bound_matters": _launch_bound_matters,
     "smem_fits_block": _smem_fits_block,
     "ctas_fit_sm": _ctas_fit_sm,
     "registers_fit": _registers_fit,

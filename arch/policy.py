@@ -68,17 +68,19 @@ class Preference:
     ctas_per_sm: int = 1
 
 
-# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. The rows follow the tile choices
-# that FlashAttention-2 publishes for these GPUs, except where H200 measurements of these kernels moved them
-# (128x128 tiles for d64, two stages for d128; docs/kernel_log.md).
+# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on an
+# H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's choices.
 DEFAULT_PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=64, block_m=128, block_n=128, warps_m=4, num_stages=2),
     Preference(up_to=64, block_m=128, block_n=64, warps_m=4, num_stages=1),
-    Preference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=2),
-    Preference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=1),
+    Preference(up_to=128, block_m=128, block_n=48, warps_m=4, num_stages=2),
+    Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=2),
     Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=1),
-    Preference(up_to=256, block_m=64, block_n=64, warps_m=4, num_stages=1, ctas_per_sm=2),
+    Preference(up_to=256, block_m=128, block_n=64, warps_m=8, num_stages=2),
+    Preference(up_to=256, block_m=128, block_n=32, warps_m=8, num_stages=2),
     Preference(up_to=256, block_m=64, block_n=64, warps_m=4, num_stages=1),
+    Preference(up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=1),
+    Preference(up_to=512, block_m=128, block_n=64, warps_m=8, num_stages=2),
     Preference(up_to=512, block_m=64, block_n=64, warps_m=4, num_stages=1),
     Preference(up_to=512, block_m=64, block_n=32, warps_m=4, num_stages=1),
 )

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <atomic>
+#include <cmath>
 
 #include "attention_forward_loops.cuh"
 
@@ -84,10 +85,9 @@ struct ForwardEntry {
                        p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
     if (!shape) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     constexpr int kBytes = Config::kCopyBytes;
-    bool const pointers = aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) &&
-                          aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q);
+    bool const pointers =
+        aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
+        aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) && aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -102,17 +102,24 @@ struct ForwardEntry {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int grid = int(tiles);
     if (Config::kPersistent) grid = minimum(grid, slots[device].load(std::memory_order_relaxed));
-    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, row_blocks, int(tiles));
+    // A zero scale is served by a cleared Q, see apply_scale_sign.
+    float const c = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
+    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, c, row_blocks, int(tiles));
     return cuda_status(cudaGetLastError());
   }
 
   static int32_t get_info(attention_autotuner_kernel_info* info) {
     if (info == nullptr || info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    *info = {sizeof(*info),   ATTENTION_AUTOTUNER_ABI_VERSION,
-             Config::kName,   T::kClassQK,
-             Config::kClassV, T::kBlockM,
-             T::kBlockN,      T::kThreads,
-             0,               T::kSmemBytes,
+    *info = {sizeof(*info),
+             ATTENTION_AUTOTUNER_ABI_VERSION,
+             Config::kName,
+             T::kClassQK,
+             Config::kClassV,
+             T::kBlockM,
+             T::kBlockN,
+             T::kThreads,
+             0,
+             T::kSmemBytes,
              Config::kCopyBytes};
     return ATTENTION_AUTOTUNER_OK;
   }
@@ -120,21 +127,21 @@ struct ForwardEntry {
 
 }  // namespace attention_autotuner
 
-#define ATTENTION_AUTOTUNER_ATTENTION_FORWARD_ENTRY(Config)                                                       \
-  extern "C" {                                                                                                    \
-  uint32_t attention_autotuner_abi_version(void) { return ATTENTION_AUTOTUNER_ABI_VERSION; }                      \
-  int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {                            \
-    return attention_autotuner::ForwardEntry<Config>::get_info(info);                                             \
-  }                                                                                                               \
-  int32_t attention_autotuner_prepare(int32_t device) {                                                           \
-    return attention_autotuner::ForwardEntry<Config>::prepare(device);                                            \
-  }                                                                                                               \
-  size_t attention_autotuner_workspace_bytes(void const*) { return 0; }                                           \
-  int32_t attention_autotuner_launch(void const* params, void*, void* stream, int32_t device) {                   \
-    if (params == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;                                                  \
-    return attention_autotuner::ForwardEntry<Config>::launch(                                                     \
-        *static_cast<attention_autotuner_attention_forward_params const*>(params),                                \
-        static_cast<cudaStream_t>(stream), device);                                                               \
-  }                                                                                                               \
+#define ATTENTION_AUTOTUNER_ATTENTION_FORWARD_ENTRY(Config)                                                            \
+  extern "C" {                                                                                                         \
+  uint32_t attention_autotuner_abi_version(void) { return ATTENTION_AUTOTUNER_ABI_VERSION; }                           \
+  int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {                                 \
+    return attention_autotuner::ForwardEntry<Config>::get_info(info);                                                  \
+  }                                                                                                                    \
+  int32_t attention_autotuner_prepare(int32_t device) {                                                                \
+    return attention_autotuner::ForwardEntry<Config>::prepare(device);                                                 \
+  }                                                                                                                    \
+  size_t attention_autotuner_workspace_bytes(void const*) { return 0; }                                                \
+  int32_t attention_autotuner_launch(void const* params, void*, void* stream, int32_t device) {                        \
+    if (params == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;                                                       \
+    return attention_autotuner::ForwardEntry<Config>::launch(                                                          \
+        *static_cast<attention_autotuner_attention_forward_params const*>(params), static_cast<cudaStream_t>(stream),  \
+        device);                                                                                                       \
+  }                                                                                                                    \
   char const* attention_autotuner_status_string(int32_t status) { return attention_autotuner::status_string(status); } \
   }

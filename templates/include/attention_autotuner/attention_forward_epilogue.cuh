@@ -26,6 +26,9 @@ __device__ __forceinline__ void write_output(Warp& w) {
     __syncthreads();  // the statistics may lie under O
   }
 
+  TileCoordinates const tile = w.tile();
+  int const row0 = tile.row_block * T::kBlockM, value0 = tile.value_slice * T::kValueColumns;
+  int const lane = w.lane(), first_column = w.warp_n() * 8 * T::kColumnTiles + 2 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
@@ -33,16 +36,14 @@ __device__ __forceinline__ void write_output(Warp& w) {
       float const sum = w.state.sum[i][half];
       int const row = w.row_in_block(i, half);
       float const inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key gives 0
-      if (params.lse != nullptr && w.value0 == 0 && w.warp_n == 0 && (w.lane & 3) == 0 &&
-          w.row0 + row < params.seqlen_q) {
-        int64_t const head = int64_t(w.tile.batch) * params.heads_q + w.tile.head;
-        params.lse[head * params.seqlen_q + w.row0 + row] =
-            sum == 0.0f ? minus_infinity() : w.state.maximum[i][half] * w.c * kLn2 + logf(sum);
+      if (params.lse != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
+        int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
+        params.lse[head * params.seqlen_q + row0 + row] =
+            sum == 0.0f ? minus_infinity() : w.state.maximum[i][half] * kLn2 + logf(sum);
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {
-        int const column = w.warp_n * 8 * T::kColumnTiles + 8 * j + 2 * (w.lane & 3);
-        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, column)),
+        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, first_column + 8 * j)),
                      "r"(pack_pair<Element>(w.o[i][j][2 * half] * inverse, w.o[i][j][2 * half + 1] * inverse))
                      : "memory");
       }
@@ -58,19 +59,19 @@ __device__ __forceinline__ void write_output(Warp& w) {
   constexpr int kChunks = T::kValueColumns / kChunk;
   constexpr int kRows = T::kPInRegisters ? 16 * T::kRowTiles : T::kBlockM;
   constexpr int kWriters = T::kPInRegisters ? 32 : T::kThreads;
-  int const first_row = T::kPInRegisters ? w.warp_m * kRows : 0;
-  auto* const out = static_cast<Element*>(params.o.data) + w.tile.batch * params.o.stride_batch +
-                    w.tile.head * params.o.stride_head + w.value0;
+  int const first_row = T::kPInRegisters ? w.warp_m() * kRows : 0;
+  auto* const out = static_cast<Element*>(params.o.data) + tile.batch * params.o.stride_batch +
+                    tile.head * params.o.stride_head + value0;
 #pragma unroll 4
-  for (int chunk = w.thread % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
+  for (int chunk = thread_index() % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
     int const row = first_row + chunk / kChunks, column = chunk % kChunks * kChunk;
-    if (w.row0 + row < params.seqlen_q && w.value0 + column < params.dim_v) {
+    if (row0 + row < params.seqlen_q && value0 + column < params.dim_v) {
       uint4 words;
       asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                    : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                    : "r"(w.smem + Tile::offset(row, column))
                    : "memory");
-      *reinterpret_cast<uint4*>(out + int64_t(w.row0 + row) * params.o.stride_row + column) = words;
+      *reinterpret_cast<uint4*>(out + int64_t(row0 + row) * params.o.stride_row + column) = words;
     }
   }
 }

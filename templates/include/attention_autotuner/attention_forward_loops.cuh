@@ -12,54 +12,70 @@ struct Nothing {
   __device__ __forceinline__ void operator()(int) const {}
 };
 
-// One barrier per arriving K tile (or slice) and V tile. An event's buffer is refilled kLookahead events before its next
-// use, as soon as the barrier has shown that every warp is done with it.
+// The loops count K/V tiles down from the last one.
+
+// One barrier per arriving K tile (or slice) and V tile. An event's buffer is refilled kLookahead events before its
+// next use, as soon as the barrier has shown that every warp is done with it.
 template <typename Warp>
 __device__ __forceinline__ void loop_by_event(Warp& w) {
   using T = typename Warp::T;
   constexpr int kEvents = T::kSlices + 1;  // per tile
   constexpr int kLookahead = T::kSlices == 1 ? 1 : minimum(T::kStages - 1, T::kSlices);
+  constexpr int kQkSteps = T::kKSlice / 16;
   static_assert(T::kSlices > 1 || T::kStages == 1, "unsliced multi-stage kernels loop by tile");
 
-  int fetch_step = 0, fetch_event = 0, fetch_slot = 0;
-  auto fetch = [&] {
-    if (fetch_step < w.tiles) {
-      if (fetch_event < T::kSlices) {
-        w.copy_k(fetch_step, fetch_event, fetch_slot);
-        fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
-      } else {
-        w.copy_v(fetch_step, 0);
-      }
-      if (++fetch_event == kEvents) {
-        fetch_event = 0;
-        ++fetch_step;
-      }
+  int slot = 0, fetch_slot = 0;
+  // What is fetched during `event`, counted from the first event of `key_tile`: it may belong to the next tile.
+  auto fetch_start = [&](int key_tile, int event) {
+    event += kLookahead;
+    if (event >= kEvents) {
+      event -= kEvents;
+      --key_tile;
     }
-    cute::cp_async_fence();
+    if (event < T::kSlices) {
+      w.start_k(key_tile, event, fetch_slot);
+    } else {
+      w.start_v(key_tile, 0);
+    }
+  };
+  auto fetch_part = [&](int key_tile, int event, int part, int parts) {
+    event += kLookahead;
+    if (event >= kEvents) {
+      event -= kEvents;
+      --key_tile;
+    }
+    if (event < T::kSlices) {
+      w.copy_k_part(key_tile, event, fetch_slot, part, parts);
+      if (T::kStages > 1 && part == parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
+    } else {
+      w.copy_v_part(key_tile, 0, part, parts);
+    }
+    if (part == parts - 1) cute::cp_async_fence();
   };
   auto arrive = [&] {
     cute::cp_async_wait<kLookahead - 1>();
     __syncthreads();
   };
 
+  int key_tile = w.tiles - 1;
   w.take_q();
 #pragma unroll
-  for (int event = 0; event < kLookahead; ++event) fetch();
-  int slot = 0;
-  for (int step = 0; step < w.tiles; ++step) {
+  for (int event = -kLookahead; event < 0; ++event) {
+    fetch_start(key_tile, event);
+    fetch_part(key_tile, event, 0, 1);
+  }
+  for (; key_tile >= 0; --key_tile) {
     typename Warp::Scores s;
-    Warp::clear(s);
 #pragma unroll
     for (int slice = 0; slice < T::kSlices; ++slice) {
       arrive();
-      if (slice == 0) w.settle_q(step);
-      fetch();
-      w.multiply_qk(s, slice, slot, Nothing{});
-      slot = slot + 1 == T::kStages ? 0 : slot + 1;
+      fetch_start(key_tile, slice);
+      w.multiply_qk(s, slice, slot, [&](int step) { fetch_part(key_tile, slice, step, kQkSteps); });
+      if (T::kStages > 1) slot = slot + 1 == T::kStages ? 0 : slot + 1;
     }
     arrive();
-    fetch();
-    w.accumulate(s, step, 0);
+    fetch_start(key_tile, T::kSlices);
+    w.accumulate(s, key_tile, 0, [&](int step) { fetch_part(key_tile, T::kSlices, step, Warp::kKeySteps); });
   }
 }
 
@@ -67,81 +83,81 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
 template <typename Warp>
 __device__ __forceinline__ void loop_by_tile(Warp& w) {
   using T = typename Warp::T;
-  auto fetch = [&](int step, int slot) {
-    if (step < w.tiles) {
-      w.copy_k(step, 0, slot);
-      w.copy_v(step, slot);
-    }
-    cute::cp_async_fence();
-  };
+  constexpr int kAhead = T::kStages - 1;
 
+  int key_tile = w.tiles - 1;
   w.take_q();
 #pragma unroll
-  for (int step = 0; step < T::kStages - 1; ++step) fetch(step, step);
-  int slot = 0, fetch_slot = T::kStages - 1;
-  for (int step = 0; step < w.tiles; ++step) {
+  for (int stage = 0; stage < kAhead; ++stage) {
+    w.copy_k(key_tile - stage, 0, stage);
+    w.copy_v(key_tile - stage, stage);
+    cute::cp_async_fence();
+  }
+  for (int slot = 0; key_tile >= 0; --key_tile) {
     cute::cp_async_wait<T::kStages - 2>();
     __syncthreads();
-    w.settle_q(step);
-    fetch(step + T::kStages - 1, fetch_slot);
+    int const fetch_slot = slot == 0 ? T::kStages - 1 : slot - 1;
+    w.start_k(key_tile - kAhead, 0, fetch_slot);
+    w.start_v(key_tile - kAhead, fetch_slot);
     typename Warp::Scores s;
-    Warp::clear(s);
-    w.multiply_qk(s, 0, slot, Nothing{});
-    w.accumulate(s, step, slot);
+    w.multiply_qk(s, 0, slot, [&](int step) {
+      w.copy_k_part(key_tile - kAhead, 0, fetch_slot, step, Warp::kQSteps);
+      w.copy_v_part(key_tile - kAhead, fetch_slot, step, Warp::kQSteps);
+    });
+    cute::cp_async_fence();
+    w.accumulate(s, key_tile, slot, Nothing{});
     slot = slot + 1 == T::kStages ? 0 : slot + 1;
-    fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
   }
 }
 
-// Two K/V pairs in flight; group t holds K of tile t + 1 and V of tile t. The exponentials of tile t are spread between
-// the products Q K^T of tile t + 1.
+// Two K/V pairs in flight; a group holds V of one tile and K of the next. The exponentials of a tile are spread between
+// the products Q K^T of the next.
 template <typename Warp>
 __device__ __forceinline__ void loop_ahead(Warp& w) {
   using T = typename Warp::T;
-  constexpr int kSteps = T::kClassQK / 16;
   constexpr int kUnits = T::kRowTiles * Warp::kKeySteps;  // of exponentials, 16 rows x 16 keys each
-  auto fetch = [&](int step) {
-    if (step + 1 < w.tiles) w.copy_k(step + 1, 0, (step + 1) & 1);
-    if (step < w.tiles) w.copy_v(step, step & 1);
-    cute::cp_async_fence();
-  };
 
+  int key_tile = w.tiles - 1;
   w.take_q();
-  w.copy_k(0, 0, 0);
+  w.copy_k(key_tile, 0, key_tile & 1);
   cute::cp_async_fence();
-  fetch(0);
+  w.copy_k(key_tile - 1, 0, (key_tile - 1) & 1);
+  w.copy_v(key_tile, key_tile & 1);
+  cute::cp_async_fence();
   cute::cp_async_wait<1>();
   __syncthreads();
-  w.settle_q(0);
   typename Warp::Scores s;
-  Warp::clear(s);
-  w.multiply_qk(s, 0, 0, Nothing{});
-  for (int step = 0; step < w.tiles; ++step) {
+  w.multiply_qk(s, 0, key_tile & 1, Nothing{});
+  for (; key_tile >= 0; --key_tile) {
     cute::cp_async_wait<0>();
     __syncthreads();
-    fetch(step + 1);
-    float scaled[T::kRowTiles][2];
-    w.prepare_softmax(s, step, scaled);
+    w.start_k(key_tile - 2, 0, key_tile & 1);
+    w.start_v(key_tile - 1, (key_tile - 1) & 1);
+    w.prepare_softmax(s, key_tile);
     uint32_t p[Warp::kKeySteps][T::kRowTiles][4];
     auto exponentials = [&](int qk_step) {
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        if (unit * kSteps / kUnits == qk_step) {
-          w.take_p(p[unit / T::kRowTiles][unit % T::kRowTiles], s, unit % T::kRowTiles, unit / T::kRowTiles, scaled);
+        if (unit * Warp::kQSteps / kUnits == qk_step) {
+          w.take_p(p[unit / T::kRowTiles][unit % T::kRowTiles], s, unit % T::kRowTiles, unit / T::kRowTiles);
         }
       }
     };
     typename Warp::Scores next;
-    Warp::clear(next);
-    if (step + 1 < w.tiles) {
-      w.multiply_qk(next, 0, (step + 1) & 1, exponentials);
+    if (key_tile > 0) {
+      w.multiply_qk(next, 0, (key_tile - 1) & 1, [&](int step) {
+        exponentials(step);
+        w.copy_k_part(key_tile - 2, 0, key_tile & 1, step, Warp::kQSteps);
+        w.copy_v_part(key_tile - 1, (key_tile - 1) & 1, step, Warp::kQSteps);
+      });
     } else {
 #pragma unroll
-      for (int qk_step = 0; qk_step < kSteps; ++qk_step) exponentials(qk_step);
+      for (int qk_step = 0; qk_step < Warp::kQSteps; ++qk_step) exponentials(qk_step);
     }
+    cute::cp_async_fence();
 #pragma unroll
     for (int key_step = 0; key_step < Warp::kKeySteps; ++key_step) {
-      w.multiply_pv(p[key_step], key_step, step & 1, Nothing{});
+      w.multiply_pv(p[key_step], key_step, key_tile & 1, Nothing{});
     }
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
@@ -156,15 +172,12 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
-    attention_forward_kernel(ForwardParams const __grid_constant__ params, int row_blocks, int tiles) {
+    attention_forward_kernel(ForwardParams const __grid_constant__ params, float c, int row_blocks, int tiles) {
   using T = ForwardTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);
   for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
-    ForwardWarp<Config> warp(params,
-                             tile_coordinates<Config::kHeadsFirst, Config::kVSlices>(
-                                 index, row_blocks, params.heads_q, params.batch, params.causal != 0),
-                             smem);
+    ForwardWarp<Config> warp(params, c, smem, index, row_blocks);
     if (warp.tiles > 0) {
       if constexpr (T::kQkAhead) {
         loop_ahead(warp);

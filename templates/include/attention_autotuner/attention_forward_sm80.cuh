@@ -28,32 +28,47 @@ struct ForwardWarp {
   using T = ForwardTraits<Config>;
   using Element = typename T::Element;
   using Scores = float[T::kRowTiles][T::kKeyTiles][4];
+  using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes>;
+  using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes>;
+  using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes>;
   static constexpr int kQSteps = T::kClassQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
   ForwardParams const& params;
-  TileCoordinates const tile;
   uint32_t const smem;
-  int const thread = threadIdx.x;
-  int const lane = threadIdx.x & 31;
-  int const warp_m = (threadIdx.x >> 5) % T::kWarpsM;
-  int const warp_n = (threadIdx.x >> 5) / T::kWarpsM;
-  int const row0 = tile.row_block * T::kBlockM;
-  int const value0 = tile.value_slice * T::kValueColumns;
+  int const index;       // of the output tile in the scheduler's list
+  int const row_blocks;  // of one head
 
-  GlobalRows<Element> q, k, v;
+  // This thread's first chunk of the K and V tiles that are fetched next.
+  Element const* k_next;
+  Element const* v_next;
+  uint32_t k_target;  // where it goes in the first K buffer
+  uint32_t v_target;  // and V buffer; not used where it follows from k_target
+  static constexpr bool kSameCopy = CopyK::kThreadsPerRow == CopyV::kThreadsPerRow && T::kKSlice == T::kValueColumns;
   int tiles;        // K/V tiles that some row of this block sees
   int whole_keys;   // keys that every row of this block sees
-  float c;          // |scale| log2(e)
+  int exact_tiles;  // K/V tiles that lie wholly inside the tensors
+  int columns_v;    // value columns there are from this CTA's first one on
+  float const c;    // |scale| log2(e), a kernel parameter so that it costs no register
   uint32_t q_address, k_address, v_address;
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
   float o[T::kRowTiles][T::kColumnTiles][4];
   SoftmaxState<T::kRowTiles> state;
 
-  __device__ __forceinline__ static GlobalRows<Element> head_rows(attention_autotuner_tensor const& tensor, int batch,
-                                                                  int head, int rows, int columns) {
-    auto const* data = static_cast<Element const*>(tensor.data);
-    return {data + batch * tensor.stride_batch + head * tensor.stride_head, tensor.stride_row, rows, columns};
+  // Where this thread stands. Computed where it is needed: see recompute_here.
+  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
+  // Warps that share rows wait for each other, so they are neighbours: each on another scheduler.
+  __device__ __forceinline__ static int warp_m() { return (thread_index() >> 5) / T::kWarpsN; }
+  __device__ __forceinline__ static int warp_n() { return (thread_index() >> 5) % T::kWarpsN; }
+  __device__ __forceinline__ TileCoordinates tile() const {
+    return tile_coordinates<Config::kHeadsFirst, Config::kVSlices>(
+        Config::kPersistent ? recompute_here(index) : block_index(), row_blocks, params.heads_q, params.batch,
+        params.causal != 0);
+  }
+
+  __device__ __forceinline__ static Element const* head_data(attention_autotuner_tensor const& tensor, int batch,
+                                                             int head) {
+    return static_cast<Element const*>(tensor.data) + batch * tensor.stride_batch + head * tensor.stride_head;
   }
 
   // Row i sees keys below this.
@@ -62,21 +77,31 @@ struct ForwardWarp {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 
-  __device__ __forceinline__ ForwardWarp(ForwardParams const& params, TileCoordinates const& tile, uint32_t smem)
-      : params(params), tile(tile), smem(smem) {
+  __device__ __forceinline__ ForwardWarp(ForwardParams const& params, float c, uint32_t smem, int index, int row_blocks)
+      : params(params), c(c), smem(smem), index(index), row_blocks(row_blocks) {
+    TileCoordinates const tile = this->tile();
     int const kv_head = tile.head / (params.heads_q / params.heads_kv);
-    q = head_rows(params.q, tile.batch, tile.head, params.seqlen_q, params.dim_qk);
-    k = head_rows(params.k, tile.batch, kv_head, params.seqlen_k, params.dim_qk);
-    v = head_rows(params.v, tile.batch, kv_head, params.seqlen_k, params.dim_v);
-    int const last_row = minimum(row0 + T::kBlockM, params.seqlen_q) - 1;
+    int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
-    whole_keys = visible_keys(row0);
-    c = params.softmax_scale == 0.0f ? kLog2E : fabsf(params.softmax_scale) * kLog2E;
+    whole_keys = visible_keys(tile.row_block * T::kBlockM);
+    columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
+    exact_tiles = Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns
+                      ? params.seqlen_k / T::kBlockN
+                      : 0;
 
-    LaneRow const a = lane_row_a(lane), b = lane_row_b(lane);
-    q_address = smem + T::kQOffset + T::TileQ::offset(warp_m * 16 * T::kRowTiles + a.row, a.column);
-    k_address = smem + T::kKOffset + T::TileK::offset(warp_n * 8 * T::kKeyTiles + b.row, b.column);
-    v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n * 8 * T::kColumnTiles + a.column);
+    int const thread = thread_index();
+    int64_t const last_key = int64_t(tiles - 1) * T::kBlockN;
+    k_next = head_data(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
+             CopyK::column(thread);
+    v_next = head_data(params.v, tile.batch, kv_head) + (last_key + CopyV::row(thread)) * params.v.stride_row +
+             tile.value_slice * T::kValueColumns + CopyV::column(thread);
+    k_target = smem + T::kKOffset + CopyK::offset(thread);
+    if constexpr (!kSameCopy) v_target = smem + T::kVOffset + CopyV::offset(thread);
+
+    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    q_address = smem + T::kQOffset + T::TileQ::offset(warp_m() * 16 * T::kRowTiles + a.row, a.column);
+    k_address = smem + T::kKOffset + T::TileK::offset(warp_n() * 8 * T::kKeyTiles + b.row, b.column);
+    v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
     state.clear();
 #pragma unroll
     for (auto& row : o) {
@@ -91,26 +116,60 @@ struct ForwardWarp {
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void copy_q() const {
-    copy_tile<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes>(smem + T::kQOffset, q, row0, 0, thread);
+    TileCoordinates const tile = this->tile();
+    int const thread = thread_index(), row0 = tile.row_block * T::kBlockM;
+    Element const* const q = head_data(params.q, tile.batch, tile.head) +
+                             int64_t(row0 + CopyQ::row(thread)) * params.q.stride_row + CopyQ::column(thread);
+    CopyQ::copy(smem + T::kQOffset + CopyQ::offset(thread), q, params.q.stride_row, params.seqlen_q - row0,
+                params.dim_qk);
   }
-  __device__ __forceinline__ void copy_k(int step, int slice, int slot) const {
-    copy_tile<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes>(
-        smem + T::kKOffset + slot * T::TileK::kBytes, k, key0(step), slice * T::kKSlice, thread);
-  }
-  __device__ __forceinline__ void copy_v(int step, int slot) const {
-    copy_tile<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes>(
-        smem + T::kVOffset + slot * T::TileV::kBytes, v, key0(step), value0, thread);
-  }
-  // First key of the step-th tile: the walk starts at the last one.
-  __device__ __forceinline__ int key0(int step) const { return (tiles - 1 - step) * T::kBlockN; }
+  // K tiles (with all their slices, in order) and V tiles are fetched from the last to the first, each in two steps:
+  // start copies what is not a whole tile, at once; then the parts copy what is, spread over the products that run
+  // meanwhile.
+  __device__ __forceinline__ bool is_exact(int key_tile) const { return unsigned(key_tile) < unsigned(exact_tiles); }
 
-  // The kernels multiply by |scale|: a negative scale flips the signs of Q, a zero one clears it, both exactly. Rare, so
-  // it is a pass over Q's shared memory; entered and left with all threads together, Q having arrived.
+  __device__ __forceinline__ void start_k(int key_tile, int slice, int slot) {
+    if (key_tile < 0 || is_exact(key_tile)) return;
+    CopyK::copy(k_target + slot * T::TileK::kBytes, k_next + slice * T::kKSlice, params.k.stride_row,
+                params.seqlen_k - key_tile * T::kBlockN, params.dim_qk - slice * T::kKSlice);
+  }
+  __device__ __forceinline__ void start_v(int key_tile, int slot) {
+    if (key_tile < 0 || is_exact(key_tile)) return;
+    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - key_tile * T::kBlockN, columns_v);
+  }
+  __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
+    if constexpr (Config::kCopyBytes == 16) {
+      CopyK::copy_part(is_exact(key_tile), k_target + slot * T::TileK::kBytes, k_next + slice * T::kKSlice,
+                       params.k.stride_row, part, parts);
+    }
+    if (part == parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
+  }
+  __device__ __forceinline__ void copy_v_part(int key_tile, int slot, int part, int parts) {
+    if constexpr (Config::kCopyBytes == 16) {
+      CopyV::copy_part(is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
+    }
+    if (part == parts - 1) v_next -= T::kBlockN * params.v.stride_row;
+  }
+  __device__ __forceinline__ void copy_k(int key_tile, int slice, int slot) {
+    start_k(key_tile, slice, slot);
+    copy_k_part(key_tile, slice, slot, 0, 1);
+  }
+  __device__ __forceinline__ void copy_v(int key_tile, int slot) {
+    start_v(key_tile, slot);
+    copy_v_part(key_tile, slot, 0, 1);
+  }
+  __device__ __forceinline__ uint32_t v_buffer(int slot) const {
+    return (kSameCopy ? k_target + (T::kVOffset - T::kKOffset) : v_target) + slot * T::TileV::kBytes;
+  }
+
+  // The kernels multiply by |scale|: a negative scale flips the signs of Q, a zero one clears it, both exactly. Rare,
+  // so it is a pass over Q's shared memory behind a wait of its own; entered with all of Q's copies issued.
   __device__ __forceinline__ void apply_scale_sign() const {
     if (params.softmax_scale > 0.0f) return;
+    cute::cp_async_wait<0>();
     __syncthreads();
     uint32_t const keep = params.softmax_scale == 0.0f ? 0u : 0xffffffffu;
-    for (int word = thread; word < T::TileQ::kBytes / 4; word += T::kThreads) {
+    for (int word = thread_index(); word < T::TileQ::kBytes / 4; word += T::kThreads) {
       uint32_t const address = smem + T::kQOffset + 4 * word;
       uint32_t value;
       asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
@@ -120,14 +179,14 @@ struct ForwardWarp {
     __syncthreads();
   }
 
-  // Q into registers, its shared memory free again on return. A kernel that keeps Q in shared memory needs no step here.
+  // Brings Q to where the products want it: on its way to shared memory on return, or in registers with its shared
+  // memory free again.
   __device__ __forceinline__ void take_q() {
+    copy_q();
+    apply_scale_sign();
     if constexpr (T::kQInRegisters) {
-      copy_q();
-      cute::cp_async_fence();
       cute::cp_async_wait<0>();
       __syncthreads();
-      apply_scale_sign();
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
@@ -136,20 +195,13 @@ struct ForwardWarp {
         }
       }
       __syncthreads();
-    } else {
-      copy_q();
-    }
-  }
-  // After the first barrier of the main loop.
-  __device__ __forceinline__ void settle_q(int step) const {
-    if constexpr (!T::kQInRegisters) {
-      if (step == 0) apply_scale_sign();
     }
   }
 
   // --- products ------------------------------------------------------------------------------------------------------
 
-  // s += Q K^T over one slice of K in `slot`; `between(step)` is other work to interleave after each 16 columns.
+  // s += Q K^T over one slice of K in `slot` (s = for the first slice); `between(step)` is other work to interleave
+  // after each 16 columns.
   template <typename Between>
   __device__ __forceinline__ void multiply_qk(Scores& s, int slice, int slot, Between&& between) {
     uint32_t const k_slot = k_address + slot * T::TileK::kBytes;
@@ -171,8 +223,14 @@ struct ForwardWarp {
         load_matrix_x4(b, k_slot + T::TileK::offset(8 * j, 16 * step));
 #pragma unroll
         for (int i = 0; i < T::kRowTiles; ++i) {
-          mma_m16n8k16<Element>(s[i][j], a[i], b[0], b[1]);
-          mma_m16n8k16<Element>(s[i][j + 1], a[i], b[2], b[3]);
+          if (slice == 0 && step == 0) {
+            constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            mma_m16n8k16<Element>(s[i][j], a[i], b[0], b[1], kZero);
+            mma_m16n8k16<Element>(s[i][j + 1], a[i], b[2], b[3], kZero);
+          } else {
+            mma_m16n8k16<Element>(s[i][j], a[i], b[0], b[1]);
+            mma_m16n8k16<Element>(s[i][j + 1], a[i], b[2], b[3]);
+          }
         }
       }
       between(step);
@@ -180,12 +238,11 @@ struct ForwardWarp {
   }
 
   // P as the A operand of 16 keys: exponentials of two score tiles, packed.
-  __device__ __forceinline__ void take_p(uint32_t (&p)[4], Scores& s, int i, int key_step,
-                                         float const (&scaled)[T::kRowTiles][2]) {
+  __device__ __forceinline__ void take_p(uint32_t (&p)[4], Scores& s, int i, int key_step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float(&tile_scores)[4] = s[i][2 * key_step + half];
-      exponentiate(tile_scores, state.sum[i], scaled[i], c);
+      float (&tile_scores)[4] = s[i][2 * key_step + half];
+      exponentiate(tile_scores, state.sum[i], state.maximum[i], c);
       p[2 * half] = pack_pair<Element>(tile_scores[0], tile_scores[1]);
       p[2 * half + 1] = pack_pair<Element>(tile_scores[2], tile_scores[3]);
     }
@@ -212,17 +269,19 @@ struct ForwardWarp {
   // --- softmax between the products ----------------------------------------------------------------------------------
 
   __device__ __forceinline__ int row_in_block(int i, int half) const {
-    return (warp_m * T::kRowTiles + i) * 16 + half * 8 + lane / 4;
+    return (warp_m() * T::kRowTiles + i) * 16 + half * 8 + lane() / 4;
   }
 
-  __device__ __forceinline__ void mask(Scores& s, int step) const {
-    int const key = key0(step);
+  __device__ __forceinline__ void mask(Scores& s, int key_tile) const {
+    int const key = key_tile * T::kBlockN;
     if (key + T::kBlockN <= whole_keys) return;
+    int const row0 = tile().row_block * T::kBlockM;
+    int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const limit = visible_keys(row0 + row_in_block(i, half)) - key - warp_n * 8 * T::kKeyTiles - 2 * (lane & 3);
+        int const limit = visible_keys(row0 + row_in_block(i, half)) - first;
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
@@ -238,7 +297,7 @@ struct ForwardWarp {
     return smem + T::kStatisticsOffset + (warp * T::kBlockM + row_in_block(i, half)) * int(sizeof(float));
   }
   // A barrier among the warps that share rows.
-  __device__ __forceinline__ void row_barrier() const { named_barrier(1 + warp_m, 32 * T::kWarpsN); }
+  __device__ __forceinline__ void row_barrier() const { named_barrier(1 + warp_m(), 32 * T::kWarpsN); }
 
   // Combines a per-row value of the warps that share rows, by maximum or sum.
   template <typename Combine>
@@ -247,8 +306,9 @@ struct ForwardWarp {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if ((lane & 3) == 0) {
-          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(statistics(warp_n, i, half)), "f"(value[i][half]) : "memory");
+        if ((lane() & 3) == 0) {
+          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(statistics(warp_n(), i, half)), "f"(value[i][half])
+                       : "memory");
         }
       }
     }
@@ -262,7 +322,7 @@ struct ForwardWarp {
           float theirs;
           asm volatile("ld.shared.f32 %0, [%1];\n"
                        : "=f"(theirs)
-                       : "r"(statistics((warp_n + other) % T::kWarpsN, i, half))
+                       : "r"(statistics((warp_n() + other) % T::kWarpsN, i, half))
                        : "memory");
           value[i][half] = combine(value[i][half], theirs);
         }
@@ -270,78 +330,71 @@ struct ForwardWarp {
     }
   }
 
-  // Masks the scores of a tile and brings the running maximum up to date; returns m c per row.
-  __device__ __forceinline__ void prepare_softmax(Scores& s, int step, float (&scaled)[T::kRowTiles][2]) {
-    mask(s, step);
+  // Masks the scores of a tile and brings the running maximum up to date.
+  __device__ __forceinline__ void prepare_softmax(Scores& s, int key_tile) {
+    mask(s, key_tile);
     float largest[T::kRowTiles][2];
     row_maximum(largest, s);
     if constexpr (!T::kPInRegisters) combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
     update_maximum(state, largest, o, c);
-    scaled_maximum(scaled, state, c);
   }
 
-  // o += softmax numerators of s times V. The exponentials of the next 16 keys run between the products of these.
-  __device__ __forceinline__ void accumulate(Scores& s, int step, int v_slot) {
-    float scaled[T::kRowTiles][2];
-    prepare_softmax(s, step, scaled);
+  // o += softmax numerators of s times V. The exponentials of the next 16 keys run between the products of these;
+  // `between(key_step)` is other work to interleave.
+  template <typename Between>
+  __device__ __forceinline__ void accumulate(Scores& s, int key_tile, int v_slot, Between&& between) {
+    prepare_softmax(s, key_tile);
     if constexpr (T::kPInRegisters) {
       uint32_t p[2][T::kRowTiles][4];
 #pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) take_p(p[0][i], s, i, 0, scaled);
+      for (int i = 0; i < T::kRowTiles; ++i) take_p(p[0][i], s, i, 0);
 #pragma unroll
       for (int key_step = 0; key_step < kKeySteps; ++key_step) {
         multiply_pv(p[key_step % 2], key_step, v_slot, [&](int j) {
-          if (key_step + 1 < kKeySteps && j < T::kRowTiles) take_p(p[(key_step + 1) % 2][j], s, j, key_step + 1, scaled);
+          if (j == 0) between(key_step);
+          if (key_step + 1 < kKeySteps && j < T::kRowTiles) take_p(p[(key_step + 1) % 2][j], s, j, key_step + 1);
         });
         if constexpr (T::kColumnTiles / 2 < T::kRowTiles) {
 #pragma unroll
           for (int i = T::kColumnTiles / 2; i < T::kRowTiles; ++i) {
-            if (key_step + 1 < kKeySteps) take_p(p[(key_step + 1) % 2][i], s, i, key_step + 1, scaled);
+            if (key_step + 1 < kKeySteps) take_p(p[(key_step + 1) % 2][i], s, i, key_step + 1);
           }
         }
       }
     } else {
-      store_p(s, scaled);
+      store_p(s);
       row_barrier();
-      uint32_t const p_address = smem + T::kPOffset + T::TileP::offset(row_in_block(0, 0) - lane / 4, 0) +
-                                 T::TileP::offset(lane_row_a(lane).row, lane_row_a(lane).column);
+      uint32_t const p_address = smem + T::kPOffset + T::TileP::offset(warp_m() * 16 * T::kRowTiles, 0) +
+                                 T::TileP::offset(lane_row_a(lane()).row, lane_row_a(lane()).column);
 #pragma unroll
       for (int key_step = 0; key_step < kKeySteps; ++key_step) {
         uint32_t p[T::kRowTiles][4];
 #pragma unroll
-        for (int i = 0; i < T::kRowTiles; ++i) load_matrix_x4(p[i], p_address + T::TileP::offset(16 * i, 16 * key_step));
-        multiply_pv(p, key_step, v_slot, [](int) {});
+        for (int i = 0; i < T::kRowTiles; ++i)
+          load_matrix_x4(p[i], p_address + T::TileP::offset(16 * i, 16 * key_step));
+        multiply_pv(p, key_step, v_slot, [&](int j) {
+          if (j == 0) between(key_step);
+        });
       }
     }
   }
 
   // This warp's share of P into shared memory. The maxima's barrier has shown that all warps are done with the last P.
-  __device__ __forceinline__ void store_p(Scores& s, float const (&scaled)[T::kRowTiles][2]) {
+  __device__ __forceinline__ void store_p(Scores& s) {
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < T::kKeyTiles; ++j) {
-        exponentiate(s[i][j], state.sum[i], scaled[i], c);
+        exponentiate(s[i][j], state.sum[i], state.maximum[i], c);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t const address =
               smem + T::kPOffset +
-              T::TileP::offset(row_in_block(i, half), warp_n * 8 * T::kKeyTiles + 8 * j + 2 * (lane & 3));
+              T::TileP::offset(row_in_block(i, half), warp_n() * 8 * T::kKeyTiles + 8 * j + 2 * (lane() & 3));
           asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address),
                        "r"(pack_pair<Element>(s[i][j][2 * half], s[i][j][2 * half + 1]))
                        : "memory");
         }
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void clear(Scores& s) {
-#pragma unroll
-    for (auto& row : s) {
-#pragma unroll
-      for (auto& column : row) {
-#pragma unroll
-        for (float& value : column) value = 0.0f;
       }
     }
   }

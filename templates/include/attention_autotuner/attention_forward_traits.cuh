@@ -1,7 +1,7 @@
 // Compile-time shape of one attention forward kernel: who owns which rows and columns, and the shared-memory map.
 //
-// Every static_assert here is the twin of a named predicate in arch/legality.py, and kSmemBytes of resources.smem_bytes.
-// Called by: attention_forward_sm80.cuh, attention_forward_entry.cuh.
+// Every static_assert here is the twin of a named predicate in arch/legality.py, and kSmemBytes of
+// resources.smem_bytes. Called by: attention_forward_sm80.cuh, attention_forward_entry.cuh.
 #pragma once
 
 #include "tile_sm80.cuh"
@@ -34,10 +34,11 @@ struct ForwardTraits {
   static_assert(Config::kClassV / Config::kVSlices % (16 * kWarpsN) == 0, "value_columns_divide_among_warps");
   static_assert(kKSlice % 16 == 0 && kClassQK % kKSlice == 0, "k_slice_divides_class_qk");
 
-  static constexpr int kValueColumns = Config::kClassV / Config::kVSlices;  // of this CTA
-  static constexpr int kRowTiles = kBlockM / kWarpsM / 16;                  // 16-row tiles of a warp
-  static constexpr int kKeyTiles = kBlockN / kWarpsN / 8;                   // 8-key tiles of a warp, first product
-  static constexpr int kColumnTiles = kValueColumns / kWarpsN / 8;          // 8-column tiles of a warp, second product
+  static constexpr int kValueSlices = Config::kVSlices;
+  static constexpr int kValueColumns = Config::kClassV / kValueSlices;  // of this CTA
+  static constexpr int kRowTiles = kBlockM / kWarpsM / 16;              // 16-row tiles of a warp
+  static constexpr int kKeyTiles = kBlockN / kWarpsN / 8;               // 8-key tiles of a warp, first product
+  static constexpr int kColumnTiles = kValueColumns / kWarpsN / 8;      // 8-column tiles of a warp, second product
   static constexpr int kSlices = kClassQK / kKSlice;
 
   static constexpr bool kPInRegisters = kWarpsN == 1;

@@ -1,7 +1,7 @@
 // Warp-level products of the sm80 family: ldmatrix operand loads and mma.sync m16n8k16 with fp32 accumulation.
 //
-// Fragment layouts are the PTX ones. Within a warp, lane l holds rows g = l / 4 and g + 8 and columns 2 (l % 4) + {0, 1}
-// of every 16x8 accumulator tile. Two neighbouring accumulator tiles, converted to 16 bits, are the A operand of a
+// Fragment layouts are the PTX ones. Within a warp, lane l holds rows g = l / 4 and g + 8 and columns 2 (l % 4) + {0,
+// 1} of every 16x8 accumulator tile. Two neighbouring accumulator tiles, converted to 16 bits, are the A operand of a
 // 16x16 step: this is what keeps P in registers between the two products of attention.
 //
 // Called by: attention_forward_sm80.cuh.
@@ -30,17 +30,24 @@ __device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint
                : "r"(address));
 }
 
-// d += a * b for one 16x8x16 step.
+// d = c + a * b for one 16x8x16 step.
 template <typename Element>
-__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1,
+                                             float const (&c)[4]) {
   if constexpr (std::is_same_v<Element, __half>) {
-    cute::SM80_16x8x16_F32F16F16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2],
-                                            d[3]);
+    cute::SM80_16x8x16_F32F16F16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2],
+                                            c[3]);
   } else {
     static_assert(std::is_same_v<Element, __nv_bfloat16>, "element type must be __half or __nv_bfloat16");
-    cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, d[0], d[1], d[2],
-                                              d[3]);
+    cute::SM80_16x8x16_F32BF16BF16F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2],
+                                              c[3]);
   }
+}
+
+// d += a * b
+template <typename Element>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t const (&a)[4], uint32_t b0, uint32_t b1) {
+  mma_m16n8k16<Element>(d, a, b0, b1, d);
 }
 
 // Two floats rounded to nearest and packed, `low` in the low half.

@@ -1,9 +1,10 @@
 // Online softmax over accumulator fragments: running row maximum and sum, with a rescale of O only when it is due.
 //
-// Exponentials are taken in base 2 of (s - m) * c with c = |scale| * log2(e). The running maximum m is kept stale while
-// the true one exceeds it by less than kSlack in that base: the probabilities then grow to at most 2^kSlack, which 16-bit
-// floats and fp32 sums hold without loss, and the rescale of O, which is a pass over all its registers, is rarely needed.
-// The final division by the row sum cancels the choice of m exactly.
+// Exponentials are taken in base 2 of s c - m with c = |scale| log2(e); m, the running maximum, is in these units too.
+// It is kept stale while the true one exceeds it by less than kSlack: the probabilities then grow to at most 2^kSlack,
+// which 16-bit floats and fp32 sums hold without loss, and the rescale of O, which is a pass over all its registers, is
+// rarely needed. The final division by the row sum cancels the choice of m exactly. A row that has seen no key holds
+// kLowest, which is finite, so that its masked scores (-inf) give exp2(-inf) = 0 and never NaN.
 //
 // Layout: fragments of mma_sm80.cuh; entry [tile][half] is row 16 tile + 8 half + lane / 4 of the warp's rows.
 // Called by: attention_forward_sm80.cuh.
@@ -15,7 +16,8 @@ namespace attention_autotuner {
 
 inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr float kSlack = 8.0f;  // powers of two
+inline constexpr float kSlack = 8.0f;       // powers of two
+inline constexpr float kLowest = -1.7e38f;  // half the range: its difference from any maximum is finite
 
 __device__ __forceinline__ float exp2_approximate(float x) {
   float y;
@@ -38,15 +40,15 @@ __device__ __forceinline__ float quad_sum(float value) {
 
 template <int Tiles>
 struct SoftmaxState {
-  float maximum[Tiles][2];
-  float sum[Tiles][2];  // of this lane's columns only, until the end
+  float maximum[Tiles][2];  // times c
+  float sum[Tiles][2];      // of this lane's columns only, until the end
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        maximum[i][h] = minus_infinity();
+        maximum[i][h] = kLowest;
         sum[i][h] = 0.0f;
       }
     }
@@ -77,17 +79,15 @@ __device__ __forceinline__ void update_maximum(SoftmaxState<Tiles>& state, float
 #pragma unroll
   for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) due = due || (largest[i][h] - state.maximum[i][h]) * c > kSlack;
+    for (int h = 0; h < 2; ++h) due = due || fmaf(largest[i][h], c, -state.maximum[i][h]) > kSlack;
   }
-  // Rows that have seen no key compare -inf with -inf: NaN, so nothing is due.
   if (__any_sync(0xffffffffu, due)) {
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float const next = fmaxf(state.maximum[i][h], largest[i][h]);
-        float const factor =
-            next == minus_infinity() ? 1.0f : exp2_approximate((state.maximum[i][h] - next) * c);
+        float const next = fmaxf(state.maximum[i][h], largest[i][h] * c);
+        float const factor = exp2_approximate(state.maximum[i][h] - next);
         state.maximum[i][h] = next;
         state.sum[i][h] *= factor;
 #pragma unroll
@@ -100,22 +100,10 @@ __device__ __forceinline__ void update_maximum(SoftmaxState<Tiles>& state, float
   }
 }
 
-// m * c per row, with 0 for rows that have seen no key (their entries are all -inf and stay 0 after exp2).
-template <int Tiles>
-__device__ __forceinline__ void scaled_maximum(float (&scaled)[Tiles][2], SoftmaxState<Tiles> const& state, float c) {
+// s <- exp2(s c - m) for one 16x8 tile, summed into the state.
+__device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], float const (&maximum)[2], float c) {
 #pragma unroll
-  for (int i = 0; i < Tiles; ++i) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      scaled[i][h] = state.maximum[i][h] == minus_infinity() ? 0.0f : state.maximum[i][h] * c;
-    }
-  }
-}
-
-// s <- exp2(s c - m c) for one 16x8 tile, summed into the state.
-__device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], float const (&scaled)[2], float c) {
-#pragma unroll
-  for (int e = 0; e < 4; ++e) s[e] = exp2_approximate(fmaf(s[e], c, -scaled[e / 2]));
+  for (int e = 0; e < 4; ++e) s[e] = exp2_approximate(fmaf(s[e], c, -maximum[e / 2]));
   sum[0] += s[0] + s[1];
   sum[1] += s[2] + s[3];
 }

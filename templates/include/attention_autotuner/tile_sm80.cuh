@@ -21,8 +21,8 @@ struct SmemTile {
   static_assert(Columns % 16 == 0, "tile width must be a multiple of 16 elements");
   static constexpr int kStride = Columns + kChunk;  // elements
   static constexpr int kBytes = Rows * kStride * kElementBytes;
-  using Layout = cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<Columns>>,
-                              cute::Stride<cute::Int<kStride>, cute::Int<1>>>;
+  using Layout =
+      cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<Columns>>, cute::Stride<cute::Int<kStride>, cute::Int<1>>>;
 
   // Byte offset of an element from the tile's start.
   __device__ __forceinline__ static constexpr int offset(int row, int column) {
@@ -30,67 +30,121 @@ struct SmemTile {
   }
 };
 
-// A view of one head's rows: where row 0 is, how far rows are apart, how many rows and columns exist.
-template <typename Element>
-struct GlobalRows {
-  Element const* data;
-  int64_t stride_row;  // elements
-  int rows;
-  int columns;
-};
-
 constexpr int largest_power_of_two_divisor(int value) { return value & -value; }
 
-// Copies rows [row0, row0 + Rows) and columns [column0, column0 + Columns) into a tile; what lies outside the view
-// arrives as zeros. With 16-byte copies the data arrives asynchronously (close the group with cp_async_fence); with
-// 2-byte copies it is there when the call returns. Either way a barrier must follow before other threads read it.
-template <int Rows, int Columns, int Threads, int CopyBytes, typename Element>
-__device__ __forceinline__ void copy_tile(uint32_t smem, GlobalRows<Element> const& source, int row0, int column0,
-                                          int thread) {
-  static_assert(CopyBytes == 16 || CopyBytes == 2, "copies are 16 or 2 bytes wide");
-  using Tile = SmemTile<Rows, Columns>;
-  constexpr int kChunks = Columns / kChunk;
-  constexpr int kDivisor = largest_power_of_two_divisor(kChunks);
-  constexpr int kThreadsPerRow = kDivisor < 16 ? kDivisor : 16;
-  constexpr int kRowsPerPass = Threads / kThreadsPerRow;
-  constexpr int kPasses = (Rows + kRowsPerPass - 1) / kRowsPerPass;
-  static_assert(Threads % kThreadsPerRow == 0, "threads must divide into rows");
+// Main loops are short of registers: what is cheap to compute is computed again where it is used, instead of being kept
+// through the loop. The compiler would hoist it; these hide a value's origin so that it does not.
+__device__ __forceinline__ int64_t recompute_here(int64_t value) {
+  int64_t hidden;
+  asm volatile("mov.b64 %0, %1;\n" : "=l"(hidden) : "l"(value));
+  return hidden;
+}
+__device__ __forceinline__ int recompute_here(int value) {
+  int hidden;
+  asm volatile("mov.b32 %0, %1;\n" : "=r"(hidden) : "r"(value));
+  return hidden;
+}
+__device__ __forceinline__ int thread_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
+  return index;
+}
 
-  int const thread_row = thread / kThreadsPerRow;
-  int const thread_column = (thread % kThreadsPerRow) * kChunk;
-  Element const* pointer = source.data + int64_t(row0 + thread_row) * source.stride_row + column0 + thread_column;
-  uint32_t const target = smem + Tile::offset(thread_row, thread_column);
+__device__ __forceinline__ int block_index() {
+  int index;
+  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
+  return index;
+}
+
+// One 16-byte chunk into shared memory, or zeros if it does not exist. Asynchronous for 16-byte copies.
+template <int CopyBytes>
+__device__ __forceinline__ void copy_chunk(uint32_t destination, void const* source, bool exists) {
+  if constexpr (CopyBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(destination), "l"(source),
+                 "r"(exists ? 16 : 0));
+  } else {
+    static_assert(CopyBytes == 2, "copies are 16 or 2 bytes wide");
+    uint32_t words[4] = {0, 0, 0, 0};
+    if (exists) {
+      auto const* halves = static_cast<uint16_t const*>(source);
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    int const row = pass * kRowsPerPass;
-    if (Rows % kRowsPerPass == 0 || thread_row + row < Rows) {
-      bool const row_exists = row0 + thread_row + row < source.rows;
-#pragma unroll
-      for (int step = 0; step < kChunks / kThreadsPerRow; ++step) {
-        int const column = step * kThreadsPerRow * kChunk;
-        bool const exists = row_exists && column0 + thread_column + column < source.columns;
-        uint32_t const destination = target + Tile::offset(row, column);
-        if constexpr (CopyBytes == 16) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(destination), "l"(pointer + column),
-                       "r"(exists ? 16 : 0));
-        } else {
-          uint32_t words[4] = {0, 0, 0, 0};
-          if (exists) {
-            auto const* halves = reinterpret_cast<uint16_t const*>(pointer + column);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-              words[i] = uint32_t(halves[2 * i]) | uint32_t(halves[2 * i + 1]) << 16;
-            }
-          }
-          asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(destination), "r"(words[0]), "r"(words[1]),
-                       "r"(words[2]), "r"(words[3])
-                       : "memory");
-        }
-      }
+      for (int i = 0; i < 4; ++i) words[i] = uint32_t(halves[2 * i]) | uint32_t(halves[2 * i + 1]) << 16;
     }
-    pointer += int64_t(kRowsPerPass) * source.stride_row;
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(destination), "r"(words[0]), "r"(words[1]),
+                 "r"(words[2]), "r"(words[3])
+                 : "memory");
   }
 }
+
+// One 16-byte chunk, asynchronously, or nothing at all: predicated, not branched around, so that the compiler can place
+// it between other instructions.
+__device__ __forceinline__ void copy_chunk_if(bool wanted, uint32_t destination, void const* source) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %2, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%1], 16;\n"
+      "}\n" ::"r"(destination),
+      "l"(source), "r"(int(wanted)));
+}
+
+// How the threads of a CTA share the copy of one tile: neighbouring threads take neighbouring chunks of a row, up to a
+// 128-byte line. Data arrives asynchronously with 16-byte copies (close the group with cp_async_fence), and at once
+// with 2-byte copies; either way a barrier must follow before other threads read it.
+template <int Rows, int Columns, int Threads, int CopyBytes>
+struct TileCopy {
+  using Tile = SmemTile<Rows, Columns>;
+  static constexpr int kChunks = Columns / kChunk;
+  static constexpr int kDivisor = largest_power_of_two_divisor(kChunks);
+  static constexpr int kThreadsPerRow = kDivisor < 8 ? kDivisor : 8;
+  static constexpr int kSteps = kChunks / kThreadsPerRow;
+  static constexpr int kRowsPerPass = Threads / kThreadsPerRow;
+  static constexpr int kPasses = (Rows + kRowsPerPass - 1) / kRowsPerPass;
+  static_assert(Threads % kThreadsPerRow == 0, "threads must divide into rows");
+
+  // The first chunk of a thread.
+  __device__ __forceinline__ static int row(int thread) { return thread / kThreadsPerRow; }
+  __device__ __forceinline__ static int column(int thread) { return thread % kThreadsPerRow * kChunk; }
+  __device__ __forceinline__ static uint32_t offset(int thread) { return Tile::offset(row(thread), column(thread)); }
+
+  // Copies this thread's chunks. `target` and `pointer` are those of its first chunk; `rows` and `columns` are how much
+  // of the source there is from the tile's first element on: what lies beyond arrives as zeros.
+  template <typename Element>
+  __device__ __forceinline__ static void copy(uint32_t target, Element const* pointer, int64_t stride_row, int rows,
+                                              int columns) {
+    int const thread = thread_index();
+    int const rows_left = rows - row(thread), columns_left = columns - column(thread);
+    int64_t const pass_stride = kRowsPerPass * recompute_here(stride_row);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      int const first = pass * kRowsPerPass;
+      if (first + kRowsPerPass <= Rows || row(thread) + first < Rows) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+          int const column = step * kThreadsPerRow * kChunk;
+          copy_chunk<CopyBytes>(target + Tile::offset(first, column), pointer + column,
+                                first < rows_left && column < columns_left);
+        }
+      }
+      pointer += pass_stride;
+    }
+  }
+
+  // The same for a tile that exists as a whole (or not at all: then it is not `wanted`), in `parts` parts that can be
+  // spread over other work.
+  template <typename Element>
+  __device__ __forceinline__ static void copy_part(bool wanted, uint32_t target, Element const* pointer,
+                                                   int64_t stride_row, int part, int parts) {
+    static_assert(CopyBytes == 16, "only asynchronous copies can be spread");
+    constexpr int kUnits = kPasses * kSteps;
+#pragma unroll
+    for (int unit = part * kUnits / parts; unit < (part + 1) * kUnits / parts; ++unit) {
+      int const first = unit / kSteps * kRowsPerPass, column = unit % kSteps * kThreadsPerRow * kChunk;
+      bool const mine = first + kRowsPerPass <= Rows || row(thread_index()) + first < Rows;
+      copy_chunk_if(wanted && mine, target + Tile::offset(first, column), pointer + first * stride_row + column);
+    }
+  }
+};
 
 __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
