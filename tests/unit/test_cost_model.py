@@ -106,6 +106,17 @@ def test_level_of_the_prediction_is_within_a_quarter(logs: list[Log]) -> None:
         assert 0.75 <= log.predict_us(ranked[0], FITTED) / best <= 1.25, log.name
 
 
+@pytest.mark.parametrize(("dim", "low", "high"), [(64, 261, 295), (128, 295, 327), (256, 259, 308)])
+def test_level_on_an_h200_is_that_of_flash_attention_2(dim: int, low: float, high: float) -> None:
+    # Measured there, fp16, 16k tokens of hidden size 2048, forward: low to high TFLOP/s over 512 to 16k tokens.
+    heads = 2048 // dim
+    problem = Problem(batch=4, heads_q=heads, heads_kv=heads, dim_qk=dim, dim_v=dim)
+    spec = replace(SPEC, num_sms=132, hbm_bytes_per_second=4.8e12, l2_bytes=60 << 20)
+    best = rank(problem, H100(spec).legal(problem), spec)[0][1]
+    rate = problem.flops / best.us * 1e-6
+    assert 0.8 * low <= rate <= 1.4 * high
+
+
 # --- calibration ----------------------------------------------------------------------------------
 
 

@@ -186,9 +186,11 @@ def predict(
     to_us = 1 / spec.sm_clock_mhz
     imbalance_us = max(0.0, span - even) / COST_UNITS * round_clk * tail * to_us
 
-    l2_us = cta_tiles * tile.fill_bytes / spec.l2_bytes_per_clk * to_us
-    hbm_us = _hbm_bytes(problem, candidate, len(tiles), slots, spec, fit)
-    hbm_us *= 1e6 / spec.hbm_bytes_per_second
+    fills = cta_tiles * tile.fill_bytes
+    l2_us = fills / spec.l2_bytes_per_clk * to_us
+    per_kv_head = ctas // (problem.batch * problem.heads_kv)
+    hbm_bytes = _hbm_bytes(problem, candidate, fills, per_kv_head, slots, spec, fit)
+    hbm_us = hbm_bytes * 1e6 / spec.hbm_bytes_per_second
     terms = _terms(tile, full, rounds * resident * to_us, rounds * to_us)
     terms |= {
         "l2_us": l2_us,
@@ -241,22 +243,24 @@ def _cta_clk(candidate: Candidate, spec: ArchSpec, resident: int, fit: Coefficie
 def _hbm_bytes(
     problem: Problem,
     candidate: Candidate,
-    row_blocks: int,
+    fills: float,
+    ctas_per_kv_head: int,
     slots: int,
     spec: ArchSpec,
     fit: Coefficients,
 ) -> float:
-    """Bytes through device memory: Q and O once, K and V as often as the concurrent heads push them out of L2."""
-    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    """Bytes through device memory: Q and O once, K and V as often as the concurrent heads push them out of L2.
+
+    CTAs of one head that run together walk the keys together and share what they read; what comes later finds the part
+    of the concurrent heads' K and V that L2 can hold.
+    """
     heads_kv = problem.batch * problem.heads_kv
-    head_bytes = ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v)
+    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
     q_and_o = ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v)
-    ctas_per_head = row_blocks * candidate.v_slices * (problem.heads_q // problem.heads_kv)
+    head_bytes = ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v)
     heads_first = candidate.cta_order == "heads_first"
-    active = min(heads_kv, slots if heads_first else -(-slots // ctas_per_head))
-    together = max(1.0, min(ctas_per_head, slots / active))
-    rereads = 1.0
-    if active * head_bytes > fit.kv_cache_share * spec.l2_bytes:
-        # CTAs that start together walk the keys together and share what they read.
-        rereads = ctas_per_head / together
-    return q_and_o + heads_kv * head_bytes * rereads
+    active = min(heads_kv, slots if heads_first else -(-slots // ctas_per_kv_head))
+    together = max(1.0, min(ctas_per_kv_head, slots / active))
+    once = heads_kv * head_bytes
+    missed = max(0.0, 1.0 - fit.kv_cache_share * spec.l2_bytes / (active * head_bytes))
+    return q_and_o + once + missed * max(0.0, fills / together - once)

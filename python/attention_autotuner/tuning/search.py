@@ -25,6 +25,7 @@ from .cost_model import rank, refine
 from .failures import require_legal, require_usable
 from .lookup import Hit, Query
 from .pipeline import Built, LocalPipeline, Pipeline
+from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
 from .record_schema import TuningRecord, space_digest, space_schema
 from .records import RecordStore
@@ -60,7 +61,7 @@ def tune(
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
-        listener: told about progress.
+        listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
         fields: fields of the problem, when ``problem`` is not given.
@@ -76,6 +77,9 @@ def tune(
         raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
     settings = settings_module.current()
     policy = resolve(device_type)
+    printer = LinePrinter() if listener is None and settings.print_tuning else None
+    if printer is not None:
+        listener = printer.listen
     search = _Search(
         problem=Problem(**fields) if problem is None else problem,
         policy=policy,
@@ -85,7 +89,10 @@ def tune(
         records=records or RecordStore(settings.cache_dir / "records"),
         pipeline=pipeline or LocalPipeline(policy, settings),
     )
-    return search.run(top_k=top_k, confirm=confirm)
+    result = search.run(top_k=top_k, confirm=confirm)
+    if printer is not None:
+        print_ranking(result)
+    return result
 
 
 class _Search:

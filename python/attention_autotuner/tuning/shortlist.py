@@ -12,7 +12,7 @@ Ranked = tuple[Candidate, Estimate]
 
 
 def shape_of(candidate: Candidate) -> tuple[int, ...]:
-    """What makes two candidates near-duplicates: they differ in pipelining or scheduling only."""
+    """What two candidates share that differ in pipelining, launch bounds or scheduling only."""
     return (
         candidate.block_m,
         candidate.block_n,
@@ -23,11 +23,22 @@ def shape_of(candidate: Candidate) -> tuple[int, ...]:
     )
 
 
+def kind_of(candidate: Candidate) -> tuple[object, ...]:
+    """What makes two candidates of one shape worth trying both: how they feed the products and walk the tiles."""
+    return (
+        *shape_of(candidate),
+        candidate.q_in_registers,
+        candidate.qk_ahead,
+        candidate.persistent,
+        candidate.cta_order,
+    )
+
+
 def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[Ranked]:
     """The default and ``top_k`` more, best first after it.
 
-    The first half of the ``top_k`` may hold two candidates of one shape, the second half takes one of each shape not
-    chosen yet: near-duplicates mostly share their error, and a wrong guess about one shape should not cost the list.
+    The first half of the ``top_k`` may hold two kinds of one shape, the second half takes one of each shape not chosen
+    yet: near-duplicates mostly share their error, and a wrong guess about one shape should not cost the list.
     Where shapes run out, the best of the rest fill up.
 
     Args:
@@ -44,11 +55,14 @@ def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[
     others = [pair for pair in ranked if pair[0] != default]
     taken: list[Ranked] = []
     shapes: Counter[tuple[int, ...]] = Counter()
+    kinds: set[tuple[object, ...]] = set()
     for pair in others:
+        shape, kind = shape_of(pair[0]), kind_of(pair[0])
         allowed = 2 if len(taken) < (top_k + 1) // 2 else 1
-        if len(taken) < top_k and shapes[shape_of(pair[0])] < allowed:
+        if len(taken) < top_k and shapes[shape] < allowed and kind not in kinds:
             taken.append(pair)
-            shapes[shape_of(pair[0])] += 1
+            shapes[shape] += 1
+            kinds.add(kind)
     names = {pair[0].name for pair in taken}
     rest = [pair for pair in others if pair[0].name not in names]
     return chosen + taken + rest[: top_k - len(taken)]

@@ -106,7 +106,7 @@ class RoundCost:
 
     Attributes:
         clk: how long the round takes.
-        bottleneck_clk: the busiest unit's share of it.
+        bottleneck_clk: the busiest units' share of it.
         exposed_clk: what the design cannot overlap.
         latency_clk: barriers and loads that arrive late.
     """
@@ -117,6 +117,12 @@ class RoundCost:
     latency_clk: float
 
 
+def _blend(first: float, second: float, sharpness: float) -> float:
+    """Time of two units that feed each other: the greater when they are far apart, more when they compete."""
+    greater, lesser = max(first, second), min(first, second)
+    return float(greater * (1.0 + (lesser / greater) ** sharpness) ** (1.0 / sharpness))
+
+
 def round_cost(
     candidate: Candidate, tile: TileCost, residents: int, fit: Coefficients
 ) -> RoundCost:
@@ -125,20 +131,18 @@ def round_cost(
     A lone warp per scheduler runs its products and its softmax one after the other; with more warps (or the next
     Q K^T issued ahead) one's softmax runs under another's products.
     """
-    per_unit = (tile.tensor_clk, tile.smem_clk, tile.exp_clk, tile.alu_clk, tile.issue_clk)
-    bottleneck = residents * max(per_unit)
-    products = max(tile.tensor_clk, tile.smem_clk)
-    products += fit.unit_overlap_loss * min(tile.tensor_clk, tile.smem_clk)
-    softmax = max(tile.exp_clk, tile.alu_clk)
-    softmax += fit.unit_overlap_loss * min(tile.exp_clk, tile.alu_clk)
+    products = _blend(tile.tensor_clk, tile.smem_clk, fit.unit_sharpness)
+    softmax = _blend(tile.exp_clk, tile.alu_clk, fit.unit_sharpness)
+    busiest = max(products, softmax, tile.issue_clk)
+    bottleneck = residents * busiest
     if candidate.qk_ahead:
         softmax *= fit.ahead_exposure
-    chain = max(products + softmax, *per_unit)  # of a CTA whose warps overlap nothing
+    chain = max(products + softmax, busiest)  # of a CTA whose warps overlap nothing
     per_scheduler = candidate.warps_m * candidate.warps_n / SCHEDULERS_PER_SM
     # Warps that share rows meet at barriers for the row maxima and for P, so they count as one.
     together = max(1.0, residents * per_scheduler / candidate.warps_n)
     # What one warp does beyond its share of the bottleneck vanishes behind the others on its scheduler.
-    serial = (chain - max(per_unit)) / per_scheduler
+    serial = (chain - busiest) / per_scheduler
     exposed = serial * together**-fit.warp_overlap_power
     busy = max(bottleneck + exposed, chain / per_scheduler)
     cover = tile.lookahead * busy / tile.barriers

@@ -1,0 +1,106 @@
+"""Progress and rankings as plain lines of text, for the ``PRINT`` setting and for programs without a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from math import isfinite
+
+from .progress import Event
+from .result import Row, TuneResult
+
+SECONDS_BETWEEN_LINES = 5.0  # inside one phase
+
+
+class Pace:
+    """Time left of a phase, from its pace so far."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._started = 0.0
+
+    def seconds_left(self, phase: str, done: int, total: int) -> float | None:
+        """Seconds until ``total``; None while nothing, or everything, is done."""
+        now = time.monotonic()
+        if phase != self._phase:
+            self._phase, self._started = phase, now
+        if not 0 < done < total:
+            return None
+        return (now - self._started) / done * (total - done)
+
+
+class LinePrinter:
+    """Prints progress on stderr: a line at the start and end of a phase, and now and then between."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._phase = ""
+        self._printed = 0.0
+        self._best_us: float | None = None
+
+    def show(
+        self,
+        phase: str,
+        done: int,
+        total: int,
+        message: str = "",
+        *,
+        best_us: float | None = None,
+        seconds_left: float | None = None,
+    ) -> None:
+        """Say that ``done`` of ``total`` steps of a phase are behind."""
+        self._best_us = best_us if best_us is not None else self._best_us
+        pace = self._pace.seconds_left(phase, done, total)
+        now = time.monotonic()
+        if phase == self._phase and done < total and now - self._printed < SECONDS_BETWEEN_LINES:
+            return
+        self._phase, self._printed = phase, now
+        note = describe(message, self._best_us, pace if seconds_left is None else seconds_left)
+        _print(f"{phase} {done}/{total}" + (f": {note}" if note else ""))
+
+    def listen(self, event: Event) -> None:
+        """:meth:`show` for the events of a search."""
+        self.show(
+            event.phase,
+            event.done,
+            event.total,
+            event.message,
+            best_us=event.best_us,
+            seconds_left=event.seconds_left,
+        )
+
+
+def describe(message: str, best_us: float | None, seconds_left: float | None) -> str:
+    """A message with the best time so far and the time left, as far as they are known."""
+    parts = [message] if message else []
+    if best_us is not None and isfinite(best_us):
+        parts.append(f"best {best_us:,.1f} us")
+    if seconds_left is not None:
+        parts.append(f"{seconds_left:.0f} s left")
+    return ", ".join(parts)
+
+
+def print_ranking(result: TuneResult) -> None:
+    """Print the ranking of a search on stderr, best first."""
+    _print(f"{result.problem.describe()} on {result.arch}: {result.status}")
+    for row in result.rows:
+        _print(f"  {_time(row):>24}  {row.candidate.name}{_fate(row, result)}")
+    if result.record_path is not None:
+        _print(f"  recorded in {result.record_path}")
+
+
+def _time(row: Row) -> str:
+    if row.timing is not None and isfinite(row.timing.median_us):
+        return f"measured {row.timing.median_us:,.1f} us"
+    return f"estimate {row.estimate.us:,.1f} us"
+
+
+def _fate(row: Row, result: TuneResult) -> str:
+    if not row.outcome.ok:
+        return f"  {row.outcome.kind}: {row.outcome.reason}"
+    return "  <- pick" if row.candidate == result.pick else ""
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()

@@ -1,0 +1,116 @@
+"""Timing, verification and the whole search on a real GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_autotuner.arch import detect
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning import tune
+from attention_autotuner.tuning.environment import collect
+from attention_autotuner.tuning.measure import CallableEntry, InProcessMeasurer, KernelEntry
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.result import TuneResult
+from attention_autotuner.tuning.worker import time_in_worker
+
+pytestmark = [pytest.mark.gpu, pytest.mark.tune]
+
+PROBLEM = Problem(
+    batch=2, heads_q=8, heads_kv=4, seqlen_q=1000, seqlen_k=1000, dim_qk=64, dim_v=64, causal=True
+)
+
+
+def matmul_entry(name: str, size: int) -> CallableEntry:
+    a = torch.randn(size, size, device="cuda", dtype=torch.float16)
+    return CallableEntry(name=name, function=lambda q, k, v: torch.mm(a, a))
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> TuneResult:
+    records = RecordStore(tmp_path_factory.mktemp("records"))
+    return tune(PROBLEM, detect(), top_k=1, budget_seconds=200.0, records=records)
+
+
+def test_the_search_builds_checks_times_and_records(tuned: TuneResult) -> None:
+    assert tuned.status == "measured"
+    assert tuned.record_path is not None
+    assert tuned.record_path.is_file()
+    assert tuned.record is not None
+    assert tuned.record.environment.gpu_name == torch.cuda.get_device_name()
+    for row in tuned.rows:
+        assert row.outcome.ok, f"{row.candidate.name}: {row.outcome}"
+        assert row.timing is not None
+        assert row.timing.samples >= 2
+        # A kernel cannot beat its own FLOPs at twice the tensor rate, nor take a second.
+        assert 1.0 < row.timing.median_us < 1e6
+
+
+def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
+    def peer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
+
+    row = next(row for row in tuned.rows if row.artifact is not None)
+    assert row.artifact is not None
+    entries = [
+        KernelEntry(name=row.candidate.name, path=row.artifact, problem=PROBLEM),
+        CallableEntry(name="sdpa", function=peer),
+    ]
+    timings = InProcessMeasurer().measure(PROBLEM, entries, budget_seconds=3.0, keep=["sdpa"])
+    assert {timing.name for timing in timings} == {row.candidate.name, "sdpa"}
+    assert all(timing.outcome.ok and timing.samples >= 4 for timing in timings)
+    assert min(timing.ratio_to_best for timing in timings) == 1.0
+
+
+def test_a_second_process_times_the_same_kernels(tuned: TuneResult) -> None:
+    paths = {row.candidate.name: row.artifact for row in tuned.rows if row.artifact is not None}
+    timings = time_in_worker(PROBLEM, paths, budget_seconds=2.0)
+    assert {timing.name for timing in timings} == set(paths)
+    assert all(timing.outcome.ok for timing in timings)
+
+
+def test_times_grow_with_the_work_and_failures_are_outcomes() -> None:
+    def broken(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    entries = [
+        matmul_entry("small", 1024),
+        matmul_entry("large", 4096),
+        CallableEntry(name="broken", function=broken),
+    ]
+    timings = InProcessMeasurer().measure(
+        PROBLEM, entries, budget_seconds=2.0, keep=["small", "large"]
+    )
+    assert [timing.name for timing in timings] == ["small", "large", "broken"]
+    assert timings[1].ratio_to_best > 8.0
+    assert timings[2].outcome.kind == "crashed"
+    assert "no such kernel" in timings[2].outcome.reason
+
+
+def test_one_entry_against_itself_is_a_tie() -> None:
+    entries = [matmul_entry("first", 2048), matmul_entry("second", 2048)]
+    timings = InProcessMeasurer().measure(PROBLEM, entries, budget_seconds=2.0)
+    assert [timing.name for timing in timings] == ["first", "second"]
+    assert timings[1].ratio_to_best == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_environment_names_the_gpu_and_its_state() -> None:
+    found = collect()
+    properties = torch.cuda.get_device_properties(0)
+    assert found.gpu_name == properties.name
+    assert found.num_sms == properties.multi_processor_count
+    assert found.compute_capability == f"{properties.major}.{properties.minor}"
+    assert found.driver
+    assert found.sm_clock_mhz
+
+
+def test_a_library_that_is_no_kernel_is_a_failed_launch(tmp_path: Path) -> None:
+    library = tmp_path / "kernel.so"
+    library.write_bytes(b"not a library")
+    entry = KernelEntry(name="bad", path=library, problem=PROBLEM)
+    timings = InProcessMeasurer().measure(PROBLEM, [entry], budget_seconds=1.0)
+    assert timings[0].outcome.kind == "launch_failed"
