@@ -426,7 +426,7 @@ def test_tools_that_are_gone(tmp_path: Path, toolchain: Toolchain) -> None:
 def test_a_header_edited_during_the_build_is_noticed(
     tmp_path: Path, toolchain: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store, real_configure = Store(tmp_path / "cache"), build_module.configure
+    store, real_configure = Store(tmp_path / "cache"), configure
 
     def edit(*arguments: object, **options: object) -> None:
         real_configure(*arguments, **options)  # type: ignore[arg-type]

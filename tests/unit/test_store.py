@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,11 @@ import pytest
 from attention_autotuner.codegen import store as store_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.entries import LIBRARY, LOG, RECORD, SOURCE
+from attention_autotuner.codegen.entries import LIBRARY, LOG, RECORD, SOURCE, entry_name
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.report import parse_ptxas
-from attention_autotuner.codegen.store import Store, default_store, entry_name
+from attention_autotuner.codegen.store import Store, default_store
 from attention_autotuner.codegen.toolchain import Toolchain
 from attention_autotuner.errors import StoreError
 from attention_autotuner.settings import Settings
@@ -207,7 +208,7 @@ def _edit_record(folder: Path, **changes: Any) -> None:
     (folder / RECORD).write_text(json.dumps({**record, **changes}))
 
 
-DAMAGES = {
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "no library": lambda folder: (folder / LIBRARY).unlink(),
     "short library": _cut_library,
     "other library": _flip_byte,
@@ -287,7 +288,7 @@ def test_a_full_or_locked_disk_leaves_nothing_half_written(
         raise OSError(number, os.strerror(number), str(store.root / "the file"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.shutil if step == "copy2" else store_module, step, fail)
+        patch.setattr(shutil if step == "copy2" else store_module, step, fail)
         with pytest.raises(StoreError) as caught:
             _publish(store, library)
     assert errno.errorcode[number] in str(caught.value)

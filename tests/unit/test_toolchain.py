@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -242,7 +244,8 @@ def test_cmake_resolves_cutlass_as_python_does(tmp_path: Path, repository: Path)
     )
 
     def resolve(*variables: str) -> str:
-        command = [find_cmake()[0], *(f"-D{item}" for item in variables), "-P", script]
+        options = [f"-D{item}" for item in variables]
+        command = [str(find_cmake()[0]), *options, "-P", str(script)]
         done = subprocess.run(
             command, env=clean_environment(), capture_output=True, text=True, check=False
         )
@@ -279,8 +282,8 @@ def test_build_tools_beside_python_come_first_and_broken_ones_are_passed_over(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scripts = tmp_path / "scripts"
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(scripts))
-    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(scripts))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ToolchainError, match="pip install cmake"):
         find_cmake()
     _script(bare / "cmake", "#!/bin/sh\necho cmake version 3.20.1\n")
