@@ -10,22 +10,18 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from . import settings as settings_module
-from .arch import Policy, detect, probe, resolve
+from .arch import Policy, detect, probe
 from .arch.resolution import native_arch
 from .arch.resources import smem_bytes
-from .codegen.artifact import Artifact, BuildTarget
-from .codegen.build import build
 from .codegen.candidate import Candidate
-from .codegen.outcome import BuildFailed
+from .codegen.obtain import obtain
 from .codegen.problem import Problem
 from .codegen.render import kernel_digest, render
-from .codegen.store import Store
 from .codegen.toolchain import find_toolchain
 from .errors import (
     ArtifactError,
@@ -50,9 +46,7 @@ from .tuning.shipped import ShippedRecords
 _log = logging.getLogger(__name__)
 
 Layer = Literal["record", "shipped", "default"]
-DeviceType = str | Policy | type[Policy]
 
-BUILD_SECONDS = 25  # what one candidate takes to compile on one core, for the progress line
 STORM = 32  # kinds of problem without a tuned pick after which a warning says so
 MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
@@ -125,53 +119,6 @@ def kernel_for(
     decisions = _decisions(settings or settings_module.current())
     kernel = decisions.served.get((problem, policy, device))
     return kernel or decisions.serve(problem, policy, device, must_be_warm)
-
-
-def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:
-    """A candidate's library: from the store, else built, with a log line that says so.
-
-    Without a compiler, what another one made of the same source serves.
-
-    Args:
-        candidate: what to build.
-        arch: compute capability to build for, e.g. ``"80"``.
-        settings: those in force by default.
-
-    Raises:
-        BuildError: it does not compile.
-        ToolchainError, StoreError: there is no compiler, or no writable cache.
-    """
-    settings = settings or settings_module.current()
-    kernel, target, store = render(candidate), BuildTarget(arch=arch), Store(settings.cache_dir)
-    try:
-        toolchain = find_toolchain(settings)
-    except ToolchainError as error:
-        artifacts = store.find(kernel, target)
-        if not artifacts:
-            raise ToolchainError(f"{candidate.name} has to be built first: {error}") from error
-        return artifacts[0]
-    found = store.get(kernel, target, toolchain)
-    if found is None:
-        _log.warning(
-            "building %s for sm_%s: about %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
-            candidate.name,
-            arch,
-            BUILD_SECONDS,
-            settings.cache_dir,
-        )
-        start = time.monotonic()
-        result = build([kernel], target, toolchain=toolchain, store=store, jobs=settings.jobs)[0]
-        _log.info("built %s in %.1f s", candidate.name, time.monotonic() - start)
-        if not isinstance(result, Artifact):
-            raise BuildError(_failure(candidate, result.reason, result.log))
-        return result
-    if isinstance(found, BuildFailed):
-        raise BuildError(_failure(candidate, found.reason, found.log))
-    return found
-
-
-def _failure(candidate: Candidate, reason: str, log: str) -> str:
-    return f"{candidate.name} does not build: {reason}" + (f"; log: {log}" if log else "")
 
 
 class _Decisions:
@@ -401,8 +348,6 @@ def _check_runs(policy: Policy, device: int) -> None:
 
 
 _generation = 0
-_names: dict[DeviceType, str] = {}
-_policies: dict[str, Policy] = {}
 
 
 def generation() -> int:
@@ -417,50 +362,6 @@ def invalidate() -> None:
         for decisions in _by_settings.values():
             decisions.forget()
         _generation += 1
-
-
-def policy_name(device_type: DeviceType) -> str:
-    """The name under which :func:`policy_named` finds a policy again, for places that hold strings only.
-
-    Raises:
-        UnsupportedArchitectureError: the policy is unknown.
-    """
-    try:
-        name = _names.get(device_type)
-    except TypeError:  # unhashable, so no device type; resolve says so
-        name = None
-    return name if name is not None else _register(device_type)
-
-
-def _register(device_type: DeviceType) -> str:
-    policy = resolve(device_type)
-    with _lock:
-        name, number = policy.spec.name, 1
-        while name in _policies and not _same(_policies[name], policy):
-            number += 1
-            name = f"{policy.spec.name}#{number}"
-        _policies.setdefault(name, policy)
-        _names[device_type] = name
-    return name
-
-
-def _same(one: Policy, other: Policy) -> bool:
-    return type(one) is type(other) and one.spec == other.spec
-
-
-def policy_named(name: str, *, device: int) -> Policy:
-    """The policy of a name.
-
-    Args:
-        name: from :func:`policy_name`, or anything that ``arch.resolve`` takes; empty is the device's own.
-        device: CUDA device index.
-
-    Raises:
-        UnsupportedArchitectureError: there is no such policy.
-    """
-    if not name:
-        return detect(device)
-    return _policies[name if name in _policies else policy_name(name)]
 
 
 P = ParamSpec("P")

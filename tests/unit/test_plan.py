@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from attention_autotuner import abi, dispatch, loader, settings
-from attention_autotuner.arch import A100
+from attention_autotuner.arch import naming
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.ops import library, plan
@@ -57,7 +57,7 @@ def desk(
     monkeypatch.setattr(plan, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(dispatch, "kernel_for", desk.kernel_for)
-    monkeypatch.setattr(dispatch, "policy_named", lambda name, device: (name, device))
+    monkeypatch.setattr(naming, "policy_named", lambda name, device: (name, device))
     plan._plans.clear()
     yield desk
     plan._plans.clear()
@@ -361,18 +361,3 @@ def test_every_field_of_the_params_is_filled(desk: Desk) -> None:
         "causal_offset": -2,
         "softmax_scale": 0.25,
     }
-
-
-def test_policies_travel_by_name() -> None:
-    name = dispatch.policy_name(A100)
-    assert name == dispatch.policy_name("a100") == "A100"
-    assert isinstance(dispatch.policy_named(name, device=0), A100)
-
-    class Mine(A100):
-        name = "mine"
-
-    mine = Mine()
-    other = dispatch.policy_name(mine)
-    assert other != name
-    assert dispatch.policy_named(other, device=0) is mine
-    assert dispatch.policy_name(mine) == other

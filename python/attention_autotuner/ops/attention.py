@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from .. import dispatch
-from ..arch import Policy
+from ..arch import Policy, naming
 from ..codegen.problem import CausalAlignment
 from ..errors import UnsupportedProblemError
 from . import checks, interop, plan
@@ -78,7 +77,7 @@ def flash_attn_func(
         return _through_dispatcher(
             q, k, v, device_type, softmax_scale, causal, top_left, return_lse
         )
-    name = "" if device_type is None else dispatch.policy_name(device_type)
+    name = "" if device_type is None else naming.policy_name(device_type)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
             q, k, v, softmax_scale, causal, top_left, name, return_lse
@@ -122,7 +121,7 @@ def _is_eager_gpu_call(q: Any, k: Any, v: Any) -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own
 def _policy_name(device_type: str | Policy | type[Policy]) -> str:
-    return dispatch.policy_name(device_type)
+    return naming.policy_name(device_type)
 
 
 def _through_dispatcher(

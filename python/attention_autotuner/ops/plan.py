@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import abi, dispatch, settings
+from ..arch import naming
 from ..codegen.problem import Problem
 from ..loader import LoadedKernel
 from . import checks
@@ -180,7 +181,7 @@ def attention_forward(
         softmax_scale: None is ``1 / sqrt(dim_qk)``.
         causal: whether rows see keys up to their diagonal only.
         top_left: alignment of the diagonal.
-        device_type: a policy's name for :func:`dispatch.policy_named`; empty is the GPU of q.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
         return_lse: whether LSE is wanted.
 
     Raises:
@@ -241,7 +242,7 @@ def _make_plan(
         index = q.get_device()
         with nullcontext() if current_device() == index else torch.cuda.device(index):
             capturing = torch.cuda.is_current_stream_capturing()
-            policy = dispatch.policy_named(device_type, device=index)
+            policy = naming.policy_named(device_type, device=index)
             kernel = dispatch.kernel_for(problem, policy, device=index, must_be_warm=capturing)
         params = _make_params(problem, q, k, v, scale)
     return Plan(kernel, params, q, v.shape[3], return_lse=return_lse, in_force=in_force)

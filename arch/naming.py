@@ -1,0 +1,60 @@
+"""Names for policies, for places that hold strings only, such as the schema of an op inside a compiled graph."""
+
+from __future__ import annotations
+
+import threading
+
+from .policy import Policy
+from .resolution import detect, resolve
+
+DeviceType = str | Policy | type[Policy]
+
+_names: dict[DeviceType, str] = {}
+_policies: dict[str, Policy] = {}
+_lock = threading.Lock()
+
+
+def policy_name(device_type: DeviceType) -> str:
+    """The name under which :func:`policy_named` finds a policy again in this process.
+
+    A policy that :func:`resolve` knows keeps its spec's name, which means the same in every process.
+
+    Raises:
+        UnsupportedArchitectureError: the policy is unknown.
+    """
+    try:
+        name = _names.get(device_type)
+    except TypeError:  # unhashable, so no device type; resolve says so
+        name = None
+    return name if name is not None else _register(device_type)
+
+
+def policy_named(name: str, *, device: int) -> Policy:
+    """The policy of a name.
+
+    Args:
+        name: from :func:`policy_name`, or any name that :func:`resolve` takes; empty is the device's own policy.
+        device: CUDA device index.
+
+    Raises:
+        UnsupportedArchitectureError: there is no such policy.
+    """
+    if not name:
+        return detect(device)
+    return _policies[name if name in _policies else policy_name(name)]
+
+
+def _register(device_type: DeviceType) -> str:
+    policy = resolve(device_type)
+    with _lock:
+        name, number = policy.spec.name, 1
+        while name in _policies and not _same(_policies[name], policy):
+            number += 1
+            name = f"{policy.spec.name}#{number}"
+        _policies.setdefault(name, policy)
+        _names[device_type] = name
+    return name
+
+
+def _same(one: Policy, other: Policy) -> bool:
+    return type(one) is type(other) and one.spec == other.spec
