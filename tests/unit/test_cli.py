@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import settings
+from attention_autotuner import settings, tune
 from attention_autotuner.arch import resolve
 from attention_autotuner.arch.resources import smem_bytes
 from attention_autotuner.cli import (
@@ -407,3 +407,14 @@ def test_a_bad_setting_is_a_typed_error_of_the_command(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["type"] == "SettingsError"
+
+
+def test_the_print_setting_shows_a_search_of_a_program(capsys: Capture) -> None:
+    with settings.override(print_tuning=True):
+        result = tune(PROBLEM, "A100", effort="none", top_k=2)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("rank ")
+    assert f"{result.pick.name}  <- pick" in said.err
+    tune(PROBLEM, "A100", effort="none", top_k=2)
+    assert capsys.readouterr().err == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isfinite
@@ -16,10 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from ..tuning.printing import LinePrinter, Pace, describe
+
 PLAIN_WIDTH = (
     10_000  # columns where there is no terminal: nothing is cut, so that it can be searched
 )
-PLAIN_SECONDS = 5.0  # between lines of plain progress inside one phase
 
 
 class Show(Protocol):
@@ -102,42 +102,17 @@ def progress(*, quiet: bool = False) -> Iterator[Show]:
         ) as bars:
             yield _Bars(bars).show
     else:
-        yield _Lines().show
+        yield LinePrinter().show
 
 
 def _ignore(phase: str, done: int, total: int, message: str = "", **_: Any) -> None:
     """Show nothing."""
 
 
-def _note(message: str, best_us: float | None, seconds_left: float | None) -> str:
-    parts = [message] if message else []
-    if best_us is not None and isfinite(best_us):
-        parts.append(f"best {best_us:,.1f} us")
-    if seconds_left is not None:
-        parts.append(f"{seconds_left:.0f} s left")
-    return ", ".join(parts)
-
-
-class _Clock:
-    """Time left of a phase, from its pace so far, where no budget tells."""
-
-    def __init__(self) -> None:
-        self._phase = ""
-        self._started = 0.0
-
-    def left(self, phase: str, done: int, total: int) -> float | None:
-        now = time.monotonic()
-        if phase != self._phase:
-            self._phase, self._started = phase, now
-        if not 0 < done < total:
-            return None
-        return (now - self._started) / done * (total - done)
-
-
 class _Bars:
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
-        self._clock = _Clock()
+        self._pace = Pace()
         self._tasks: dict[str, Any] = {}
         self._best_us: float | None = None
 
@@ -152,37 +127,8 @@ class _Bars:
         seconds_left: float | None = None,
     ) -> None:
         self._best_us = best_us if best_us is not None else self._best_us
-        pace = self._clock.left(phase, done, total)
-        note = _note(message, self._best_us, seconds_left if seconds_left is not None else pace)
+        pace = self._pace.seconds_left(phase, done, total)
+        note = describe(message, self._best_us, pace if seconds_left is None else seconds_left)
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
         self._bars.update(self._tasks[phase], completed=done, total=total, note=note)
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._clock = _Clock()
-        self._phase = ""
-        self._printed = 0.0
-        self._best_us: float | None = None
-
-    def show(
-        self,
-        phase: str,
-        done: int,
-        total: int,
-        message: str = "",
-        *,
-        best_us: float | None = None,
-        seconds_left: float | None = None,
-    ) -> None:
-        self._best_us = best_us if best_us is not None else self._best_us
-        pace = self._clock.left(phase, done, total)
-        now = time.monotonic()
-        if phase == self._phase and done < total and now - self._printed < PLAIN_SECONDS:
-            return
-        self._phase, self._printed = phase, now
-        note = _note(message, self._best_us, seconds_left if seconds_left is not None else pace)
-        print(
-            f"{phase} {done}/{total}" + (f": {note}" if note else ""), file=sys.stderr, flush=True
-        )

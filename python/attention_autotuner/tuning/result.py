@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +153,22 @@ def gain_over(row: Row, base: Row) -> float:
     if row.timing is None or base.timing is None:
         raise ValueError("a gain needs two timed rows")
     return base.timing.ratio_to_best / row.timing.ratio_to_best - 1.0
+
+
+def by_estimate(row: Row) -> tuple[bool, float, str]:
+    """Sort key: usable first, then the model's time."""
+    return (not row.outcome.ok, row.estimate.us, row.candidate.name)
+
+
+def by_ratio(row: Row) -> tuple[bool, float, str]:
+    """Sort key: usable first, then the place in the race."""
+    ratio = inf if row.timing is None else row.timing.ratio_to_best
+    return (not row.outcome.ok, ratio, row.candidate.name)
+
+
+def median_us(row: Row) -> float | None:
+    """The measured time, microseconds; None where it was not timed."""
+    return None if row.timing is None else row.timing.median_us
 
 
 def _finite(value: float) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
 from .record_schema import TuningRecord, space_digest, space_schema
 from .records import RecordStore
-from .result import Row, Status, TuneResult, gain_over
+from .result import Row, Status, TuneResult, by_estimate, by_ratio, gain_over, median_us
 from .shortlist import shortlist
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
@@ -216,14 +215,14 @@ class _Search:
                 row = self._refine(row, result)
             refined.append(row)
         if any(row.outcome.ok for row in refined):
-            return built, sorted(refined, key=_by_estimate)
+            return built, sorted(refined, key=by_estimate)
         # A kernel that spills is better than none.
         kept = [
             replace(row, outcome=Ok()) if isinstance(row.outcome, Spilled) else row
             for row in refined
         ]
         require_usable(self.problem, self.policy.name, kept)
-        return built, sorted(kept, key=_by_estimate)
+        return built, sorted(kept, key=by_estimate)
 
     def _refine(self, row: Row, built: Built) -> Row:
         report = built.report
@@ -301,7 +300,7 @@ class _Search:
             return self._finish(rows, base, 0.0, True, known)
         if not confirm or self.interrupted:
             return self._finish(rows, pick, gain, False, known)
-        self.progress.tell("confirm", 0, 1, pick.candidate.name, _median(pick))
+        self.progress.tell("confirm", 0, 1, pick.candidate.name, median_us(pick))
         ratio = self.pipeline.confirm(
             self.problem,
             pick=(pick.candidate.name, built[pick.candidate.name]),
@@ -343,7 +342,7 @@ class _Search:
             )
         )
         path = self._record_path()
-        self.progress.tell("record", 1, 1, str(path), _median(pick))
+        self.progress.tell("record", 1, 1, str(path), median_us(pick))
         return self._result(
             "measured",
             pick.candidate,
@@ -366,7 +365,7 @@ class _Search:
         return self._result(
             "recorded",
             known.candidate,
-            sorted(rows, key=_by_ratio),
+            sorted(rows, key=by_ratio),
             confirmed=known.confirmed,
             record=known,
             record_path=self._record_path(),
@@ -391,16 +390,3 @@ class _Search:
 
     def _default_first(self, row: Row) -> tuple[bool, float, str]:
         return (row.candidate != self.default, row.estimate.us, row.candidate.name)
-
-
-def _by_estimate(row: Row) -> tuple[bool, float, str]:
-    return (not row.outcome.ok, row.estimate.us, row.candidate.name)
-
-
-def _by_ratio(row: Row) -> tuple[bool, float, str]:
-    ratio = inf if row.timing is None else row.timing.ratio_to_best
-    return (not row.outcome.ok, ratio, row.candidate.name)
-
-
-def _median(row: Row) -> float | None:
-    return None if row.timing is None else row.timing.median_us
