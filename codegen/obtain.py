@@ -17,7 +17,9 @@ from .toolchain import find_toolchain
 
 logger = logging.getLogger(__name__)
 
-BUILD_SECONDS = 25  # what one candidate takes to compile on one core, for the progress line
+BUILD_SECONDS = (
+    25  # the most that a candidate may take to compile on one core, for the progress line
+)
 
 
 def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:
@@ -46,7 +48,7 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
     found: Artifact | Outcome | None = store.get(kernel, target, toolchain)
     if found is None:
         logger.warning(
-            "building %s for sm_%s: about %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
+            "building %s for sm_%s: up to %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
             candidate.name,
             arch,
             BUILD_SECONDS,
