@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors, settings
-    from .ops import flash_attn_func
     from .dispatch import tune
+    from .ops import flash_attn_func
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune"]
