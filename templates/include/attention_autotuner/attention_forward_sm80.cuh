@@ -16,6 +16,7 @@
 #include "abi.h"
 #include "attention_forward_traits.cuh"
 #include "mma_sm80.cuh"
+#include "row_warps_sm80.cuh"
 #include "scheduler.cuh"
 #include "softmax.cuh"
 
@@ -24,8 +25,14 @@ namespace attention_autotuner {
 using ForwardParams = attention_autotuner_attention_forward_params;
 
 template <typename Config>
-struct ForwardWarp {
+struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   using T = ForwardTraits<Config>;
+  using Place = RowWarps<T>;
+  using Place::lane;
+  using Place::row_in_block;
+  using Place::smem;
+  using Place::warp_m;
+  using Place::warp_n;
   using Element = typename T::Element;
   using Scores = float[T::kRowTiles][T::kKeyTiles][4];
   using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes>;
@@ -35,7 +42,6 @@ struct ForwardWarp {
   static constexpr int kKeySteps = T::kBlockN / 16;
 
   ForwardParams const& params;
-  uint32_t const smem;
   int const index;       // of the output tile in the scheduler's list
   int const row_blocks;  // of one head
 
@@ -55,11 +61,6 @@ struct ForwardWarp {
   float o[T::kRowTiles][T::kColumnTiles][4];
   SoftmaxState<T::kRowTiles> state;
 
-  // Where this thread stands. Computed where it is needed: see recompute_here.
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
-  // Warps that share rows wait for each other, so they are neighbours: each on another scheduler.
-  __device__ __forceinline__ static int warp_m() { return (thread_index() >> 5) / T::kWarpsN; }
-  __device__ __forceinline__ static int warp_n() { return (thread_index() >> 5) % T::kWarpsN; }
   __device__ __forceinline__ TileCoordinates tile() const {
     return tile_coordinates<Config::kHeadsFirst, Config::kVSlices>(
         Config::kPersistent ? recompute_here(index) : block_index(), row_blocks, params.heads_q, params.batch,
@@ -78,7 +79,7 @@ struct ForwardWarp {
   }
 
   __device__ __forceinline__ ForwardWarp(ForwardParams const& params, float c, uint32_t smem, int index, int row_blocks)
-      : params(params), c(c), smem(smem), index(index), row_blocks(row_blocks) {
+      : Place{smem}, params(params), index(index), row_blocks(row_blocks), c(c) {
     TileCoordinates const tile = this->tile();
     int const kv_head = tile.head / (params.heads_q / params.heads_kv);
     int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
@@ -268,10 +269,6 @@ struct ForwardWarp {
 
   // --- softmax between the products ----------------------------------------------------------------------------------
 
-  __device__ __forceinline__ int row_in_block(int i, int half) const {
-    return (warp_m() * T::kRowTiles + i) * 16 + half * 8 + lane() / 4;
-  }
-
   __device__ __forceinline__ void mask(Scores& s, int key_tile) const {
     int const key = key_tile * T::kBlockN;
     if (key + T::kBlockN <= whole_keys) return;
@@ -293,49 +290,12 @@ struct ForwardWarp {
     }
   }
 
-  __device__ __forceinline__ uint32_t statistics(int warp, int i, int half) const {
-    return smem + T::kStatisticsOffset + (warp * T::kBlockM + row_in_block(i, half)) * int(sizeof(float));
-  }
-  // A barrier among the warps that share rows.
-  __device__ __forceinline__ void row_barrier() const { named_barrier(1 + warp_m(), 32 * T::kWarpsN); }
-
-  // Combines a per-row value of the warps that share rows, by maximum or sum.
-  template <typename Combine>
-  __device__ __forceinline__ void combine_rows(float (&value)[T::kRowTiles][2], Combine&& combine) const {
-#pragma unroll
-    for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if ((lane() & 3) == 0) {
-          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(statistics(warp_n(), i, half)), "f"(value[i][half])
-                       : "memory");
-        }
-      }
-    }
-    row_barrier();
-#pragma unroll
-    for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int other = 1; other < T::kWarpsN; ++other) {
-          float theirs;
-          asm volatile("ld.shared.f32 %0, [%1];\n"
-                       : "=f"(theirs)
-                       : "r"(statistics((warp_n() + other) % T::kWarpsN, i, half))
-                       : "memory");
-          value[i][half] = combine(value[i][half], theirs);
-        }
-      }
-    }
-  }
-
   // Masks the scores of a tile and brings the running maximum up to date.
   __device__ __forceinline__ void prepare_softmax(Scores& s, int key_tile) {
     mask(s, key_tile);
     float largest[T::kRowTiles][2];
     row_maximum(largest, s);
-    if constexpr (!T::kPInRegisters) combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
+    if constexpr (!T::kPInRegisters) this->combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
     update_maximum(state, largest, o, c);
   }
 
@@ -363,7 +323,7 @@ struct ForwardWarp {
       }
     } else {
       store_p(s);
-      row_barrier();
+      this->row_barrier();
       uint32_t const p_address = smem + T::kPOffset + T::TileP::offset(warp_m() * 16 * T::kRowTiles, 0) +
                                  T::TileP::offset(lane_row_a(lane()).row, lane_row_a(lane()).column);
 #pragma unroll
