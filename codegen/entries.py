@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from .artifact import Artifact
 SCHEMA = 1
 SOURCE, LIBRARY, RECORD, LOG = "kernel.cu", "kernel.so", "build.json", "build.log"
 MAX_NAME_BYTES = 180  # with the digest well below the 255 bytes that file systems allow
+
+_ENTRY = re.compile(r"(.+)\.([0-9a-f]{16})(?:\.\d+)?")  # with the time of a quarantine
 
 State = Literal["built", "failed", "quarantined"]
 FOLDERS: dict[State, str] = {
@@ -103,8 +106,9 @@ def read_artifact(folder: Path) -> Artifact:
 
 
 def describe(path: Path, state: State) -> Entry | None:
-    """The entry in a folder; None for what is no entry or just vanished."""
-    if path.name.startswith(".") or not path.is_dir():
+    """The entry in a folder; None for what is no entry (a stranger's, perhaps) or just vanished."""
+    match = _ENTRY.fullmatch(path.name)
+    if match is None or not path.is_dir():
         return None
     try:
         stats = [file.stat() for file in path.iterdir()]
@@ -112,10 +116,9 @@ def describe(path: Path, state: State) -> Entry | None:
         last_used = (record if record.exists() else path).stat().st_mtime
     except FileNotFoundError:
         return None
-    name, _, rest = path.name.partition(".")
     return Entry(
-        name=name,
-        digest16=rest.split(".")[0],
+        name=match[1],
+        digest16=match[2],
         state=state,
         path=path,
         size_bytes=sum(stat.st_size for stat in stats),

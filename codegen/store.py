@@ -22,6 +22,7 @@ import glob
 import json
 import logging
 import os
+import re
 import shutil
 import time
 import uuid
@@ -57,6 +58,7 @@ logger = logging.getLogger(__name__)
 STALE_STAGING_SECONDS = (
     24 * 3600.0
 )  # no build takes a day; what is older was left by a killed process
+_TEMPORARY = re.compile(r"\.[0-9a-f]{32}")  # staged, or on its way to be removed
 
 
 class Store:
@@ -157,7 +159,7 @@ class Store:
         Raises:
             StoreError: it cannot be created.
         """
-        folder = self.root / "staging" / uuid.uuid4().hex
+        folder = self.root / "staging" / f".{uuid.uuid4().hex}"
         with store_errors(folder):
             folder.mkdir(parents=True)
         try:
@@ -313,11 +315,13 @@ class Store:
         """
         now = time.time()
         with store_errors(self.root):
-            leftovers = [*self.root.glob("staging/*"), *self.root.glob("*/.*")]
-            for path in leftovers:
-                with contextlib.suppress(FileNotFoundError):  # its process was still alive
-                    if now - path.stat().st_mtime > STALE_STAGING_SECONDS:
-                        shutil.rmtree(path)
+            for folder in ("staging", "cmake", *FOLDERS.values()):
+                # Names that this class gives: the folder may hold what is not ours.
+                for path in self.root.glob(f"{folder}/*"):
+                    with contextlib.suppress(FileNotFoundError):  # its process was still alive
+                        stale = now - path.stat().st_mtime > STALE_STAGING_SECONDS
+                        if stale and _TEMPORARY.fullmatch(path.name):
+                            shutil.rmtree(path)
         entries = sorted(self.ls(), key=lambda entry: entry.last_used)
         chosen = [
             entry

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import platformdirs
-
 from .errors import SettingsError
 
 PREFIX = "ATTENTION_AUTOTUNER_"
@@ -36,6 +34,12 @@ _FALSE = ("0", "false", "no", "off")
 
 def default_cache_dir() -> Path:
     """Where kernels and records are kept when ``CACHE_DIR`` does not say: the user's cache folder."""
+    try:
+        import platformdirs
+    except ModuleNotFoundError:
+        # A source tree on a bare machine: what platformdirs answers on Linux.
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        return Path(base).expanduser() / "attention_autotuner"
     return platformdirs.user_cache_path("attention_autotuner")
 
 

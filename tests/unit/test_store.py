@@ -360,11 +360,11 @@ def test_gc_by_age_and_size(store: Store, library: Path) -> None:
     assert [entry.digest16[0] for entry in removed] == ["0"]
     size = store.ls()[0].size_bytes
     assert size > library.stat().st_size
-    removed = store.gc(max_bytes=2 * size)
+    removed = store.gc(max_bytes=2 * size + 100)
     assert [entry.digest16[0] for entry in removed] == ["1"]
     # A look-up is a use.
     assert store.lookup(NAME, "2" * 64) is not None
-    removed = store.gc(max_bytes=size)
+    removed = store.gc(max_bytes=size + 100)
     assert [entry.digest16[0] for entry in removed] == ["3"]
     assert len(store.gc(max_bytes=0)) == 1
     assert store.ls() == []
@@ -375,15 +375,30 @@ def test_gc_takes_quarantine_and_what_was_left_by_killed_processes(
 ) -> None:
     _flip_byte(_publish(store, library).path.parent)
     store.verify()
-    stale, fresh = store.root / "staging" / "stale", store.root / "staging" / "fresh"
-    half_removed = store.root / "kernels" / ".removed"
-    for folder in (stale, fresh, half_removed):
-        folder.mkdir()
-        (folder / "file").write_text("x")
-    for folder in (stale, half_removed):
-        os.utime(folder, (1, 1))
+    stale = ["staging/." + "1" * 32, "kernels/." + "2" * 32]
+    fresh = ["staging/." + "3" * 32]
+    for name in stale + fresh:
+        (store.root / name).mkdir()
+        (store.root / name / "file").write_text("x")
+    for name in stale:
+        os.utime(store.root / name, (1, 1))
     assert [entry.state for entry in store.gc()] == ["quarantined"]
-    assert _files(store) == {"staging/fresh/file"}
+    assert _files(store) == {f"{name}/file" for name in fresh}
+
+
+def test_what_is_not_ours_stays(store: Store, library: Path) -> None:
+    """Somebody may point the cache at a folder in use."""
+    _publish(store, library)
+    strangers = ["kernels/linux-6.1", "kernels/.git", "staging/site", "failed/exam", "work/.git"]
+    for name in strangers:
+        (store.root / name).mkdir(parents=True)
+        (store.root / name / "file").write_text("precious")
+        os.utime(store.root / name, (1, 1))
+    assert len(store.ls()) == 1
+    assert len(store.rm("*")) == 1
+    assert store.gc(max_bytes=0, max_age_seconds=0) == []
+    assert store.verify() == []
+    assert _files(store) == {f"{name}/file" for name in strangers}
 
 
 def test_ls_tells_sizes_and_states(store: Store, library: Path) -> None:
