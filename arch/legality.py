@@ -1,7 +1,7 @@
 """Which candidates may exist: named predicates, each giving the reason when it says no.
 
-``KERNEL_PREDICATES`` are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same
-name in ``templates/include/attention_autotuner/attention_forward_traits.cuh`` (a test compares the names).
+``KERNEL_PREDICATES`` are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the
+same name in ``templates/include/attention_autotuner/attention_forward_traits.cuh`` (a test compares the names).
 ``ARCH_PREDICATES`` are what one GPU has room for, and ``TASTE_PREDICATES`` cut what never pays, so that the space stays
 small enough to rank.
 """
@@ -95,7 +95,9 @@ def _value_columns_divide_among_warps(c: Candidate) -> str | None:
 def _k_slice_divides_class_qk(c: Candidate) -> str | None:
     if c.k_slice % 16 == 0 and c.class_qk % c.k_slice == 0:
         return None
-    return f"k_slice must be a multiple of 16 that divides class_qk, got {c.k_slice} and {c.class_qk}"
+    return (
+        f"k_slice must be a multiple of 16 that divides class_qk, got {c.k_slice} and {c.class_qk}"
+    )
 
 
 def _num_stages_range(c: Candidate) -> str | None:

@@ -1,4 +1,7 @@
-"""Policies: from a problem to the candidates worth considering on one GPU, in a fixed order, and one that needs no tuning."""
+"""Policies: from a problem to the candidates worth considering on one GPU, in a fixed order.
+
+One of them needs no tuning: the default.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +71,9 @@ class Preference:
     ctas_per_sm: int = 1
 
 
-# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on an
-# H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's choices.
+# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
+# an H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's
+# choices.
 DEFAULT_PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=64, block_m=128, block_n=128, warps_m=4, num_stages=2),
     Preference(up_to=64, block_m=128, block_n=64, warps_m=4, num_stages=1),

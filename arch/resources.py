@@ -10,8 +10,12 @@ from ..codegen.candidate import Candidate
 from .spec import ArchSpec
 
 ELEMENT_BYTES = 2  # fp16 and bf16
-ROW_PADDING = 8  # elements; keeps ldmatrix free of bank conflicts, see templates/include/.../tile_sm80.cuh
-REGISTER_ALLOCATION_UNIT = 8  # registers per thread are granted in steps of this (CUDA occupancy calculator)
+ROW_PADDING = (
+    8  # elements; keeps ldmatrix free of bank conflicts, see templates/include/.../tile_sm80.cuh
+)
+REGISTER_ALLOCATION_UNIT = (
+    8  # registers per thread are granted in steps of this (CUDA occupancy calculator)
+)
 
 # Registers beyond the fragments: addresses, loop state, operands in flight. The first is what compiled kernels need at
 # least, the second what ptxas takes when it is not held back (both read off 226 sm_90 builds, nvcc 13.0).
@@ -63,7 +67,9 @@ def fragment_registers(candidate: Candidate) -> int:
 def register_cap(candidate: Candidate, spec: ArchSpec) -> int:
     """Registers a thread may use under the candidate's launch bound."""
     fair = spec.registers_per_sm // (candidate.num_threads * candidate.ctas_per_sm)
-    return min(spec.max_registers_per_thread, fair // REGISTER_ALLOCATION_UNIT * REGISTER_ALLOCATION_UNIT)
+    return min(
+        spec.max_registers_per_thread, fair // REGISTER_ALLOCATION_UNIT * REGISTER_ALLOCATION_UNIT
+    )
 
 
 def registers_per_thread(candidate: Candidate, spec: ArchSpec) -> int:

@@ -1,7 +1,7 @@
 """Identity by content: one digest function for problems, candidates, artifacts and records.
 
-The encoding is canonical and tagged by type, so that ``1``, ``True``, ``"1"`` and ``1.0`` differ, field names take part,
-and a value it does not know is an error rather than a silent collision.
+The encoding is canonical and tagged by type, so that ``1``, ``True``, ``"1"`` and ``1.0`` differ, field names take
+part, and a value it does not know is an error rather than a silent collision.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ DTYPES: tuple[str, ...] = ("fp16", "bf16")
 CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
 
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
-DIM_CLASS = 16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
+DIM_CLASS = (
+    16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
+)
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
@@ -148,9 +150,7 @@ class Problem:
 
     def describe(self) -> str:
         """One line for tables and logs, e.g. ``attention forward fp16 b4 h16 s4096 d128 causal``."""
-        heads = f"h{self.heads_q}" + (
-            f"/{self.heads_kv}" if self.heads_kv != self.heads_q else ""
-        )
+        heads = f"h{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         seqlen = f"s{self.seqlen_q}" + (
             f"x{self.seqlen_k}" if self.seqlen_k != self.seqlen_q else ""
         )

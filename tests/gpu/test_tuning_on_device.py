@@ -11,7 +11,12 @@ from attention_autotuner.arch import detect
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning import tune
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.measure import CallableEntry, InProcessMeasurer, KernelEntry
+from attention_autotuner.tuning.measure import (
+    CallableEntry,
+    Entry,
+    InProcessMeasurer,
+    KernelEntry,
+)
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.worker import time_in_worker
@@ -56,7 +61,7 @@ def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
 
     row = next(row for row in tuned.rows if row.artifact is not None)
     assert row.artifact is not None
-    entries = [
+    entries: list[Entry] = [
         KernelEntry(name=row.candidate.name, path=row.artifact, problem=PROBLEM),
         CallableEntry(name="sdpa", function=peer),
     ]
