@@ -165,6 +165,8 @@ def predict(
     spill_clk = resident * fit.spill_clk_per_byte * usage.spill_bytes * candidate.num_threads / 4096
     round_clk = full.clk + spill_clk
     cta_clk = _cta_clk(candidate, spec, resident, fit)
+    if candidate.persistent:
+        round_clk *= 1.0 + fit.persistent_loss
 
     # The schedule's loss over perfectly even slots, at the speed of the half-empty SMs at the end.
     overhead = max(1, round(COST_UNITS * cta_clk / round_clk))

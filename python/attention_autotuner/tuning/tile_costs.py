@@ -68,6 +68,7 @@ def tile_cost(candidate: Candidate, spec: ArchSpec, fit: Coefficients) -> TileCo
 
     scores = m * n
     warps = candidate.warps_m * candidate.warps_n
+    row_tiles = m // candidate.warps_m // 16
     alu_instructions = scores * fit.scores_alu_instructions / WARP
     instructions = (
         flops / MMA_FLOPS
@@ -77,6 +78,7 @@ def tile_cost(candidate: Candidate, spec: ArchSpec, fit: Coefficients) -> TileCo
         + scores / WARP
         + alu_instructions
         + warps * fit.warp_tile_instructions
+        + warps * row_tiles * fit.row_tile_instructions
     )
 
     slices = resources.k_slices(candidate)
@@ -141,9 +143,8 @@ def round_cost(
     per_scheduler = candidate.warps_m * candidate.warps_n / SCHEDULERS_PER_SM
     # Warps that share rows meet at barriers for the row maxima and for P, so they count as one.
     together = max(1.0, residents * per_scheduler / candidate.warps_n)
-    # What one warp does beyond its share of the bottleneck vanishes behind the others on its scheduler.
-    serial = (chain - busiest) / per_scheduler
-    exposed = serial * together**-fit.warp_overlap_power
+    # What a warp does beyond its share of the bottleneck vanishes behind the others on its scheduler, more or less.
+    exposed = residents * (chain - busiest) * together**-fit.warp_overlap_power
     busy = max(bottleneck + exposed, chain / per_scheduler)
     cover = tile.lookahead * busy / tile.barriers
     late = tile.barriers * max(0.0, fit.load_latency_clk - cover)
