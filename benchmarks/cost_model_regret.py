@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_autotuner import settings as settings_module
-from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.arch import ArchSpec, Policy, resolve
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import Ok, Outcome
 from attention_autotuner.codegen.problem import Problem
@@ -112,7 +112,7 @@ def measure(options: argparse.Namespace) -> int:
     result = {
         "schema": SCHEMA,
         "environment": pipeline.environment.to_json(),
-        "spec": policy.spec.name,
+        "spec": asdict(policy.spec),
         "policy": policy.name,
         "sample": {"size": options.size, "seed": options.seed},
         "summary": summary,
@@ -258,7 +258,7 @@ def fit(files: Sequence[Path]) -> int:
     documents = []
     for path in files:
         result = json.loads(path.read_text(encoding="utf-8"))
-        policy = resolve(result["policy"])
+        policy = type(resolve(result["policy"]))(spec_from(result["spec"]))
         for document in result["problems"]:
             problem = Problem(**document["problem"])
             documents.append((policy, problem, document))
@@ -272,6 +272,11 @@ def fit(files: Sequence[Path]) -> int:
             )
     print(fitted)
     return 0
+
+
+def spec_from(data: dict[str, Any]) -> ArchSpec:
+    """The spec that was measured under: a GPU's own may differ from its policy's."""
+    return ArchSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
 
 
 def samples_of(
