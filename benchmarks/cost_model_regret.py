@@ -276,7 +276,8 @@ def fit(files: Sequence[Path]) -> int:
 
 def spec_from(data: dict[str, Any]) -> ArchSpec:
     """The spec that was measured under: a GPU's own may differ from its policy's."""
-    return ArchSpec(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    return ArchSpec(**fields)
 
 
 def samples_of(
