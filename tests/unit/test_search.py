@@ -236,6 +236,18 @@ def test_kernels_that_spill_in_their_loops_are_not_measured(
     assert "128 bytes" in row.outcome.reason
 
 
+def test_a_default_that_spills_is_timed_where_it_can_be(records: RecordStore) -> None:
+    pipeline = FakePipeline(spills=lambda name: name == DEFAULT.name)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert DEFAULT.name in pipeline.measured
+    assert result.pick == DEFAULT
+    blind = FakePipeline(spills=lambda name: name == DEFAULT.name, gpu=False)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=blind)
+    assert result.pick != DEFAULT
+    row = next(row for row in result.rows if row.candidate == DEFAULT)
+    assert row.outcome.kind == "spilled"
+
+
 def test_when_all_spill_they_take_part_after_all(records: RecordStore) -> None:
     pipeline = FakePipeline(spills=lambda name: True)
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
