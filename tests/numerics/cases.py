@@ -1,0 +1,218 @@
+"""The shapes that attention forward must get right, as a fixed list: the same on every machine, in the same order.
+
+Every padded class of head dims has one kernel per dtype and copy width, and that kernel serves all masks and all true
+dims of its class, so hundreds of shapes need a few dozen builds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import DType, Problem
+
+Layout = Literal["dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "unaligned"]
+Dims = tuple[int, int]
+Mask = Literal["none", "bottom_right", "top_left"]
+
+# (dim_qk, dim_v) pairs of one padded class each.
+CLASSES: tuple[tuple[Dims, ...], ...] = (
+    ((64, 64), (56, 64), (64, 56), (56, 56)),
+    ((128, 128), (120, 120), (128, 120)),
+    ((8, 8), (16, 16), (8, 16), (16, 8)),
+    ((80, 80), (72, 72), (72, 80)),
+    ((256, 256), (248, 248), (256, 248)),
+    ((40, 40), (48, 48), (40, 48)),
+    ((96, 96), (88, 96)),
+    ((112, 112), (104, 112)),
+    ((128, 256), (120, 248)),
+    ((192, 128), (184, 128)),
+    ((256, 64), (256, 56)),
+    ((256, 512), (248, 504)),
+    ((32, 32), (24, 24)),
+    ((160, 160), (152, 160)),
+    ((192, 192), (192, 184)),
+    ((224, 224), (216, 224)),
+    ((64, 128), (56, 120)),
+    ((48, 16), (40, 8)),
+    ((144, 80), (136, 72)),
+    ((32, 256), (24, 248)),
+    ((96, 192), (88, 184)),
+    ((16, 64), (8, 56)),
+)
+BF16: tuple[Dims, ...] = (
+    (64, 64), (128, 128), (16, 16), (80, 80), (256, 256), (48, 48), (192, 128), (256, 512),
+)  # fmt: skip  # padded classes that have a kernel for bf16 too
+NARROW: tuple[tuple[Dims, DType], ...] = (
+    ((64, 64), "fp16"), ((128, 128), "bf16"), ((80, 80), "fp16"), ((256, 256), "bf16"),
+)  # fmt: skip  # padded classes that have a kernel for unaligned tensors
+OTHER_POLICIES: tuple[tuple[str, Dims], ...] = (
+    ("A100", (128, 128)), ("A100", (256, 256)), ("A100", (256, 512)),
+    ("RTX4090", (128, 128)), ("RTX4090", (192, 128)), ("RTX4090", (256, 256)),
+    ("RTX4090", (256, 512)),
+)  # fmt: skip  # whose own picks run on the GPU at hand
+
+LENGTHS = (
+    1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 31, 33, 47, 63, 64, 65, 77, 95, 97, 127, 128, 129, 143, 191,
+    193, 211, 255, 257, 301, 383, 391, 449, 511, 513, 641, 777, 1023, 1025, 1537, 2047, 2049, 3001,
+    4095, 4097, 4099,
+)  # fmt: skip
+EXTREMES: tuple[tuple[int, int, Mask], ...] = (
+    (1, 1, "bottom_right"), (1, 4099, "none"), (4099, 1, "bottom_right"), (4099, 1, "top_left"),
+    (4099, 4099, "bottom_right"), (33, 4099, "bottom_right"), (4099, 33, "bottom_right"),
+    (2049, 2047, "top_left"),
+)  # fmt: skip
+HEADS = ((1, 1), (2, 2), (4, 2), (6, 1), (8, 2), (3, 3), (5, 5), (12, 4))
+MASKS: tuple[Mask, ...] = ("none", "bottom_right", "top_left")
+SCALES = (None, 0.3, -0.125, 0.0, 1.7, -1.0)
+LAYOUTS: tuple[Layout, ...] = (
+    "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast",
+)  # fmt: skip
+PER_CLASS = 14
+PER_NARROW = 7
+PER_OTHER_POLICY = 3
+MAX_SCORES = 2**26  # of one case: bounds the reference's memory and time
+MAX_BUILDS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call.
+
+    Attributes:
+        problem: shapes, dtype, mask; its alignment decides the kernel's copy width.
+        scale: softmax scale; None is ``1 / sqrt(dim_qk)``.
+        inputs: how q, k and v lie in memory.
+        output: how o lies in memory: dense, transposed or padded.
+        lse: whether the LSE is asked for.
+        policy: whose default kernel runs; empty for that of the GPU at hand.
+    """
+
+    problem: Problem
+    scale: float | None = None
+    inputs: Layout = "dense"
+    output: Layout = "dense"
+    lse: bool = True
+    policy: str = ""
+
+    @property
+    def name(self) -> str:
+        """For test ids."""
+        words = self.problem.describe().split()[2:]
+        words += [self.inputs, self.output, f"scale={self.scale}", "lse" if self.lse else "no-lse"]
+        return "-".join([*words, *([self.policy] if self.policy else [])])
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The kernel that serves it: one per class, dtype and copy width, whatever the mask and the true dims.
+
+        Args:
+            present: policy of the GPU at hand.
+        """
+        p = self.problem
+        policy = resolve(self.policy) if self.policy else present
+        # A default kernel's order of CTAs follows the mask it is asked for; both orders must serve all masks.
+        causal = (p.class_qk + p.class_v) % 48 == 32
+        return policy.default(replace(p, causal=causal, causal_alignment="bottom_right"))
+
+
+def padded(dims: Dims) -> Dims:
+    """The padded class of true dims."""
+    problem = Problem(dim_qk=dims[0], dim_v=dims[1])
+    return problem.class_qk, problem.class_v
+
+
+def make_cases(seed: int = 0) -> list[Case]:
+    """The whole list."""
+    source = random.Random(seed)
+    return [
+        *_class_cases(source),
+        *_extreme_cases(source),
+        *_narrow_cases(source),
+        *_policy_cases(source),
+    ]
+
+
+def _class_cases(source: random.Random) -> Iterator[Case]:
+    for pairs in CLASSES:
+        dtypes: tuple[DType, ...] = ("fp16", "bf16") if padded(pairs[0]) in BF16 else ("fp16",)
+        for number in range(PER_CLASS):
+            yield _random_case(
+                source, pairs[number % len(pairs)], dtypes[number % len(dtypes)], number
+            )
+
+
+def _extreme_cases(source: random.Random) -> Iterator[Case]:
+    for dims, dtype in (((64, 64), "fp16"), ((128, 128), "bf16"), ((80, 72), "fp16")):
+        for number, (seqlen_q, seqlen_k, mask) in enumerate(EXTREMES):
+            case = _random_case(source, dims, dtype, number)  # type: ignore[arg-type]  # a literal
+            problem = with_mask(case.problem, mask)
+            problem = replace(
+                problem, batch=1, heads_q=4, heads_kv=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k
+            )
+            yield replace(case, problem=problem)
+
+
+def _narrow_cases(source: random.Random) -> Iterator[Case]:
+    for dims, dtype in NARROW:
+        for number in range(PER_NARROW):
+            case = _random_case(source, dims, dtype, number)
+            problem = replace(case.problem, alignment_bytes=2)
+            # A kernel for unaligned tensors takes aligned ones too.
+            inputs: Layout = "transposed" if number == PER_NARROW - 1 else "unaligned"
+            yield replace(case, problem=problem, inputs=inputs)
+
+
+def _policy_cases(source: random.Random) -> Iterator[Case]:
+    for policy, dims in OTHER_POLICIES:
+        for number in range(PER_OTHER_POLICY):
+            yield replace(_random_case(source, dims, "fp16", number), policy=policy)
+
+
+def _random_case(source: random.Random, dims: Dims, dtype: DType, number: int) -> Case:
+    """A case whose mask goes round with its number, and whose rest is drawn."""
+    seqlen_q, seqlen_k = source.choice(LENGTHS), source.choice(LENGTHS)
+    if source.random() < 0.25:
+        seqlen_k = seqlen_q
+    heads_q, heads_kv = source.choice(HEADS)
+    batch = source.choice((1, 2, 3))
+    while batch * heads_q * seqlen_q * seqlen_k > MAX_SCORES:
+        if batch > 1:
+            batch -= 1
+        elif heads_q > 2:
+            heads_q, heads_kv = 2, 1
+        else:
+            seqlen_k = source.choice([n for n in LENGTHS if n < seqlen_k])
+    problem = Problem(
+        dtype=dtype,
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        dim_qk=dims[0],
+        dim_v=dims[1],
+    )
+    outputs: Sequence[Layout] = ("dense", "transposed", "padded")
+    return Case(
+        problem=with_mask(problem, MASKS[number % len(MASKS)]),
+        scale=source.choice(SCALES),
+        inputs=source.choice(LAYOUTS),
+        output=source.choice(outputs),
+        lse=source.random() < 0.7,
+    )
+
+
+def with_mask(problem: Problem, mask: Mask) -> Problem:
+    """The problem under another mask."""
+    if mask == "none":
+        return replace(problem, causal=False)
+    return replace(problem, causal=True, causal_alignment=mask)
+
+
+def builds(cases: Sequence[Case], present: Policy) -> list[Candidate]:
+    """The distinct kernels that cases need, in order of first use."""
+    return list(dict.fromkeys(case.candidate(present) for case in cases))

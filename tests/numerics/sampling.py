@@ -1,0 +1,116 @@
+"""A sample of a policy's candidates in which every value of every knob occurs, and the shapes that each is run on."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+
+from attention_autotuner.arch import Policy
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+
+from .cases import Case
+
+SAMPLE = 24
+KNOBS = (
+    "block_m", "block_n", "warps_m", "warps_n", "num_stages", "q_in_registers", "qk_ahead",
+    "v_slices", "persistent", "cta_order", "ctas_per_sm", "copy_bytes", "dtype",
+)  # fmt: skip
+PROBLEMS = (
+    Problem(dim_qk=64, dim_v=64),
+    Problem(dim_qk=128, dim_v=128, dtype="bf16"),
+    Problem(dim_qk=256, dim_v=256),
+    Problem(dim_qk=192, dim_v=128),
+    Problem(dim_qk=256, dim_v=512, dtype="bf16"),
+    Problem(dim_qk=80, dim_v=80),
+    Problem(dim_qk=96, dim_v=256),
+    Problem(dim_qk=128, dim_v=128, alignment_bytes=2),
+)
+# (batch, heads_q, heads_kv, seqlen_q, seqlen_k, mask, scale, lengths taken off the class's dims). The last has more
+# tiles than a GPU holds CTAs, so that persistent kernels loop.
+SHAPES: tuple[tuple[int, int, int, int, int, str, float | None, int], ...] = (
+    (2, 4, 2, 1, 77, "none", None, 0),
+    (2, 6, 3, 257, 391, "bottom_right", -0.11, 8),
+    (1, 4, 1, 515, 130, "bottom_right", 0.3, 0),
+    (16, 16, 8, 293, 203, "top_left", None, 8),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """One place of the sample; which candidate stands there depends on the GPU at hand."""
+
+    index: int
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The candidate of this place."""
+        return sample(present)[self.index]
+
+
+@functools.cache
+def sample(policy: Policy, size: int = SAMPLE, seed: int = 0) -> tuple[Candidate, ...]:
+    """Candidates that a policy offers, first such that every value of every knob occurs, then at random.
+
+    Args:
+        policy: whose.
+        size: how many.
+        seed: of the choice.
+    """
+    pool = [one for problem in PROBLEMS for one in policy.legal(problem)]
+    random.Random(seed).shuffle(pool)
+    wanted = {value for one in pool for value in _values(one)}
+    chosen: list[Candidate] = []
+    while wanted and len(chosen) < size:
+        best = max(pool, key=lambda one: len(wanted & _values(one)))
+        chosen.append(best)
+        wanted -= _values(best)
+    taken = set(chosen)
+    rest = (one for one in pool if one not in taken)
+    return tuple([*chosen, *rest][:size])
+
+
+def uncovered(policy: Policy) -> set[tuple[str, object]]:
+    """(knob, value) pairs that a policy offers somewhere and its sample lacks."""
+    offered = {v for problem in PROBLEMS for one in policy.legal(problem) for v in _values(one)}
+    return offered - {value for one in sample(policy) for value in _values(one)}
+
+
+def cases_of(one: Candidate) -> list[Case]:
+    """The shapes a candidate is run on; tensors are unaligned where it is made for that."""
+    cases = []
+    for number, (batch, heads_q, heads_kv, seqlen_q, seqlen_k, mask, scale, off) in enumerate(
+        SHAPES
+    ):
+        problem = Problem(
+            dtype=one.dtype,
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            dim_qk=one.class_qk - off,
+            dim_v=one.class_v - off,
+            causal=mask != "none",
+            alignment_bytes=one.copy_bytes,
+        )
+        if mask == "top_left":
+            problem = replace(problem, causal_alignment="top_left")
+        aligned = one.copy_bytes == 16
+        cases.append(
+            Case(
+                problem=problem,
+                scale=scale,
+                inputs=("padded" if number % 2 else "transposed") if aligned else "unaligned",
+                output="padded" if number % 2 else "dense",
+                lse=number != 2,
+            )
+        )
+    return cases
+
+
+def _values(one: Candidate) -> set[tuple[str, object]]:
+    """What a candidate shows of the knobs; slicing counts as such, as the slices' widths follow the head dim."""
+    shown: set[tuple[str, object]] = {(knob, getattr(one, knob)) for knob in KNOBS}
+    shown.add(("k_sliced", one.k_slice < one.class_qk))
+    return shown

@@ -1,0 +1,113 @@
+"""Kernels for the GPU tests: everything that the collected tests need, built in one parallel batch and loaded once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import pytest
+
+from attention_autotuner import loader, settings
+from attention_autotuner.arch import Policy, probe
+from attention_autotuner.arch.resolution import native_arch
+from attention_autotuner.arch.resources import smem_bytes
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+
+
+class NeedsKernel(Protocol):
+    """A test's parameter that runs a kernel."""
+
+    def candidate(self, present: Policy) -> Candidate:
+        """The kernel, given the policy of the GPU at hand."""
+
+
+class Workshop:
+    """Built kernels of the present GPU, in the store of the settings in force, where dispatch finds them too.
+
+    Args:
+        present: policy of the GPU at hand.
+    """
+
+    def __init__(self, present: Policy) -> None:
+        self.present = present
+        self.built: dict[Candidate, Artifact | Outcome] = {}
+        self.seconds = 0.0
+        gpu = probe()
+        self._target = BuildTarget(arch=native_arch(gpu.compute_capability))
+        self._smem_limit = gpu.smem_per_block_bytes
+
+    def build(self, candidates: Iterable[Candidate]) -> None:
+        """Build what this GPU has room for, all at once."""
+        fitting = [one for one in dict.fromkeys(candidates) if smem_bytes(one) <= self._smem_limit]
+        self.built.update(zip(fitting, self.build_for(fitting, self._target), strict=True))
+
+    def build_for(
+        self, candidates: Sequence[Candidate], target: BuildTarget
+    ) -> list[Artifact | Outcome]:
+        """Build for a target of the caller's choice."""
+        in_force = settings.current()
+        start = time.monotonic()
+        results = build(
+            [render(one) for one in candidates],
+            target,
+            toolchain=find_toolchain(in_force),
+            store=Store(in_force.cache_dir),
+            jobs=in_force.jobs,
+        )
+        self.seconds += time.monotonic() - start
+        return results
+
+    def kernel(self, one: Candidate, device: int = 0) -> loader.LoadedKernel:
+        """A kernel, prepared; fails the test that asks for one that did not build, skips where none can run."""
+        if smem_bytes(one) > self._smem_limit:
+            pytest.skip(f"{one.name} needs {smem_bytes(one)} bytes of shared memory a CTA")
+        if one not in self.built:
+            self.build([one])
+        artifact = self.built[one]
+        if not isinstance(artifact, Artifact):
+            pytest.fail(f"{one.name}: {artifact}")
+        kernel = loader.load(artifact)
+        kernel.prepare(device)
+        return kernel
+
+    def summary(self) -> str:
+        """One line for the end of the run."""
+        artifacts = [each for each in self.built.values() if isinstance(each, Artifact)]
+        if not artifacts:
+            return "no kernel was built"
+        slowest = max(artifacts, key=lambda each: each.build_seconds)
+        largest = max(each.build_peak_bytes for each in artifacts) / 2**30
+        spilling = sum(bool(each.report.loop_spills) for each in artifacts)
+        return (
+            f"{len(artifacts)} of {len(self.built)} kernels in {self.seconds:.0f} s; slowest "
+            f"{slowest.build_seconds:.1f} s ({slowest.name}), largest {largest:.2f} GiB, {spilling} spill in their "
+            "main loop"
+        )
+
+
+def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
+    """The kernels that collected tests ask for.
+
+    A test asks by a parameter that :class:`NeedsKernel`, a module by ``PROBLEMS``, whose default kernels dispatch will
+    look for.
+    """
+    wanted: dict[Candidate, None] = {}
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        parameters: dict[str, Any] = callspec.params if callspec is not None else {}
+        for value in parameters.values():
+            if hasattr(value, "candidate"):
+                wanted.setdefault(value.candidate(present))
+        module = getattr(item, "module", None)
+        problems: Sequence[Problem] = getattr(module, "PROBLEMS", ())
+        for problem in problems:
+            wanted.setdefault(present.default(problem))
+    return list(wanted)

@@ -1,0 +1,275 @@
+"""The GPU tests' own list of cases and their judge, tried out on a kernel that runs on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner import loader
+from attention_autotuner.abi import AttentionForwardParams
+from attention_autotuner.arch import resolve
+from attention_autotuner.arch.legality import check
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.outcome import BuildFailed
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.report import parse_ptxas
+from tests.numerics import cases, harness, sampling, workshop
+from tests.numerics.cases import Case
+
+CPU = torch.device("cpu")
+POLICIES = ("A100", "RTX4090", "H100", "H200")
+NAMED_PAIRS = {
+    (8, 8), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (256, 256),
+    (128, 256), (192, 128), (256, 64), (256, 512),
+}  # fmt: skip
+SMALL = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=13, seqlen_k=21, dim_qk=24, dim_v=16)
+
+
+def shapes() -> list[Case]:
+    return cases.make_cases()
+
+
+def test_the_list_is_as_long_and_as_varied_as_promised() -> None:
+    found = shapes()
+    dims = {(case.problem.dim_qk, case.problem.dim_v) for case in found}
+    assert len({case.problem for case in found if not case.policy}) >= 300
+    assert len({cases.padded(pair) for pair in dims}) >= 20
+    assert dims >= NAMED_PAIRS
+    assert len({case.name for case in found}) == len(found)
+    lengths = {n for case in found for n in (case.problem.seqlen_q, case.problem.seqlen_k)}
+    assert {min(lengths), max(lengths)} == {1, 4099}
+    assert len([n for n in lengths if n % 2]) >= 20
+    groups = Counter(case.problem.heads_q // case.problem.heads_kv for case in found)
+    assert {1, 2, 4, 6} <= set(groups)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_every_mask_scale_and_layout_is_there_for_each_dtype(dtype: str) -> None:
+    found = [case for case in shapes() if case.problem.dtype == dtype]
+    masks = {(case.problem.causal, case.problem.causal_alignment) for case in found}
+    assert masks == {(False, "bottom_right"), (True, "bottom_right"), (True, "top_left")}
+    assert {case.scale for case in found} == set(cases.SCALES)
+    assert {case.inputs for case in found} == {*cases.LAYOUTS, "unaligned"}
+    assert {case.lse for case in found} == {True, False}
+
+
+def test_rows_that_see_no_key_are_among_them() -> None:
+    blind = [c for c in shapes() if c.problem.causal and c.problem.causal_offset < 0]
+    assert len(blind) >= 20
+
+
+def test_the_list_is_the_same_every_time() -> None:
+    assert shapes() == shapes()
+    assert shapes() != cases.make_cases(seed=1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_list_needs_few_builds(policy: str) -> None:
+    present = resolve(policy)
+    needed = cases.builds(shapes(), present)
+    assert len(needed) <= cases.MAX_BUILDS
+    # Nearly as many classes as builds, in both orders of CTAs.
+    assert len({one.cta_order for one in needed}) == 2
+    for case in shapes():
+        one = case.candidate(present)
+        assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
+        assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_sample_holds_every_value_of_every_knob(policy: str) -> None:
+    present = resolve(policy)
+    found = sampling.sample(present)
+    assert len(set(found)) == sampling.SAMPLE
+    assert not sampling.uncovered(present)
+    assert all(check(one, present.spec) is None for one in found)
+    assert [sampling.Sampled(index=i).candidate(present) for i in range(len(found))] == list(found)
+
+
+def test_the_shapes_of_the_sample_fit_their_candidate() -> None:
+    for one in sampling.sample(resolve("H200")):
+        for case in sampling.cases_of(one):
+            assert (case.problem.class_qk, case.problem.class_v) == (one.class_qk, one.class_v)
+            assert case.problem.alignment_bytes == one.copy_bytes
+
+
+@pytest.mark.parametrize("layout", [*cases.LAYOUTS, "unaligned"])
+def test_inputs_lie_as_told_between_nans(layout: cases.Layout) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shape = (2, 3, 5, 8)
+    held = harness.make_input(shape, layout, torch.float16, generator)
+    assert held.view.shape == shape
+    assert held.view.isfinite().all()
+    rows = [s for n, s in zip(shape[:3], held.view.stride()[:3], strict=True) if n > 1]
+    offset = held.view.storage_offset()
+    assert (offset % 8 == 0 and all(s % 8 == 0 for s in rows)) == (layout != "unaligned")
+    assert (0 in rows) == layout.endswith("broadcast")
+    distinct = held.view[:1] if layout == "batch_broadcast" else held.view
+    distinct = distinct[:, :1] if layout == "heads_broadcast" else distinct
+    assert int(held.storage.isfinite().sum()) == distinct.numel()
+    assert held.storage[: harness.GUARD].isnan().all()
+    assert held.storage[-harness.GUARD :].isnan().all()
+
+
+LAYOUTS_OF_CASES = [
+    Case(problem=SMALL),
+    Case(problem=SMALL, inputs="transposed", output="padded", scale=-0.3),
+    Case(problem=SMALL, inputs="padded", output="transposed", scale=0.0, lse=False),
+    Case(problem=SMALL, inputs="batch_broadcast", scale=1.7),
+    Case(problem=SMALL, inputs="heads_broadcast", output="padded", lse=False),
+    Case(problem=SMALL, inputs="unaligned", scale=0.1),
+]
+
+
+@pytest.mark.parametrize("case", LAYOUTS_OF_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("mask", ["none", "bottom_right", "top_left"])
+def test_a_right_kernel_passes(
+    fake_kernel: Callable[..., Path], case: Case, mask: cases.Mask
+) -> None:
+    problem = cases.with_mask(case.problem, mask)
+    for seqlen_q in (SMALL.seqlen_q, 33):
+        whole = replace(case, problem=replace(problem, seqlen_q=seqlen_q))
+        kernel = loader.load(fake_kernel())
+        assert harness.judge(kernel, whole, seed=0, device=CPU) == []
+
+
+class Misbehaving:
+    """A kernel that does its work and then something else."""
+
+    def __init__(self, kernel: loader.LoadedKernel, mischief: Callable[[Any, int], None]) -> None:
+        self._kernel, self._mischief, self._launches = kernel, mischief, 0
+
+    def launch(
+        self, params: AttentionForwardParams, workspace: int, stream: int, device: int
+    ) -> None:
+        self._kernel.launch(params, workspace, stream, device)
+        self._mischief(params, self._launches)
+        self._launches += 1
+
+
+def poke(address: int, bits: int) -> None:
+    ctypes.c_uint16.from_address(address).value = bits
+
+
+def skip_an_element(params: AttentionForwardParams, launch: int) -> None:
+    poke(params.o.data, 0x7E00)
+
+
+def write_before(params: AttentionForwardParams, launch: int) -> None:
+    poke(params.o.data - 2, 0)
+
+
+def write_into_the_gap(params: AttentionForwardParams, launch: int) -> None:
+    poke(params.o.data + 2 * SMALL.dim_v, 0)
+
+
+def write_past_lse(params: AttentionForwardParams, launch: int) -> None:
+    poke(params.lse + 4 * params.batch * params.heads_q * params.seqlen_q, 0)
+
+
+def change_q(params: AttentionForwardParams, launch: int) -> None:
+    poke(params.q.data, 0)
+
+
+def differ(params: AttentionForwardParams, launch: int) -> None:
+    here = ctypes.c_uint16.from_address(params.o.data)
+    here.value ^= launch  # the last bit, the second time only
+
+
+def be_off(params: AttentionForwardParams, launch: int) -> None:
+    here = ctypes.c_uint16.from_address(params.o.data)
+    here.value ^= 0x0100
+
+
+def be_off_in_lse(params: AttentionForwardParams, launch: int) -> None:
+    ctypes.c_float.from_address(params.lse).value += 0.05
+
+
+@pytest.mark.parametrize(
+    ("mischief", "complaint"),
+    [
+        (skip_an_element, "o: 1 of"),
+        (write_before, "wrote beside o"),
+        (write_into_the_gap, "wrote beside o"),
+        (write_past_lse, "wrote beside lse"),
+        (change_q, "q was changed"),
+        (differ, "two runs differ in o"),
+        (be_off, "o: largest error"),
+        (be_off_in_lse, "lse: largest error"),
+    ],
+)
+def test_every_misbehaviour_is_seen(
+    fake_kernel: Callable[..., Path], mischief: Callable[[Any, int], None], complaint: str
+) -> None:
+    kernel: Any = Misbehaving(loader.load(fake_kernel()), mischief)
+    case = Case(problem=SMALL, output="padded")
+    assert any(complaint in each for each in harness.judge(kernel, case, seed=0, device=CPU))
+
+
+def test_the_workshop_builds_what_the_collected_tests_need_at_once(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = resolve("RTX4090")
+    limit = present.spec.smem_per_block_bytes
+    gpu = SimpleNamespace(compute_capability=(8, 9), smem_per_block_bytes=limit)
+    batches: list[list[str]] = []
+
+    def build(kernels: list[Any], target: BuildTarget, **options: Any) -> list[Any]:
+        batches.append([kernel.name for kernel in kernels])
+        assert target == BuildTarget(arch="89")
+        return [
+            BuildFailed(reason="no luck") if "d80x80" in kernel.name else artifact_of(kernel.name)
+            for kernel in kernels
+        ]
+
+    def artifact_of(name: str) -> Artifact:
+        return Artifact(
+            name=name,
+            digest=name,
+            path=fake_kernel(),
+            report=parse_ptxas(""),
+            kernel_digest="",
+            target=BuildTarget(arch="89"),
+            toolchain={},
+            build_seconds=12.5,
+            build_peak_bytes=2**30,
+        )
+
+    monkeypatch.setattr(workshop, "probe", lambda: gpu)
+    monkeypatch.setattr(workshop, "build", build)
+    monkeypatch.setattr(workshop, "find_toolchain", lambda in_force: None)
+    dims = {"good": 64, "failing": 80, "large": 256}
+    parameters = {
+        name: Case(problem=Problem(dim_qk=dim, dim_v=dim), policy="H200" if name == "large" else "")
+        for name, dim in dims.items()
+    }
+    items: Any = [
+        SimpleNamespace(
+            callspec=SimpleNamespace(params={"case": parameters["good"], "n": 3}),
+            module=SimpleNamespace(PROBLEMS=(Problem(dim_qk=32, dim_v=32),)),
+        ),
+        SimpleNamespace(callspec=SimpleNamespace(params={"case": parameters["failing"]})),
+        SimpleNamespace(callspec=SimpleNamespace(params={"case": parameters["large"]})),
+        SimpleNamespace(),
+    ]
+    shop = workshop.Workshop(present)
+    assert shop.summary() == "no kernel was built"
+    shop.build(workshop.needed(items, present))
+    assert len(batches) == 1
+    assert len(batches[0]) == 3
+    good, failing, large = (case.candidate(present) for case in parameters.values())
+    assert shop.kernel(good, -1).is_prepared(-1)
+    with pytest.raises(pytest.fail.Exception, match="no luck"):
+        shop.kernel(failing, -1)
+    with pytest.raises(pytest.skip.Exception, match="bytes of shared memory"):
+        shop.kernel(large, -1)
+    assert "2 of 3 kernels" in shop.summary()
+    assert "slowest 12.5 s" in shop.summary()
