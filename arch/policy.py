@@ -77,7 +77,7 @@ class Preference:
 DEFAULT_PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=64, block_m=128, block_n=128, warps_m=4, num_stages=2),
     Preference(up_to=64, block_m=128, block_n=64, warps_m=4, num_stages=1),
-    Preference(up_to=128, block_m=128, block_n=48, warps_m=4, num_stages=2),
+    Preference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=1),
     Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=2),
     Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=1),
     Preference(up_to=256, block_m=128, block_n=64, warps_m=8, num_stages=2),

@@ -104,7 +104,13 @@ struct ForwardEntry {
     if (Config::kPersistent) grid = minimum(grid, slots[device].load(std::memory_order_relaxed));
     // A zero scale is served by a cleared Q, see apply_scale_sign.
     float const c = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
-    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, c, row_blocks, int(tiles));
+    TileList const list{int(tiles),
+                        p.causal != 0,
+                        Divider::by(row_blocks),
+                        Divider::by(p.heads_q),
+                        Divider::by(p.batch),
+                        Divider::by(p.heads_q / p.heads_kv)};
+    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, c);
     return cuda_status(cudaGetLastError());
   }
 

@@ -25,6 +25,10 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
   static_assert(T::kSlices > 1 || T::kStages == 1, "unsliced multi-stage kernels loop by tile");
 
   int slot = 0, fetch_slot = 0;
+  // Unsliced, the very first V tile is fetched with the first K tile: nothing else would hide its latency.
+  auto fetched_early = [&](int key_tile, int event) {
+    return T::kSlices == 1 && event == 1 && key_tile == w.tiles - 1;
+  };
   // What is fetched during `event`, counted from the first event of `key_tile`: it may belong to the next tile.
   auto fetch_start = [&](int key_tile, int event) {
     event += kLookahead;
@@ -34,7 +38,7 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
     }
     if (event < T::kSlices) {
       w.start_k(key_tile, event, fetch_slot);
-    } else {
+    } else if (!fetched_early(key_tile, event)) {
       w.start_v(key_tile, 0);
     }
   };
@@ -48,32 +52,39 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
       w.copy_k_part(key_tile, event, fetch_slot, part, parts);
       if (T::kStages > 1 && part == parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
     } else {
-      w.copy_v_part(key_tile, 0, part, parts);
+      w.copy_v_part(!fetched_early(key_tile, event), key_tile, 0, part, parts);
     }
     if (part == parts - 1) cute::cp_async_fence();
   };
-  auto arrive = [&] {
-    cute::cp_async_wait<kLookahead - 1>();
+  auto arrive = [&](bool first) {
+    if (T::kSlices == 1 && first) {
+      cute::cp_async_wait<1>();
+    } else {
+      cute::cp_async_wait<kLookahead - 1>();
+    }
     __syncthreads();
   };
 
   int key_tile = w.tiles - 1;
-  w.take_q();
 #pragma unroll
   for (int event = -kLookahead; event < 0; ++event) {
     fetch_start(key_tile, event);
     fetch_part(key_tile, event, 0, 1);
   }
+  if (T::kSlices == 1) {
+    w.copy_v(key_tile, 0);
+    cute::cp_async_fence();
+  }
   for (; key_tile >= 0; --key_tile) {
     typename Warp::Scores s;
 #pragma unroll
     for (int slice = 0; slice < T::kSlices; ++slice) {
-      arrive();
+      arrive(key_tile == w.tiles - 1);
       fetch_start(key_tile, slice);
       w.multiply_qk(s, slice, slot, [&](int step) { fetch_part(key_tile, slice, step, kQkSteps); });
       if (T::kStages > 1) slot = slot + 1 == T::kStages ? 0 : slot + 1;
     }
-    arrive();
+    arrive(false);
     fetch_start(key_tile, T::kSlices);
     w.accumulate(s, key_tile, 0, [&](int step) { fetch_part(key_tile, T::kSlices, step, Warp::kKeySteps); });
   }
@@ -86,15 +97,20 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
   constexpr int kAhead = T::kStages - 1;
 
   int key_tile = w.tiles - 1;
-  w.take_q();
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) {
     w.copy_k(key_tile - stage, 0, stage);
+    if (stage == 0) cute::cp_async_fence();  // the first product need not wait for V
     w.copy_v(key_tile - stage, stage);
     cute::cp_async_fence();
   }
   for (int slot = 0; key_tile >= 0; --key_tile) {
-    cute::cp_async_wait<T::kStages - 2>();
+    bool const first = key_tile == w.tiles - 1;
+    if (first) {
+      cute::cp_async_wait<kAhead>();
+    } else {
+      cute::cp_async_wait<kAhead - 1>();
+    }
     __syncthreads();
     int const fetch_slot = slot == 0 ? T::kStages - 1 : slot - 1;
     w.start_k(key_tile - kAhead, 0, fetch_slot);
@@ -102,9 +118,13 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
     typename Warp::Scores s;
     w.multiply_qk(s, 0, slot, [&](int step) {
       w.copy_k_part(key_tile - kAhead, 0, fetch_slot, step, Warp::kQSteps);
-      w.copy_v_part(key_tile - kAhead, fetch_slot, step, Warp::kQSteps);
+      w.copy_v_part(true, key_tile - kAhead, fetch_slot, step, Warp::kQSteps);
     });
     cute::cp_async_fence();
+    if (first) {
+      cute::cp_async_wait<kAhead>();
+      __syncthreads();
+    }
     w.accumulate(s, key_tile, slot, Nothing{});
     slot = slot + 1 == T::kStages ? 0 : slot + 1;
   }
@@ -118,7 +138,6 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
   constexpr int kUnits = T::kRowTiles * Warp::kKeySteps;  // of exponentials, 16 rows x 16 keys each
 
   int key_tile = w.tiles - 1;
-  w.take_q();
   w.copy_k(key_tile, 0, key_tile & 1);
   cute::cp_async_fence();
   w.copy_k(key_tile - 1, 0, (key_tile - 1) & 1);
@@ -148,7 +167,7 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
       w.multiply_qk(next, 0, (key_tile - 1) & 1, [&](int step) {
         exponentials(step);
         w.copy_k_part(key_tile - 2, 0, key_tile & 1, step, Warp::kQSteps);
-        w.copy_v_part(key_tile - 1, (key_tile - 1) & 1, step, Warp::kQSteps);
+        w.copy_v_part(true, key_tile - 1, (key_tile - 1) & 1, step, Warp::kQSteps);
       });
     } else {
 #pragma unroll
@@ -172,12 +191,13 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
-    attention_forward_kernel(ForwardParams const __grid_constant__ params, float c, int row_blocks, int tiles) {
+    attention_forward_kernel(ForwardParams const __grid_constant__ params, TileList const __grid_constant__ list,
+                             float c) {
   using T = ForwardTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);
-  for (int index = blockIdx.x; index < tiles; index += gridDim.x) {
-    ForwardWarp<Config> warp(params, c, smem, index, row_blocks);
+  for (int index = blockIdx.x; index < list.tiles; index += gridDim.x) {
+    ForwardWarp<Config> warp(params, list, c, smem, index);
     if (warp.tiles > 0) {
       if constexpr (T::kQkAhead) {
         loop_ahead(warp);

@@ -42,8 +42,8 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   static constexpr int kKeySteps = T::kBlockN / 16;
 
   ForwardParams const& params;
-  int const index;       // of the output tile in the scheduler's list
-  int const row_blocks;  // of one head
+  TileList const& list;
+  int const index;  // of this output tile in the list
 
   // This thread's first chunk of the K and V tiles that are fetched next.
   Element const* k_next;
@@ -54,7 +54,6 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   int tiles;        // K/V tiles that some row of this block sees
   int whole_keys;   // keys that every row of this block sees
   int exact_tiles;  // K/V tiles that lie wholly inside the tensors
-  int columns_v;    // value columns there are from this CTA's first one on
   float const c;    // |scale| log2(e), a kernel parameter so that it costs no register
   uint32_t q_address, k_address, v_address;
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
@@ -63,8 +62,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   __device__ __forceinline__ TileCoordinates tile() const {
     return tile_coordinates<Config::kHeadsFirst, Config::kVSlices>(
-        Config::kPersistent ? recompute_here(index) : block_index(), row_blocks, params.heads_q, params.batch,
-        params.causal != 0);
+        Config::kPersistent ? recompute_here(index) : block_index(), list);
   }
 
   __device__ __forceinline__ static Element const* head_data(attention_autotuner_tensor const& tensor, int batch,
@@ -78,14 +76,15 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 
-  __device__ __forceinline__ ForwardWarp(ForwardParams const& params, float c, uint32_t smem, int index, int row_blocks)
-      : Place{smem}, params(params), index(index), row_blocks(row_blocks), c(c) {
+  __device__ __forceinline__ ForwardWarp(ForwardParams const& params, TileList const& list, float c, uint32_t smem,
+                                         int index)
+      : Place{smem}, params(params), list(list), index(index), c(c) {
     TileCoordinates const tile = this->tile();
-    int const kv_head = tile.head / (params.heads_q / params.heads_kv);
+    int const kv_head = list.group.divide(tile.head);
     int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
     whole_keys = visible_keys(tile.row_block * T::kBlockM);
-    columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
+    int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
     exact_tiles = Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns
                       ? params.seqlen_k / T::kBlockN
                       : 0;
@@ -112,12 +111,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
         for (float& value : column) value = 0.0f;
       }
     }
+    if (tiles > 0) take_q(tile);
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void copy_q() const {
-    TileCoordinates const tile = this->tile();
+  __device__ __forceinline__ void copy_q(TileCoordinates const& tile) const {
     int const thread = thread_index(), row0 = tile.row_block * T::kBlockM;
     Element const* const q = head_data(params.q, tile.batch, tile.head) +
                              int64_t(row0 + CopyQ::row(thread)) * params.q.stride_row + CopyQ::column(thread);
@@ -136,7 +135,8 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   }
   __device__ __forceinline__ void start_v(int key_tile, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
-    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - key_tile * T::kBlockN, columns_v);
+    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - key_tile * T::kBlockN,
+                params.dim_v - tile().value_slice * T::kValueColumns);
   }
   __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
@@ -145,11 +145,11 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
     if (part == parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
   }
-  __device__ __forceinline__ void copy_v_part(int key_tile, int slot, int part, int parts) {
+  __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
-      CopyV::copy_part(is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
+      CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
     }
-    if (part == parts - 1) v_next -= T::kBlockN * params.v.stride_row;
+    if (wanted && part == parts - 1) v_next -= T::kBlockN * params.v.stride_row;
   }
   __device__ __forceinline__ void copy_k(int key_tile, int slice, int slot) {
     start_k(key_tile, slice, slot);
@@ -157,7 +157,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   }
   __device__ __forceinline__ void copy_v(int key_tile, int slot) {
     start_v(key_tile, slot);
-    copy_v_part(key_tile, slot, 0, 1);
+    copy_v_part(true, key_tile, slot, 0, 1);
   }
   __device__ __forceinline__ uint32_t v_buffer(int slot) const {
     return (kSameCopy ? k_target + (T::kVOffset - T::kKOffset) : v_target) + slot * T::TileV::kBytes;
@@ -182,8 +182,8 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   // Brings Q to where the products want it: on its way to shared memory on return, or in registers with its shared
   // memory free again.
-  __device__ __forceinline__ void take_q() {
-    copy_q();
+  __device__ __forceinline__ void take_q(TileCoordinates const& tile) {
+    copy_q(tile);
     apply_scale_sign();
     if constexpr (T::kQInRegisters) {
       cute::cp_async_wait<0>();

@@ -1,9 +1,36 @@
 // Which output tile a CTA works on: linear index -> (row block, head, batch, value slice), longest causal tiles first.
 //
-// Called by: attention_forward_sm80.cuh; the cost model simulates the same list (tuning/cost_model.py).
+// Called by: attention_forward_sm80.cuh; the cost model simulates the same list (tuning/schedule.py).
 #pragma once
 
+#include <cstdint>
+
 namespace attention_autotuner {
+
+// Division of 0 <= n < 2^31 by a number known at launch: with l = ceil(log2 d), n / d = n ceil(2^(31 + l) / d) >> (31 +
+// l). (Granlund and Montgomery, Division by invariant integers using multiplication, PLDI 1994.)
+struct Divider {
+  int divisor;
+  uint32_t multiplier;
+  int shift;
+
+  __host__ __device__ static Divider by(int divisor) {
+    int log = 0;
+    while ((int64_t(1) << log) < divisor) ++log;
+    return {divisor, uint32_t(((uint64_t(1) << (31 + log)) + divisor - 1) / divisor), 31 + log};
+  }
+  __device__ __forceinline__ int divide(int n) const { return int(uint64_t(uint32_t(n)) * multiplier >> shift); }
+};
+
+// The list of output tiles of one launch, as its kernel gets it.
+struct TileList {
+  int tiles;
+  bool longest_first;
+  Divider row_blocks;
+  Divider heads;
+  Divider batches;
+  Divider group;  // query heads of one K/V head
+};
 
 struct TileCoordinates {
   int row_block;
@@ -15,23 +42,25 @@ struct TileCoordinates {
 // Value slices of one row block are neighbours in the list, so that they find Q and K in L2. HeadsFirst walks all heads
 // and batches for one row block before the next row block.
 template <bool HeadsFirst, int ValueSlices>
-__device__ __forceinline__ TileCoordinates tile_coordinates(int index, int row_blocks, int heads, int batches,
-                                                            bool longest_first) {
+__device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList const& list) {
+  auto take = [&index](Divider const& divider) {
+    int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
+    index = quotient;
+    return rest;
+  };
   TileCoordinates tile;
   tile.value_slice = index % ValueSlices;
   index /= ValueSlices;
   if constexpr (HeadsFirst) {
-    tile.head = index % heads;
-    index /= heads;
-    tile.batch = index % batches;
-    tile.row_block = index / batches;
+    tile.head = take(list.heads);
+    tile.batch = take(list.batches);
+    tile.row_block = index;
   } else {
-    tile.row_block = index % row_blocks;
-    index /= row_blocks;
-    tile.head = index % heads;
-    tile.batch = index / heads;
+    tile.row_block = take(list.row_blocks);
+    tile.head = take(list.heads);
+    tile.batch = index;
   }
-  if (longest_first) tile.row_block = row_blocks - 1 - tile.row_block;
+  if (list.longest_first) tile.row_block = list.row_blocks.divisor - 1 - tile.row_block;
   return tile;
 }
 
