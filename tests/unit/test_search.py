@@ -37,8 +37,10 @@ class FakeBuilt:
     report: CompilerReport
 
 
-def report(registers: int = 128, loop_spills: bool | None = False) -> CompilerReport:
-    spilled = 64 if loop_spills else 0
+def report(
+    registers: int = 128, loop_spills: bool | None = False, spilled_each_way: int = 80
+) -> CompilerReport:
+    spilled = spilled_each_way if loop_spills else 0
     return CompilerReport(
         registers=registers,
         spill_store_bytes=spilled,
@@ -60,6 +62,7 @@ class FakePipeline:
     time_us: Callable[[str], float] = lambda name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     spills: Callable[[str], bool] = lambda name: False
+    spilled_each_way: int = 80
     verdict: Callable[[str], Outcome] = lambda name: Ok()
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
     confirmed_ratio: float | None = None
@@ -81,7 +84,10 @@ class FakePipeline:
             self.built.append(kernel.name)
             failure = self.build_outcome(kernel.name)
             loop_spills = self.spills(kernel.name)
-            good = FakeBuilt(path=Path("/kernels") / kernel.name, report=report(128, loop_spills))
+            good = FakeBuilt(
+                path=Path("/kernels") / kernel.name,
+                report=report(128, loop_spills, self.spilled_each_way),
+            )
             results.append(failure or good)
         return results
 
@@ -233,7 +239,25 @@ def test_kernels_that_spill_in_their_loops_are_not_measured(
     assert rival not in pipeline.measured
     row = next(row for row in result.rows if row.candidate.name == rival)
     assert row.outcome.kind == "spilled"
-    assert "128 bytes" in row.outcome.reason
+    assert "160 bytes" in row.outcome.reason
+
+
+def test_a_few_spilled_bytes_are_for_the_clock_to_judge(records: RecordStore, rival: str) -> None:
+    def pipeline(gpu: bool) -> FakePipeline:
+        return FakePipeline(
+            spills=lambda name: name == rival,
+            spilled_each_way=12,
+            time_us=fast(rival, 80.0),
+            confirmed_ratio=1.2,
+            gpu=gpu,
+        )
+
+    assert tune(PROBLEM, POLICY, records=records, pipeline=pipeline(True)).pick.name == rival
+    blind = tune(
+        PROBLEM, POLICY, records=RecordStore(records.root / "blind"), pipeline=pipeline(False)
+    )
+    row = next(row for row in blind.rows if row.candidate.name == rival)
+    assert row.outcome.kind == "spilled"
 
 
 def test_a_default_that_spills_is_timed_where_it_can_be(records: RecordStore) -> None:
