@@ -164,3 +164,14 @@ def test_names_must_be_distinct_and_kept_ones_known() -> None:
         Race([])
     with pytest.raises(ValueError, match="cannot keep"):
         Race(["a"], keep=["b"])
+
+
+def test_any_two_entries_are_compared_over_the_rounds_they_share() -> None:
+    race = run_race({"a": 100.0, "b": 104.0, "c": 130.0}, rounds=32, noise=0.004, drift=0.1)
+    ratio, error = race.compare("c", "b")
+    assert abs(log(ratio / 1.25)) < 5 * error
+    assert race.compare("b", "c")[0] == pytest.approx(1 / ratio)
+    assert race.compare("a", "a") == (1.0, 0.0)
+    alone = Race(["a", "b"])
+    alone.add({"a": 1.0})
+    assert alone.compare("a", "b") == (float("inf"), float("inf"))

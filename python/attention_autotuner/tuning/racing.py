@@ -148,6 +148,16 @@ class Race:
 
         return sorted(timings, key=key)
 
+    def compare(self, name: str, other: str) -> tuple[float, float]:
+        """How much longer a name takes than another, from the rounds they share.
+
+        Returns:
+            The ratio of their times (above 1: ``name`` is the slower), and the standard error of its logarithm; both
+            infinite where they share no round.
+        """
+        middle, error = self._compare(name, other)
+        return (exp(middle) if middle < inf else inf), error
+
     def _times(self, name: str) -> list[float]:
         return [times[name] for times in self._rounds if name in times]
 
