@@ -33,7 +33,7 @@ ROTATION_OVER_L2 = 3.0  # bytes of all sets over the L2's
 MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
-HEAD_START_CYCLES = 400_000  # of the GPU, some 200 us: the host prepares a round's first launches meanwhile
+HEAD_START_CYCLES = 400_000  # some 200 us of the GPU's: the host prepares a round's launches meanwhile
 
 
 class Entry(Protocol):
@@ -198,7 +198,7 @@ class InProcessMeasurer:
         while race.running and race.rounds < MAX_ROUNDS:
             times: dict[str, float] = {}
             # Or the first entry's sample would hold the time that the host takes to launch it.
-            torch.cuda._sleep(HEAD_START_CYCLES)
+            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch's own
             for name in race.order():
                 failure = _attempt(live[name].enqueue)
                 if failure is not None:
