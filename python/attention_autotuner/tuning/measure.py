@@ -33,7 +33,7 @@ ROTATION_OVER_L2 = 3.0  # bytes of all sets over the L2's
 MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
-HEAD_START_CYCLES = 400_000  # some 200 us of the GPU's: the host prepares a round's launches meanwhile
+HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
 
 
 class Entry(Protocol):
