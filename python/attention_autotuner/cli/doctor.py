@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from .. import __version__
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
 from ..codegen.cutlass import find_cutlass
@@ -94,9 +95,8 @@ def _tool(name: str, find: Callable[[], str]) -> Finding:
 
 def check_package() -> Finding:
     """This package and its Python."""
-    version = metadata.version("attention-autotuner")
     where = Path(__file__).resolve().parents[1]
-    detail = f"attention-autotuner {version} in {where}, Python {platform.python_version()}"
+    detail = f"attention-autotuner {__version__} in {where}, Python {platform.python_version()}"
     return Finding(name="package", state="ok", detail=detail)
 
 

@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
+from .. import __version__
 from ..codegen.identity import digest16
 
 HARD_FIELDS = ("gpu_name", "num_sms")  # another value makes a record a miss
@@ -117,7 +118,7 @@ def collect(device: int = 0, *, nvcc: str | None = None, cutlass: str | None = N
         nvcc=nvcc,
         cutlass=cutlass,
         python=platform.python_version(),
-        package=_version("attention-autotuner"),
+        package=__version__,
         time_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
 
