@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from . import errors, settings
     from .dispatch import tune
     from .ops import flash_attn_func
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune"]
 
 # Public name -> (module, attribute); no attribute means the module itself.

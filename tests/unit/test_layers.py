@@ -23,6 +23,7 @@ ROOTS = {
 LAYERS = {
     "errors": 0,
     "settings": 0,
+    "version": 0,
     "templates": 0,
     "abi": 0,
     "codegen.problem": 0,

@@ -15,7 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from .. import __version__
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
 from ..codegen.cutlass import find_cutlass
@@ -30,6 +29,7 @@ from ..codegen.toolchain import (
 )
 from ..errors import AttentionAutotunerError, SettingsError
 from ..settings import TABLE, current
+from ..version import __version__
 from .console import print_json, print_line, print_table
 from .options import Commands, add_json
 

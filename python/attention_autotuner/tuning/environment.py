@@ -17,8 +17,8 @@ from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
 
-from .. import __version__
 from ..codegen.identity import digest16
+from ..version import __version__
 
 HARD_FIELDS = ("gpu_name", "num_sms")  # another value makes a record a miss
 SOFT_FIELDS = ("driver", "cuda_driver", "cuda_runtime", "torch", "nvcc", "cutlass")  # unverified
