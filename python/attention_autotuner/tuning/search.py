@@ -33,8 +33,7 @@ from .shortlist import shortlist
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 MIN_GAIN = 0.01
-# Bytes a thread that a main loop may spill and still be timed: the clock knows what a few reloads a tile cost (some
-# such are the fastest of their shape, docs/kernel_log.md). Without a GPU nothing knows: any is too much.
+# Bytes a thread that a main loop may spill and still be timed; without a GPU, none. See docs/kernel_log.md.
 SPILL_WORTH_TIMING = 128
 
 
