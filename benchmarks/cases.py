@@ -1,0 +1,73 @@
+"""What is benchmarked: named grids of problems. A later operation adds its own grid here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from attention_autotuner.codegen.problem import Problem
+
+TOKENS = 16384  # per batch, as in published comparisons of attention kernels
+HIDDEN = 2048  # heads times head dim
+DIMS = (64, 128, 256)
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Problems that are reported together.
+
+    Attributes:
+        name: of the benchmark and of its result file.
+        problems: in the order of the table: row by row, seqlens rising.
+    """
+
+    name: str
+    problems: tuple[Problem, ...]
+
+    def only(self, words: Sequence[str]) -> Grid:
+        """The part whose descriptions contain every word as a word, e.g. ``d64 causal``.
+
+        Raises:
+            ValueError: nothing is left.
+        """
+        kept = tuple(p for p in self.problems if set(words) <= set(p.describe().split()))
+        if not kept:
+            raise ValueError(f"no problem of {self.name} is described by {' '.join(words)!r}")
+        return Grid(name=self.name, problems=kept)
+
+
+def row_label(problem: Problem) -> str:
+    """The table row that a problem belongs to, e.g. ``d64 causal``."""
+    dims = f"d{problem.dim_qk}" + (f"/{problem.dim_v}" if problem.dim_v != problem.dim_qk else "")
+    return f"{dims} causal" if problem.causal else dims
+
+
+def column_label(problem: Problem) -> str:
+    """The table column, e.g. ``512`` or ``4k``."""
+    seqlen = problem.seqlen_k
+    return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
+
+
+def _attention_forward() -> Grid:
+    return Grid(
+        name="attention_forward",
+        problems=tuple(
+            Problem(
+                batch=TOKENS // seqlen,
+                heads_q=HIDDEN // dim,
+                heads_kv=HIDDEN // dim,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen,
+                dim_qk=dim,
+                dim_v=dim,
+                causal=causal,
+            )
+            for dim in DIMS
+            for causal in (False, True)
+            for seqlen in SEQLENS
+        ),
+    )
+
+
+GRIDS: dict[str, Grid] = {grid.name: grid for grid in (_attention_forward(),)}

@@ -1,0 +1,142 @@
+"""The README's table of results, from the committed JSON.
+
+python -m benchmarks.report            # rewrites the part of README.md between its markers
+python -m benchmarks.report --check    # answers 1 when that part is out of date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attention_autotuner.codegen.files import write_atomic
+from attention_autotuner.codegen.problem import Problem
+
+from .cases import column_label, row_label
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+NOTHING = "No results are committed yet."
+
+
+def attention_table(document: Mapping[str, Any]) -> list[str]:
+    """Markdown: our TFLOP/s and, for the first peer, how much faster we are, by head dim and mask."""
+    titles: Mapping[str, str] = document["peers"]
+    first = next((peer for peer in titles if peer in document["summary"]), None)
+    columns: dict[str, None] = {}
+    cells: dict[str, dict[str, str]] = {}
+    for row in document["rows"]:
+        problem = Problem(**row["problem"])
+        column = column_label(problem)
+        columns.setdefault(column)
+        cells.setdefault(row_label(problem), {})[column] = _cell(row, first)
+    lines = [
+        "| | " + " | ".join(columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for label, found in cells.items():
+        lines.append(f"| {label} | " + " | ".join(found.get(c, "") for c in columns) + " |")
+    for peer, summary in document["summary"].items():
+        lines += ["", _verdict(titles[peer], summary)]
+    return lines
+
+
+def _cell(row: Mapping[str, Any], peer: str | None) -> str:
+    ours = row["entries"]["pick"]
+    if "tflops" not in ours:
+        return str(ours["outcome"]["kind"])
+    text = f"{ours['tflops']:.0f}"
+    if peer in row["ratios"]:
+        ratio = row["ratios"][peer]["ratio"]
+        text += f" (**{ratio:.2f}**)" if ratio < 1.0 else f" ({ratio:.2f})"
+    return text
+
+
+def _verdict(title: str, summary: Mapping[str, Any]) -> str:
+    least = f"least {summary['min']:.3f} ({summary['min_at']})"
+    return (
+        f"Speed over {title}, {summary['problems']} problems: geometric mean "
+        f"{summary['geometric_mean']:.3f}, {least}."
+    )
+
+
+def _place(document: Mapping[str, Any]) -> str:
+    """The environment, in one sentence."""
+    found = document["environment"]
+    parts = [f"driver {found['driver']}", f"CUDA {found['nvcc']}", f"torch {found['torch']}"]
+    clocks = [row["clocks"]["sm_clock_mhz"] for row in document["rows"] if row.get("clocks")]
+    known = [clock for clock in clocks if clock is not None]
+    if known:
+        parts.append(f"SM clock after each race {min(known):.0f} to {max(known):.0f} MHz")
+    return f"{found['gpu_name']}, {', '.join(parts)}, {found['time_utc']}."
+
+
+def attention_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of attention forward, as Markdown."""
+    titles = list(document["peers"].values())
+    return [
+        f"### Attention forward on {document['environment']['gpu_name']}",
+        "",
+        "TFLOP/s of the tuned pick, fp16, 16k tokens, hidden size 2048, by head dim and sequence length; in brackets "
+        f"its speed over {titles[0]}, bold where it is slower. All in one interleaved run with a cold L2.",
+        "",
+        *attention_table(document),
+        "",
+        _place(document),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
+    "attention_forward": attention_section,
+}
+"""Benchmark -> its part of the README. A result file of any other benchmark is not reported there."""
+
+
+def results_text(root: Path) -> str:
+    """What stands between the markers, for all result files under a folder ``<gpu>/<benchmark>.json``."""
+    parts = [
+        "\n".join(section(json.loads(path.read_text(encoding="utf-8"))))
+        for benchmark, section in SECTIONS.items()
+        for path in sorted(root.glob(f"*/{benchmark}.json"))
+    ]
+    return "\n\n".join(parts) or NOTHING
+
+
+def replace_between_markers(text: str, inner: str) -> str:
+    """The text with what stands between its markers replaced.
+
+    Raises:
+        ValueError: it does not hold each marker once, in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise ValueError(f"the text must hold {BEGIN} and {END} once each, in this order")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{inner}\n{END}{after}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Rewrite or check."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--check", action="store_true", help="change nothing; 1 if out of date")
+    options = parser.parse_args(arguments)
+    text = options.readme.read_text(encoding="utf-8")
+    wanted = replace_between_markers(text, results_text(options.results))
+    if wanted == text:
+        return 0
+    if options.check:
+        print(f"{options.readme} is out of date: run python -m benchmarks.report")
+        return 1
+    write_atomic(options.readme, wanted)
+    print(f"rewrote {options.readme}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""Picks that come with the package: what a comparison has settled, cut to what a lookup needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from attention_autotuner.tuning.lookup import slug
+from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.shipped import write_shipped
+
+ENTRIES = 3  # of a record that is shipped
+
+
+def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
+    """A record with the pick, the default, and the fastest others up to ``count`` entries in all."""
+    timed = {
+        entry.candidate.name: entry.measurement.ratio_to_best
+        for entry in record.entries
+        if entry.measurement is not None
+    }
+    order = dict.fromkeys(
+        [record.pick, record.default, *sorted(timed, key=lambda name: timed[name])]
+    )
+    kept = [name for name in order if name in timed][: max(count, 2)]
+    used = {
+        entry.measurement.environment
+        for entry in record.entries
+        if entry.candidate.name in kept and entry.measurement is not None
+    }
+    return replace(
+        record,
+        entries=tuple(entry for entry in record.entries if entry.candidate.name in kept),
+        environments={name: each for name, each in record.environments.items() if name in used},
+    )
+
+
+def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
+    """Write records to a GPU's file, beside those of other problems that it holds already.
+
+    Args:
+        folder: of the shipped files.
+        gpu_name: the driver's name of the GPU.
+        records: replace those of the same problem and policy.
+
+    Returns:
+        The file.
+
+    Raises:
+        RecordError: the file that is there is damaged.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{slug(gpu_name)}.json"
+    kept = {}
+    if path.is_file():
+        for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            record = TuningRecord.from_json(document)
+            kept[record.problem, record.arch] = record
+    kept |= {(record.problem, record.arch): trimmed(record) for record in records}
+    return write_shipped(folder, gpu_name, kept.values())

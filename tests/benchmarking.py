@@ -1,0 +1,134 @@
+"""Stand-ins for compiler and GPU under the benchmarks: they build, check and time by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.outcome import Ok, Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.measure import Entry
+from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.racing import Race, Timing
+from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.records import RecordStore
+from benchmarks import class_search
+
+SHORT = Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
+LONG = replace(SHORT, seqlen_q=4096, seqlen_k=4096, causal=True)
+WIDE = replace(SHORT, dim_qk=128, dim_v=128)
+POLICY = H100()
+GPU = Environment(
+    gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0", nvcc="13.0.88"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeBuilt:
+    path: Path
+    report: CompilerReport
+
+
+@dataclass
+class FakePipeline:
+    """Builds, checks and times by rule; remembers what it was asked."""
+
+    environment: Environment = GPU
+    time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
+    build_outcome: Callable[[str], Outcome | None] = lambda name: None
+    report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")
+    verdict: Callable[[str], Outcome] = lambda name: Ok()
+    interrupt: bool = False
+    batches: list[list[str]] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
+    raced: list[tuple[Problem, list[str]]] = field(default_factory=list)
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        self.batches.append([kernel.name for kernel in kernels])
+        progress(len(kernels), len(kernels), "done")
+        return [
+            self.build_outcome(kernel.name)
+            or FakeBuilt(path=Path("/kernels", kernel.name), report=self.report(kernel.name))
+            for kernel in kernels
+        ]
+
+    def can_measure(self) -> bool:
+        return True
+
+    def verify(self, problem: Problem, built: Built) -> Outcome:
+        self.verified.append(built.path.name)
+        return self.verdict(built.path.name)
+
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
+        self.raced.append((problem, list(built)))
+        race = Race(list(built), keep=keep)
+        for _ in range(12):
+            race.add({name: self.time_us(problem, name) for name in race.running})
+        return race.results(), self.interrupt
+
+    def confirm(self, problem: Problem, **rest: Any) -> float | None:
+        raise AssertionError("a second process confirms, not the search")
+
+
+class FakeMeasurer:
+    """Times by rule; an entry whose time is an outcome fails with it."""
+
+    def __init__(self, time_us: Callable[[Problem, str], float | Outcome]) -> None:
+        self.interrupted = False
+        self.race: Race | None = None
+        self.time_us = time_us
+        self.met: list[list[str]] = []
+
+    def measure(
+        self,
+        problem: Problem,
+        entries: Sequence[Entry],
+        *,
+        budget_seconds: float,
+        keep: Collection[str] = (),
+    ) -> list[Timing]:
+        names = [entry.name for entry in entries]
+        self.met.append(names)
+        race = self.race = Race(names, keep=keep)
+        times = {}
+        for name in names:
+            time = self.time_us(problem, name)
+            if isinstance(time, Outcome):
+                race.fail(name, time)
+            else:
+                times[name] = time
+        for wobble in (1.0, 1.2, 0.9, 1.1, 1.0):  # of the clock: pairs do not see it
+            race.add({name: time * wobble for name, time in times.items()})
+        return race.results()
+
+
+def run_search(
+    problems: Sequence[Problem], pipeline: FakePipeline, records: RecordStore, top_k: int = 3
+) -> list[TuningRecord]:
+    """Tune without a GPU."""
+    return class_search.search(
+        problems, POLICY, pipeline, records, top_k=top_k, seconds=1.0, say=lambda line: None
+    )
+
+
+def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
+    """The pool of a problem's class when all three are tuned."""
+    pools = class_search.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
+    return pools[class_search.class_of(problem)]

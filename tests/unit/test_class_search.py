@@ -1,0 +1,108 @@
+"""Tuning a grid at once, with stand-ins for compiler and GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import dispatch, settings
+from attention_autotuner.codegen.outcome import BuildFailed, Ok, Wrong
+from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.errors import NoCandidateError
+from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipped import ShippedRecords
+from benchmarks import shipping
+from tests.benchmarking import (
+    GPU,
+    LONG,
+    POLICY,
+    SHORT,
+    WIDE,
+    FakePipeline,
+    candidates_of,
+    run_search,
+)
+
+
+def test_problems_of_a_class_share_one_pool_and_all_is_built_at_once(tmp_path: Path) -> None:
+    pipeline = FakePipeline()
+    run_search([SHORT, LONG, WIDE], pipeline, RecordStore(tmp_path))
+    (batch,) = pipeline.batches
+    assert len(batch) == len(set(batch))
+    assert batch == [one.name for problem in (SHORT, WIDE) for one in candidates_of(problem)]
+    assert sorted(pipeline.verified) == sorted(batch)  # each once, not once a problem
+    names = {problem: set(raced) for problem, raced in pipeline.raced}
+    assert names[SHORT] == names[LONG] != names[WIDE]
+    assert POLICY.default(SHORT).name in names[LONG]
+    firsts = [raced[0] for _, raced in pipeline.raced]
+    assert firsts == [POLICY.default(problem).name for problem in (SHORT, LONG, WIDE)]
+
+
+def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
+    pipeline = FakePipeline(time_us=lambda problem, name: 90.0 if name == best.name else 100.0)
+    (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "records"))
+    assert (record.candidate, record.confirmed) == (best, False)
+    assert record.default == POLICY.default(SHORT).name
+    assert {entry.outcome.kind for entry in record.entries} == {"ok"}
+    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    with settings.override(cache_dir=tmp_path, mode="cached"):
+        pick = dispatch.lookup(SHORT, POLICY)
+    assert (pick.layer, pick.candidate) == ("record", best)
+
+
+def test_a_gain_below_one_percent_keeps_the_default(tmp_path: Path) -> None:
+    best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
+    pipeline = FakePipeline(time_us=lambda problem, name: 99.5 if name == best.name else 100.0)
+    (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path))
+    assert (record.candidate, record.confirmed) == (POLICY.default(SHORT), True)
+
+
+def spilling(name: str) -> CompilerReport:
+    return replace(parse_ptxas(""), loop_spills=True, spill_store_bytes=4000)
+
+
+def test_failures_fall_out_with_their_reasons_and_a_spilling_default_stays(tmp_path: Path) -> None:
+    default, broken, wrong, *_ = candidates_of(SHORT)
+    assert default == POLICY.default(SHORT)
+    pipeline = FakePipeline(
+        build_outcome=lambda name: BuildFailed(reason="no") if name == broken.name else None,
+        verdict=lambda name: Wrong(reason="off") if name == wrong.name else Ok(),
+    )
+    (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "one"))
+    kinds = {entry.candidate: entry.outcome.kind for entry in record.entries}
+    assert (kinds[broken], kinds[wrong], kinds[default]) == ("build_failed", "wrong", "ok")
+    assert all(broken.name not in raced and wrong.name not in raced for _, raced in pipeline.raced)
+    (record,) = run_search([SHORT], FakePipeline(report=spilling), RecordStore(tmp_path / "two"))
+    kinds = {entry.candidate: entry.outcome.kind for entry in record.entries}
+    assert kinds.pop(default) == "ok"
+    assert set(kinds.values()) == {"spilled"}
+
+
+def test_a_class_without_a_usable_kernel_is_an_error(tmp_path: Path) -> None:
+    pipeline = FakePipeline(verdict=lambda name: Wrong(reason="off"))
+    with pytest.raises(NoCandidateError, match="off"):
+        run_search([SHORT], pipeline, RecordStore(tmp_path))
+
+
+def test_an_interrupted_race_ends_the_search_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_search([SHORT], FakePipeline(interrupt=True), RecordStore(tmp_path))
+
+
+def test_shipping_keeps_the_picks_of_other_problems(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "records")
+    first, second = run_search([SHORT, WIDE], FakePipeline(), store)
+    shipping.ship(tmp_path, "NVIDIA H100 80GB HBM3", [first])
+    path = shipping.ship(tmp_path, "NVIDIA H100 80GB HBM3", [second])
+    shipping.ship(tmp_path, "NVIDIA H100 80GB HBM3", [second])
+    assert len(json.loads(path.read_text())["records"]) == 2
+    for record in (first, second):
+        query = Query(problem=record.problem, arch=POLICY.name, environment=GPU)
+        assert isinstance(ShippedRecords(tmp_path).find(query), Hit)
