@@ -106,11 +106,14 @@ class DeviceMemory:
     """The first GPU's memory, through the CUDA driver.
 
     Raises:
-        ArtifactError: a call of the driver fails.
+        ArtifactError: there is no driver, or a call of it fails.
     """
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL(DRIVER_LIBRARY)
+        try:
+            self._cuda = ctypes.CDLL(DRIVER_LIBRARY)
+        except OSError as error:
+            raise ArtifactError(f"this machine has no CUDA driver: {error}") from error
         self._held: list[ctypes.c_uint64] = []
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuInit", 0)
