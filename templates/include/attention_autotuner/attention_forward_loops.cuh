@@ -24,7 +24,7 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
   constexpr int kQkSteps = T::kKSlice / 16;
   static_assert(T::kSlices > 1 || T::kStages == 1, "unsliced multi-stage kernels loop by tile");
 
-  int slot = 0, fetch_slot = 0;
+  int slot = T::kFirstSlot, fetch_slot = T::kFirstSlot;
   // Unsliced, the very first V tile is fetched with the first K tile: nothing else would hide its latency.
   auto fetched_early = [&](int key_tile, int event) {
     return T::kSlices == 1 && event == 1 && key_tile == w.tiles - 1;
@@ -99,12 +99,14 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
   int key_tile = w.tiles - 1;
 #pragma unroll
   for (int stage = 0; stage < kAhead; ++stage) {
-    w.copy_k(key_tile - stage, 0, stage);
+    int const slot = (T::kFirstSlot + stage) % T::kStages;
+    if (stage == 0 && T::kFirstEarly) continue;
+    w.copy_k(key_tile - stage, 0, slot);
     if (stage == 0) cute::cp_async_fence();  // the first product need not wait for V
-    w.copy_v(key_tile - stage, stage);
+    w.copy_v(key_tile - stage, slot);
     cute::cp_async_fence();
   }
-  for (int slot = 0; key_tile >= 0; --key_tile) {
+  for (int slot = T::kFirstSlot; key_tile >= 0; --key_tile) {
     bool const first = key_tile == w.tiles - 1;
     if (first) {
       cute::cp_async_wait<kAhead>();

@@ -130,7 +130,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   __device__ __forceinline__ void start_k(int key_tile, int slice, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
-    CopyK::copy(k_target + slot * T::TileK::kBytes, k_next + slice * T::kKSlice, params.k.stride_row,
+    CopyK::copy(k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice, params.k.stride_row,
                 params.seqlen_k - key_tile * T::kBlockN, params.dim_qk - slice * T::kKSlice);
   }
   __device__ __forceinline__ void start_v(int key_tile, int slot) {
@@ -140,7 +140,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   }
   __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
-      CopyK::copy_part(is_exact(key_tile), k_target + slot * T::TileK::kBytes, k_next + slice * T::kKSlice,
+      CopyK::copy_part(is_exact(key_tile), k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice,
                        params.k.stride_row, part, parts);
     }
     if (part == parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
@@ -160,7 +160,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     copy_v_part(true, key_tile, slot, 0, 1);
   }
   __device__ __forceinline__ uint32_t v_buffer(int slot) const {
-    return (kSameCopy ? k_target + (T::kVOffset - T::kKOffset) : v_target) + slot * T::TileV::kBytes;
+    return (kSameCopy ? k_target + (T::kVOffset - T::kKOffset) : v_target) + slot * T::kVSlotBytes;
   }
 
   // The kernels multiply by |scale|: a negative scale flips the signs of Q, a zero one clears it, both exactly. Rare,
@@ -181,12 +181,19 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   }
 
   // Brings Q to where the products want it: on its way to shared memory on return, or in registers with its shared
-  // memory free again.
+  // memory free again. Where kFirstEarly, the first K and V tiles are on their way too, a group each.
   __device__ __forceinline__ void take_q(TileCoordinates const& tile) {
     copy_q(tile);
+    if constexpr (T::kFirstEarly) {
+      cute::cp_async_fence();
+      copy_k(tiles - 1, 0, T::kFirstSlot);
+      cute::cp_async_fence();
+      copy_v(tiles - 1, T::kFirstSlot);
+      cute::cp_async_fence();
+    }
     apply_scale_sign();
     if constexpr (T::kQInRegisters) {
-      cute::cp_async_wait<0>();
+      cute::cp_async_wait<T::kFirstEarly ? 2 : 0>();
       __syncthreads();
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
@@ -205,7 +212,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // after each 16 columns.
   template <typename Between>
   __device__ __forceinline__ void multiply_qk(Scores& s, int slice, int slot, Between&& between) {
-    uint32_t const k_slot = k_address + slot * T::TileK::kBytes;
+    uint32_t const k_slot = k_address + slot * T::kKSlotBytes;
 #pragma unroll
     for (int step = 0; step < T::kKSlice / 16; ++step) {
       uint32_t a[T::kRowTiles][4];
@@ -253,7 +260,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   template <typename Between>
   __device__ __forceinline__ void multiply_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
                                               Between&& between) {
-    uint32_t const v_slot = v_address + slot * T::TileV::kBytes;
+    uint32_t const v_slot = v_address + slot * T::kVSlotBytes;
 #pragma unroll
     for (int j = 0; j < T::kColumnTiles; j += 2) {
       uint32_t b[4];

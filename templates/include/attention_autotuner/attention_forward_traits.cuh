@@ -56,17 +56,24 @@ struct ForwardTraits {
 
   // Sliced K has a ring of kStages slices and one V tile; otherwise K and V have kStages tiles each.
   static constexpr int kVStages = kSlices == 1 ? kStages : 1;
-  static constexpr int kVBytes = kVStages * TileV::kBytes;
-  static constexpr int kKBytes = kStages * TileK::kBytes;
   static constexpr int kPBytes = kPInRegisters ? 0 : TileP::kBytes;
   static constexpr int kStatisticsBytes = kPInRegisters ? 0 : kWarpsN * kBlockM * int(sizeof(float));
 
-  // [Q] [V stages] [K stages] [P] [row statistics]. Q in registers needs its place only until it is read, so K/V reuse
-  // it; O reuses everything at the end.
+  // [Q] [V K pairs, or V and the ring of K slices] [P] [row statistics]. Q in registers needs its place only until it
+  // is read, so K/V reuse it; O reuses everything at the end.
+  static constexpr bool kPaired = kSlices == 1;
+  static constexpr int kVSlotBytes = kPaired ? TileV::kBytes + TileK::kBytes : TileV::kBytes;
+  static constexpr int kKSlotBytes = kPaired ? kVSlotBytes : TileK::kBytes;
   static constexpr int kQOffset = 0;
   static constexpr int kVOffset = kQInRegisters ? 0 : TileQ::kBytes;
-  static constexpr int kKOffset = kVOffset + kVBytes;
-  static constexpr int kPOffset = kKOffset + kKBytes;
+  static constexpr int kKOffset = kVOffset + TileV::kBytes;
+  static constexpr int kKvBytes = kVStages * TileV::kBytes + kStages * TileK::kBytes;
+
+  // The first tile goes to the last buffers. Where Q on its way to registers leaves them alone, they fill meanwhile.
+  static constexpr int kFirstSlot = kQkAhead ? 0 : kStages - 1;
+  static constexpr bool kFirstEarly =
+      kQInRegisters && kPaired && !kQkAhead && TileQ::kBytes <= kFirstSlot * kVSlotBytes;
+  static constexpr int kPOffset = kVOffset + kKvBytes;
   static constexpr int kStatisticsOffset = kPOffset + kPBytes;
   static constexpr int kSmemBytes =
       maximum(maximum(kStatisticsOffset + kStatisticsBytes, TileO::kBytes), TileQ::kBytes);
