@@ -63,7 +63,8 @@ class LoadedKernel:
         path: the library's file.
         info: what it says of itself.
         launch_function: the raw C entry ``(params, workspace, stream, device) -> status``, for callers that count
-            microseconds; pass plain integers and hand a non-zero status to :meth:`raise_for_status`.
+            microseconds; pass integers or ready-made ctypes objects, and hand a non-zero status to
+            :meth:`raise_for_status`.
     """
 
     def __init__(self, path: Path, *, generation: int = 0) -> None:
@@ -89,9 +90,9 @@ class LoadedKernel:
         self._status_string = self._bind("status_string")
         self._workspace_bytes = self._bind("workspace_bytes")
         self._prepare = self._bind("prepare")
-        self.launch_function: Callable[[int, int | None, int | None, int], int] = self._bind(
-            "launch"
-        )
+        self.launch_function: Callable[
+            [int | ctypes.c_void_p, int | None, int | None, int | ctypes.c_int32], int
+        ] = self._bind("launch")
         self.info = self._read_info()
         self._prepared: set[int] = set()
         self._lock = threading.Lock()

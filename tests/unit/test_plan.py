@@ -219,6 +219,23 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
     assert not desk.asked
 
 
+def test_outputs_are_torchs_own_with_and_without_its_shortcut(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = make()
+    tensors[0] = tensors[0].transpose(1, 2).contiguous().transpose(1, 2)
+    quick = run(tensors)
+    with torch.inference_mode():
+        assert all(x.is_inference() for x in run(tensors))
+    plan._plans.clear()
+    monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
+    general = run(tensors)
+    for fast, slow in zip(quick, general, strict=True):
+        assert torch.equal(fast, slow)
+        assert (fast.stride(), fast.dtype, fast.device) == (slow.stride(), slow.dtype, slow.device)
+        assert torch._C._dispatch_keys(fast).raw_repr() == torch._C._dispatch_keys(slow).raw_repr()
+
+
 def test_rows_that_see_no_key(desk: Desk) -> None:
     o, lse = run(make(1, 2, 2, 6, 2), None, True)
     assert torch.equal(o[:, :, :4], torch.zeros(1, 2, 4, 24).half())
