@@ -17,6 +17,7 @@ from ..codegen.problem import MAX_DIM_QK, MAX_DIM_V
 from . import resources
 from .spec import ArchSpec
 
+MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
 MAX_STAGES = 4
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
@@ -54,9 +55,9 @@ def _class_v_range(c: Candidate) -> str | None:
 
 
 def _warps_range(c: Candidate) -> str | None:
-    if 1 <= c.warps_m * c.warps_n <= MAX_WARPS:
+    if MIN_WARPS <= c.warps_m * c.warps_n <= MAX_WARPS:
         return None
-    return f"warps_m * warps_n must be in 1..{MAX_WARPS}, got {c.warps_m} * {c.warps_n}"
+    return f"warps_m * warps_n must be in {MIN_WARPS}..{MAX_WARPS}, got {c.warps_m} * {c.warps_n}"
 
 
 def _row_barriers_available(c: Candidate) -> str | None:

@@ -68,7 +68,7 @@ class Preference:
     block_n: int
     warps_m: int
     num_stages: int
-    ctas_per_sm: int = 1
+    q_in_registers: bool = False
 
 
 # Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
@@ -80,8 +80,7 @@ DEFAULT_PREFERENCES: tuple[Preference, ...] = (
     Preference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=1),
     Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=2),
     Preference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=1),
-    Preference(up_to=256, block_m=128, block_n=64, warps_m=8, num_stages=2),
-    Preference(up_to=256, block_m=128, block_n=32, warps_m=8, num_stages=2),
+    Preference(up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=2, q_in_registers=True),
     Preference(up_to=256, block_m=64, block_n=64, warps_m=4, num_stages=1),
     Preference(up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=1),
     Preference(up_to=512, block_m=128, block_n=64, warps_m=8, num_stages=2),
@@ -163,7 +162,7 @@ class Policy:
                     k_slice=problem.class_qk,
                     v_slices=v_slices,
                     cta_order=cta_order,
-                    ctas_per_sm=row.ctas_per_sm,
+                    q_in_registers=row.q_in_registers,
                     copy_bytes=problem.alignment_bytes,
                 )
                 if legality.check(candidate, self.spec) is None:

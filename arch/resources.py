@@ -10,9 +10,7 @@ from ..codegen.candidate import Candidate
 from .spec import ArchSpec
 
 ELEMENT_BYTES = 2  # fp16 and bf16
-ROW_PADDING = (
-    8  # elements; keeps ldmatrix free of bank conflicts, see templates/include/.../tile_sm80.cuh
-)
+ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/tile_sm80.cuh
 REGISTER_ALLOCATION_UNIT = (
     8  # registers per thread are granted in steps of this (CUDA occupancy calculator)
 )
@@ -23,9 +21,11 @@ REGISTERS_BESIDE_FRAGMENTS_MIN = 40
 REGISTERS_BESIDE_FRAGMENTS_TYPICAL = 80
 
 
-def tile_bytes(rows: int, columns: int) -> int:
-    """Bytes of one padded shared-memory tile."""
-    return rows * (columns + ROW_PADDING) * ELEMENT_BYTES
+def padded_rows(candidate: Candidate) -> bool:
+    """Whether shared-memory rows are padded, not permuted: where two row tiles of a wide output fill the registers."""
+    row_tiles = candidate.block_m // candidate.warps_m // 16
+    column_tiles = value_columns(candidate) // candidate.warps_n // 8
+    return row_tiles >= 2 and column_tiles >= 14
 
 
 def value_columns(candidate: Candidate) -> int:
@@ -41,6 +41,11 @@ def k_slices(candidate: Candidate) -> int:
 def smem_bytes(candidate: Candidate) -> int:
     """Dynamic shared memory of one CTA, bytes."""
     c = candidate
+    padding = ROW_PADDING if padded_rows(c) else 0
+
+    def tile_bytes(rows: int, columns: int) -> int:
+        return rows * (columns + padding) * ELEMENT_BYTES
+
     q = tile_bytes(c.block_m, c.class_qk)
     k = c.num_stages * tile_bytes(c.block_n, c.k_slice)
     v_stages = c.num_stages if k_slices(c) == 1 else 1

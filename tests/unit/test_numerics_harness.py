@@ -246,10 +246,12 @@ def test_the_workshop_builds_what_the_collected_tests_need_at_once(
     monkeypatch.setattr(workshop, "probe", lambda: gpu)
     monkeypatch.setattr(workshop, "build", build)
     monkeypatch.setattr(workshop, "find_toolchain", lambda in_force: None)
-    dims = {"good": 64, "failing": 80, "large": 256}
+    dims = {"good": (64, 64), "failing": (80, 80), "large": (256, 512)}
     parameters = {
-        name: Case(problem=Problem(dim_qk=dim, dim_v=dim), policy="H200" if name == "large" else "")
-        for name, dim in dims.items()
+        name: Case(
+            problem=Problem(dim_qk=dim_qk, dim_v=dim_v), policy="H200" if name == "large" else ""
+        )
+        for name, (dim_qk, dim_v) in dims.items()
     }
     items: Any = [
         SimpleNamespace(

@@ -35,9 +35,9 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   using Place::warp_n;
   using Element = typename T::Element;
   using Scores = float[T::kRowTiles][T::kKeyTiles][4];
-  using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes>;
-  using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes>;
-  using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes>;
+  using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes, T::kPadded>;
   static constexpr int kQSteps = T::kClassQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
@@ -199,7 +199,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int step = 0; step < kQSteps; ++step) {
-          load_matrix_x4(q_registers[i][step], q_address + T::TileQ::offset(16 * i, 16 * step));
+          load_matrix_x4(q_registers[i][step], T::TileQ::advance(q_address, 16 * i, 16 * step));
         }
       }
       __syncthreads();
@@ -222,13 +222,13 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 #pragma unroll
           for (int r = 0; r < 4; ++r) a[i][r] = q_registers[i][slice * (T::kKSlice / 16) + step][r];
         } else {
-          load_matrix_x4(a[i], q_address + T::TileQ::offset(16 * i, slice * T::kKSlice + 16 * step));
+          load_matrix_x4(a[i], T::TileQ::advance(q_address, 16 * i, slice * T::kKSlice + 16 * step));
         }
       }
 #pragma unroll
       for (int j = 0; j < T::kKeyTiles; j += 2) {
         uint32_t b[4];
-        load_matrix_x4(b, k_slot + T::TileK::offset(8 * j, 16 * step));
+        load_matrix_x4(b, T::TileK::advance(k_slot, 8 * j, 16 * step));
 #pragma unroll
         for (int i = 0; i < T::kRowTiles; ++i) {
           if (slice == 0 && step == 0) {
@@ -256,6 +256,17 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
   }
 
+  // Where this lane reads V `rows` and `columns` beyond its warp's first.
+  __device__ __forceinline__ uint32_t v_operand(uint32_t v_slot, int rows, int columns) const {
+    if constexpr (T::kPInRegisters || T::TileV::reaches(8 * T::kColumnTiles)) {
+      return T::TileV::advance(v_slot, rows, columns);
+    } else {
+      LaneRow const a = lane_row_a(lane());
+      return v_slot + T::TileV::offset(rows + a.row, warp_n() * 8 * T::kColumnTiles + columns + a.column) -
+             T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
+    }
+  }
+
   // o += P V for 16 keys; `between(j)` is other work to interleave.
   template <typename Between>
   __device__ __forceinline__ void multiply_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
@@ -264,7 +275,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 #pragma unroll
     for (int j = 0; j < T::kColumnTiles; j += 2) {
       uint32_t b[4];
-      load_matrix_x4_transposed(b, v_slot + T::TileV::offset(16 * key_step, 8 * j));
+      load_matrix_x4_transposed(b, v_operand(v_slot, 16 * key_step, 8 * j));
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
         mma_m16n8k16<Element>(o[i][j], p[i], b[0], b[1]);
@@ -338,7 +349,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
         uint32_t p[T::kRowTiles][4];
 #pragma unroll
         for (int i = 0; i < T::kRowTiles; ++i)
-          load_matrix_x4(p[i], p_address + T::TileP::offset(16 * i, 16 * key_step));
+          load_matrix_x4(p[i], T::TileP::advance(p_address, 16 * i, 16 * key_step));
         multiply_pv(p, key_step, v_slot, [&](int j) {
           if (j == 0) between(key_step);
         });

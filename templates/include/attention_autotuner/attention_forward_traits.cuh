@@ -26,7 +26,7 @@ struct ForwardTraits {
 
   static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
   static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
-  static_assert(kWarpsM * kWarpsN <= 16, "warps_range");
+  static_assert(kWarpsM * kWarpsN >= 2 && kWarpsM * kWarpsN <= 16, "warps_range");
   static_assert(kWarpsN == 1 || kWarpsM <= 15, "row_barriers_available");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "block_m_divides_among_warps");
   static_assert(kBlockN % (16 * kWarpsN) == 0, "block_n_divides_among_warps");
@@ -48,11 +48,13 @@ struct ForwardTraits {
   static_assert(kSlices == 1 || kStages >= 2, "sliced_k_needs_two_stages");
   static_assert(Config::kCopyBytes == 16 || Config::kCopyBytes == 2, "copy_bytes_known");
 
-  using TileQ = SmemTile<kBlockM, kClassQK>;
-  using TileK = SmemTile<kBlockN, kKSlice>;
-  using TileV = SmemTile<kBlockN, kValueColumns>;
-  using TileP = SmemTile<kBlockM, kBlockN>;
-  using TileO = SmemTile<kBlockM, kValueColumns>;
+  // Two row tiles of a wide output fill the registers of a thread: see tile_sm80.cuh.
+  static constexpr bool kPadded = kRowTiles >= 2 && kColumnTiles >= 14;
+  using TileQ = SmemTile<kBlockM, kClassQK, kPadded>;
+  using TileK = SmemTile<kBlockN, kKSlice, kPadded>;
+  using TileV = SmemTile<kBlockN, kValueColumns, kPadded>;
+  using TileP = SmemTile<kBlockM, kBlockN, kPadded>;
+  using TileO = SmemTile<kBlockM, kValueColumns, kPadded>;
 
   // Sliced K has a ring of kStages slices and one V tile; otherwise K and V have kStages tiles each.
   static constexpr int kVStages = kSlices == 1 ? kStages : 1;

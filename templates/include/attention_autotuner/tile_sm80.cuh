@@ -1,8 +1,10 @@
 // Shared-memory tiles of the sm80 family and the copies that fill them from strided global rows.
 //
-// A tile is row-major with eight elements (16 bytes) of padding a row. Tile widths are multiples of 16 elements, so a
-// padded row is an odd number of 16-byte units and the eight rows that one ldmatrix phase touches fall into eight
-// different bank groups: conflict-free for every head dim, with addresses that are a base plus constants.
+// A tile is row-major, its 16-byte chunks permuted within each row: chunk c of row r stands at c ^ key(r), such that
+// the eight rows that one ldmatrix phase touches fall into eight different bank groups, for every width that is a
+// multiple of 16 elements. Both chunks of a 32-byte sector stay in one sector: cp.async moves sectors, and a layout
+// that splits them makes it read half of them twice. The other layout, rows padded by one chunk, does split them; its
+// addresses are a base plus constants, and kernels that are short of registers gain more by that than the reads cost.
 //
 // Called by: attention_forward_sm80.cuh.
 #pragma once
@@ -16,17 +18,31 @@ namespace attention_autotuner {
 inline constexpr int kChunk = 8;         // elements of one 16-byte access
 inline constexpr int kElementBytes = 2;  // fp16 and bf16
 
-template <int Rows, int Columns>
+template <int Rows, int Columns, bool Padded>
 struct SmemTile {
-  static_assert(Columns % 16 == 0, "tile width must be a multiple of 16 elements");
-  static constexpr int kStride = Columns + kChunk;  // elements
-  static constexpr int kBytes = Rows * kStride * kElementBytes;
-  using Layout =
-      cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<Columns>>, cute::Stride<cute::Int<kStride>, cute::Int<1>>>;
+  static_assert(Rows % 16 == 0 && Columns % 16 == 0, "tiles are multiples of 16 by 16 elements");
+  static constexpr int kRowChunks = Columns / kChunk + Padded;
+  static constexpr int kBytes = Rows * kRowChunks * kChunk * kElementBytes;
+  // Rows of 8 chunks start at one bank group, of 4 at two, of 2 (or 6, ...) at four: the key makes up for the rest.
+  static constexpr int kKeyShift = kRowChunks % 8 == 0 ? 0 : kRowChunks % 4 == 0 ? 1 : 2;
+  static constexpr int kKeyMask = Padded ? 0 : 7 >> kKeyShift;
+  using Layout = cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<kRowChunks>>,
+                              cute::Stride<cute::Int<kRowChunks>, cute::Int<1>>>;
 
   // Byte offset of an element from the tile's start.
   __device__ __forceinline__ static constexpr int offset(int row, int column) {
-    return Layout{}(row, column) * kElementBytes;
+    int const chunk = (column / kChunk) ^ ((row >> kKeyShift) & kKeyMask);
+    return (Layout{}(row, chunk) * kChunk + column % kChunk) * kElementBytes;
+  }
+
+  // Whether columns from `first` on are reached by advance(): its chunk must have no bits in the key.
+  static constexpr bool reaches(int first) { return (first / kChunk & kKeyMask) == 0; }
+
+  // The address `rows` (a multiple of 8) and `columns` (a multiple of 8) further than `address`, which is that of a
+  // chunk 0 or 1 after a column that reaches(). Tiles start at multiples of 128 bytes.
+  __device__ __forceinline__ static constexpr uint32_t advance(uint32_t address, int rows, int columns) {
+    int const chunk = columns / kChunk, low = chunk & kKeyMask;
+    return (address ^ uint32_t(low * 16)) + uint32_t((rows * kRowChunks + chunk - low) * 16);
   }
 };
 
@@ -91,16 +107,16 @@ __device__ __forceinline__ void copy_chunk_if(bool wanted, uint32_t destination,
 // How the threads of a CTA share the copy of one tile: neighbouring threads take neighbouring chunks of a row, up to a
 // 128-byte line. Data arrives asynchronously with 16-byte copies (close the group with cp_async_fence), and at once
 // with 2-byte copies; either way a barrier must follow before other threads read it.
-template <int Rows, int Columns, int Threads, int CopyBytes>
+template <int Rows, int Columns, int Threads, int CopyBytes, bool Padded>
 struct TileCopy {
-  using Tile = SmemTile<Rows, Columns>;
+  using Tile = SmemTile<Rows, Columns, Padded>;
   static constexpr int kChunks = Columns / kChunk;
   static constexpr int kDivisor = largest_power_of_two_divisor(kChunks);
   static constexpr int kThreadsPerRow = kDivisor < 8 ? kDivisor : 8;
   static constexpr int kSteps = kChunks / kThreadsPerRow;
   static constexpr int kRowsPerPass = Threads / kThreadsPerRow;
   static constexpr int kPasses = (Rows + kRowsPerPass - 1) / kRowsPerPass;
-  static_assert(Threads % kThreadsPerRow == 0, "threads must divide into rows");
+  static_assert(Threads % (8 * kThreadsPerRow) == 0, "a pass must be a multiple of 8 rows");
 
   // The first chunk of a thread.
   __device__ __forceinline__ static int row(int thread) { return thread / kThreadsPerRow; }
@@ -122,7 +138,7 @@ struct TileCopy {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
           int const column = step * kThreadsPerRow * kChunk;
-          copy_chunk<CopyBytes>(target + Tile::offset(first, column), pointer + column,
+          copy_chunk<CopyBytes>(Tile::advance(target, first, column), pointer + column,
                                 first < rows_left && column < columns_left);
         }
       }
@@ -141,7 +157,7 @@ struct TileCopy {
     for (int unit = part * kUnits / parts; unit < (part + 1) * kUnits / parts; ++unit) {
       int const first = unit / kSteps * kRowsPerPass, column = unit % kSteps * kThreadsPerRow * kChunk;
       bool const mine = first + kRowsPerPass <= Rows || row(thread_index()) + first < Rows;
-      copy_chunk_if(wanted && mine, target + Tile::offset(first, column), pointer + first * stride_row + column);
+      copy_chunk_if(wanted && mine, Tile::advance(target, first, column), pointer + first * stride_row + column);
     }
   }
 };
