@@ -20,6 +20,8 @@ from .spec import ArchSpec
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
 MAX_STAGES = 4
+MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go through shared memory
+MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
 
 
@@ -164,13 +166,13 @@ def _launch_bound_matters(c: Candidate, spec: ArchSpec) -> str | None:
 
 
 def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
-    if c.warps_n == 1 or resources.value_columns(c) >= 192:
+    if c.warps_n == 1 or resources.value_columns(c) >= MIN_SHARED_P_COLUMNS:
         return None
     return f"P goes through shared memory only for 192 or more value columns, got {resources.value_columns(c)}"
 
 
 def _slices_only_for_wide_heads(c: Candidate) -> str | None:
-    if c.v_slices > 1 and resources.value_columns(c) < 128:
+    if c.v_slices > 1 and resources.value_columns(c) < MIN_SLICE_COLUMNS:
         return f"value slices narrower than 128 columns repeat Q K^T too often, got {resources.value_columns(c)}"
     if c.k_slice < c.class_qk and c.class_qk < 128:
         return f"K is sliced only from class_qk 128 on, got {c.class_qk}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..codegen.candidate import Candidate, CtaOrder, Family
 from ..codegen.identity import digest16
@@ -89,6 +89,19 @@ DEFAULT_PREFERENCES: tuple[Preference, ...] = (
 )
 
 
+def _candidate(problem: Problem, **knobs: Any) -> Candidate:
+    """A candidate of the problem's kind and padded classes."""
+    return Candidate(
+        op=problem.op,
+        direction=problem.direction,
+        dtype=problem.dtype,
+        class_qk=problem.class_qk,
+        class_v=problem.class_v,
+        copy_bytes=problem.alignment_bytes,
+        **knobs,
+    )
+
+
 class Policy:
     """What one GPU architecture offers for a problem.
 
@@ -148,13 +161,9 @@ class Policy:
             if problem.class_v > row.up_to or problem.class_qk > row.up_to:
                 continue
             for v_slices in self.space.v_slices:
-                candidate = Candidate(
+                candidate = _candidate(
+                    problem,
                     family="sm80",
-                    op=problem.op,
-                    direction=problem.direction,
-                    dtype=problem.dtype,
-                    class_qk=problem.class_qk,
-                    class_v=problem.class_v,
                     block_m=row.block_m,
                     block_n=row.block_n,
                     warps_m=row.warps_m,
@@ -163,7 +172,6 @@ class Policy:
                     v_slices=v_slices,
                     cta_order=cta_order,
                     q_in_registers=row.q_in_registers,
-                    copy_bytes=problem.alignment_bytes,
                 )
                 if legality.check(candidate, self.spec) is None:
                     return candidate
@@ -174,8 +182,14 @@ class Policy:
     def _sm80(self, problem: Problem, family: Family) -> list[Candidate | Rejection]:
         space = self.space
         k_slices = [s or problem.class_qk for s in space.k_slice if s < problem.class_qk]
-        v_slices = [s for s in space.v_slices if s == 1 or problem.class_v // s >= 128]
-        warps_n = [w for w in space.warps_n if w == 1 or problem.class_v >= 192]
+        v_slices = [
+            s
+            for s in space.v_slices
+            if s == 1 or problem.class_v // s >= legality.MIN_SLICE_COLUMNS
+        ]
+        warps_n = [
+            w for w in space.warps_n if w == 1 or problem.class_v >= legality.MIN_SHARED_P_COLUMNS
+        ]
         found: list[Candidate | Rejection] = []
         for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
             space.tiles,
@@ -189,13 +203,9 @@ class Policy:
             for q_in_registers, qk_ahead in product((False, True), repeat=2):
                 if qk_ahead and (stages != 2 or k != problem.class_qk or n > 1):
                     continue  # not a point of the space: see qk_ahead_needs_two_whole_stages
-                base = Candidate(
+                base = _candidate(
+                    problem,
                     family=family,
-                    op=problem.op,
-                    direction=problem.direction,
-                    dtype=problem.dtype,
-                    class_qk=problem.class_qk,
-                    class_v=problem.class_v,
                     block_m=block_m,
                     block_n=block_n,
                     warps_m=warps_m,
@@ -206,7 +216,6 @@ class Policy:
                     k_slice=k,
                     v_slices=v,
                     ctas_per_sm=ctas,
-                    copy_bytes=problem.alignment_bytes,
                 )
                 rejection = legality.check(base, self.spec)
                 if rejection is not None:
