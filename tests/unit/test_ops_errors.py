@@ -120,8 +120,15 @@ def test_last_stride() -> None:
 
 def test_sparse_and_nested() -> None:
     sparse = torch.zeros(GOOD["q"], dtype=torch.float16).to_sparse()
-    with pytest.raises((UnsupportedProblemError, NotImplementedError), match=r"strided|Sparse"):
+    with pytest.raises(
+        UnsupportedProblemError, match=r"q must be a dense strided tensor, got torch.sparse_coo"
+    ):
         call(q=sparse)
+    nested = torch.nested.nested_tensor([torch.zeros(4, 16, 64, dtype=torch.float16)] * 2)
+    with pytest.raises(
+        UnsupportedProblemError, match="k must be a dense strided tensor, got nested"
+    ):
+        call(k=nested)
 
 
 @pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, -1e300])

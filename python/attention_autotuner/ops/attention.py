@@ -160,6 +160,7 @@ def _through_dispatcher(
             x.device.type in SUPPORTED_DEVICES,
             f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
         )
+        checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
     policy = "" if device_type is None else _policy_name(device_type)

@@ -67,6 +67,18 @@ def check_scale(softmax_scale: float) -> None:
         raise UnsupportedProblemError(f"softmax_scale must be finite in fp32, got {softmax_scale}")
 
 
+def check_layout(name: str, x: torch.Tensor) -> None:
+    """Check that a tensor's values lie in strided memory.
+
+    Raises:
+        UnsupportedProblemError: it is sparse, nested or of another layout.
+    """
+    fail_unless(
+        x.layout == torch.strided and not x.is_nested,
+        f"{name} must be a dense strided tensor, got {'nested' if x.is_nested else x.layout}",
+    )
+
+
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
 
@@ -75,10 +87,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
-        fail_unless(
-            x.layout == torch.strided and not x.is_nested,
-            f"{name} must be a dense strided tensor, got {'nested' if x.is_nested else x.layout}",
-        )
+        check_layout(name, x)
         fail_unless(
             x.dim() == 4,
             f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}",
