@@ -57,71 +57,71 @@ def _class_v_range(c: Candidate) -> str | None:
 
 
 def _warps_range(c: Candidate) -> str | None:
-    if MIN_WARPS <= c.warps_m * c.warps_n <= MAX_WARPS:
+    if MIN_WARPS <= c.forward.warps_m * c.forward.warps_n <= MAX_WARPS:
         return None
-    return f"warps_m * warps_n must be in {MIN_WARPS}..{MAX_WARPS}, got {c.warps_m} * {c.warps_n}"
+    return f"warps_m * warps_n must be in {MIN_WARPS}..{MAX_WARPS}, got {c.forward.warps_m} * {c.forward.warps_n}"
 
 
 def _row_barriers_available(c: Candidate) -> str | None:
-    if c.warps_n == 1 or c.warps_m <= MAX_ROW_BARRIERS:
+    if c.forward.warps_n == 1 or c.forward.warps_m <= MAX_ROW_BARRIERS:
         return None
-    return f"warps_m must be at most {MAX_ROW_BARRIERS} with warps_n > 1, got {c.warps_m}"
+    return f"warps_m must be at most {MAX_ROW_BARRIERS} with warps_n > 1, got {c.forward.warps_m}"
 
 
 def _block_m_divides_among_warps(c: Candidate) -> str | None:
-    if c.block_m % (16 * c.warps_m) == 0:
+    if c.forward.block_m % (16 * c.forward.warps_m) == 0:
         return None
-    return f"block_m must be a multiple of 16 * warps_m, got {c.block_m} for {c.warps_m} warps"
+    return f"block_m must be a multiple of 16 * warps_m, got {c.forward.block_m} for {c.forward.warps_m} warps"
 
 
 def _block_n_divides_among_warps(c: Candidate) -> str | None:
-    if c.block_n % (16 * c.warps_n) == 0:
+    if c.forward.block_n % (16 * c.forward.warps_n) == 0:
         return None
-    return f"block_n must be a multiple of 16 * warps_n, got {c.block_n} for {c.warps_n} warps"
+    return f"block_n must be a multiple of 16 * warps_n, got {c.forward.block_n} for {c.forward.warps_n} warps"
 
 
 def _v_slices_divide_class_v(c: Candidate) -> str | None:
-    if c.class_v % c.v_slices == 0:
+    if c.class_v % c.forward.v_slices == 0:
         return None
-    return f"v_slices must divide class_v, got {c.v_slices} and {c.class_v}"
+    return f"v_slices must divide class_v, got {c.forward.v_slices} and {c.class_v}"
 
 
 def _value_columns_divide_among_warps(c: Candidate) -> str | None:
-    if resources.value_columns(c) % (16 * c.warps_n) == 0:
+    if resources.value_columns(c) % (16 * c.forward.warps_n) == 0:
         return None
     return (
         f"class_v / v_slices must be a multiple of 16 * warps_n, got {resources.value_columns(c)} "
-        f"for {c.warps_n} warps"
+        f"for {c.forward.warps_n} warps"
     )
 
 
 def _k_slice_divides_class_qk(c: Candidate) -> str | None:
-    if c.k_slice % 16 == 0 and c.class_qk % c.k_slice == 0:
+    if c.forward.k_slice % 16 == 0 and c.class_qk % c.forward.k_slice == 0:
         return None
-    return (
-        f"k_slice must be a multiple of 16 that divides class_qk, got {c.k_slice} and {c.class_qk}"
-    )
+    return f"k_slice must be a multiple of 16 that divides class_qk, got {c.forward.k_slice} and {c.class_qk}"
 
 
 def _num_stages_range(c: Candidate) -> str | None:
-    if 1 <= c.num_stages <= MAX_STAGES:
+    if 1 <= c.forward.num_stages <= MAX_STAGES:
         return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {c.num_stages}"
+    return f"num_stages must be in 1..{MAX_STAGES}, got {c.forward.num_stages}"
 
 
 def _qk_ahead_needs_two_whole_stages(c: Candidate) -> str | None:
-    if not c.qk_ahead or (c.num_stages == 2 and c.k_slice == c.class_qk and c.warps_n == 1):
+    if not c.forward.qk_ahead or (
+        c.forward.num_stages == 2 and c.forward.k_slice == c.class_qk and c.forward.warps_n == 1
+    ):
         return None
     return (
         "qk_ahead needs num_stages == 2, unsliced K and warps_n == 1, got "
-        f"num_stages {c.num_stages}, k_slice {c.k_slice} of {c.class_qk}, warps_n {c.warps_n}"
+        f"num_stages {c.forward.num_stages}, k_slice {c.forward.k_slice} of {c.class_qk}, warps_n {c.forward.warps_n}"
     )
 
 
 def _sliced_k_needs_two_stages(c: Candidate) -> str | None:
-    if c.k_slice == c.class_qk or c.num_stages >= 2:
+    if c.forward.k_slice == c.class_qk or c.forward.num_stages >= 2:
         return None
-    return f"sliced K needs num_stages >= 2, got {c.num_stages}"
+    return f"sliced K needs num_stages >= 2, got {c.forward.num_stages}"
 
 
 def _copy_bytes_known(c: Candidate) -> str | None:
@@ -136,15 +136,15 @@ def _smem_fits_block(c: Candidate, spec: ArchSpec) -> str | None:
 
 
 def _ctas_fit_sm(c: Candidate, spec: ArchSpec) -> str | None:
-    needed = c.ctas_per_sm * (resources.smem_bytes(c) + spec.smem_reserved_per_block_bytes)
+    needed = c.forward.ctas_per_sm * (resources.smem_bytes(c) + spec.smem_reserved_per_block_bytes)
     if needed > spec.smem_per_sm_bytes:
         return (
-            f"{c.ctas_per_sm} CTAs need {needed} bytes of shared memory, an SM of {spec.name} has "
+            f"{c.forward.ctas_per_sm} CTAs need {needed} bytes of shared memory, an SM of {spec.name} has "
             f"{spec.smem_per_sm_bytes}"
         )
-    threads = c.ctas_per_sm * c.num_threads
+    threads = c.forward.ctas_per_sm * c.forward.num_threads
     if threads > spec.max_threads_per_sm:
-        return f"{c.ctas_per_sm} CTAs have {threads} threads, {spec.name} holds {spec.max_threads_per_sm}"
+        return f"{c.forward.ctas_per_sm} CTAs have {threads} threads, {spec.name} holds {spec.max_threads_per_sm}"
     return None
 
 
@@ -153,34 +153,37 @@ def _registers_fit(c: Candidate, spec: ArchSpec) -> str | None:
     cap = resources.register_cap(c, spec)
     if needed <= cap:
         return None
-    return f"needs about {needed} registers a thread, {c.ctas_per_sm} CTAs of {c.num_threads} threads leave {cap}"
+    ctas, threads = c.forward.ctas_per_sm, c.forward.num_threads
+    return f"needs about {needed} registers a thread, {ctas} CTAs of {threads} threads leave {cap}"
 
 
 def _launch_bound_matters(c: Candidate, spec: ArchSpec) -> str | None:
-    if c.ctas_per_sm == 1:
+    ctas = c.forward.ctas_per_sm
+    if ctas == 1:
         return None
     cap = resources.register_cap(c, spec)
-    if cap < resources.register_cap(replace(c, ctas_per_sm=c.ctas_per_sm - 1), spec):
+    fewer = replace(c, knobs=replace(c.forward, ctas_per_sm=ctas - 1))
+    if cap < resources.register_cap(fewer, spec):
         return None
-    return f"{c.ctas_per_sm} CTAs leave as many registers a thread ({cap}) as {c.ctas_per_sm - 1}: the same kernel"
+    return f"{ctas} CTAs leave as many registers a thread ({cap}) as {ctas - 1}: the same kernel"
 
 
 def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
-    if c.warps_n == 1 or resources.value_columns(c) >= MIN_SHARED_P_COLUMNS:
+    if c.forward.warps_n == 1 or resources.value_columns(c) >= MIN_SHARED_P_COLUMNS:
         return None
     return f"P goes through shared memory only for 192 or more value columns, got {resources.value_columns(c)}"
 
 
 def _slices_only_for_wide_heads(c: Candidate) -> str | None:
-    if c.v_slices > 1 and resources.value_columns(c) < MIN_SLICE_COLUMNS:
+    if c.forward.v_slices > 1 and resources.value_columns(c) < MIN_SLICE_COLUMNS:
         return f"value slices narrower than 128 columns repeat Q K^T too often, got {resources.value_columns(c)}"
-    if c.k_slice < c.class_qk and c.class_qk < 128:
+    if c.forward.k_slice < c.class_qk and c.class_qk < 128:
         return f"K is sliced only from class_qk 128 on, got {c.class_qk}"
     return None
 
 
 def _rows_per_warp_known(c: Candidate) -> str | None:
-    rows = c.block_m // c.warps_m
+    rows = c.forward.block_m // c.forward.warps_m
     return None if rows in (16, 32) else f"a warp owns 16 or 32 rows, got {rows}"
 
 

@@ -5,12 +5,13 @@ One of them needs no tuning: the default.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from ..codegen.candidate import Candidate, CtaOrder, Family
+from ..codegen.candidate import Candidate, Family
 from ..codegen.identity import digest16
+from ..codegen.knobs import CtaOrder, ForwardKnobs, Knobs
 from ..codegen.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
 from . import legality
@@ -89,16 +90,17 @@ DEFAULT_PREFERENCES: tuple[Preference, ...] = (
 )
 
 
-def _candidate(problem: Problem, **knobs: Any) -> Candidate:
+def _candidate(problem: Problem, family: Family, knobs: Knobs) -> Candidate:
     """A candidate of the problem's kind and padded classes."""
     return Candidate(
+        family=family,
         op=problem.op,
         direction=problem.direction,
         dtype=problem.dtype,
         class_qk=problem.class_qk,
         class_v=problem.class_v,
         copy_bytes=problem.alignment_bytes,
-        **knobs,
+        knobs=knobs,
     )
 
 
@@ -161,9 +163,7 @@ class Policy:
             if problem.class_v > row.up_to or problem.class_qk > row.up_to:
                 continue
             for v_slices in self.space.v_slices:
-                candidate = _candidate(
-                    problem,
-                    family="sm80",
+                knobs = ForwardKnobs(
                     block_m=row.block_m,
                     block_n=row.block_n,
                     warps_m=row.warps_m,
@@ -173,6 +173,7 @@ class Policy:
                     cta_order=cta_order,
                     q_in_registers=row.q_in_registers,
                 )
+                candidate = _candidate(problem, "sm80", knobs)
                 if legality.check(candidate, self.spec) is None:
                     return candidate
         for candidate in self.legal(problem):
@@ -203,9 +204,7 @@ class Policy:
             for q_in_registers, qk_ahead in product((False, True), repeat=2):
                 if qk_ahead and (stages != 2 or k != problem.class_qk or n > 1):
                     continue  # not a point of the space: see qk_ahead_needs_two_whole_stages
-                base = _candidate(
-                    problem,
-                    family=family,
+                knobs = ForwardKnobs(
                     block_m=block_m,
                     block_n=block_n,
                     warps_m=warps_m,
@@ -217,6 +216,7 @@ class Policy:
                     v_slices=v,
                     ctas_per_sm=ctas,
                 )
+                base = _candidate(problem, family, knobs)
                 rejection = legality.check(base, self.spec)
                 if rejection is not None:
                     found.append(rejection)
@@ -225,8 +225,8 @@ class Policy:
         return found
 
     def _schedules(self, base: Candidate) -> list[Candidate]:
-        config = base.config
+        knobs = base.forward
         return [
-            Candidate.from_config(config | {"persistent": persistent, "cta_order": order})
+            replace(base, knobs=replace(knobs, persistent=persistent, cta_order=order))
             for persistent, order in self.space.schedules
         ]

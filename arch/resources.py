@@ -23,19 +23,19 @@ REGISTERS_BESIDE_FRAGMENTS_TYPICAL = 80
 
 def padded_rows(candidate: Candidate) -> bool:
     """Whether shared-memory rows are padded, not permuted: where two row tiles of a wide output fill the registers."""
-    row_tiles = candidate.block_m // candidate.warps_m // 16
-    column_tiles = value_columns(candidate) // candidate.warps_n // 8
+    row_tiles = candidate.forward.block_m // candidate.forward.warps_m // 16
+    column_tiles = value_columns(candidate) // candidate.forward.warps_n // 8
     return row_tiles >= 2 and column_tiles >= 14
 
 
 def value_columns(candidate: Candidate) -> int:
     """Output columns that one CTA computes."""
-    return candidate.class_v // candidate.v_slices
+    return candidate.class_v // candidate.forward.v_slices
 
 
 def k_slices(candidate: Candidate) -> int:
     """Slices that K's columns arrive in."""
-    return candidate.class_qk // candidate.k_slice
+    return candidate.class_qk // candidate.forward.k_slice
 
 
 def smem_bytes(candidate: Candidate) -> int:
@@ -46,32 +46,34 @@ def smem_bytes(candidate: Candidate) -> int:
     def tile_bytes(rows: int, columns: int) -> int:
         return rows * (columns + padding) * ELEMENT_BYTES
 
-    q = tile_bytes(c.block_m, c.class_qk)
-    k = c.num_stages * tile_bytes(c.block_n, c.k_slice)
-    v_stages = c.num_stages if k_slices(c) == 1 else 1
-    v = v_stages * tile_bytes(c.block_n, value_columns(c))
+    q = tile_bytes(c.forward.block_m, c.class_qk)
+    k = c.forward.num_stages * tile_bytes(c.forward.block_n, c.forward.k_slice)
+    v_stages = c.forward.num_stages if k_slices(c) == 1 else 1
+    v = v_stages * tile_bytes(c.forward.block_n, value_columns(c))
     p = statistics = 0
-    if c.warps_n > 1:
-        p = tile_bytes(c.block_m, c.block_n)
-        statistics = 4 * c.warps_n * c.block_m
-    main = (0 if c.q_in_registers else q) + v + k + p + statistics
-    return max(main, q, tile_bytes(c.block_m, value_columns(c)))
+    if c.forward.warps_n > 1:
+        p = tile_bytes(c.forward.block_m, c.forward.block_n)
+        statistics = 4 * c.forward.warps_n * c.forward.block_m
+    main = (0 if c.forward.q_in_registers else q) + v + k + p + statistics
+    return max(main, q, tile_bytes(c.forward.block_m, value_columns(c)))
 
 
 def fragment_registers(candidate: Candidate) -> int:
     """Registers a thread needs for the O, S and Q fragments that live through the main loop."""
     c = candidate
-    row_tiles = c.block_m // c.warps_m // 16
-    o = row_tiles * (value_columns(c) // c.warps_n // 8) * 4
-    s = row_tiles * (c.block_n // c.warps_n // 8) * 4
-    q = row_tiles * (c.class_qk // 16) * 4 if c.q_in_registers else 0
-    ahead = s * 3 // 4 if c.qk_ahead else 0  # the next scores grow while these shrink to packed P
+    row_tiles = c.forward.block_m // c.forward.warps_m // 16
+    o = row_tiles * (value_columns(c) // c.forward.warps_n // 8) * 4
+    s = row_tiles * (c.forward.block_n // c.forward.warps_n // 8) * 4
+    q = row_tiles * (c.class_qk // 16) * 4 if c.forward.q_in_registers else 0
+    ahead = (
+        s * 3 // 4 if c.forward.qk_ahead else 0
+    )  # the next scores grow while these shrink to packed P
     return o + s + q + ahead
 
 
 def register_cap(candidate: Candidate, spec: ArchSpec) -> int:
     """Registers a thread may use under the candidate's launch bound."""
-    fair = spec.registers_per_sm // (candidate.num_threads * candidate.ctas_per_sm)
+    fair = spec.registers_per_sm // (candidate.forward.num_threads * candidate.forward.ctas_per_sm)
     return min(
         spec.max_registers_per_thread, fair // REGISTER_ALLOCATION_UNIT * REGISTER_ALLOCATION_UNIT
     )

@@ -249,7 +249,7 @@ def _record(
         problem=problem.bucketed(),
         measured_problem=problem,
         arch=policy.name,
-        space_schema=space_schema(),
+        space_schema=space_schema(problem.op, problem.direction),
         space_digest=space_digest(policy.legal(problem)),
         pick=pick.candidate.name,
         default=default.name,

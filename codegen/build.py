@@ -16,9 +16,11 @@ from pathlib import Path
 
 from ..errors import ToolchainError
 from .artifact import Artifact, BuildTarget, artifact_digest
+from .candidate import Candidate
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
+from .knobs import ForwardKnobs
 from .outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from .project import Project, configure
 from .render import RenderedKernel, kernel_digest
@@ -98,6 +100,11 @@ def _inspect(
         return report
 
 
+def _persistent(candidate: Candidate) -> bool:
+    """Whether the kernels loop over tiles around their main loop."""
+    return isinstance(candidate.knobs, ForwardKnobs) and candidate.knobs.persistent
+
+
 def _classify(
     batch: _Batch, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
 ) -> Outcome:
@@ -160,7 +167,7 @@ def _finish(
             compiled.log,
             library,
             batch.disassembler,
-            persistent=kernel.candidate.persistent,
+            persistent=_persistent(kernel.candidate),
         ),
         kernel_digest=kernel_digest(kernel),
         target=batch.target,

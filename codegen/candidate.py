@@ -9,13 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from .knobs import (
+    KNOBS,
+    BackwardKnobs,
+    ForwardKnobs,
+    Knobs,
+    knobs_from_config,
+    knobs_to_config,
+)
 from .problem import Direction, DType, Op
 
 Family = Literal["sm80"]
-CtaOrder = Literal["rows_first", "heads_first"]
 
 FAMILIES: tuple[str, ...] = ("sm80",)
-CTA_ORDERS: tuple[str, ...] = ("rows_first", "heads_first")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,21 +32,11 @@ class Candidate:
         family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer.
         op, direction, dtype: as in :class:`~.problem.Problem`.
         class_qk, class_v: padded head dims that the kernel is compiled for, elements.
-        block_m: query rows of one CTA tile.
-        block_n: key rows of one step of the main loop.
-        warps_m: warps along the query rows; each owns ``block_m / warps_m`` rows.
-        warps_n: warps along keys (first product) and value columns (second product). 1 keeps P in registers; more
-            pass P through shared memory.
-        num_stages: shared-memory stages of the K/V pipeline.
-        q_in_registers: Q fragments are loaded once into registers and Q's shared memory is reused for K/V.
-        qk_ahead: the next tile's Q K^T is issued before this tile's softmax, so the two can overlap.
-        k_slice: columns of K loaded per step of the first product; equal to ``class_qk`` when K is not sliced.
-        v_slices: number of CTAs that share one row block, each computing ``class_v / v_slices`` output columns.
-        persistent: one CTA per resident slot loops over tiles, instead of one CTA per tile.
-        cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
-            heads for one row block, the longest causal row blocks first.
-        ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
+        knobs: of the operation and direction, see :mod:`.knobs`.
+
+    Raises:
+        TypeError: the knobs are another operation's.
     """
 
     family: Family
@@ -49,24 +45,42 @@ class Candidate:
     dtype: DType
     class_qk: int
     class_v: int
-    block_m: int
-    block_n: int
-    warps_m: int
-    warps_n: int = 1
-    num_stages: int
-    q_in_registers: bool = False
-    qk_ahead: bool = False
-    k_slice: int
-    v_slices: int = 1
-    persistent: bool = False
-    cta_order: CtaOrder = "rows_first"
-    ctas_per_sm: int = 1
     copy_bytes: Literal[2, 16] = 16
+    knobs: Knobs
+
+    def __post_init__(self) -> None:
+        wanted = KNOBS[self.op, self.direction]
+        if type(self.knobs) is not wanted:
+            raise TypeError(
+                f"{self.op} {self.direction} takes {wanted.__name__}, got {type(self.knobs).__name__}"
+            )
 
     @property
-    def num_threads(self) -> int:
-        """Threads of one CTA."""
-        return 32 * self.warps_m * self.warps_n
+    def forward(self) -> ForwardKnobs:
+        """The knobs of a forward candidate.
+
+        Raises:
+            TypeError: it is of another direction.
+        """
+        if not isinstance(self.knobs, ForwardKnobs):
+            raise TypeError(f"{self.name} has no forward knobs")
+        return self.knobs
+
+    @property
+    def backward(self) -> BackwardKnobs:
+        """The knobs of a backward candidate.
+
+        Raises:
+            TypeError: it is of another direction.
+        """
+        if not isinstance(self.knobs, BackwardKnobs):
+            raise TypeError(f"{self.name} has no backward knobs")
+        return self.knobs
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return self.knobs.deterministic
 
     @property
     def name(self) -> str:
@@ -77,30 +91,26 @@ class Candidate:
             self.family,
             self.dtype,
             f"d{self.class_qk}x{self.class_v}",
-            f"m{self.block_m}n{self.block_n}",
-            f"w{self.warps_m}x{self.warps_n}",
-            f"s{self.num_stages}",
-            f"k{self.k_slice}",
-            f"v{self.v_slices}",
-            "qreg" if self.q_in_registers else "qsmem",
-            "ahead" if self.qk_ahead else "inorder",
-            "persistent" if self.persistent else "grid",
-            "rows" if self.cta_order == "rows_first" else "heads",
-            f"b{self.ctas_per_sm}",
+            self.knobs.label,
             f"c{self.copy_bytes}",
         ]
         return "_".join(parts)
 
     @property
     def config(self) -> dict[str, Any]:
-        """All fields by name, in declaration order, as JSON-ready values."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """All fields by name, in declaration order, as JSON-ready values; the knobs are nested."""
+        config = {field.name: getattr(self, field.name) for field in fields(self)}
+        return config | {"knobs": knobs_to_config(self.knobs)}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Candidate:
         """Rebuild a candidate from :attr:`config`.
 
         Raises:
-            TypeError: a field is unknown or missing.
+            TypeError: a field is unknown or missing, or the operation has no knobs.
         """
-        return cls(**config)
+        missing = {field.name for field in fields(cls)} - config.keys()
+        if missing:
+            raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")
+        knobs = knobs_from_config(config["op"], config["direction"], config["knobs"])
+        return cls(**{**config, "knobs": knobs})

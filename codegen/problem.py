@@ -12,12 +12,12 @@ from typing import Literal
 from ..errors import UnsupportedProblemError
 
 Op = Literal["attention"]
-Direction = Literal["forward"]
+Direction = Literal["forward", "backward"]
 DType = Literal["fp16", "bf16"]
 CausalAlignment = Literal["bottom_right", "top_left"]
 
 OPS: tuple[str, ...] = ("attention",)
-DIRECTIONS: tuple[str, ...] = ("forward",)
+DIRECTIONS: tuple[str, ...] = ("forward", "backward")
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
 
@@ -63,6 +63,8 @@ class Problem:
         causal: whether row i is kept from keys beyond its diagonal.
         causal_alignment: ``bottom_right``: row i sees keys j <= i + seqlen_k - seqlen_q; ``top_left``: j <= i.
         alignment_bytes: 16 when all pointers and strides allow 16-byte accesses, else 2.
+        deterministic: only kernels whose results agree bit for bit between runs may serve. A matter of ``backward``:
+            every forward kernel is so, and a forward problem does not say it.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -81,6 +83,7 @@ class Problem:
     causal: bool = False
     causal_alignment: CausalAlignment = "bottom_right"
     alignment_bytes: Literal[2, 16] = 16
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         _require(self.op in OPS, f"op must be one of {OPS}, got {self.op!r}")
@@ -112,6 +115,10 @@ class Problem:
             self.alignment_bytes in (2, 16),
             f"alignment_bytes must be 2 or 16, got {self.alignment_bytes}",
         )
+        _require(
+            not self.deterministic or self.direction == "backward",
+            "deterministic is for backward problems: every forward kernel is, got deterministic=True",
+        )
 
     @property
     def class_qk(self) -> int:
@@ -130,17 +137,31 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations by the field's convention: 2 b h sq sk (dqk + dv), halved when causal."""
+        """Floating-point operations by the field's convention, halved when causal.
+
+        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice.
+        """
         full = 2 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
-        full *= self.dim_qk + self.dim_v
+        if self.direction == "forward":
+            full *= self.dim_qk + self.dim_v
+        else:
+            full *= 3 * self.dim_qk + 2 * self.dim_v
         return full // 2 if self.causal else full
 
     @property
     def bytes_moved(self) -> int:
-        """Fewest bytes through device memory: q, k, v read once and o written once."""
+        """Fewest bytes through device memory, each tensor read or written once.
+
+        Forward: q, k, v and o. Backward: q, k, v, o, the gradient of o and those of q, k, v, and the LSE in fp32.
+        """
         rows_q = self.batch * self.heads_q * self.seqlen_q
         rows_k = self.batch * self.heads_kv * self.seqlen_k
-        return 2 * (rows_q + rows_k) * (self.dim_qk + self.dim_v)
+        if self.direction == "forward":
+            return 2 * (rows_q + rows_k) * (self.dim_qk + self.dim_v)
+        both = 2 * (
+            self.dim_qk + self.dim_v
+        )  # elements of a row of q and dq, o and do; of k and dk, v and dv
+        return 2 * (rows_q + rows_k) * both + 4 * rows_q
 
     def bucketed(self) -> Problem:
         """The same problem with sequence lengths rounded up to their record buckets."""
@@ -159,4 +180,5 @@ class Problem:
         if self.causal:
             mask = " causal" if self.causal_alignment == "bottom_right" else " causal-top-left"
         narrow = " narrow" if self.alignment_bytes == 2 else ""
+        narrow += " deterministic" if self.deterministic else ""
         return f"{self.op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

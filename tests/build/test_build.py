@@ -16,6 +16,7 @@ from attention_autotuner.codegen import build as build_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.render import RenderedKernel, abi_version, render
@@ -32,11 +33,13 @@ CANDIDATE = Candidate(
     dtype="fp16",
     class_qk=64,
     class_v=64,
-    block_m=64,
-    block_n=64,
-    warps_m=4,
-    num_stages=2,
-    k_slice=64,
+    knobs=ForwardKnobs(
+        block_m=64,
+        block_n=64,
+        warps_m=4,
+        num_stages=2,
+        k_slice=64,
+    ),
 )
 # A main loop around mma.sync that keeps a value in local memory.
 SPILLING = """
@@ -221,8 +224,8 @@ def test_the_library_loads_and_describes_itself_without_a_gpu(batch: Batch) -> N
     assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
     assert info.name == CANDIDATE.name.encode()
     assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
-    assert (info.block_m, info.block_n) == (CANDIDATE.block_m, CANDIDATE.block_n)
-    assert info.num_threads == CANDIDATE.num_threads
+    assert (info.block_m, info.block_n) == (CANDIDATE.forward.block_m, CANDIDATE.forward.block_n)
+    assert info.num_threads == CANDIDATE.forward.num_threads
     assert info.copy_bytes == CANDIDATE.copy_bytes
 
 

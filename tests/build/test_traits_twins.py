@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attention_autotuner.arch import legality, resolve, resources
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
+from tests.candidates import forward
 
 pytestmark = pytest.mark.build
 
@@ -22,29 +23,31 @@ LEGAL = Candidate(
     dtype="fp16",
     class_qk=128,
     class_v=256,
-    block_m=64,
-    block_n=64,
-    warps_m=4,
-    num_stages=2,
-    k_slice=128,
+    knobs=ForwardKnobs(
+        block_m=64,
+        block_n=64,
+        warps_m=4,
+        num_stages=2,
+        k_slice=128,
+    ),
 )
 # One candidate a rule, which breaks that rule; some break others on the way.
 ILLEGAL = {
-    "class_qk_range": replace(LEGAL, class_qk=272, k_slice=272),
-    "class_v_range": replace(LEGAL, class_v=528),
-    "warps_range": replace(LEGAL, warps_m=20, block_m=320),
-    "row_barriers_available": replace(LEGAL, warps_m=16, warps_n=2, block_m=256),
-    "block_m_divides_among_warps": replace(LEGAL, block_m=80),
-    "block_n_divides_among_warps": replace(LEGAL, block_n=40),
-    "v_slices_divide_class_v": replace(LEGAL, v_slices=3),
-    "value_columns_divide_among_warps": replace(LEGAL, class_v=240, warps_n=2),
-    "k_slice_divides_class_qk": replace(LEGAL, k_slice=48),
-    "num_stages_range": replace(LEGAL, num_stages=5),
-    "qk_ahead_needs_two_whole_stages": replace(LEGAL, qk_ahead=True, num_stages=1),
-    "sliced_k_needs_two_stages": replace(LEGAL, k_slice=64, num_stages=1),
-    "copy_bytes_known": replace(LEGAL, copy_bytes=4),  # type: ignore[arg-type]  # what the rule is for
+    "class_qk_range": forward(LEGAL, class_qk=272, k_slice=272),
+    "class_v_range": forward(LEGAL, class_v=528),
+    "warps_range": forward(LEGAL, warps_m=20, block_m=320),
+    "row_barriers_available": forward(LEGAL, warps_m=16, warps_n=2, block_m=256),
+    "block_m_divides_among_warps": forward(LEGAL, block_m=80),
+    "block_n_divides_among_warps": forward(LEGAL, block_n=40),
+    "v_slices_divide_class_v": forward(LEGAL, v_slices=3),
+    "value_columns_divide_among_warps": forward(LEGAL, class_v=240, warps_n=2),
+    "k_slice_divides_class_qk": forward(LEGAL, k_slice=48),
+    "num_stages_range": forward(LEGAL, num_stages=5),
+    "qk_ahead_needs_two_whole_stages": forward(LEGAL, qk_ahead=True, num_stages=1),
+    "sliced_k_needs_two_stages": forward(LEGAL, k_slice=64, num_stages=1),
+    "copy_bytes_known": forward(LEGAL, copy_bytes=4),  # what the rule is for
 }
-TOO_LARGE = replace(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)
+TOO_LARGE = forward(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)
 
 
 def configs(candidates: list[Candidate], statement: str) -> str:
@@ -107,4 +110,4 @@ def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
     counted = [int(line) for line in printed.stdout.split()]
     assert counted == [resources.smem_bytes(candidate) for candidate in candidates]
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
-        assert len({getattr(candidate, knob) for candidate in candidates}) > 1, knob
+        assert len({getattr(candidate.forward, knob) for candidate in candidates}) > 1, knob

@@ -28,6 +28,7 @@ from attention_autotuner.arch.probe import DRIVER_LIBRARY
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
@@ -43,15 +44,15 @@ LSE_TOLERANCE = 1e-3
 
 
 def _candidate(dims: tuple[int, int], tile: tuple[int, int], warps: int, **knobs: Any) -> Candidate:
-    config: dict[str, Any] = {"dtype": "fp16", "num_stages": 1, "k_slice": dims[0]} | knobs
+    dtype, copy_bytes = knobs.pop("dtype", "fp16"), knobs.pop("copy_bytes", 16)
+    config: dict[str, Any] = {"num_stages": 1, "k_slice": dims[0]} | knobs
     return Candidate(
         family="sm80",
+        dtype=dtype,
         class_qk=dims[0],
         class_v=dims[1],
-        block_m=tile[0],
-        block_n=tile[1],
-        warps_m=warps,
-        **config,
+        copy_bytes=copy_bytes,
+        knobs=ForwardKnobs(block_m=tile[0], block_n=tile[1], warps_m=warps, **config),
     )
 
 
@@ -195,7 +196,7 @@ def calls_of(one: Candidate) -> list[Call]:
         )
         for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale in (
             *SHAPES,
-            *([MANY] if one.persistent else []),
+            *([MANY] if one.forward.persistent else []),
         )
     ]
 

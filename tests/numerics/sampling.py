@@ -15,7 +15,7 @@ from .cases import Case
 SAMPLE = 24
 KNOBS = (
     "block_m", "block_n", "warps_m", "warps_n", "num_stages", "q_in_registers", "qk_ahead",
-    "v_slices", "persistent", "cta_order", "ctas_per_sm", "copy_bytes", "dtype",
+    "v_slices", "persistent", "cta_order", "ctas_per_sm",
 )  # fmt: skip
 PROBLEMS = (
     Problem(dim_qk=64, dim_v=64),
@@ -111,6 +111,7 @@ def cases_of(one: Candidate) -> list[Case]:
 
 def _values(one: Candidate) -> set[tuple[str, object]]:
     """What a candidate shows of the knobs; slicing counts as such, as the slices' widths follow the head dim."""
-    shown: set[tuple[str, object]] = {(knob, getattr(one, knob)) for knob in KNOBS}
-    shown.add(("k_sliced", one.k_slice < one.class_qk))
+    shown: set[tuple[str, object]] = {(knob, getattr(one.forward, knob)) for knob in KNOBS}
+    shown |= {(field, getattr(one, field)) for field in ("copy_bytes", "dtype")}
+    shown.add(("k_sliced", one.forward.k_slice < one.class_qk))
     return shown

@@ -3,50 +3,119 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import pytest
 
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
 
 CANDIDATE = Candidate(
     family="sm80",
     dtype="bf16",
     class_qk=192,
     class_v=512,
-    block_m=128,
-    block_n=64,
-    warps_m=4,
-    warps_n=2,
-    num_stages=2,
-    k_slice=64,
-    v_slices=4,
-    persistent=True,
-    cta_order="heads_first",
+    knobs=ForwardKnobs(
+        block_m=128,
+        block_n=64,
+        warps_m=4,
+        warps_n=2,
+        num_stages=2,
+        k_slice=64,
+        v_slices=4,
+        persistent=True,
+        cta_order="heads_first",
+    ),
 )
 
 
-def test_config_survives_json() -> None:
-    config = json.loads(json.dumps(CANDIDATE.config))
-    assert Candidate.from_config(config) == CANDIDATE
+ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
+KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
+FUSED = Candidate(
+    family="sm80",
+    direction="backward",
+    dtype="fp16",
+    class_qk=256,
+    class_v=512,
+    knobs=BackwardKnobs(plan="fused", keys=KEYS),
+)
+PAIR = replace(FUSED, knobs=BackwardKnobs(plan="pair", keys=KEYS, dq=ROWS))
+SPLIT = replace(
+    FUSED, knobs=BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=replace(ROWS, slices=4))
+)
+ALL = [CANDIDATE, FUSED, PAIR, SPLIT]
+
+
+@pytest.mark.parametrize("candidate", ALL)
+def test_config_survives_json(candidate: Candidate) -> None:
+    config = json.loads(json.dumps(candidate.config))
+    assert Candidate.from_config(config) == candidate
 
 
 def test_config_with_unknown_or_missing_fields_is_refused() -> None:
     with pytest.raises(TypeError, match="block_q"):
         Candidate.from_config({**CANDIDATE.config, "block_q": 1})
+    with pytest.raises(TypeError, match="knobs"):
+        Candidate.from_config({k: v for k, v in CANDIDATE.config.items() if k != "knobs"})
+    knobs = CANDIDATE.config["knobs"]
+    with pytest.raises(TypeError, match="block_q"):
+        Candidate.from_config(CANDIDATE.config | {"knobs": knobs | {"block_q": 1}})
+    del knobs["block_m"]
     with pytest.raises(TypeError, match="block_m"):
-        Candidate.from_config({k: v for k, v in CANDIDATE.config.items() if k != "block_m"})
+        Candidate.from_config(CANDIDATE.config | {"knobs": knobs})
+    with pytest.raises(TypeError, match="no knobs are known for conv forward"):
+        Candidate.from_config(CANDIDATE.config | {"op": "conv"})
+
+
+def test_knobs_are_those_of_the_direction() -> None:
+    assert CANDIDATE.forward.block_n == 64
+    assert PAIR.backward.keys == KEYS
+    with pytest.raises(TypeError, match="no backward knobs"):
+        _ = CANDIDATE.backward
+    with pytest.raises(TypeError, match="no forward knobs"):
+        _ = PAIR.forward
+    with pytest.raises(TypeError, match="attention backward takes BackwardKnobs, got ForwardKnobs"):
+        replace(PAIR, knobs=CANDIDATE.knobs)
+
+
+@pytest.mark.parametrize(
+    ("plan", "passes"),
+    [
+        ("fused", {}),
+        ("fused", {"keys": KEYS, "dq": ROWS}),
+        ("pair", {"keys": KEYS}),
+        ("split", {"dq": ROWS, "dk": ROWS}),
+        ("other", {"keys": KEYS}),
+    ],
+)
+def test_a_plan_takes_its_own_passes(plan: Any, passes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=plan):
+        BackwardKnobs(plan=plan, **passes)
+
+
+def test_passes_run_in_a_fixed_order() -> None:
+    assert list(PAIR.backward.passes) == ["keys", "dq"]
+    assert list(SPLIT.backward.passes) == ["dq", "dk", "dv"]
+
+
+def test_only_atomic_sums_are_not_deterministic() -> None:
+    assert [one.deterministic for one in ALL] == [True, False, True, True]
 
 
 def test_num_threads() -> None:
-    assert CANDIDATE.num_threads == 256
+    assert CANDIDATE.knobs.num_threads == 256
+    assert KEYS.num_threads == 256
+    assert replace(ROWS, column_warps=2).num_threads == 512
+    assert replace(PAIR.backward, dq=replace(ROWS, warps=16)).num_threads == 512
 
 
-def test_names_are_identifiers_that_fit_a_file_system() -> None:
-    assert re.fullmatch(r"[A-Za-z_]\w*", CANDIDATE.name)
-    assert len(CANDIDATE.name) < 180
+@pytest.mark.parametrize("candidate", ALL)
+def test_names_are_identifiers_that_fit_a_file_system(candidate: Candidate) -> None:
+    assert re.fullmatch(r"[A-Za-z_]\w*", candidate.name)
+    assert len(candidate.name) < 180
 
 
 def test_frozen_and_hashable() -> None:
     with pytest.raises(FrozenInstanceError):
-        CANDIDATE.block_m = 64  # type: ignore[misc]
+        CANDIDATE.forward.block_m = 64  # type: ignore[misc]
     assert {CANDIDATE: 1}[replace(CANDIDATE)] == 1

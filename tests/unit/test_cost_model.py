@@ -26,6 +26,7 @@ from attention_autotuner.tuning.coefficients import (
 from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
 from attention_autotuner.tuning.exhaustive import correlation
 from attention_autotuner.tuning.schedule import makespan, row_tiles
+from tests.candidates import forward
 
 SPEC = H100().spec
 
@@ -37,21 +38,6 @@ class FakeReport:
     spill_load_bytes: int = 0
     static_smem_bytes: int = 0
     loop_spills: bool | None = None
-
-
-def candidate(**changes: object) -> Candidate:
-    config = {
-        "family": "sm80",
-        "dtype": "fp16",
-        "class_qk": 128,
-        "class_v": 128,
-        "block_m": 128,
-        "block_n": 64,
-        "warps_m": 4,
-        "num_stages": 2,
-        "k_slice": 128,
-    }
-    return Candidate.from_config(config | changes)
 
 
 # --- the recorded searches ------------------------------------------------------------------------
@@ -139,7 +125,7 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
         causal=causal,
     )
     block_m, block_n, warps = H200_TILES[dim]
-    one = candidate(
+    one = forward(
         class_qk=dim,
         class_v=dim,
         k_slice=dim,
@@ -162,7 +148,7 @@ def predicted_us(problem: Problem, candidate: Candidate, fit: Coefficients) -> f
 def simulated_samples(truth: Coefficients) -> list[Sample]:
     problem = Problem(seqlen_q=2048, seqlen_k=2048, causal=True)
     candidates = [
-        candidate(block_m=m, block_n=n, warps_m=w, num_stages=s, ctas_per_sm=c)
+        forward(block_m=m, block_n=n, warps_m=w, num_stages=s, ctas_per_sm=c)
         for m, n, w, s, c in itertools.product((64, 128), (32, 64, 128), (4,), (1, 2), (1, 2))
     ]
     return [
@@ -274,14 +260,14 @@ def test_row_tiles_follow_the_mask() -> None:
 
 def test_a_candidate_that_fits_no_sm_takes_forever() -> None:
     usage = Usage(registers=128, smem_bytes=SPEC.smem_per_block_bytes + 1)
-    found = predict(Problem(), candidate(), SPEC, usage)
+    found = predict(Problem(), forward(), SPEC, usage)
     assert found.us == inf
     assert found.limiter == "residency"
     assert found.occupancy == 0
 
 
 def test_terms_have_units_and_the_limiter_is_the_largest() -> None:
-    found = estimate(Problem(), candidate(), SPEC)
+    found = estimate(Problem(), forward(), SPEC)
     assert all(name.endswith("_us") and value >= 0.0 for name, value in found.terms.items())
     assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
     assert found.us >= max(found.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm"))
@@ -289,7 +275,7 @@ def test_terms_have_units_and_the_limiter_is_the_largest() -> None:
 
 def test_no_prediction_beats_the_tensor_cores_or_the_memory() -> None:
     for problem in (Problem(), Problem(seqlen_q=1, batch=64), Problem(causal=True, seqlen_k=8192)):
-        found = estimate(problem, candidate(), SPEC)
+        found = estimate(problem, forward(), SPEC)
         assert found.us >= found.terms["hbm_us"]
         assert found.us >= found.terms["tensor_us"]
         rate = SPEC.mma_flops_per_clk_per_sm * SPEC.num_sms * SPEC.sm_clock_mhz
@@ -299,7 +285,7 @@ def test_no_prediction_beats_the_tensor_cores_or_the_memory() -> None:
 
 def test_time_grows_with_the_work() -> None:
     times = [
-        estimate(Problem(seqlen_q=n, seqlen_k=n, causal=True), candidate(), SPEC).us
+        estimate(Problem(seqlen_q=n, seqlen_k=n, causal=True), forward(), SPEC).us
         for n in (512, 1024, 2048, 4096, 8192)
     ]
     assert times == sorted(times)
@@ -307,16 +293,16 @@ def test_time_grows_with_the_work() -> None:
 
 
 def test_causal_costs_about_half_on_long_sequences() -> None:
-    full = estimate(Problem(seqlen_q=8192, seqlen_k=8192), candidate(), SPEC).us
-    ordered = candidate(cta_order="heads_first")
+    full = estimate(Problem(seqlen_q=8192, seqlen_k=8192), forward(), SPEC).us
+    ordered = forward(cta_order="heads_first")
     half = estimate(Problem(seqlen_q=8192, seqlen_k=8192, causal=True), ordered, SPEC).us
     assert 0.45 <= half / full <= 0.6
 
 
 def test_sixteen_rows_a_warp_are_bound_by_shared_memory_and_thirty_two_are_not() -> None:
     spec = A100().spec
-    thin = estimate(Problem(), candidate(block_m=64, warps_m=4), spec)
-    thick = estimate(Problem(), candidate(block_m=128, warps_m=4), spec)
+    thin = estimate(Problem(), forward(block_m=64, warps_m=4), spec)
+    thick = estimate(Problem(), forward(block_m=128, warps_m=4), spec)
     assert thin.limiter == "smem"
     assert thick.limiter == "tensor"
     assert thick.us < thin.us
@@ -325,61 +311,61 @@ def test_sixteen_rows_a_warp_are_bound_by_shared_memory_and_thirty_two_are_not()
 def test_a_lone_wave_prefers_smaller_tiles() -> None:
     # 1 batch, 4 heads, 1024 rows: 32 CTAs of 128 rows leave three quarters of the SMs idle.
     problem = Problem(batch=1, heads_q=4, heads_kv=4, seqlen_q=1024, seqlen_k=1024)
-    large = estimate(problem, candidate(block_m=128), SPEC)
-    small = estimate(problem, candidate(block_m=64), SPEC)
+    large = estimate(problem, forward(block_m=128), SPEC)
+    small = estimate(problem, forward(block_m=64), SPEC)
     assert small.us < large.us
     assert large.waves < 1.0
 
 
 def test_an_order_that_starts_with_long_tiles_balances_causal_work_better() -> None:
     problem = Problem(batch=1, heads_q=16, heads_kv=16, causal=True)
-    rows = estimate(problem, candidate(cta_order="rows_first"), SPEC)
-    heads = estimate(problem, candidate(cta_order="heads_first"), SPEC)
+    rows = estimate(problem, forward(cta_order="rows_first"), SPEC)
+    heads = estimate(problem, forward(cta_order="heads_first"), SPEC)
     assert heads.terms["imbalance_us"] < rows.terms["imbalance_us"]
 
 
 def test_narrow_copies_cost_instructions() -> None:
     problem = Problem(alignment_bytes=2)
-    wide = estimate(problem, candidate(), SPEC)
-    narrow = estimate(problem, candidate(copy_bytes=2), SPEC)
+    wide = estimate(problem, forward(), SPEC)
+    narrow = estimate(problem, forward(copy_bytes=2), SPEC)
     assert narrow.terms["issue_us"] > 1.2 * wide.terms["issue_us"]
 
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
-    one = candidate()
+    one = forward()
     report = FakeReport(registers=resources.registers_per_thread(one, SPEC))
     assert refine(Problem(), one, SPEC, report) == estimate(Problem(), one, SPEC)
 
 
 def test_registers_of_the_report_decide_occupancy() -> None:
-    one = candidate(num_stages=1)
+    one = forward(num_stages=1)
     few = refine(Problem(), one, SPEC, FakeReport(registers=128))
     many = refine(Problem(), one, SPEC, FakeReport(registers=255))
     assert few.occupancy > many.occupancy
 
 
 def test_spills_cost_time_and_less_so_outside_loops() -> None:
-    clean = refine(Problem(), candidate(), SPEC, FakeReport())
+    clean = refine(Problem(), forward(), SPEC, FakeReport())
     spills = {"spill_store_bytes": 200, "spill_load_bytes": 200}
-    outside = refine(Problem(), candidate(), SPEC, FakeReport(**spills, loop_spills=False))
-    inside = refine(Problem(), candidate(), SPEC, FakeReport(**spills, loop_spills=True))
+    outside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=False))
+    inside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=True))
     assert clean.us < outside.us < inside.us
     assert outside.us < 1.02 * clean.us
 
 
 def test_static_shared_memory_counts() -> None:
-    found = refine(Problem(), candidate(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
+    found = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
     assert found.us == inf
 
 
 def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
     # Without a mask the order of CTAs changes nothing, so these two tie.
-    twins = [candidate(cta_order=order) for order in ("rows_first", "heads_first")]
+    twins = [forward(cta_order=order) for order in ("rows_first", "heads_first")]
     problem = Problem(batch=1, heads_q=2, heads_kv=2)
-    ranked = rank(problem, [*reversed(twins), candidate(block_m=64)], SPEC)
+    ranked = rank(problem, [*reversed(twins), forward(block_m=64)], SPEC)
     times = [found.us for _, found in ranked]
     assert times == sorted(times)
-    names = [one.name for one, _ in ranked if one.block_m == 128]
+    names = [one.name for one, _ in ranked if one.forward.block_m == 128]
     assert names == sorted(names)
 
 

@@ -35,8 +35,8 @@ def test_the_sample_is_fixed_spread_and_holds_the_models_first() -> None:
     assert {one for one, _ in RANKED[0][:FIRST]} <= set(chosen)
     assert {one for one, _ in shortlist(RANKED[0], DEFAULTS[0], FIRST)} <= set(chosen)
     for knob in ("block_m", "block_n", "num_threads", "num_stages"):
-        offered = {getattr(one, knob) for one, _ in RANKED[0]}
-        assert {getattr(one, knob) for one in chosen} == offered
+        offered = {getattr(one.forward, knob) for one, _ in RANKED[0]}
+        assert {getattr(one.forward, knob) for one in chosen} == offered
 
 
 def test_problems_of_one_class_share_most_of_their_builds() -> None:

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.identity import digest, digest16, encode
+from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
 from attention_autotuner.codegen.problem import Problem
 
 # For every field another legal value. A field that is not here fails the test, so that a new one cannot be forgotten.
@@ -29,6 +31,9 @@ CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",
     "class_qk": 64,
     "class_v": 64,
+    "copy_bytes": 2,
+}
+FORWARD_FLIPS: dict[str, Any] = {
     "block_m": 64,
     "block_n": 32,
     "warps_m": 8,
@@ -41,51 +46,104 @@ CANDIDATE_FLIPS: dict[str, Any] = {
     "persistent": True,
     "cta_order": "heads_first",
     "ctas_per_sm": 2,
-    "copy_bytes": 2,
 }
-# Fields with a single legal value so far: flipped past validation, because their digest matters from the day they get a
-# second one.
-SINGLE_VALUED = {"op": "retention", "direction": "backward", "family": "sm90"}
+KEY_FLIPS: dict[str, Any] = {
+    "block_m": 32,
+    "block_n": 64,
+    "warp_pairs": 2,
+    "num_stages": 1,
+    "ctas_per_sm": 2,
+}
+ROW_FLIPS: dict[str, Any] = {
+    "block_rows": 64,
+    "block_columns": 32,
+    "warps": 4,
+    "column_warps": 2,
+    "num_stages": 2,
+    "slices": 2,
+    "ctas_per_sm": 2,
+}
+# Fields whose other legal values need other fields changed with them, or have none so far: flipped past validation,
+# because their digest matters all the same.
+ALONE = {"op": "retention", "direction": "backward", "family": "sm90", "deterministic": True}
 
+KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
+ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
+SPLIT = BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=ROWS)
+BACKWARD_FLIPS: dict[str, Any] = {
+    "plan": "pair",
+    "keys": KEYS,
+    "dq": replace(ROWS, warps=4),
+    "dk": replace(ROWS, warps=4),
+    "dv": replace(ROWS, warps=4),
+    "cta_order": "heads_first",
+}
 CANDIDATE = Candidate(
     family="sm80",
     dtype="fp16",
     class_qk=128,
     class_v=128,
-    block_m=128,
-    block_n=64,
-    warps_m=4,
-    num_stages=2,
-    k_slice=128,
+    knobs=ForwardKnobs(
+        block_m=128,
+        block_n=64,
+        warps_m=4,
+        num_stages=2,
+        k_slice=128,
+    ),
 )
 
 
 def _flip(instance: Any, name: str, value: Any) -> Any:
-    copy = dataclasses.replace(instance)
+    copy = replace(instance)
     object.__setattr__(copy, name, value)
     return copy
 
 
 @pytest.mark.parametrize(
     ("instance", "flips"),
-    [(Problem(), PROBLEM_FLIPS), (CANDIDATE, CANDIDATE_FLIPS)],
-    ids=["problem", "candidate"],
+    [
+        (Problem(), PROBLEM_FLIPS),
+        (CANDIDATE, CANDIDATE_FLIPS | {"knobs": SPLIT}),
+        (CANDIDATE.knobs, FORWARD_FLIPS),
+        (KEYS, KEY_FLIPS),
+        (ROWS, ROW_FLIPS),
+        (SPLIT, BACKWARD_FLIPS),
+    ],
+    ids=["problem", "candidate", "forward", "key pass", "row pass", "backward"],
 )
 def test_every_field_takes_part(instance: Any, flips: dict[str, Any]) -> None:
     flipped = [instance]
     for field in dataclasses.fields(instance):
-        value = {**SINGLE_VALUED, **flips}[field.name]
+        value = {**ALONE, **flips}[field.name]
         assert value != getattr(instance, field.name)
         flipped.append(_flip(instance, field.name, value))
     digests = [digest(item) for item in flipped]
     assert len(set(digests)) == len(digests)
 
 
+def names(instance: Any, flips: dict[str, Any], candidate: Callable[[Any], Candidate]) -> list[str]:
+    """The name of a candidate, and those with one field of a part of it flipped."""
+    flipped = [_flip(instance, name, value) for name, value in flips.items()]
+    assert flips.keys() == {field.name for field in dataclasses.fields(instance)}
+    return [candidate(one).name for one in (instance, *flipped)]
+
+
 def test_candidate_names_are_as_distinct_as_candidates() -> None:
-    flips = {**SINGLE_VALUED, **CANDIDATE_FLIPS}
-    fields = dataclasses.fields(CANDIDATE)
-    names = {_flip(CANDIDATE, field.name, flips[field.name]).name for field in fields}
-    assert len(names | {CANDIDATE.name}) == len(fields) + 1
+    backward = replace(CANDIDATE, direction="backward", knobs=SPLIT)
+    alone = {name: ALONE[name] for name in ("op", "direction", "family")}
+    found = [
+        names(CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda one: one),
+        names(CANDIDATE.knobs, FORWARD_FLIPS, lambda one: replace(CANDIDATE, knobs=one)),
+        names(SPLIT, BACKWARD_FLIPS, lambda one: replace(backward, knobs=one)),
+        names(ROWS, ROW_FLIPS, lambda one: replace(backward, knobs=replace(SPLIT, dv=one))),
+        names(
+            KEYS,
+            KEY_FLIPS,
+            lambda one: replace(backward, knobs=BackwardKnobs(plan="fused", keys=one)),
+        ),
+    ]
+    for each in found:
+        assert len(set(each)) == len(each)
 
 
 def test_values_that_look_alike_differ() -> None:

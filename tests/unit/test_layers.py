@@ -28,6 +28,7 @@ LAYERS = {
     "abi": 0,
     "codegen.problem": 0,
     "codegen.candidate": 0,
+    "codegen.knobs": 0,
     "codegen.identity": 0,
     "codegen.cpp": 0,
     "codegen.outcome": 0,

@@ -77,7 +77,7 @@ def test_the_list_needs_few_builds(policy: str) -> None:
     needed = cases.builds(shapes(), present)
     assert len(needed) <= cases.MAX_BUILDS
     # Nearly as many classes as builds, in both orders of CTAs.
-    assert len({one.cta_order for one in needed}) == 2
+    assert len({one.forward.cta_order for one in needed}) == 2
     for case in shapes():
         one = case.candidate(present)
         assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProbl
         ({"dim_v": 63}, ["dim_v", "63"]),
         ({"causal_alignment": "middle"}, ["causal_alignment", "middle"]),
         ({"alignment_bytes": 8}, ["alignment_bytes", "8"]),
+        ({"deterministic": True}, ["deterministic", "backward"]),
     ],
 )
 def test_bad_fields_are_named_with_their_value(fields: dict[str, Any], named: list[str]) -> None:
@@ -72,7 +74,7 @@ def test_causal_offset() -> None:
     )
 
 
-def test_work_of_a_small_problem_by_hand() -> None:
+def test_work_of_a_small_forward_problem_by_hand() -> None:
     problem = Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=3, seqlen_k=5, dim_qk=8, dim_v=16, causal=False
     )
@@ -80,6 +82,25 @@ def test_work_of_a_small_problem_by_hand() -> None:
     assert problem.flops == 2 * 8 * (3 * 5 * 8 + 3 * 5 * 16)
     # Two bytes an element: q, o of 8 heads, k, v of 4 heads.
     assert problem.bytes_moved == 2 * (8 * 3 * (8 + 16) + 4 * 5 * (8 + 16))
+
+
+def test_work_of_a_small_backward_problem_by_hand() -> None:
+    problem = Problem(
+        direction="backward",
+        batch=2,
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=3,
+        seqlen_k=5,
+        dim_qk=8,
+        dim_v=16,
+    )
+    # Five products of 8 heads: S, dQ and dK are 3 x 5 x 8, dP and dV 3 x 5 x 16 multiply-adds.
+    assert problem.flops == 2 * 8 * (3 * 3 * 5 * 8 + 2 * 3 * 5 * 16)
+    assert replace(problem, causal=True).flops == problem.flops // 2
+    # q, dq, o, do of 8 heads, k, dk, v, dv of 4, and the LSE.
+    rows = 2 * (8 * 3 + 4 * 5)
+    assert problem.bytes_moved == 2 * rows * (8 + 16) + 4 * 8 * 3
 
 
 @pytest.mark.parametrize(
@@ -93,6 +114,10 @@ def test_work_of_a_small_problem_by_hand() -> None:
         (
             Problem(dtype="bf16", causal=True, alignment_bytes=2),
             "attention forward bf16 b4 h16 s4096 d128 causal narrow",
+        ),
+        (
+            Problem(direction="backward", deterministic=True),
+            "attention backward fp16 b4 h16 s4096 d128 deterministic",
         ),
     ],
 )

@@ -25,6 +25,7 @@ from attention_autotuner.tuning.record_schema import (
 )
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
+from tests.candidates import forward
 
 H200 = Environment(
     gpu_name="NVIDIA H200",
@@ -40,22 +41,7 @@ H200 = Environment(
 PROBLEM = Problem(seqlen_q=3000, seqlen_k=3000, causal=True)
 
 
-def candidate(**changes: Any) -> Candidate:
-    config: dict[str, Any] = {
-        "family": "sm80",
-        "dtype": "fp16",
-        "class_qk": 128,
-        "class_v": 128,
-        "block_m": 128,
-        "block_n": 64,
-        "warps_m": 4,
-        "num_stages": 2,
-        "k_slice": 128,
-    }
-    return Candidate.from_config(config | changes)
-
-
-FAST, SLOW, BROKEN = candidate(), candidate(block_n=32), candidate(block_n=128)
+FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 
 
 def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
@@ -83,7 +69,7 @@ def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
         "problem": problem.bucketed(),
         "measured_problem": problem,
         "arch": "H100",
-        "space_schema": space_schema(),
+        "space_schema": space_schema("attention", "forward"),
         "space_digest": space_digest([FAST, SLOW, BROKEN]),
         "pick": FAST.name,
         "default": SLOW.name,
@@ -192,7 +178,7 @@ def test_another_schema_is_a_miss_and_not_damage(store: RecordStore) -> None:
     store.put(record())
     path = store.path(PROBLEM, "H100", H200.gpu_name)
     path.write_text(json.dumps({"schema": 99, "problem": "of another shape"}))
-    assert store.find(query()) == Miss(field="schema", expected="1", found="99")
+    assert store.find(query()) == Miss(field="schema", expected="2", found="99")
     assert path.exists()
 
 
@@ -285,7 +271,7 @@ def test_true_dims_of_the_same_class_are_neighbours() -> None:
 
 def test_adding_a_candidate_keeps_the_others_timings(store: RecordStore) -> None:
     store.put(record())
-    new = candidate(num_stages=1)
+    new = forward(num_stages=1)
     later = replace(H200, time_utc="2030-01-02")
     timing = replace(entry(new, 90.0).measurement, environment=later.digest)  # type: ignore[type-var]
     merged = store.put(
@@ -312,18 +298,18 @@ def test_adding_a_candidate_keeps_the_others_timings(store: RecordStore) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', "\x00\xff", '{"schema": 1, "space_schema": "SPACE"}']
+    "text", ["", "{", "[]", '{"schema": 2}', "\x00\xff", '{"schema": 2, "space_schema": "SPACE"}']
 )
 def test_a_damaged_record_is_set_aside_logged_and_missed(
     store: RecordStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = store.path(PROBLEM, "H100", H200.gpu_name)
     path.parent.mkdir(parents=True)
-    path.write_bytes(text.replace("SPACE", space_schema()).encode("latin-1"))
+    path.write_bytes(text.replace("SPACE", space_schema("attention", "forward")).encode("latin-1"))
     with caplog.at_level(logging.WARNING):
         found = store.find(query())
     assert isinstance(found, Miss)
-    if text != '{"schema": 1}':  # that one is another schema of the space, not damage
+    if text != '{"schema": 2}':  # that one is another schema of the space, not damage
         assert not path.exists()
         assert "damaged tuning record" in caplog.text
         assert list((store.root / "quarantine").iterdir())
@@ -360,7 +346,7 @@ def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def _put_one(arguments: tuple[Path, int]) -> None:
     root, index = arguments
-    one = candidate(block_m=64, block_n=16 * (index + 1))
+    one = forward(block_m=64, block_n=16 * (index + 1))
     RecordStore(root).put(record(pick=one.name, entries=(entry(one, 100.0 + index),)))
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import jinja2
@@ -11,6 +11,7 @@ import pytest
 from attention_autotuner import abi
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.environment import environment, template_root
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import (
     abi_version,
     include_closure,
@@ -20,6 +21,7 @@ from attention_autotuner.codegen.render import (
     unique,
 )
 from attention_autotuner.errors import BuildError
+from tests.candidates import forward
 
 GOLDEN = Path(__file__).with_name("golden")
 SMALL = Candidate(
@@ -27,13 +29,15 @@ SMALL = Candidate(
     dtype="fp16",
     class_qk=64,
     class_v=64,
-    block_m=128,
-    block_n=64,
-    warps_m=4,
-    num_stages=2,
-    k_slice=64,
+    knobs=ForwardKnobs(
+        block_m=128,
+        block_n=64,
+        warps_m=4,
+        num_stages=2,
+        k_slice=64,
+    ),
 )
-LARGE = replace(
+LARGE = forward(
     SMALL,
     dtype="bf16",
     class_qk=256,
@@ -70,9 +74,11 @@ def test_no_golden_file_is_left_over() -> None:
 
 def test_every_knob_reaches_the_text() -> None:
     texts = [render(SMALL).text]
-    for name, value in LARGE.config.items():
-        if value != getattr(SMALL, name):
-            lines = render(replace(SMALL, **{name: value})).text.splitlines()
+    changes = {name: value for name, value in LARGE.config.items() if name != "knobs"}
+    for name, value in (changes | asdict(LARGE.knobs)).items():
+        changed = forward(SMALL, **{name: value})
+        if changed != SMALL:
+            lines = render(changed).text.splitlines()
             # The name alone would make any two texts differ.
             texts.append("\n".join(line for line in lines if "name" not in line.lower()))
     assert len(texts) > 15

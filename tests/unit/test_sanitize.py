@@ -54,14 +54,15 @@ def test_every_kind_compiles_and_fits_every_gpu() -> None:
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
     ones = sanitize.KINDS.values()
-    assert {one.num_stages for one in ones} == {1, 2, 3}
+    assert {one.forward.num_stages for one in ones} == {1, 2, 3}
     for knob in ("q_in_registers", "qk_ahead", "persistent"):
-        assert {getattr(one, knob) for one in ones} == {True, False}
-    for knob, values in (("warps_n", {1, 2}), ("v_slices", {1, 2}), ("copy_bytes", {2, 16})):
-        assert {getattr(one, knob) for one in ones} == values
-    assert {one.block_m // one.warps_m for one in ones} == {16, 32}
-    sliced = [one for one in ones if one.k_slice < one.class_qk]
-    assert {one.warps_n for one in sliced} == {1, 2}
+        assert {getattr(one.forward, knob) for one in ones} == {True, False}
+    for knob, values in (("warps_n", {1, 2}), ("v_slices", {1, 2})):
+        assert {getattr(one.forward, knob) for one in ones} == values
+    assert {one.copy_bytes for one in ones} == {2, 16}
+    assert {one.forward.block_m // one.forward.warps_m for one in ones} == {16, 32}
+    sliced = [one for one in ones if one.forward.k_slice < one.class_qk]
+    assert {one.forward.warps_n for one in sliced} == {1, 2}
 
 
 def test_the_reference_is_attention() -> None:
@@ -101,9 +102,9 @@ def test_a_right_kernel_passes(fake_kernel: FakeKernel, kind: str) -> None:
 def test_persistent_kernels_get_more_tiles_than_a_gpu_holds() -> None:
     one = sanitize.KINDS["persistent"]
     call = sanitize.calls_of(one)[-1]
-    tiles = call.batch * call.heads_q * -(-call.seqlen_q // one.block_m)
+    tiles = call.batch * call.heads_q * -(-call.seqlen_q // one.forward.block_m)
     spec = resolve("RTX4090").spec
-    resident = spec.num_sms * (spec.max_threads_per_sm // one.num_threads)
+    resident = spec.num_sms * (spec.max_threads_per_sm // one.forward.num_threads)
     assert tiles > resident
 
 

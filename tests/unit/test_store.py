@@ -20,6 +20,7 @@ from attention_autotuner.codegen import store as store_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.entries import LIBRARY, LOG, RECORD, SOURCE, entry_name
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.report import parse_ptxas
@@ -53,11 +54,13 @@ KERNEL = render(
         dtype="fp16",
         class_qk=64,
         class_v=64,
-        block_m=64,
-        block_n=64,
-        warps_m=4,
-        num_stages=2,
-        k_slice=64,
+        knobs=ForwardKnobs(
+            block_m=64,
+            block_n=64,
+            warps_m=4,
+            num_stages=2,
+            k_slice=64,
+        ),
     )
 )
 TARGET = BuildTarget(arch="80")

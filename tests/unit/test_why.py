@@ -19,6 +19,7 @@ from attention_autotuner.tuning.record_schema import (
     space_schema,
 )
 from attention_autotuner.tuning.why import ORDER, Explanation, explain
+from tests.candidates import forward
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024, dim_qk=256)
 POLICY = A100()
@@ -48,7 +49,7 @@ def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
         problem=PROBLEM.bucketed(),
         measured_problem=PROBLEM,
         arch=POLICY.name,
-        space_schema=space_schema(),
+        space_schema=space_schema(PROBLEM.op, PROBLEM.direction),
         space_digest=space_digest(RANKED),
         pick=pick.name,
         default=DEFAULT.name,
@@ -116,7 +117,7 @@ def test_without_a_record_the_default_serves_and_the_rest_is_untried() -> None:
 
 
 def test_measured_candidates_that_are_no_longer_offered_are_shown() -> None:
-    stranger = Candidate.from_config(WINNER.config | {"num_stages": 4})
+    stranger = forward(WINNER, num_stages=4)
     assert stranger not in RANKED
     one = record(WINNER)
     with_stranger = TuningRecord(

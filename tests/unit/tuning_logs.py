@@ -9,6 +9,7 @@ from pathlib import Path
 from attention_autotuner.arch import resolve, resources
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.coefficients import Coefficients
 from attention_autotuner.tuning.cost_model import Usage, expected_spill_bytes, predict
@@ -92,17 +93,19 @@ def _run(problem: Problem, config: dict[str, str], measured_us: float) -> Logged
         dtype="fp16",
         class_qk=problem.class_qk,
         class_v=problem.class_v,
-        block_m=int(config["Br"]),
-        block_n=int(config["Bc"]),
-        warps_m=warps // warps_n,
-        warps_n=warps_n,
-        num_stages=stages,
-        k_slice=k_slice,
+        knobs=ForwardKnobs(
+            block_m=int(config["Br"]),
+            block_n=int(config["Bc"]),
+            warps_m=warps // warps_n,
+            warps_n=warps_n,
+            num_stages=stages,
+            k_slice=k_slice,
+        ),
     )
-    elements = stages * (candidate.block_m + candidate.block_n) * k_slice
+    elements = stages * (candidate.forward.block_m + candidate.forward.block_n) * k_slice
     elements += int(config["num_stages_v"]) * int(config["BlockKSmem2"]) * problem.dim_v
     if shared:
-        elements += candidate.block_m * candidate.block_n
+        elements += candidate.forward.block_m * candidate.forward.block_n
     return LoggedRun(candidate=candidate, smem_bytes=2 * elements, measured_us=measured_us)
 
 

@@ -109,9 +109,9 @@ KNOB_HEADINGS = ["family", "tile", "warps", "stages", "slices", "schedule", "mor
 
 def knobs(candidate: Candidate) -> list[str]:
     """A candidate's knobs as cells under :data:`KNOB_HEADINGS`."""
-    c = candidate
+    c = candidate.forward
     slices = []
-    if c.k_slice != c.class_qk:
+    if c.k_slice != candidate.class_qk:
         slices.append(f"k{c.k_slice}")
     if c.v_slices > 1:
         slices.append(f"v/{c.v_slices}")
@@ -121,12 +121,12 @@ def knobs(candidate: Candidate) -> list[str]:
             ("Q in registers", c.q_in_registers),
             ("QK ahead", c.qk_ahead),
             (f"{c.ctas_per_sm} CTAs/SM", c.ctas_per_sm > 1),
-            (f"{c.copy_bytes}-byte copies", c.copy_bytes != 16),
+            (f"{candidate.copy_bytes}-byte copies", candidate.copy_bytes != 16),
         )
         if on
     ]
     return [
-        c.family,
+        candidate.family,
         f"{c.block_m}x{c.block_n}",
         f"{c.warps_m}x{c.warps_n}",
         str(c.num_stages),

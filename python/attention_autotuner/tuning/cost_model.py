@@ -142,7 +142,7 @@ def predict(
     fit = coefficients
     resident = resources.occupancy(
         spec,
-        threads=candidate.num_threads,
+        threads=candidate.forward.num_threads,
         registers=usage.registers,
         smem_bytes=usage.smem_bytes,
     )
@@ -151,21 +151,23 @@ def predict(
     tiles = row_tiles(
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
-        block_m=candidate.block_m,
-        block_n=candidate.block_n,
+        block_m=candidate.forward.block_m,
+        block_n=candidate.forward.block_n,
         causal=problem.causal,
         causal_offset=problem.causal_offset,
     )
     heads = problem.batch * problem.heads_q
-    ctas = len(tiles) * heads * candidate.v_slices
+    ctas = len(tiles) * heads * candidate.forward.v_slices
     resident = min(resident, -(-ctas // spec.num_sms))
     slots = resident * spec.num_sms
     tile = tile_cost(candidate, spec, fit)
     full = round_cost(candidate, tile, resident, fit)
-    spill_clk = resident * fit.spill_clk_per_byte * usage.spill_bytes * candidate.num_threads / 4096
+    spill_clk = (
+        resident * fit.spill_clk_per_byte * usage.spill_bytes * candidate.forward.num_threads / 4096
+    )
     round_clk = full.clk + spill_clk
     cta_clk = _cta_clk(candidate, spec, resident, fit)
-    if candidate.persistent:
+    if candidate.forward.persistent:
         round_clk *= 1.0 + fit.persistent_loss
 
     # The schedule's loss over perfectly even slots, at the speed of the half-empty SMs at the end.
@@ -173,17 +175,22 @@ def predict(
     span = makespan(
         tuple(COST_UNITS * count + overhead for count in tiles),
         heads=heads,
-        value_slices=candidate.v_slices,
-        heads_first=candidate.cta_order == "heads_first",
-        persistent=candidate.persistent,
+        value_slices=candidate.forward.v_slices,
+        heads_first=candidate.forward.cta_order == "heads_first",
+        persistent=candidate.forward.persistent,
         slots=slots,
     )
-    even = (COST_UNITS * sum(tiles) + overhead * len(tiles)) * heads * candidate.v_slices / slots
+    even = (
+        (COST_UNITS * sum(tiles) + overhead * len(tiles))
+        * heads
+        * candidate.forward.v_slices
+        / slots
+    )
     last = -(-(ctas % slots) // spec.num_sms) or resident
     if problem.causal:
         last = -(-resident // 2)
     tail = round_cost(candidate, tile, last, fit).clk / full.clk if last < resident else 1.0
-    cta_tiles = sum(tiles) * heads * candidate.v_slices
+    cta_tiles = sum(tiles) * heads * candidate.forward.v_slices
     rounds = cta_tiles / slots
     to_us = 1 / spec.sm_clock_mhz
     imbalance_us = max(0.0, span - even) / COST_UNITS * round_clk * tail * to_us
@@ -233,11 +240,13 @@ def _terms(
 def _cta_clk(candidate: Candidate, spec: ArchSpec, resident: int, fit: Coefficients) -> float:
     """Clocks of a CTA outside its main loop: Q in, first K/V, O out; co-resident CTAs hide each other's waits."""
     moved = (
-        candidate.block_m
+        candidate.forward.block_m
         * (candidate.class_qk + resources.value_columns(candidate))
         * ELEMENT_BYTES
     )
-    start = fit.cta_clk * (0.5 if candidate.persistent else 1.0)  # no CTA launch between tiles
+    start = fit.cta_clk * (
+        0.5 if candidate.forward.persistent else 1.0
+    )  # no CTA launch between tiles
     waits = start + 2 * fit.load_latency_clk + moved * spec.num_sms / spec.l2_bytes_per_clk
     return waits / resident
 
@@ -260,7 +269,7 @@ def _hbm_bytes(
     rows_q = problem.batch * problem.heads_q * problem.seqlen_q
     q_and_o = ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v)
     head_bytes = ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v)
-    heads_first = candidate.cta_order == "heads_first"
+    heads_first = candidate.forward.cta_order == "heads_first"
     active = min(heads_kv, slots if heads_first else -(-slots // ctas_per_kv_head))
     together = max(1.0, min(ctas_per_kv_head, slots / active))
     once = heads_kv * head_bytes

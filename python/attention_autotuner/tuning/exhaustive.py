@@ -25,7 +25,12 @@ def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate
     """All candidates in an order whose every prefix is spread over the strata, the same for the same seed."""
     strata: dict[tuple[int, ...], list[Candidate]] = {}
     for one in sorted(candidates, key=lambda c: c.name):
-        stratum = (one.block_m, one.block_n, one.warps_m * one.warps_n, one.num_stages)
+        stratum = (
+            one.forward.block_m,
+            one.forward.block_n,
+            one.forward.warps_m * one.forward.warps_n,
+            one.forward.num_stages,
+        )
         strata.setdefault(stratum, []).append(one)
     source = random.Random(seed)
     groups = list(strata.values())

@@ -84,7 +84,10 @@ def slug(text: str) -> str:
 
 def distance(problem: Problem, recorded: Problem) -> float | None:
     """How far a record's problem is from a bucketed one, in doublings; None where it cannot stand in."""
-    same = ("op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes")
+    same = (
+        "op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes",
+        "deterministic",
+    )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None
     pairs = (
@@ -107,7 +110,8 @@ def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     Raises:
         RecordError: the document does not follow its schema.
     """
-    for name, expected in (("schema", SCHEMA), ("space_schema", space_schema())):
+    space = space_schema(query.problem.op, query.problem.direction)
+    for name, expected in (("schema", SCHEMA), ("space_schema", space)):
         if document.get(name) != expected:
             return Miss(field=name, expected=str(expected), found=str(document.get(name)))
     record = TuningRecord.from_json(document)

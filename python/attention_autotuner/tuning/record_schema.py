@@ -10,19 +10,34 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from ..codegen.candidate import CTA_ORDERS, FAMILIES, Candidate
+from ..codegen.candidate import FAMILIES, Candidate
 from ..codegen.identity import digest16
+from ..codegen.knobs import KNOBS, knob_names
 from ..codegen.outcome import Outcome, outcome_from_json
-from ..codegen.problem import Problem
+from ..codegen.problem import Direction, Op, Problem
 from ..errors import RecordError, UnsupportedProblemError
 from .environment import Environment
 
-SCHEMA = 1  # of the JSON form
+SCHEMA = 2  # of the JSON form
 
 
-def space_schema() -> str:
-    """Digest of what a candidate can say at all: the names of its knobs. A change makes old records a hard miss."""
-    return digest16(SCHEMA, [f.name for f in fields(Candidate)], FAMILIES, CTA_ORDERS)
+def space_schema(op: Op, direction: Direction) -> str:
+    """Digest of what a candidate of one operation can say at all: the names of its knobs and their words.
+
+    A change makes old records of that operation a hard miss, and of no other.
+    """
+    return digest16(
+        SCHEMA, [f.name for f in fields(Candidate)], FAMILIES, knob_names(op, direction)
+    )
+
+
+def is_present(document: Mapping[str, Any]) -> bool:
+    """Whether a parsed record has the present form and speaks of the present knobs."""
+    problem = document.get("problem")
+    if document.get("schema") != SCHEMA or not isinstance(problem, Mapping):
+        return False
+    key = (problem.get("op"), problem.get("direction"))
+    return key in KNOBS and document.get("space_schema") == space_schema(*key)
 
 
 def space_digest(candidates: list[Candidate]) -> str:

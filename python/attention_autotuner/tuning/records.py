@@ -23,7 +23,7 @@ from ..codegen.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .lookup import Document, Hit, Miss, Query, by_distance, judge, slug
-from .record_schema import SCHEMA, TuningRecord, space_schema
+from .record_schema import SCHEMA, TuningRecord, is_present
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]
 
@@ -99,7 +99,7 @@ class RecordStore:
         """Every readable record of the present schema, in the order of its path."""
         for path in sorted(self.root.glob("*/*/*.json")):
             document = self._read(path)
-            if document is None or document.get("space_schema") != space_schema():
+            if document is None or not is_present(document):
                 continue
             try:
                 yield path, TuningRecord.from_json(document)

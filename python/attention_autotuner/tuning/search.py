@@ -339,7 +339,7 @@ class _Search:
                 problem=self.problem.bucketed(),
                 measured_problem=self.problem,
                 arch=self.policy.name,
-                space_schema=space_schema(),
+                space_schema=space_schema(self.problem.op, self.problem.direction),
                 space_digest=space_digest(self.legal),
                 pick=pick.candidate.name,
                 default=self.default.name,

@@ -14,12 +14,12 @@ Ranked = tuple[Candidate, Estimate]
 def shape_of(candidate: Candidate) -> tuple[int, ...]:
     """What two candidates share that differ in pipelining, launch bounds or scheduling only."""
     return (
-        candidate.block_m,
-        candidate.block_n,
-        candidate.warps_m,
-        candidate.warps_n,
-        candidate.k_slice,
-        candidate.v_slices,
+        candidate.forward.block_m,
+        candidate.forward.block_n,
+        candidate.forward.warps_m,
+        candidate.forward.warps_n,
+        candidate.forward.k_slice,
+        candidate.forward.v_slices,
     )
 
 
@@ -27,10 +27,10 @@ def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """What makes two candidates of one shape worth trying both: how they feed the products and walk the tiles."""
     return (
         *shape_of(candidate),
-        candidate.q_in_registers,
-        candidate.qk_ahead,
-        candidate.persistent,
-        candidate.cta_order,
+        candidate.forward.q_in_registers,
+        candidate.forward.qk_ahead,
+        candidate.forward.persistent,
+        candidate.forward.cta_order,
     )
 
 

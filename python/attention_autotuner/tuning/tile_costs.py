@@ -52,23 +52,23 @@ class TileCost:
 
 def tile_cost(candidate: Candidate, spec: ArchSpec, fit: Coefficients) -> TileCost:
     """The cost of one K/V tile of a CTA."""
-    m, n, dim = candidate.block_m, candidate.block_n, candidate.class_qk
+    m, n, dim = candidate.forward.block_m, candidate.forward.block_n, candidate.class_qk
     columns = resources.value_columns(candidate)
     flops = 2 * m * n * (dim + columns)
 
     # Every warp along the rows reads all of K and V; warps along the keys share them but each reads all of P.
-    reads = candidate.warps_m * n * (dim + columns) * ELEMENT_BYTES
-    if not candidate.q_in_registers:
-        reads += candidate.warps_n * m * dim * ELEMENT_BYTES
+    reads = candidate.forward.warps_m * n * (dim + columns) * ELEMENT_BYTES
+    if not candidate.forward.q_in_registers:
+        reads += candidate.forward.warps_n * m * dim * ELEMENT_BYTES
     writes = 0
-    if candidate.warps_n > 1:
-        reads += candidate.warps_n * m * n * SCORE_BYTES
+    if candidate.forward.warps_n > 1:
+        reads += candidate.forward.warps_n * m * n * SCORE_BYTES
         writes += m * n * SCORE_BYTES
     fill = n * (dim + columns) * ELEMENT_BYTES
 
     scores = m * n
-    warps = candidate.warps_m * candidate.warps_n
-    row_tiles = m // candidate.warps_m // 16
+    warps = candidate.forward.warps_m * candidate.forward.warps_n
+    row_tiles = m // candidate.forward.warps_m // 16
     alu_instructions = scores * fit.scores_alu_instructions / WARP
     instructions = (
         flops / MMA_FLOPS
@@ -83,12 +83,12 @@ def tile_cost(candidate: Candidate, spec: ArchSpec, fit: Coefficients) -> TileCo
 
     slices = resources.k_slices(candidate)
     if slices > 1:
-        barriers, lookahead = slices + 1, min(candidate.num_stages - 1, slices)
-    elif candidate.num_stages == 1:
+        barriers, lookahead = slices + 1, min(candidate.forward.num_stages - 1, slices)
+    elif candidate.forward.num_stages == 1:
         barriers, lookahead = 2, 1
     else:
-        barriers, lookahead = 1, candidate.num_stages - 1
-    if candidate.warps_n > 1:
+        barriers, lookahead = 1, candidate.forward.num_stages - 1
+    if candidate.forward.warps_n > 1:
         barriers += 2  # row maxima, then P
     return TileCost(
         tensor_clk=flops / (spec.mma_flops_per_clk_per_sm * fit.tensor_efficiency),
@@ -137,12 +137,12 @@ def round_cost(
     softmax = _blend(tile.exp_clk, tile.alu_clk, fit.unit_sharpness)
     busiest = max(products, softmax, tile.issue_clk)
     bottleneck = residents * busiest
-    if candidate.qk_ahead:
+    if candidate.forward.qk_ahead:
         softmax *= fit.ahead_exposure
     chain = max(products + softmax, busiest)  # of a CTA whose warps overlap nothing
-    per_scheduler = candidate.warps_m * candidate.warps_n / SCHEDULERS_PER_SM
+    per_scheduler = candidate.forward.warps_m * candidate.forward.warps_n / SCHEDULERS_PER_SM
     # Warps that share rows meet at barriers for the row maxima and for P, so they count as one.
-    together = max(1.0, residents * per_scheduler / candidate.warps_n)
+    together = max(1.0, residents * per_scheduler / candidate.forward.warps_n)
     # What a warp does beyond its share of the bottleneck vanishes behind the others on its scheduler, more or less.
     exposed = residents * (chain - busiest) * together**-fit.warp_overlap_power
     busy = max(bottleneck + exposed, chain / per_scheduler)

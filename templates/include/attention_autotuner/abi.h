@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1000
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1001
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -56,7 +56,35 @@ typedef struct attention_autotuner_attention_forward_params {
   float softmax_scale;   /* any finite value, negative and 0 included */
 } attention_autotuner_attention_forward_params;
 
-/* What an artifact is, for occupancy arithmetic and for checks by loaders. */
+/* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
+ * what is read. The workspace holds every row's statistics and, for some artifacts, dq in fp32. */
+typedef struct attention_autotuner_attention_backward_params {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q;    /* [batch, heads_q, seqlen_q, dim_qk] */
+  attention_autotuner_tensor k;    /* [batch, heads_kv, seqlen_k, dim_qk] */
+  attention_autotuner_tensor v;    /* [batch, heads_kv, seqlen_k, dim_v] */
+  attention_autotuner_tensor o;    /* [batch, heads_q, seqlen_q, dim_v], always 16-byte aligned rows */
+  attention_autotuner_tensor dout; /* gradient of o, shaped like it, with unit last stride */
+  attention_autotuner_tensor dq;   /* outputs, shaped like q, k and v, always 16-byte aligned rows */
+  attention_autotuner_tensor dk;
+  attention_autotuner_tensor dv;
+  const float* lse;  /* contiguous [batch, heads_q, seqlen_q], as the forward wrote it */
+  const float* dlse; /* gradient of lse, contiguous, or null for none */
+  int32_t batch;
+  int32_t heads_q;
+  int32_t heads_kv;
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int32_t dim_qk;
+  int32_t dim_v;
+  int32_t causal;
+  int32_t causal_offset;
+  float softmax_scale;
+} attention_autotuner_attention_backward_params;
+
+/* What an artifact is, for occupancy arithmetic and for checks by loaders. Of several kernels, the main one's tile and
+ * threads, and the greatest shared memory. */
 typedef struct attention_autotuner_kernel_info {
   uint32_t struct_size;
   uint32_t abi_version;

@@ -1,0 +1,258 @@
+"""Knobs: what there is to choose about a kernel family's kernels, one frozen class per operation and direction.
+
+``label`` is the part of a candidate's name that a knob class contributes: unique, readable, and valid in C++ and file
+names. A new operation brings a knob class of its own and an entry in :data:`KNOBS`; nothing else here changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from .problem import Direction, Op
+
+CtaOrder = Literal["rows_first", "heads_first"]
+BackwardPlan = Literal["fused", "pair", "split"]
+
+CTA_ORDERS: tuple[str, ...] = ("rows_first", "heads_first")
+BACKWARD_PLANS: tuple[str, ...] = ("fused", "pair", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardKnobs:
+    """Attention forward.
+
+    Attributes:
+        block_m: query rows of one CTA tile.
+        block_n: key rows of one step of the main loop.
+        warps_m: warps along the query rows; each owns ``block_m / warps_m`` rows.
+        warps_n: warps along keys (first product) and value columns (second product). 1 keeps P in registers; more
+            pass P through shared memory.
+        num_stages: shared-memory stages of the K/V pipeline.
+        q_in_registers: Q fragments are loaded once into registers and Q's shared memory is reused for K/V.
+        qk_ahead: the next tile's Q K^T is issued before this tile's softmax, so the two can overlap.
+        k_slice: columns of K loaded per step of the first product; equal to ``class_qk`` when K is not sliced.
+        v_slices: number of CTAs that share one row block, each computing ``class_v / v_slices`` output columns.
+        persistent: one CTA per resident slot loops over tiles, instead of one CTA per tile.
+        cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
+            heads for one row block, the longest causal row blocks first.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
+    """
+
+    block_m: int
+    block_n: int
+    warps_m: int
+    warps_n: int = 1
+    num_stages: int
+    q_in_registers: bool = False
+    qk_ahead: bool = False
+    k_slice: int
+    v_slices: int = 1
+    persistent: bool = False
+    cta_order: CtaOrder = "rows_first"
+    ctas_per_sm: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return "_".join(
+            [
+                f"m{self.block_m}n{self.block_n}",
+                f"w{self.warps_m}x{self.warps_n}",
+                f"s{self.num_stages}",
+                f"k{self.k_slice}",
+                f"v{self.v_slices}",
+                "qreg" if self.q_in_registers else "qsmem",
+                "ahead" if self.qk_ahead else "inorder",
+                "persistent" if self.persistent else "grid",
+                "rows" if self.cta_order == "rows_first" else "heads",
+                f"b{self.ctas_per_sm}",
+            ]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyPass:
+    """The pass of attention backward that gives a block of keys its dK and dV, and perhaps adds its share of dQ.
+
+    Warps work in pairs that share key rows: one computes S and dV, the other dP and dK.
+
+    Attributes:
+        block_m: query rows of one step of the main loop.
+        block_n: key rows of one CTA.
+        warp_pairs: pairs of warps along the keys; each owns ``block_n / warp_pairs`` rows.
+        num_stages: shared-memory stages of Q and dO.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for.
+    """
+
+    block_m: int
+    block_n: int
+    warp_pairs: int
+    num_stages: int
+    ctas_per_sm: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 64 * self.warp_pairs
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return (
+            f"m{self.block_m}n{self.block_n}p{self.warp_pairs}s{self.num_stages}b{self.ctas_per_sm}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPass:
+    """A pass of attention backward with one result: dQ by blocks of queries, or dK or dV by blocks of keys.
+
+    Attributes:
+        block_rows: rows of the result that one CTA computes.
+        block_columns: rows of the other side (keys for dQ, queries for dK and dV) of one step of the main loop.
+        warps: warps along the rows; each owns ``block_rows / warps``.
+        column_warps: warps that share rows, each taking its part of every step's columns; their sums meet at the end.
+        num_stages: shared-memory stages of what is streamed.
+        slices: CTAs that share rows, each computing its part of the result's head dim.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for.
+    """
+
+    block_rows: int
+    block_columns: int
+    warps: int
+    column_warps: int = 1
+    num_stages: int
+    slices: int = 1
+    ctas_per_sm: int = 1
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 32 * self.warps * self.column_warps
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return (
+            f"r{self.block_rows}c{self.block_columns}w{self.warps}x{self.column_warps}"
+            f"s{self.num_stages}v{self.slices}b{self.ctas_per_sm}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardKnobs:
+    """Attention backward: a plan of passes between a common preparation and, for ``fused``, a conversion of dQ.
+
+    Attributes:
+        plan: ``fused``: one key pass that adds its shares of dQ to an fp32 workspace by atomics (not deterministic).
+            ``pair``: a key pass for dK and dV, a row pass for dQ. ``split``: a row pass each for dQ, dK and dV, for
+            head dims that a key pass has no room for.
+        keys: the key pass; None for ``split``.
+        dq: the row pass for dQ; None for ``fused``.
+        dk, dv: the row passes for dK and dV; None but for ``split``.
+        cta_order: as in :class:`ForwardKnobs`, for every pass.
+    """
+
+    plan: BackwardPlan
+    keys: KeyPass | None = None
+    dq: RowPass | None = None
+    dk: RowPass | None = None
+    dv: RowPass | None = None
+    cta_order: CtaOrder = "rows_first"
+
+    def __post_init__(self) -> None:
+        wanted = {"fused": ("keys",), "pair": ("keys", "dq"), "split": ("dq", "dk", "dv")}
+        given = tuple(
+            name for name in ("keys", "dq", "dk", "dv") if getattr(self, name) is not None
+        )
+        if wanted.get(self.plan) != given:
+            raise ValueError(f"plan {self.plan!r} takes other passes than {given}")
+
+    @property
+    def passes(self) -> dict[str, KeyPass | RowPass]:
+        """The passes that the plan has, by name, in the order they run."""
+        found = ((name, getattr(self, name)) for name in ("keys", "dq", "dk", "dv"))
+        return {name: knobs for name, knobs in found if knobs is not None}
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest pass."""
+        return max(knobs.num_threads for knobs in self.passes.values())
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return self.plan != "fused"
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        order = "rows" if self.cta_order == "rows_first" else "heads"
+        passes = [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
+        return "_".join([self.plan, *passes, order])
+
+
+Knobs = ForwardKnobs | BackwardKnobs
+
+KNOBS: dict[tuple[Op, Direction], type[ForwardKnobs] | type[BackwardKnobs]] = {
+    ("attention", "forward"): ForwardKnobs,
+    ("attention", "backward"): BackwardKnobs,
+}
+"""(op, direction) -> its knob class."""
+
+_NESTED: dict[str, type[KeyPass] | type[RowPass]] = {
+    "keys": KeyPass,
+    "dq": RowPass,
+    "dk": RowPass,
+    "dv": RowPass,
+}
+
+
+def knob_names(op: Op, direction: Direction) -> list[object]:
+    """What the knobs of an operation can say: their names, and the words that some of them take."""
+    kind = KNOBS[op, direction]
+    names: list[object] = [[field.name for field in fields(kind)], CTA_ORDERS]
+    if kind is BackwardKnobs:
+        names += [[field.name for field in fields(one)] for one in (KeyPass, RowPass)]
+        names.append(BACKWARD_PLANS)
+    return names
+
+
+def knobs_to_config(knobs: Knobs) -> dict[str, Any]:
+    """All knobs by name, in declaration order, as JSON-ready values; passes are nested, absent ones None."""
+    config: dict[str, Any] = {}
+    for field in fields(knobs):
+        value = getattr(knobs, field.name)
+        if isinstance(value, (KeyPass, RowPass)):
+            value = {inner.name: getattr(value, inner.name) for inner in fields(value)}
+        config[field.name] = value
+    return config
+
+
+def knobs_from_config(op: Op, direction: Direction, config: Mapping[str, Any]) -> Knobs:
+    """Rebuild knobs from :func:`knobs_to_config`.
+
+    Raises:
+        TypeError: a field is unknown or missing, or the operation has no knobs.
+    """
+    kind = KNOBS.get((op, direction))
+    if kind is None:
+        raise TypeError(f"no knobs are known for {op} {direction}")
+    values: dict[str, Any] = dict(config)
+    if kind is BackwardKnobs:
+        for name, nested in _NESTED.items():
+            if values.get(name) is not None:
+                values[name] = nested(**values[name])
+    return kind(**values)
