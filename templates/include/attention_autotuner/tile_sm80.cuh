@@ -38,6 +38,12 @@ struct SmemTile {
   // Whether columns from `first` on are reached by advance(): its chunk must have no bits in the key.
   static constexpr bool reaches(int first) { return (first / kChunk & kKeyMask) == 0; }
 
+  // Whether that holds, for steps within them, wherever a run of `Width` columns starts at a multiple of its width.
+  template <int Width>
+  static constexpr bool advances() {
+    return (Width / kChunk & kKeyMask) == 0 || (Width & (Width - 1)) == 0;
+  }
+
   // The address `rows` (a multiple of 8) and `columns` (a multiple of 8) further than `address`, which is that of a
   // chunk 0 or 1 after a column that reaches(). Tiles start at multiples of 128 bytes.
   __device__ __forceinline__ static constexpr uint32_t advance(uint32_t address, int rows, int columns) {
@@ -169,6 +175,11 @@ __device__ __forceinline__ uint32_t shared_address(void const* pointer) {
 // A barrier among `threads` threads that share an id in 1..15.
 __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Its half for threads that only announce that they came.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace attention_autotuner

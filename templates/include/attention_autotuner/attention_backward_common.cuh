@@ -1,0 +1,210 @@
+// What the passes of attention backward share: arguments, the stream of tiles, the write of a result.
+//
+// Notation: S = Q K^T, P = exp2(c S - lse2) with c = scale log2(e) and lse2 the LSE in base 2, dP = dO V^T,
+// dS = P (dP - delta). Then dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K. Rows without a visible key, and rows
+// beyond the sequence, carry lse2 = +inf, so that their P is 0.
+//
+// Called by: attention_backward_{keys_sm80,rows_sm80,edges,entry}.cuh.
+#pragma once
+
+#include "abi.h"
+#include "attention_backward_traits.cuh"
+#include "product_sm80.cuh"
+#include "scheduler.cuh"
+
+namespace attention_autotuner {
+
+using BackwardParams = attention_autotuner_attention_backward_params;
+
+inline constexpr int kStatisticsPadding = 128;  // rows of statistics beyond the sequence that a tile may read
+inline constexpr float kLog2OfE = 1.4426950408889634f;
+
+// What every kernel of one launch is given beside its list of tiles.
+struct BackwardArguments {
+  BackwardParams params;
+  float c;             // scale log2(e)
+  float* lse2;         // workspace: [batch, heads_q, statistics_rows]
+  float* minus_delta;  // alike
+  float* dq_sum;       // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
+  int statistics_rows;
+  int dq_tiles;
+
+  __device__ __forceinline__ int64_t statistics_offset(int batch, int head) const {
+    return (int64_t(batch) * params.heads_q + head) * statistics_rows;
+  }
+  // The first query that sees a key.
+  __device__ __forceinline__ int first_query(int key) const {
+    return params.causal ? greater(key - params.causal_offset, 0) : 0;
+  }
+  // A query sees keys below this.
+  __device__ __forceinline__ int visible_keys(int query) const {
+    int const diagonal = query + params.causal_offset + 1;
+    return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
+  }
+};
+
+__device__ __forceinline__ float exponential(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <typename Element>
+__device__ __forceinline__ Element const* head_data(attention_autotuner_tensor const& tensor, int batch, int head) {
+  return static_cast<Element const*>(tensor.data) + batch * tensor.stride_batch + head * tensor.stride_head;
+}
+
+template <typename Element>
+__device__ __forceinline__ float2 unpack_pair(uint32_t packed) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    return __half22float2(*reinterpret_cast<__half2 const*>(&packed));
+  } else {
+    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&packed));
+  }
+}
+
+__device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];\n" : "=f"(value.x), "=f"(value.y) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(word) : "memory");
+}
+
+// Copies a whole tile that stays.
+template <typename Copy, typename Element>
+__device__ __forceinline__ void copy_resident(uint32_t tile, attention_autotuner_tensor const& tensor, int batch,
+                                              int head, int row, int rows, int columns) {
+  int const thread = thread_index();
+  Element const* const source = head_data<Element>(tensor, batch, head) +
+                                int64_t(row + Copy::row(thread)) * tensor.stride_row + Copy::column(thread);
+  Copy::copy(tile + Copy::offset(thread), source, tensor.stride_row, rows - row, columns);
+}
+
+// Tiles of `Rows` rows of two tensors that belong together, one after the other.
+template <typename Element, int Rows, int ColumnsA, int ColumnsB, int Threads, int CopyBytes>
+struct PairStream {
+  using CopyA = TileCopy<Rows, ColumnsA, Threads, CopyBytes, false>;
+  using CopyB = TileCopy<Rows, ColumnsB, Threads, CopyBytes, false>;
+
+  attention_autotuner_tensor const& a;
+  attention_autotuner_tensor const& b;
+  int const rows;  // of the tensors
+  int const columns_a, columns_b;
+  int const column_b;  // where B's columns start
+  uint32_t const a_target, b_target;
+  Element const* a_next;  // this thread's first chunk of the next tile
+  Element const* b_next;
+  int row;  // first row of the next tile
+
+  __device__ __forceinline__ PairStream(attention_autotuner_tensor const& a, attention_autotuner_tensor const& b,
+                                        int rows, int columns_a, int columns_b, int column_b, uint32_t a_tile,
+                                        uint32_t b_tile)
+      : a(a),
+        b(b),
+        rows(rows),
+        columns_a(columns_a),
+        columns_b(columns_b - column_b),
+        column_b(column_b),
+        a_target(a_tile + CopyA::offset(thread_index())),
+        b_target(b_tile + CopyB::offset(thread_index())) {}
+
+  __device__ __forceinline__ void seek(int batch, int head, int first_row) {
+    int const thread = thread_index();
+    row = first_row;
+    a_next =
+        head_data<Element>(a, batch, head) + int64_t(row + CopyA::row(thread)) * a.stride_row + CopyA::column(thread);
+    b_next = head_data<Element>(b, batch, head) + int64_t(row + CopyB::row(thread)) * b.stride_row + column_b +
+             CopyB::column(thread);
+  }
+  __device__ __forceinline__ bool is_exact() const {
+    return CopyBytes == 16 && columns_a >= ColumnsA && columns_b >= ColumnsB && row + Rows <= rows;
+  }
+  // A tile is copied in two steps: start copies what is not a whole tile, at once; the parts copy what is.
+  __device__ __forceinline__ void start(bool wanted, int slot) const {
+    if (!wanted || is_exact()) return;
+    CopyA::copy(a_target + slot * CopyA::Tile::kBytes, a_next, a.stride_row, rows - row, columns_a);
+    CopyB::copy(b_target + slot * CopyB::Tile::kBytes, b_next, b.stride_row, rows - row, columns_b);
+  }
+  __device__ __forceinline__ void copy_part(bool wanted, int slot, int part, int parts) const {
+    if constexpr (CopyBytes == 16) {
+      bool const copies = wanted && is_exact();
+      CopyA::copy_part(copies, a_target + slot * CopyA::Tile::kBytes, a_next, a.stride_row, part, parts);
+      CopyB::copy_part(copies, b_target + slot * CopyB::Tile::kBytes, b_next, b.stride_row, part, parts);
+    }
+  }
+  __device__ __forceinline__ void next() {
+    row += Rows;
+    a_next += Rows * a.stride_row;
+    b_next += Rows * b.stride_row;
+  }
+};
+
+// Copies the statistics of `Rows` queries into shared memory: first all lse2, then all -delta.
+template <int Rows>
+__device__ __forceinline__ void copy_statistics(BackwardArguments const& arguments, uint32_t target, int batch,
+                                                int head, int row) {
+  constexpr int kChunks = Rows / 4;  // of 16 bytes
+  int const chunk = thread_index();
+  if (chunk >= 2 * kChunks) return;
+  float const* const source = (chunk < kChunks ? arguments.lse2 : arguments.minus_delta) +
+                              arguments.statistics_offset(batch, head) + row + chunk % kChunks * 4;
+  copy_chunk<16>(target + chunk * 16, source, true);
+}
+
+// The queries that a block of keys meets: tiles [first, end) of each head of the group.
+struct QueryTiles {
+  int first, end;
+  int head, head_end;  // of the present tile
+  int tile;
+
+  __device__ __forceinline__ bool empty() const { return first >= end; }
+  __device__ __forceinline__ int count() const { return (head_end - head) * greater(end - first, 0); }
+  // Moves on; true where another head begins.
+  __device__ __forceinline__ bool next() {
+    if (++tile < end) return false;
+    tile = first;
+    ++head;
+    return true;
+  }
+};
+
+// Writes a warp's rows of a result, scaled, through its own rows of a shared-memory tile. Other warps must be done with
+// what lay there.
+template <typename Element, typename Tile, int RowTiles, int ColumnTiles>
+__device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> const& sum, float scale, uint32_t tile,
+                                           int warp_row, attention_autotuner_tensor const& tensor, int batch, int head,
+                                           int row, int rows, int column, int columns) {
+  int const lane = thread_index() & 31;
+#pragma unroll
+  for (int i = 0; i < RowTiles; ++i) {
+#pragma unroll
+    for (int j = 0; j < ColumnTiles; ++j) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        store_shared(tile + Tile::offset(warp_row + 16 * i + 8 * half + lane / 4, 8 * j + 2 * (lane & 3)),
+                     pack_pair<Element>(sum[i][j][2 * half] * scale, sum[i][j][2 * half + 1] * scale));
+      }
+    }
+  }
+  __syncwarp();
+  Element* const out =
+      static_cast<Element*>(tensor.data) + batch * tensor.stride_batch + head * tensor.stride_head + column;
+#pragma unroll 4
+  for (int unit = lane; unit < RowTiles * 16 * ColumnTiles; unit += 32) {
+    int const in_warp = unit / ColumnTiles, chunk = unit % ColumnTiles * kChunk;
+    int const global_row = row + warp_row + in_warp;
+    if (global_row < rows && column + chunk < columns) {
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(tile + Tile::offset(warp_row + in_warp, chunk))
+                   : "memory");
+      *reinterpret_cast<uint4*>(out + int64_t(global_row) * tensor.stride_row + chunk) = words;
+    }
+  }
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,131 @@
+// What comes before and after the passes of attention backward: row statistics, and dQ from its fp32 sums.
+//
+// Called by: attention_backward_entry.cuh.
+#pragma once
+
+#include "attention_backward_keys_sm80.cuh"
+
+namespace attention_autotuner {
+
+inline constexpr int kEdgeThreads = 128;
+inline constexpr int kLanesPerRow = 8;
+inline constexpr int kPrepareRows = 64;  // of one CTA
+
+// Eight elements of a row in fp32, read `CopyBytes` at a time.
+template <typename Element, int CopyBytes>
+__device__ __forceinline__ void load_eight(float (&values)[kChunk], Element const* source) {
+  if constexpr (CopyBytes == 16) {
+    uint4 const words = *reinterpret_cast<uint4 const*>(source);
+    uint32_t const packed[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float2 const pair = unpack_pair<Element>(packed[i]);
+      values[2 * i] = pair.x;
+      values[2 * i + 1] = pair.y;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) values[i] = float(source[i]);
+  }
+}
+
+// Statistics of 64 rows: lse2 and -(delta - dLSE) with delta = rowsum(dO O). Rows beyond the sequence get their neutral
+// ones. Every CTA also clears its share of `clear_words` 16-byte words at dq_sum.
+template <typename Config>
+__global__ void __launch_bounds__(kEdgeThreads)
+    attention_backward_prepare(BackwardArguments const __grid_constant__ arguments, int64_t clear_words) {
+  using Element = typename Config::Element;
+  BackwardParams const& p = arguments.params;
+  int const blocks = round_up_division(arguments.statistics_rows, kPrepareRows);
+  int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
+  int const head = index % p.heads_q, batch = index / p.heads_q;
+  int const lane = threadIdx.x % kLanesPerRow;
+  constexpr int kRowsPerPass = kEdgeThreads / kLanesPerRow;
+#pragma unroll
+  for (int pass = 0; pass < kPrepareRows / kRowsPerPass; ++pass) {
+    int const row = block * kPrepareRows + pass * kRowsPerPass + threadIdx.x / kLanesPerRow;
+    float delta = 0.0f;
+    if (row < p.seqlen_q) {
+      Element const* const o = head_data<Element>(p.o, batch, head) + row * p.o.stride_row;
+      Element const* const dout = head_data<Element>(p.dout, batch, head) + row * p.dout.stride_row;
+#pragma unroll 4
+      for (int column = lane * kChunk; column < p.dim_v; column += kLanesPerRow * kChunk) {
+        float left[kChunk], right[kChunk];
+        load_eight<Element, 16>(left, o + column);
+        load_eight<Element, Config::kCopyBytes>(right, dout + column);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) delta = fmaf(left[i], right[i], delta);
+      }
+    }
+#pragma unroll
+    for (int other = kLanesPerRow / 2; other > 0; other /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, other);
+    if (lane == 0 && row < arguments.statistics_rows) {
+      float lse2 = __int_as_float(0x7f800000);
+      if (row < p.seqlen_q) {
+        int64_t const place = int64_t(index) * p.seqlen_q + row;
+        float const lse = p.lse[place];
+        if (lse > -__int_as_float(0x7f800000)) {
+          lse2 = lse * kLog2OfE;
+          if (p.dlse != nullptr) delta -= p.dlse[place];
+        } else {
+          delta = 0.0f;
+        }
+      }
+      int64_t const place = arguments.statistics_offset(batch, head) + row;
+      arguments.lse2[place] = lse2;
+      arguments.minus_delta[place] = -delta;
+    }
+  }
+  int64_t const threads = int64_t(gridDim.x) * kEdgeThreads;
+  for (int64_t word = int64_t(blockIdx.x) * kEdgeThreads + threadIdx.x; word < clear_words; word += threads) {
+    reinterpret_cast<float4*>(arguments.dq_sum)[word] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+}
+
+// dQ in 16 bits from the sums that key passes left in fragment order; one CTA a tile of block_m rows.
+template <typename Config>
+__global__ void __launch_bounds__(kEdgeThreads)
+    attention_backward_convert(BackwardArguments const __grid_constant__ arguments) {
+  using T = KeyPassTraits<Config>;
+  using Element = typename T::Element;
+  BackwardParams const& p = arguments.params;
+  int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
+  int const head = index % p.heads_q, batch = index / p.heads_q;
+  float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockM * T::kClassQK);
+  Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
+  constexpr int kColumnTiles = T::kClassQK / 8;
+  // A unit is one row of eight in a fragment tile, and the row eight below it.
+#pragma unroll 2
+  for (int unit = threadIdx.x; unit < T::kBlockM / 16 * kColumnTiles * 8; unit += kEdgeThreads) {
+    int const in_tile = unit % 8, fragment = unit / 8;
+    int const row = tile * T::kBlockM + fragment / kColumnTiles * 16 + in_tile, column = fragment % kColumnTiles * 8;
+    float const* const source = sums + int64_t(fragment) * 128;
+    float values[16];
+#pragma unroll
+    for (int quarter = 0; quarter < 4; ++quarter) {
+      // Four floats that are neighbours in either order: all of a lane, or one of each of the row's four lanes.
+      float4 const four = *reinterpret_cast<float4 const*>(
+          source + (adds_by_lane() ? 4 * (4 * in_tile + quarter) : 32 * quarter + 4 * in_tile));
+      float const found[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const lane = adds_by_lane() ? quarter : i;
+        int const element = adds_by_lane() ? i : quarter;
+        values[element / 2 * 8 + 2 * lane + element % 2] = found[i] * p.softmax_scale;
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half < p.seqlen_q && column < p.dim_qk) {
+        uint4 words;
+        words.x = pack_pair<Element>(values[8 * half], values[8 * half + 1]);
+        words.y = pack_pair<Element>(values[8 * half + 2], values[8 * half + 3]);
+        words.z = pack_pair<Element>(values[8 * half + 4], values[8 * half + 5]);
+        words.w = pack_pair<Element>(values[8 * half + 6], values[8 * half + 7]);
+        *reinterpret_cast<uint4*>(out + int64_t(row + 8 * half) * p.dq.stride_row + column) = words;
+      }
+    }
+  }
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,190 @@
+// Host side of an attention backward artifact: workspace, checks, preparation, and the launches of its plan.
+//
+// Called by: templates/attention/backward.cu.jinja.
+#pragma once
+
+#include "attention_backward_edges.cuh"
+#include "attention_backward_keys_sm80.cuh"
+#include "attention_backward_rows_sm80.cuh"
+#include "entry.cuh"
+
+namespace attention_autotuner {
+
+// kFused: preparation, key pass with dQ, conversion. kPair: preparation, key pass, row pass for dQ. kSplit:
+// preparation, a row pass for each result.
+enum class BackwardPlan { kFused, kPair, kSplit };
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+template <typename Config>
+struct BackwardEntry {
+  using Params = BackwardParams;
+  static constexpr bool kFused = Config::kPlan == BackwardPlan::kFused;
+  static constexpr bool kHasKeys = Config::kPlan != BackwardPlan::kSplit;
+  static inline std::atomic<bool> prepared[kMaxDevices];
+
+  // The plan's passes, each as (kernel, traits), in the order they run.
+  template <typename Visit>
+  static int32_t for_each_pass(Visit&& visit) {
+    int32_t status = ATTENTION_AUTOTUNER_OK;
+    if constexpr (kHasKeys) {
+      status = visit(attention_backward_keys<Config>, KeyPassTraits<Config>{});
+    }
+    if constexpr (!kFused) {
+      using Traits = RowPassTraits<Config, typename Config::Dq, Result::kDq>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<Traits>, Traits{});
+    }
+    if constexpr (!kHasKeys) {
+      using TraitsK = RowPassTraits<Config, typename Config::Dk, Result::kDk>;
+      using TraitsV = RowPassTraits<Config, typename Config::Dv, Result::kDv>;
+      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<TraitsK>, TraitsK{});
+      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<TraitsV>, TraitsV{});
+    }
+    return status;
+  }
+
+  static int32_t prepare(int32_t device) {
+    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
+    int32_t status = for_each_pass([device](auto kernel, auto traits) {
+      using Traits = decltype(traits);
+      int resident = 0;
+      return prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+    });
+    int resident = 0;
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if constexpr (kFused) {
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = prepare_kernel(attention_backward_convert<Config>, kEdgeThreads, 0, device, &resident);
+      }
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    return status;
+  }
+
+  // Where the parts of the workspace start, in bytes.
+  struct Workspace {
+    int64_t statistics_rows, dq_tiles;
+    int64_t minus_delta, dq_sum, bytes;
+
+    explicit Workspace(Params const& p) {
+      int64_t const heads = int64_t(p.batch) * p.heads_q;
+      statistics_rows = round_up(p.seqlen_q + kStatisticsPadding, kStatisticsPadding);
+      minus_delta = heads * statistics_rows * int64_t(sizeof(float));
+      dq_sum = bytes = 2 * minus_delta;
+      dq_tiles = 0;
+      if constexpr (kFused) {
+        using T = KeyPassTraits<Config>;
+        dq_tiles = round_up_division(p.seqlen_q, T::kBlockM);
+        bytes += heads * dq_tiles * (T::kBlockM * T::kClassQK) * int64_t(sizeof(float));
+      }
+    }
+  };
+
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
+  }
+
+  static int32_t check_shape(Params const& p) {
+    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+    return takes_shape(p, Config::kClassQK, Config::kClassV) ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    constexpr int kBytes = Config::kCopyBytes;
+    auto queries = [&p](attention_autotuner_tensor const& tensor, int bytes) {
+      return aligned(tensor, bytes, p.batch, p.heads_q, p.seqlen_q);
+    };
+    auto keys = [&p](attention_autotuner_tensor const& tensor, int bytes) {
+      return aligned(tensor, bytes, p.batch, p.heads_kv, p.seqlen_k);
+    };
+    bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
+                          queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16);
+    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+  }
+
+  // Launches a pass over blocks of `rows` rows of `heads` heads.
+  template <typename Traits, typename Kernel>
+  static int32_t launch_pass(Kernel kernel, BackwardArguments const& arguments, int block, int rows, int heads,
+                             int slices, bool longest_first, cudaStream_t stream) {
+    Params const& p = arguments.params;
+    int const blocks = round_up_division(rows, block);
+    int64_t const tiles = int64_t(blocks) * heads * p.batch * slices;
+    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    TileList const list{int(tiles),         longest_first,        Divider::by(blocks),
+                        Divider::by(heads), Divider::by(p.batch), Divider::by(p.heads_q / p.heads_kv)};
+    kernel<<<int(tiles), Traits::kThreads, Traits::kSmemBytes, stream>>>(arguments, list);
+    return cuda_status(cudaGetLastError());
+  }
+
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
+    int32_t status = check(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
+      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    }
+    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    Workspace const places(p);
+    char* const base = static_cast<char*>(workspace);
+    BackwardArguments const arguments{p,
+                                      p.softmax_scale * kLog2OfE,
+                                      reinterpret_cast<float*>(base),
+                                      reinterpret_cast<float*>(base + places.minus_delta),
+                                      reinterpret_cast<float*>(base + places.dq_sum),
+                                      int(places.statistics_rows),
+                                      int(places.dq_tiles)};
+    int64_t const heads = int64_t(p.batch) * p.heads_q;
+    int64_t const prepare_grid = heads * round_up_division(arguments.statistics_rows, kPrepareRows);
+    if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    attention_backward_prepare<Config>
+        <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.bytes - places.dq_sum) / 16);
+    status = cuda_status(cudaGetLastError());
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    status = for_each_pass([&](auto kernel, auto traits) {
+      using Traits = decltype(traits);
+      if constexpr (Traits::kByQueries) {
+        return launch_pass<Traits>(kernel, arguments, Traits::kBlockRows, p.seqlen_q, p.heads_q, Traits::kSlices,
+                                   p.causal != 0, stream);
+      } else {
+        return launch_pass<Traits>(kernel, arguments, Traits::kBlockRows, p.seqlen_k, p.heads_kv, Traits::kSlices,
+                                   false, stream);
+      }
+    });
+    if constexpr (kFused) {
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        attention_backward_convert<Config><<<int(heads * places.dq_tiles), kEdgeThreads, 0, stream>>>(arguments);
+        status = cuda_status(cudaGetLastError());
+      }
+    }
+    return status;
+  }
+
+  static attention_autotuner_kernel_info info() {
+    int smem = 0, threads = 0, block_m = 0, block_n = 0;
+    for_each_pass([&](auto, auto traits) {
+      using Traits = decltype(traits);
+      smem = greater(smem, Traits::kSmemBytes);
+      if (threads == 0) {
+        threads = Traits::kThreads;
+        block_m = Traits::kByQueries ? Traits::kBlockRows : Traits::kBlockColumns;
+        block_n = Traits::kByQueries ? Traits::kBlockColumns : Traits::kBlockRows;
+      }
+      return int32_t(ATTENTION_AUTOTUNER_OK);
+    });
+    return {sizeof(attention_autotuner_kernel_info),
+            ATTENTION_AUTOTUNER_ABI_VERSION,
+            Config::kName,
+            Config::kClassQK,
+            Config::kClassV,
+            block_m,
+            block_n,
+            threads,
+            0,
+            smem,
+            Config::kCopyBytes};
+  }
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,342 @@
+// A pass of attention backward with one result, by blocks of its rows: dQ by queries, or dK or dV by keys.
+//
+//   dQ   rows are queries: Q and dO stay, K and V stream     dQ += dS K
+//   dK   rows are keys:    K and V stay, Q and dO stream     dK += dS^T Q
+//   dV   rows are keys:    K stays, Q and dO stream          dV += P^T dO, a slice of its columns per CTA
+//
+// Each warp owns rows and keeps its scores and its result in registers, so warps meet only where tiles arrive. Where
+// the rows are too few for the warps, two warps share rows, halve every step's columns and add their results at the
+// end. Nothing is added across CTAs: the result is the same bits every time.
+//
+// Layouts: see mma_sm80.cuh (fragments), tile_sm80.cuh (shared memory), attention_backward_traits.cuh (map).
+// Called by: attention_backward_entry.cuh.
+#pragma once
+
+#include "attention_backward_common.cuh"
+
+namespace attention_autotuner {
+
+template <typename Traits>
+struct RowPassWarp {
+  using T = Traits;
+  using Element = typename T::Element;
+  using Stream = PairStream<Element, T::kBlockColumns, T::kClassQK, T::kOtherColumns, T::kThreads, T::kCopyBytes>;
+  using Scores = Accumulators<T::kRowTiles, T::kColumnTiles>;
+
+  BackwardArguments const& arguments;
+  uint32_t const smem;
+  int const batch, head, row0, slice;  // head: of the rows
+  int const kv_head;
+  QueryTiles now, ahead;  // streamed tiles; of keys where the rows are queries
+  Stream stream;
+  float lse2[T::kByQueries ? T::kRowTiles : 1][2];
+  float minus_delta[T::kByQueries ? T::kRowTiles : 1][2];
+
+  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
+  __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
+  __device__ __forceinline__ static int warp_row() { return warp() % T::kWarps * (16 * T::kRowTiles); }
+  __device__ __forceinline__ static int warp_column() { return warp() / T::kWarps * (8 * T::kColumnTiles); }
+
+  __device__ __forceinline__ RowPassWarp(BackwardArguments const& arguments, TileList const& list,
+                                         TileCoordinates const& tile, uint32_t smem)
+      : arguments(arguments),
+        smem(smem),
+        batch(tile.batch),
+        head(tile.head),
+        row0(tile.row_block * T::kBlockRows),
+        slice(tile.value_slice),
+        kv_head(T::kByQueries ? list.group.divide(tile.head) : tile.head),
+        stream(T::kByQueries ? arguments.params.k : arguments.params.q,
+               T::kByQueries ? arguments.params.v : arguments.params.dout,
+               T::kByQueries ? arguments.params.seqlen_k : arguments.params.seqlen_q, arguments.params.dim_qk,
+               arguments.params.dim_v, T::kNeedsDp ? 0 : tile.value_slice * T::kResultColumns, smem + T::kQKOffset,
+               smem + T::kOtherOffset) {
+    BackwardParams const& p = arguments.params;
+    if constexpr (T::kByQueries) {
+      int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
+      now.first = 0;
+      now.end = round_up_division(greater(arguments.visible_keys(last), 0), T::kBlockColumns);
+      now.head = kv_head;
+      now.head_end = kv_head + 1;
+    } else {
+      int const group = p.heads_q / p.heads_kv;
+      now.first = arguments.first_query(row0) / T::kBlockColumns;
+      now.end = round_up_division(p.seqlen_q, T::kBlockColumns);
+      now.head = kv_head * group;
+      now.head_end = now.head + group;
+    }
+    now.tile = now.first;
+    ahead = now;
+  }
+
+  // --- loads ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void load_first() {
+    BackwardParams const& p = arguments.params;
+    using CopyQK = TileCopy<T::kBlockRows, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
+    using CopyV = TileCopy<T::kBlockRows, T::kClassV, T::kThreads, T::kCopyBytes, false>;
+    int const rows = T::kByQueries ? p.seqlen_q : p.seqlen_k;
+    copy_resident<CopyQK, Element>(smem + T::kRowsQKOffset, T::kByQueries ? p.q : p.k, batch, head, row0, rows,
+                                   p.dim_qk);
+    if constexpr (T::kNeedsDp) {
+      copy_resident<CopyV, Element>(smem + T::kRowsVOffset, T::kByQueries ? p.dout : p.v, batch, head, row0, rows,
+                                    p.dim_v);
+    }
+    stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
+    start_next(true, 0);
+    copy_next(true, 0, 0, 1);
+    if constexpr (T::kByQueries) {
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
+          bool const exists = row < p.seqlen_q;
+          int64_t const index = arguments.statistics_offset(batch, head) + row;
+          lse2[i][half] = exists ? arguments.lse2[index] : __int_as_float(0x7f800000);
+          minus_delta[i][half] = exists ? arguments.minus_delta[index] : 0.0f;
+        }
+      }
+    }
+    arrive();
+  }
+  __device__ __forceinline__ static void arrive() {
+    cute::cp_async_fence();
+    cute::cp_async_wait<0>();
+    __syncthreads();
+  }
+  // The next streamed tile into `slot`: start_next, then all parts of copy_next.
+  __device__ __forceinline__ void start_next(bool wanted, int slot) {
+    if constexpr (!T::kByQueries) {
+      if (wanted) {
+        copy_statistics<T::kBlockColumns>(arguments, statistics(slot), batch, ahead.head,
+                                          ahead.tile * T::kBlockColumns);
+      }
+    }
+    stream.start(wanted, slot);
+  }
+  __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int parts) {
+    stream.copy_part(wanted, slot, part, parts);
+    if (part != parts - 1) return;
+    if (ahead.next()) {
+      if (ahead.head < ahead.head_end) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
+    } else {
+      stream.next();
+    }
+  }
+  __device__ __forceinline__ uint32_t statistics(int slot) const {
+    return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
+  }
+
+  // --- between the products ------------------------------------------------------------------------------------------
+
+  // dP starts from -delta, so that its product gives dP - delta.
+  __device__ __forceinline__ void begin_dp(Scores& dp, int slot) const {
+    uint32_t const delta = statistics(slot) + T::kStatisticsBytes / 2 + 4 * warp_column() + 8 * (lane() & 3);
+#pragma unroll
+    for (int j = 0; j < T::kColumnTiles; ++j) {
+      float2 d;
+      if constexpr (!T::kByQueries) d = load_shared_float2(delta + 32 * j);
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (T::kByQueries) {
+            dp[i][j][e] = minus_delta[i][e / 2];
+          } else {
+            dp[i][j][e] = e % 2 == 0 ? d.x : d.y;
+          }
+        }
+      }
+    }
+  }
+  // Whether every row of this warp meets every column of the tile.
+  __device__ __forceinline__ bool is_whole() const {
+    BackwardParams const& p = arguments.params;
+    if constexpr (T::kByQueries) {
+      return (now.tile + 1) * T::kBlockColumns <= arguments.visible_keys(row0 + warp_row());
+    } else {
+      return row0 + T::kBlockRows <= p.seqlen_k &&
+             arguments.first_query(row0 + warp_row() + 16 * T::kRowTiles - 1) <= now.tile * T::kBlockColumns;
+    }
+  }
+  // Whether a row meets a column, both counted from the tensors' first.
+  __device__ __forceinline__ bool meets(int row, int column) const {
+    if constexpr (T::kByQueries) {
+      return column < arguments.visible_keys(row);
+    } else {
+      return row < arguments.params.seqlen_k && column >= arguments.first_query(row);
+    }
+  }
+
+  // The weights of sixteen columns, packed: P, or dS = P (dP - delta).
+  __device__ __forceinline__ void take_weights(uint32_t (&w)[T::kRowTiles][4], Scores& s, Scores const& dp, int step,
+                                               bool whole, int slot) const {
+    uint32_t const lse2_address = statistics(slot) + 4 * warp_column() + 8 * (lane() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const j = 2 * step + half;
+      float2 l;
+      if constexpr (!T::kByQueries) l = load_shared_float2(lse2_address + 32 * j);
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float base;
+          if constexpr (T::kByQueries) {
+            base = lse2[i][e / 2];
+          } else {
+            base = e % 2 == 0 ? l.x : l.y;
+          }
+          s[i][j][e] = exponential(fmaf(s[i][j][e], arguments.c, -base));
+        }
+      }
+    }
+    if (!whole) {
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          int const row = row0 + warp_row() + 16 * i + e / 2 % 2 * 8 + lane() / 4;
+          int const column =
+              now.tile * T::kBlockColumns + warp_column() + 16 * step + e / 4 * 8 + 2 * (lane() & 3) + e % 2;
+          if (!meets(row, column)) s[i][2 * step + e / 4][e % 4] = 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        int const j = 2 * step + r / 2, e = r % 2 * 2;
+        float low = s[i][j][e], high = s[i][j][e + 1];
+        if constexpr (T::kNeedsDp) {
+          low *= dp[i][j][e];
+          high *= dp[i][j][e + 1];
+        }
+        w[i][r] = pack_pair<Element>(low, high);
+      }
+    }
+  }
+
+  // --- main loop -----------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void run() {
+    using TileX = std::conditional_t<T::kNeedsDp, typename T::TileQK, typename T::TileOther>;  // of the last product
+    constexpr int kXOffset = T::kNeedsDp ? T::kQKOffset : T::kOtherOffset;
+    constexpr int kWeightSteps = T::kColumnTiles / 2;
+    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    int const x_column = T::kNeedsDp ? slice * T::kResultColumns : 0;
+    uint32_t const rows_qk = smem + T::kRowsQKOffset + T::TileRowsQK::offset(warp_row() + a.row, a.column);
+    uint32_t const rows_v = smem + T::kRowsVOffset + T::TileRowsV::offset(warp_row() + a.row, a.column);
+    uint32_t const qk = smem + T::kQKOffset + T::TileQK::offset(warp_column() + b.row, b.column);
+    uint32_t const other = smem + T::kOtherOffset + T::TileOther::offset(warp_column() + b.row, b.column);
+    uint32_t const x = smem + kXOffset + TileX::offset(warp_column() + a.row, x_column + a.column);
+
+    Accumulators<T::kRowTiles, T::kResultTiles> sum;
+    clear(sum);
+    int slot = 0;
+    for (int left = now.count(); left > 0; --left) {
+      bool const more = left > 1, whole = is_whole();
+      if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
+      Scores s, dp;
+      clear(s);
+      multiply_rows<Element, typename T::TileRowsQK, typename T::TileQK, T::kClassQK / 16>(
+          s, rows_qk, qk + slot * T::TileQK::kBytes, [&](int step) {
+            if constexpr (T::kStages > 1) copy_next(more, slot ^ 1, step, T::kClassQK / 16);
+          });
+      if constexpr (T::kNeedsDp) {
+        begin_dp(dp, slot);
+        multiply_rows<Element, typename T::TileRowsV, typename T::TileOther, T::kClassV / 16>(
+            dp, rows_v, other + slot * T::TileOther::kBytes, [](int) {});
+      }
+      uint32_t w[2][T::kRowTiles][4];
+      take_weights(w[0], s, dp, 0, whole, slot);
+#pragma unroll
+      for (int step = 0; step < kWeightSteps; ++step) {
+        multiply_step<Element>(
+            sum, w[step % 2],
+            [&](int j, uint32_t (&registers)[4]) {
+              if constexpr (TileX::template advances<T::kResultColumns>()) {
+                load_matrix_x4_transposed(registers, TileX::advance(x + slot * TileX::kBytes, 16 * step, 8 * j));
+              } else {
+                load_matrix_x4_transposed(
+                    registers, smem + kXOffset + slot * TileX::kBytes +
+                                   TileX::offset(warp_column() + 16 * step + a.row, x_column + 8 * j + a.column));
+              }
+            },
+            [&](int j) {
+              if (j == 0 && step + 1 < kWeightSteps) take_weights(w[(step + 1) % 2], s, dp, step + 1, whole, slot);
+            });
+      }
+      if constexpr (T::kStages == 1) {
+        __syncthreads();
+        start_next(more, 0);
+        copy_next(more, 0, 0, 1);
+      }
+      arrive();
+      now.next();
+      if constexpr (T::kStages > 1) slot ^= 1;
+    }
+    if constexpr (T::kColumnWarps > 1) add_column_warps(sum);
+    if (warp() < T::kWarps) write(sum);
+  }
+
+  // The sums of the warps that share rows, in the first of them.
+  __device__ __forceinline__ void add_column_warps(Accumulators<T::kRowTiles, T::kResultTiles>& sum) const {
+    bool const gives = warp() >= T::kWarps;
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < T::kResultTiles; ++j) {
+        uint32_t const address =
+            smem + (((warp() % T::kWarps) * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane() * 16;
+        float (&v)[4] = sum[i][j];
+        if (gives) {
+          asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]),
+                       "f"(v[3])
+                       : "memory");
+        }
+      }
+    }
+    __syncthreads();
+    if (!gives) {
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < T::kResultTiles; ++j) {
+          uint32_t const address = smem + ((warp() * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane() * 16;
+          float v[4];
+          asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                       : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+                       : "r"(address)
+                       : "memory");
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sum[i][j][e] += v[e];
+        }
+      }
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ void write(Accumulators<T::kRowTiles, T::kResultTiles> const& sum) const {
+    BackwardParams const& p = arguments.params;
+    attention_autotuner_tensor const& out = T::kResult == Result::kDq ? p.dq : T::kResult == Result::kDk ? p.dk : p.dv;
+    write_rows<Element, typename T::TileResult>(sum, T::kNeedsDp ? p.softmax_scale : 1.0f, smem, warp_row(), out, batch,
+                                                head, row0, T::kByQueries ? p.seqlen_q : p.seqlen_k,
+                                                slice * T::kResultColumns, T::kNeedsDp ? p.dim_qk : p.dim_v);
+  }
+};
+
+template <typename Traits>
+__global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
+    attention_backward_rows(BackwardArguments const __grid_constant__ arguments,
+                            TileList const __grid_constant__ list) {
+  extern __shared__ __align__(128) char smem_bytes[];
+  RowPassWarp<Traits> warp(arguments, list, tile_coordinates<Traits::kHeadsFirst, Traits::kSlices>(block_index(), list),
+                           shared_address(smem_bytes));
+  if (!warp.now.empty()) warp.load_first();
+  warp.run();
+}
+
+}  // namespace attention_autotuner
