@@ -161,7 +161,7 @@ def verify_all(
         if isinstance(result, Outcome):
             verdicts[one.name] = result
         else:
-            verdicts[one.name] = pipeline.verify(small, result)
+            verdicts[one.name] = pipeline.verify(small, result, deterministic=one.deterministic)
         if not verdicts[one.name].ok:
             print(f"{one.name}: {verdicts[one.name]}", file=sys.stderr)
 

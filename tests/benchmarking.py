@@ -64,7 +64,7 @@ class FakePipeline:
     def can_measure(self) -> bool:
         return True
 
-    def verify(self, problem: Problem, built: Built) -> Outcome:
+    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         self.verified.append(built.path.name)
         return self.verdict(built.path.name)
 

@@ -12,10 +12,10 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import errors, settings
-    from .dispatch import tune
+    from .dispatch import tune, tune_step
     from .ops import flash_attn_func
 
-__all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune"]
+__all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune", "tune_step"]
 
 # Public name -> (module, attribute); no attribute means the module itself.
 _EXPORTS = {
@@ -23,6 +23,7 @@ _EXPORTS = {
     "flash_attn_func": (".ops", "flash_attn_func"),
     "settings": (".settings", ""),
     "tune": (".dispatch", "tune"),
+    "tune_step": (".dispatch", "tune_step"),
 }
 
 

@@ -43,7 +43,15 @@ LAYERS = {
     "cli": 6,
     "__main__": 6,
 }
-MAY_IMPORT_TORCH = ("ops", "loader", "reference", "tuning.measure", "tuning.verify")
+MAY_IMPORT_TORCH = (
+    "ops",
+    "loader",
+    "reference",
+    "tuning.bindings",
+    "tuning.measure",
+    "tuning.tensors",
+    "tuning.verify",
+)
 
 
 def modules() -> dict[str, Path]:

@@ -68,6 +68,7 @@ def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
     values: dict[str, Any] = {
         "problem": problem.bucketed(),
         "measured_problem": problem,
+        "purpose": problem.direction,
         "arch": "H100",
         "space_schema": space_schema("attention", "forward"),
         "space_digest": space_digest([FAST, SLOW, BROKEN]),

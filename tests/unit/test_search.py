@@ -94,7 +94,7 @@ class FakePipeline:
     def can_measure(self) -> bool:
         return self.gpu
 
-    def verify(self, problem: Problem, built: Built) -> Outcome:
+    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         if self.interrupt_in == "verify" and len(self.verified) == 2:
             raise KeyboardInterrupt
         self.verified.append(built.path.name)

@@ -15,16 +15,9 @@ from attention_autotuner.abi import AttentionForwardParams
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
 from attention_autotuner.loader import KernelDescription, LoadedKernel
-from attention_autotuner.tuning.verify import (
-    GUARD,
-    bind,
-    classify,
-    make_inputs,
-    make_outputs,
-    reduced,
-    variants,
-    verify,
-)
+from attention_autotuner.tuning.bindings import make_inputs, make_outputs
+from attention_autotuner.tuning.tensors import GUARD, PoisonedWorkspace, SharedWorkspace, bind
+from attention_autotuner.tuning.verify import classify, reduced, variants, verify
 
 CPU = torch.device("cpu")
 PROBLEM = Problem(
@@ -47,6 +40,9 @@ class Misbehaving:
     def prepare(self, device: int) -> None:
         self._kernel.prepare(device)
 
+    def workspace_bytes(self, params: AttentionForwardParams) -> int:
+        return self._kernel.workspace_bytes(params)
+
     def launch(
         self, params: AttentionForwardParams, workspace: int, stream: int, device: int
     ) -> None:
@@ -61,7 +57,7 @@ def outcome_of(
     problem: Problem = PROBLEM,
 ) -> tuple[str, str]:
     kernel = Misbehaving(loader.load(fake_kernel()), mischief)
-    found = verify(problem, kernel, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    found = verify(problem, kernel, deterministic=True, seeds=(0,), device=CPU)  # type: ignore[arg-type]
     return found.kind, found.reason
 
 
@@ -133,18 +129,18 @@ def test_two_runs_that_differ_are_nondeterministic(fake_kernel: FakeKernel) -> N
 
 def test_a_kernel_that_does_nothing_is_wrong(fake_kernel: FakeKernel) -> None:
     kernel = loader.load(fake_kernel("-DNO_WORK"))
-    assert verify(PROBLEM, kernel, seeds=(0,), device=CPU).kind == "wrong"
+    assert verify(PROBLEM, kernel, deterministic=True, seeds=(0,), device=CPU).kind == "wrong"
 
 
 def test_refusals_are_typed(fake_kernel: FakeKernel) -> None:
     refused = loader.load(fake_kernel("-DLAUNCH_STATUS=2"))
-    found = verify(PROBLEM, refused, device=CPU)
+    found = verify(PROBLEM, refused, deterministic=True, device=CPU)
     assert found.kind == "launch_failed"
     assert "a bad shape" in found.reason
     full = loader.load(fake_kernel("-DLAUNCH_STATUS=1002"))
-    assert verify(PROBLEM, full, device=CPU).kind == "out_of_memory"
+    assert verify(PROBLEM, full, deterministic=True, device=CPU).kind == "out_of_memory"
     unprepared = loader.load(fake_kernel("-DPREPARE_STATUS=4"))
-    assert verify(PROBLEM, unprepared, device=CPU).kind == "launch_failed"
+    assert verify(PROBLEM, unprepared, deterministic=True, device=CPU).kind == "launch_failed"
 
 
 def test_exceptions_have_their_outcomes() -> None:
@@ -155,21 +151,54 @@ def test_exceptions_have_their_outcomes() -> None:
 
 
 def test_outputs_start_as_nan_between_guards() -> None:
-    inputs = make_inputs(PROBLEM, seed=0, device=CPU)
-    outputs = make_outputs(PROBLEM, inputs)
-    assert outputs.o.shape == (1, 2, 33, 24)
-    assert outputs.lse.shape == (1, 2, 33)
-    assert bool(outputs.o.isnan().all())
-    assert bool(outputs.lse.isnan().all())
-    assert outputs.o.data_ptr() % 16 == 0
-    assert outputs.storages[0].numel() == outputs.o.numel() + 2 * GUARD
+    outputs = make_outputs(PROBLEM, PoisonedWorkspace(CPU), CPU)
+    o, lse = outputs.tensors["o"], outputs.tensors["lse"]
+    assert o.shape == (1, 2, 33, 24)
+    assert lse.shape == (1, 2, 33)
+    assert bool(o.isnan().all())
+    assert bool(lse.isnan().all())
+    assert o.data_ptr() % 16 == 0
+    assert outputs.storages[0].numel() == o.numel() + 2 * GUARD
+    assert outputs.intact()
+
+
+def bytes_at(address: int, count: int) -> bytes:
+    return bytes((ctypes.c_uint8 * count).from_address(address))
+
+
+def test_a_poisoned_workspace_is_aligned_full_of_nan_and_guarded() -> None:
+    workspace = PoisonedWorkspace(CPU)
+    first, second = workspace.take(1000), workspace.take(1000)
+    assert first != second
+    for address in (first, second):
+        assert address % 256 == 0
+        values = (ctypes.c_float * 250).from_address(address)
+        assert all(value != value for value in values)
+        assert bytes_at(address - 1, 1) == bytes_at(address + 1000, 1) == b"\x5a"
+    assert workspace.intact()
+    ctypes.c_uint8.from_address(second + 999).value = 0
+    assert workspace.intact()
+    ctypes.c_uint8.from_address(second + 1000).value = 0
+    assert not workspace.intact()
+
+
+def test_a_shared_workspace_is_one_piece_until_it_is_too_small() -> None:
+    workspace = SharedWorkspace(CPU)
+    first = workspace.take(1000)
+    assert first % 256 == 0
+    assert workspace.take(500) == first
+    larger = workspace.take(10_000)
+    assert larger != first
+    assert workspace.take(1000) == larger
+    bytes_at(first, 1000)  # launches bound to it still may write there
 
 
 def test_a_bound_launch_passes_the_problem_on(fake_kernel: FakeKernel) -> None:
     seen: list[AttentionForwardParams] = []
     kernel = Misbehaving(loader.load(fake_kernel()), lambda params, launch: seen.append(params))
     inputs = make_inputs(PROBLEM, seed=0, device=CPU)
-    bind(kernel, PROBLEM, inputs, make_outputs(PROBLEM, inputs))()  # type: ignore[arg-type]
+    outputs = make_outputs(PROBLEM, PoisonedWorkspace(CPU), CPU)
+    bind(kernel, PROBLEM, inputs, outputs)()  # type: ignore[arg-type]
     assert (seen[0].causal, seen[0].causal_offset) == (1, 12)
     assert seen[0].softmax_scale == 0.25
     assert seen[0].k.stride_batch == 45 * 16

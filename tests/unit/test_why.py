@@ -48,6 +48,7 @@ def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
     return TuningRecord(
         problem=PROBLEM.bucketed(),
         measured_problem=PROBLEM,
+        purpose=PROBLEM.direction,
         arch=POLICY.name,
         space_schema=space_schema(PROBLEM.op, PROBLEM.direction),
         space_digest=space_digest(RANKED),

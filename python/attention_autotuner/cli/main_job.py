@@ -140,7 +140,7 @@ def serve(problem: Problem) -> Served:
     """Call ``flash_attn_func`` on fresh input and hold its output against the reference."""
     from .. import reference
     from ..ops import flash_attn_func
-    from ..tuning.verify import make_inputs
+    from ..tuning.bindings import make_inputs
 
     inputs = make_inputs(problem, seed=1)
     q, k, v = inputs.q, inputs.k, inputs.v

@@ -1,6 +1,6 @@
 """Choose, measure and remember.
 
-:func:`tune` is loaded on first use, so that reading a record does not load the builder.
+:func:`tune` and :func:`tune_step` are loaded on first use, so that reading a record does not load the builder.
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .search import tune
+    from .step import tune_step
 
-__all__ = ["tune"]
+__all__ = ["tune", "tune_step"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import the search when it is first asked for."""
-    if name != "tune":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .search import tune
+    """Import a search when it is first asked for."""
+    if name == "tune":
+        from .search import tune
 
-    return tune
+        return tune
+    if name == "tune_step":
+        from .step import tune_step
+
+        return tune_step
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

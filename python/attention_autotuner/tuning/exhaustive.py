@@ -14,6 +14,7 @@ from math import exp, inf, log
 from statistics import fmean
 
 from ..codegen.candidate import Candidate
+from ..codegen.knobs import KeyPass
 from .shortlist import Ranked, shortlist
 
 SAMPLE = 96
@@ -21,17 +22,27 @@ FIRST = 10  # of the model's own picks that are inside every sample
 PICKS = (1, 3, 5, 8, 10)
 
 
+def stratum_of(candidate: Candidate) -> tuple[object, ...]:
+    """What candidates of one stratum share: tiles, warps and stages, of a backward candidate those of every pass."""
+    if candidate.direction == "forward":
+        knobs = candidate.forward
+        return (knobs.block_m, knobs.block_n, knobs.num_threads // 32, knobs.num_stages)
+    passes: list[object] = [candidate.backward.plan]
+    for each in candidate.backward.passes.values():
+        tile = (
+            (each.block_m, each.block_n)
+            if isinstance(each, KeyPass)
+            else (each.block_rows, each.block_columns)
+        )
+        passes.append((*tile, each.num_threads // 32, each.num_stages))
+    return tuple(passes)
+
+
 def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:
     """All candidates in an order whose every prefix is spread over the strata, the same for the same seed."""
-    strata: dict[tuple[int, ...], list[Candidate]] = {}
+    strata: dict[tuple[object, ...], list[Candidate]] = {}
     for one in sorted(candidates, key=lambda c: c.name):
-        stratum = (
-            one.forward.block_m,
-            one.forward.block_n,
-            one.forward.warps_m * one.forward.warps_n,
-            one.forward.num_stages,
-        )
-        strata.setdefault(stratum, []).append(one)
+        strata.setdefault(stratum_of(one), []).append(one)
     source = random.Random(seed)
     groups = list(strata.values())
     for group in groups:

@@ -1,16 +1,16 @@
 """Timing on the GPU: entries interleaved in random order, cold L2, paired rounds (MEASURING rules 2 to 5).
 
 An *entry* is anything with a name that can be prepared for a list of inputs and then run on one of them: a kernel of
-ours (:class:`KernelEntry`, which holds only a path and a name, so that a worker process could be sent it) or a peer
-(:class:`CallableEntry`). :class:`Measurer` is what callers rely on; :class:`InProcessMeasurer` measures in the caller's
-process.
+ours (:class:`KernelEntry`, which holds only a path and a name, so that a worker process could be sent it), a forward
+and a backward kernel as one step (:class:`StepEntry`), or a peer (:class:`CallableEntry`). :class:`Measurer` is what
+callers rely on; :class:`InProcessMeasurer` measures in the caller's process.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +20,10 @@ from .. import loader
 from ..codegen.outcome import Outcome
 from ..codegen.problem import Problem
 from ..errors import AttentionAutotunerError
+from .bindings import make_inputs, make_outputs
 from .racing import Race, Timing
-from .verify import Inputs, Outputs, bind, classify, make_inputs, make_outputs
+from .tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
+from .verify import classify
 
 WARM_UP_SECONDS = 0.4
 WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
@@ -48,7 +50,8 @@ class Entry(Protocol):
 
         Args:
             inputs: the sets that :meth:`run` will be asked for.
-            outputs: memory for each set's results, shared by all entries; a peer that allocates its own leaves it.
+            outputs: memory for each set's results and for workspaces, shared by all entries; a peer that allocates its
+                own leaves it.
         """
 
     def run(self, index: int) -> None:
@@ -57,7 +60,7 @@ class Entry(Protocol):
 
 @dataclass
 class KernelEntry:
-    """A built kernel of ours.
+    """A built kernel of ours; what is timed is the whole launch, with all that it enqueues.
 
     Attributes:
         name: the candidate's name.
@@ -82,6 +85,40 @@ class KernelEntry:
     def run(self, index: int) -> None:
         """Launch on the current stream."""
         self._launches[index]()
+
+
+class StepEntry:
+    """A forward and a backward kernel of ours, one after the other on the same tensors, as in training.
+
+    Args:
+        name: how it is reported.
+        forward, backward: the libraries, or the folders that hold them.
+        problem: the backward problem; measured on its inputs.
+    """
+
+    def __init__(self, *, name: str, forward: Path, backward: Path, problem: Problem) -> None:
+        self.name = name
+        self._forward = KernelEntry(
+            name=name,
+            path=forward,
+            problem=replace(problem, direction="forward", deterministic=False),
+        )
+        self._backward = KernelEntry(name=name, path=backward, problem=problem)
+
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Load both; the forward writes the o and lse that the backward reads."""
+        read = [Inputs(tensors={n: each.tensors[n] for n in ("q", "k", "v")}) for each in inputs]
+        written = [
+            Outputs(tensors={n: given.tensors[n] for n in ("o", "lse")}, workspace=taken.workspace)
+            for given, taken in zip(inputs, outputs, strict=True)
+        ]
+        self._forward.prepare(read, written)
+        self._backward.prepare(inputs, outputs)
+
+    def run(self, index: int) -> None:
+        """Launch both on the current stream."""
+        self._forward.run(index)
+        self._backward.run(index)
 
 
 @dataclass
@@ -177,7 +214,8 @@ class InProcessMeasurer:
         """See :meth:`Measurer.measure`."""
         race = self.race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
         inputs = self._inputs(problem)
-        outputs = [make_outputs(problem, each) for each in inputs]
+        workspace = SharedWorkspace(current_device())
+        outputs = [make_outputs(problem, workspace, current_device()) for _ in inputs]
         live: dict[str, _Prepared] = {}
         self.interrupted = False
         try:

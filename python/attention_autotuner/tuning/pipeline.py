@@ -7,7 +7,7 @@ them, so that a search on a machine without a GPU never loads it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,8 +61,8 @@ class Pipeline(Protocol):
     def can_measure(self) -> bool:
         """Whether a GPU that runs these kernels is here, with torch to drive it."""
 
-    def verify(self, problem: Problem, built: Built) -> Outcome:
-        """Check a kernel against the reference."""
+    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
+        """Check a kernel against the reference, and for equal bits of two runs where it claims them."""
 
     def measure(
         self,
@@ -79,6 +79,24 @@ class Pipeline(Protocol):
         self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
     ) -> float | None:
         """The default's time over the pick's in a second, fresh process; None if that process failed."""
+
+
+class StepPipeline(Pipeline, Protocol):
+    """A pipeline that times training steps, too."""
+
+    def measure_steps(
+        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+    ) -> tuple[list[Timing], bool]:
+        """Race pairs of a forward and a backward kernel, each pair run back to back.
+
+        Args:
+            problem: the backward one.
+            steps: name -> forward and backward kernel, in tie-breaking order.
+            budget_seconds: of the rounds.
+
+        Returns:
+            The timings, and whether Ctrl-C cut it short.
+        """
 
 
 class LocalPipeline:
@@ -121,7 +139,7 @@ class LocalPipeline:
         """See :meth:`Pipeline.can_measure`."""
         return self.environment.gpu_name is not None and find_spec("torch") is not None
 
-    def verify(self, problem: Problem, built: Built) -> Outcome:
+    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
         from ..loader import load
         from .verify import verify
@@ -130,7 +148,7 @@ class LocalPipeline:
             kernel = load(built.path)
         except ArtifactError as error:
             return LaunchFailed(reason=str(error))
-        return verify(problem, kernel)
+        return verify(problem, kernel, deterministic=deterministic)
 
     def measure(
         self,
@@ -151,6 +169,22 @@ class LocalPipeline:
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         self.environment = replace(
             collect(), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
+        )
+        return timings, measurer.interrupted
+
+    def measure_steps(
+        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+    ) -> tuple[list[Timing], bool]:
+        """See :meth:`StepPipeline.measure_steps`."""
+        from .measure import InProcessMeasurer, StepEntry
+
+        measurer = InProcessMeasurer()
+        entries = [
+            StepEntry(name=name, forward=forward.path, backward=backward.path, problem=problem)
+            for name, (forward, backward) in steps.items()
+        ]
+        timings = measurer.measure(
+            problem, entries, budget_seconds=budget_seconds, keep=list(steps)
         )
         return timings, measurer.interrupted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from ..codegen.candidate import FAMILIES, Candidate
 from ..codegen.identity import digest16
@@ -19,6 +19,8 @@ from ..errors import RecordError, UnsupportedProblemError
 from .environment import Environment
 
 SCHEMA = 2  # of the JSON form
+
+Purpose = Literal["forward", "backward", "step"]
 
 
 def space_schema(op: Op, direction: Direction) -> str:
@@ -114,6 +116,7 @@ class TuningRecord:
     Attributes:
         problem: bucketed; its seqlens are the buckets that the record serves, not the lengths measured.
         measured_problem: the problem that was measured.
+        purpose: what it was tuned for: its direction by itself, or the training step of which it is half.
         arch: the policy's name.
         space_schema: see :func:`space_schema`.
         space_digest: see :func:`space_digest`.
@@ -128,6 +131,7 @@ class TuningRecord:
 
     problem: Problem
     measured_problem: Problem
+    purpose: Purpose
     arch: str
     space_schema: str
     space_digest: str
@@ -142,6 +146,11 @@ class TuningRecord:
     def __post_init__(self) -> None:
         if self.problem != self.problem.bucketed():
             raise RecordError(f"a record's problem must be bucketed, got {self.problem.describe()}")
+        if self.purpose not in (self.problem.direction, "step"):
+            raise RecordError(
+                f"purpose must be {self.problem.direction!r} or 'step' for {self.problem.describe()}, "
+                f"got {self.purpose!r}"
+            )
         names = [entry.candidate.name for entry in self.entries]
         if len(names) != len(set(names)):
             raise RecordError("a record holds one entry per candidate, got duplicates")
@@ -172,6 +181,7 @@ class TuningRecord:
             "schema": self.schema,
             "problem": asdict(self.problem),
             "measured_problem": asdict(self.measured_problem),
+            "purpose": self.purpose,
             "arch": self.arch,
             "space_schema": self.space_schema,
             "space_digest": self.space_digest,
@@ -195,6 +205,7 @@ class TuningRecord:
                 schema=data["schema"],
                 problem=Problem(**data["problem"]),
                 measured_problem=Problem(**data["measured_problem"]),
+                purpose=data["purpose"],
                 arch=data["arch"],
                 space_schema=data["space_schema"],
                 space_digest=data["space_digest"],

@@ -22,11 +22,11 @@ from ..codegen.render import RenderedKernel, kernel_digest, render, unique
 from ..settings import Effort, Settings
 from .cost_model import rank, refine
 from .failures import require_legal, require_usable
-from .lookup import Hit, Query
+from .history import extended, recall, untried
 from .pipeline import Built, LocalPipeline, Pipeline
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
-from .record_schema import TuningRecord, space_digest, space_schema
+from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, gain_over, median_us
 from .shortlist import shortlist
@@ -45,12 +45,13 @@ def tune(
     budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    for_step: bool = False,
     listener: Listener | None = None,
     records: RecordStore | None = None,
     pipeline: Pipeline | None = None,
     **fields: Any,
 ) -> TuneResult:
-    """Find the fastest kernel for a problem and remember it.
+    """Find the fastest kernel for a problem and remember it; :func:`~.step.tune_step` does it for both directions.
 
     Args:
         problem: what to tune for; or give its fields by name, e.g. ``seqlen_q=4096, causal=True``.
@@ -62,6 +63,7 @@ def tune(
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
+        for_step: record it as half of a training step.
         listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
@@ -81,8 +83,10 @@ def tune(
     printer = LinePrinter() if listener is None and settings.print_tuning else None
     if printer is not None:
         listener = printer.listen
+    problem = Problem(**fields) if problem is None else problem
     search = _Search(
-        problem=Problem(**fields) if problem is None else problem,
+        problem=problem,
+        purpose="step" if for_step else problem.direction,
         policy=policy,
         settings=settings,
         effort=effort or settings.effort,
@@ -103,6 +107,7 @@ class _Search:
         self,
         *,
         problem: Problem,
+        purpose: Purpose,
         policy: Policy,
         settings: Settings,
         effort: Effort,
@@ -111,6 +116,7 @@ class _Search:
         pipeline: Pipeline,
     ) -> None:
         self.problem = problem
+        self.purpose = purpose
         self.policy = policy
         self.settings = settings
         self.effort = effort
@@ -143,7 +149,7 @@ class _Search:
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
         if known is not None:
-            rows = self._only_new(rows, known)
+            rows = untried(rows, known, {known.pick, self.default.name})
         built, rows = self._build(kernels, rows)
         if self.interrupted or not self.pipeline.can_measure():
             return self._predicted(rows)
@@ -160,36 +166,9 @@ class _Search:
         return legal
 
     def _known(self, digests: dict[str, str]) -> TuningRecord | None:
-        """The record of this very problem, without the entries whose kernels changed since."""
         if self.settings.always_tune or not self.pipeline.can_measure():
             return None
-        query = Query(
-            problem=self.problem,
-            arch=self.policy.name,
-            environment=self.pipeline.environment,
-            kernel_digest=lambda candidate: kernel_digest(render(candidate)),
-            strict=True,
-        )
-        found = self.records.find(query)
-        if not isinstance(found, Hit) or not found.exact:
-            return None
-        record = found.record
-        current = {record.pick: record.picked.kernel_digest, **digests}
-        entries = tuple(
-            entry
-            for entry in record.entries
-            if current.get(entry.candidate.name, entry.kernel_digest) == entry.kernel_digest
-        )
-        return replace(record, entries=entries)
-
-    def _only_new(self, rows: list[Row], known: TuningRecord) -> list[Row]:
-        """The rows that were never tried, with the old pick and the default to race them against."""
-        anchors = {known.pick, self.default.name}
-        return [
-            row
-            for row in rows
-            if row.candidate.name in anchors or known.entry(row.candidate.name) is None
-        ]
+        return recall(self.records, self.problem, self.policy, self.pipeline.environment, digests)
 
     def _build(
         self, kernels: Sequence[RenderedKernel], rows: list[Row]
@@ -251,7 +230,11 @@ class _Search:
             self.progress.tell("verify", index, len(rows), row.candidate.name)
             if row.outcome.ok and not self.interrupted:
                 try:
-                    outcome = self.pipeline.verify(self.problem, built[row.candidate.name])
+                    outcome = self.pipeline.verify(
+                        self.problem,
+                        built[row.candidate.name],
+                        deterministic=row.candidate.deterministic,
+                    )
                     row = replace(row, outcome=outcome)
                 except KeyboardInterrupt:
                     self.interrupted = True
@@ -329,24 +312,18 @@ class _Search:
         known: TuningRecord | None,
     ) -> TuneResult:
         environment = self.pipeline.environment
-        entries = {row.candidate.name: row.entry(environment.digest) for row in rows}
-        environments = {environment.digest: environment}
-        if known is not None:
-            entries = {entry.candidate.name: entry for entry in known.entries} | entries
-            environments |= {**known.environments, known.environment.digest: known.environment}
         record = self.records.put(
-            TuningRecord(
-                problem=self.problem.bucketed(),
-                measured_problem=self.problem,
-                arch=self.policy.name,
-                space_schema=space_schema(self.problem.op, self.problem.direction),
-                space_digest=space_digest(self.legal),
-                pick=pick.candidate.name,
-                default=self.default.name,
+            extended(
+                known,
+                rows,
+                problem=self.problem,
+                purpose=self.purpose,
+                policy=self.policy,
+                legal=self.legal,
+                pick=pick.candidate,
+                default=self.default,
                 confirmed=confirmed,
-                entries=tuple(entries.values()),
                 environment=environment,
-                environments=environments,
             )
         )
         path = self._record_path()

@@ -1,22 +1,19 @@
 """Whether a built kernel is right: against fp32, twice the same, every element written, nothing beside the outputs.
 
-The reference works block by block, and what it is asked is bounded too: batch, heads and, where one head alone would be
-too much, sequence lengths are reduced first (:func:`reduced`; remainders modulo the tile survive).
-Beside the problem itself two shapes of odd length run, causal and not, with enough heads for persistent kernels to
-loop.
+What is asked of the reference is bounded: batch, heads and, where one head alone would be too much, sequence lengths
+are reduced first (:func:`reduced`; remainders modulo the tile survive). Beside the problem itself two shapes of odd
+length run, causal and not, with enough heads for persistent kernels to loop. What differs between directions is in
+:mod:`.bindings`.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle
 
 import torch
 
-from ..abi import ABI_VERSION, AttentionForwardParams
-from ..abi import Tensor as AbiTensor
 from ..codegen.outcome import (
     Crashed,
     LaunchFailed,
@@ -30,104 +27,20 @@ from ..codegen.outcome import (
 from ..codegen.problem import Problem
 from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
 from ..loader import LoadedKernel
-from ..reference import attention, attention_low, check
+from ..reference import check
+from .bindings import Binding, Truth, ways_of
+from .tensors import (
+    Outputs,
+    PoisonedWorkspace,
+    bind,
+    current_device,
+    guarded_outputs,
+    same_bits,
+)
 
-TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
-GUARD = 4096  # elements before and after each output
-GUARD_BITS = {2: 0x5A5A, 4: 0x5A5A5A5A}
-INTEGERS = {2: torch.int16, 4: torch.int32}
 ODD_TILES_PER_SM = 6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """q ``[batch, heads_q, seqlen_q, dim_qk]``, k ``[batch, heads_kv, seqlen_k, dim_qk]``, v with ``dim_v``."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outputs:
-    """o ``[batch, heads_q, seqlen_q, dim_v]`` and lse ``[batch, heads_q, seqlen_q]`` inside their guarded storages."""
-
-    o: torch.Tensor
-    lse: torch.Tensor
-    storages: tuple[torch.Tensor, torch.Tensor]
-
-
-def make_inputs(problem: Problem, *, seed: int, device: torch.device | None = None) -> Inputs:
-    """Normal inputs, off 16-byte alignment when the problem says so.
-
-    Args:
-        problem: gives shapes and dtype.
-        seed: of the numbers; the same seed gives the same ones on the same kind of device.
-        device: the current CUDA device by default.
-    """
-    device = _current_device() if device is None else device
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def tensor(heads: int, rows: int, columns: int) -> torch.Tensor:
-        shape = (problem.batch, heads, rows, columns)
-        offset = 0 if problem.alignment_bytes == 16 else 1  # elements
-        flat = torch.randn(
-            problem.batch * heads * rows * columns + offset,
-            dtype=TORCH_DTYPES[problem.dtype],
-            device=device,
-            generator=generator,
-        )
-        return flat[offset:].view(shape)
-
-    return Inputs(
-        q=tensor(problem.heads_q, problem.seqlen_q, problem.dim_qk),
-        k=tensor(problem.heads_kv, problem.seqlen_k, problem.dim_qk),
-        v=tensor(problem.heads_kv, problem.seqlen_k, problem.dim_v),
-    )
-
-
-def make_outputs(problem: Problem, inputs: Inputs) -> Outputs:
-    """Outputs full of NaN between guards of a known pattern."""
-    shape = (problem.batch, problem.heads_q, problem.seqlen_q)
-    o, o_storage = _guarded((*shape, problem.dim_v), inputs.q.dtype, inputs.q.device)
-    lse, lse_storage = _guarded(shape, torch.float32, inputs.q.device)
-    return Outputs(o=o, lse=lse, storages=(o_storage, lse_storage))
-
-
-def bind(
-    kernel: LoadedKernel, problem: Problem, inputs: Inputs, outputs: Outputs
-) -> Callable[[], None]:
-    """A function that launches the kernel on torch's current stream with these tensors, scale 1/sqrt(dim_qk)."""
-    params = AttentionForwardParams(
-        struct_size=ctypes.sizeof(AttentionForwardParams),
-        abi_version=ABI_VERSION,
-        q=_abi_tensor(inputs.q),
-        k=_abi_tensor(inputs.k),
-        v=_abi_tensor(inputs.v),
-        o=_abi_tensor(outputs.o),
-        lse=outputs.lse.data_ptr(),
-        batch=problem.batch,
-        heads_q=problem.heads_q,
-        heads_kv=problem.heads_kv,
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        dim_qk=problem.dim_qk,
-        dim_v=problem.dim_v,
-        causal=int(problem.causal),
-        causal_offset=problem.causal_offset,
-        softmax_scale=problem.dim_qk**-0.5,
-    )
-    held = (inputs, outputs)  # the params hold bare pointers
-    device = inputs.q.device
-
-    def launch() -> None:
-        on_gpu = held[0].q.is_cuda
-        stream = torch.cuda.current_stream(device).cuda_stream if on_gpu else 0
-        kernel.launch(params, 0, stream, device.index or 0)
-
-    return launch
 
 
 def classify(error: Exception) -> Outcome:
@@ -190,6 +103,7 @@ def verify(
     problem: Problem,
     loaded: LoadedKernel,
     *,
+    deterministic: bool,
     seeds: Sequence[int] = (0, 1),
     device: torch.device | None = None,
 ) -> Outcome:
@@ -198,91 +112,75 @@ def verify(
     Args:
         problem: what it will serve; reduced where it is too large to check whole.
         loaded: the kernel; prepared here.
+        deterministic: the kernel claims equal bits from equal inputs; of one that does not, both runs are held against
+            the truth.
         seeds: of the inputs.
         device: the current CUDA device by default.
 
     Returns:
         Ok, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
     """
-    device = _current_device() if device is None else device
+    device = current_device() if device is None else device
     num_sms = 1
     if device.type == "cuda":
         num_sms = torch.cuda.get_device_properties(device).multi_processor_count
     shapes = variants(
         problem, block_m=loaded.info.block_m, block_n=loaded.info.block_n, num_sms=num_sms
     )
+    ways = ways_of(problem)
     try:
         loaded.prepare(device.index or 0)
-        outcomes = (_check(shape, loaded, seed, device) for shape in shapes for seed in seeds)
-        return next((outcome for outcome in outcomes if not outcome.ok), Ok())
+        for index, shape in enumerate(shapes):
+            # Shifted by the shape, so that one seed alone tries every way, too.
+            for seed, way in zip(seeds, cycle(ways[index % len(ways) :] + ways), strict=False):
+                outcome = _Check(shape, way, seed, device).run(loaded, deterministic)
+                if not outcome.ok:
+                    return outcome
     except (ArtifactError, RuntimeError) as error:
         return classify(error)
+    return Ok()
 
 
-def _current_device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device())
+class _Check:
+    """One shape, called one way, on one input."""
+
+    def __init__(self, problem: Problem, way: Binding, seed: int, device: torch.device) -> None:
+        self._problem = problem
+        self._way = way
+        self._device = device
+        self._inputs = way.inputs(problem, seed=seed, device=device)
+        given = ", with a gradient of LSE" if "dlse" in self._inputs.tensors else ""
+        self._where = f"{problem.describe()}{given}, seed {seed}"
+
+    def run(self, loaded: LoadedKernel, deterministic: bool) -> Outcome:
+        """Launch twice, look beside the outputs and the workspaces, compare."""
+        workspaces = [PoisonedWorkspace(self._device) for _ in range(2)]
+        shapes = self._way.output_shapes(self._problem)
+        runs = [guarded_outputs(shapes, each, self._device) for each in workspaces]
+        for outputs in runs:
+            bind(loaded, self._problem, self._inputs, outputs)()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        for what, intact in (
+            ("the outputs", all(outputs.intact() for outputs in runs)),
+            ("the workspace", all(each.intact() for each in workspaces)),
+        ):
+            if not intact:
+                return Leaked(reason=f"bytes beside {what} changed for {self._where}")
+        first, second = (outputs.tensors for outputs in runs)
+        same = all(same_bits(first[name], second[name]) for name in first)
+        if deterministic and not same:
+            return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
+        truths = list(self._way.truths(self._problem, self._inputs))
+        reason = _disagreement(runs[:1] if same else runs, truths)
+        return Wrong(reason=f"{reason} for {self._where}") if reason else Ok()
 
 
-def _check(problem: Problem, loaded: LoadedKernel, seed: int, device: torch.device) -> Outcome:
-    inputs = make_inputs(problem, seed=seed, device=device)
-    first, second = make_outputs(problem, inputs), make_outputs(problem, inputs)
-    bind(loaded, problem, inputs, first)()
-    bind(loaded, problem, inputs, second)()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    where = f"{problem.describe()}, seed {seed}"
-    for outputs in (first, second):
-        if not all(_guards_intact(storage) for storage in outputs.storages):
-            return Leaked(reason=f"bytes beside the outputs changed for {where}")
-    if not (_same_bits(first.o, second.o) and _same_bits(first.lse, second.lse)):
-        return Nondeterministic(reason=f"two runs on the same input differ for {where}")
-    reason = next(_disagreements(problem, inputs, first), None)
-    return Ok() if reason is None else Wrong(reason=f"{reason} for {where}")
-
-
-def _disagreements(problem: Problem, inputs: Inputs, outputs: Outputs) -> Iterator[str]:
-    """Why the outputs do not follow the rule, if so."""
-    mask: dict[str, Any] = {
-        "causal": problem.causal,
-        "causal_alignment": problem.causal_alignment,
-    }
-    o_ref, lse_ref = attention(inputs.q, inputs.k, inputs.v, **mask)
-    o_low, lse_low = attention_low(inputs.q, inputs.k, inputs.v, **mask)
-    for name, out, ref, low in (
-        ("o", outputs.o, o_ref, o_low),
-        ("lse", outputs.lse, lse_ref, lse_low),
-    ):
-        comparison = check(out, ref, low)
-        if not comparison.ok:
-            yield f"{name}: {comparison.reason}"
-
-
-def _guarded(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor full of NaN, and its storage with guards around it."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    storage = torch.empty(count + 2 * GUARD, dtype=dtype, device=device)
-    storage.view(INTEGERS[storage.element_size()]).fill_(GUARD_BITS[storage.element_size()])
-    inner = storage[GUARD : GUARD + count].view(shape)
-    inner.fill_(float("nan"))
-    return inner, storage
-
-
-def _guards_intact(storage: torch.Tensor) -> bool:
-    bits = storage.view(INTEGERS[storage.element_size()])
-    expected = GUARD_BITS[storage.element_size()]
-    edges = torch.cat((bits[:GUARD], bits[-GUARD:]))
-    return bool((edges == expected).all())
-
-
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    integer = INTEGERS[a.element_size()]
-    return torch.equal(a.view(integer), b.view(integer))
-
-
-def _abi_tensor(tensor: torch.Tensor) -> AbiTensor:
-    batch, head, row, _ = tensor.stride()
-    return AbiTensor(data=tensor.data_ptr(), stride_batch=batch, stride_head=head, stride_row=row)
+def _disagreement(runs: Sequence[Outputs], truths: Sequence[Truth]) -> str:
+    """Why some run's outputs do not follow the rule; empty when all do."""
+    for outputs in runs:
+        for name, ref, low in truths:
+            comparison = check(outputs.tensors[name], ref, low)
+            if not comparison.ok:
+                return f"{name}: {comparison.reason}"
+    return ""

@@ -1,0 +1,109 @@
+"""What earlier searches left for a problem, and what a search adds to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from ..arch.policy import Policy
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Problem
+from ..codegen.render import kernel_digest, render
+from .environment import Environment
+from .lookup import Hit, Query
+from .record_schema import Purpose, TuningRecord, space_digest, space_schema
+from .records import RecordStore
+from .result import Row
+
+
+def recall(
+    records: RecordStore,
+    problem: Problem,
+    policy: Policy,
+    environment: Environment,
+    digests: Mapping[str, str],
+) -> TuningRecord | None:
+    """The record of this very problem, without the entries whose kernels changed since; None where there is none.
+
+    Args:
+        records: where to look.
+        problem: the problem; a neighbour's record does not do.
+        policy: whose records.
+        environment: the present one; a difference of any field that is compared is a miss.
+        digests: candidate name -> identity of its source now.
+    """
+    query = Query(
+        problem=problem,
+        arch=policy.name,
+        environment=environment,
+        kernel_digest=lambda candidate: kernel_digest(render(candidate)),
+        strict=True,
+    )
+    found = records.find(query)
+    if not isinstance(found, Hit) or not found.exact:
+        return None
+    record = found.record
+    current = {record.pick: record.picked.kernel_digest, **digests}
+    entries = tuple(
+        entry
+        for entry in record.entries
+        if current.get(entry.candidate.name, entry.kernel_digest) == entry.kernel_digest
+    )
+    return replace(record, entries=entries)
+
+
+def untried(rows: Sequence[Row], known: TuningRecord, anchors: Collection[str]) -> list[Row]:
+    """The rows that a record does not know, with those of the anchors, to race them against."""
+    return [
+        row
+        for row in rows
+        if row.candidate.name in anchors or known.entry(row.candidate.name) is None
+    ]
+
+
+def extended(
+    known: TuningRecord | None,
+    rows: Sequence[Row],
+    *,
+    problem: Problem,
+    purpose: Purpose,
+    policy: Policy,
+    legal: list[Candidate],
+    pick: Candidate,
+    default: Candidate,
+    confirmed: bool,
+    environment: Environment,
+) -> TuningRecord:
+    """The record of a search, with what an earlier one found about candidates that this one did not try.
+
+    Args:
+        known: the earlier record, if any.
+        rows: what this search found.
+        problem: as measured.
+        purpose: what it was tuned for.
+        policy: whose candidates.
+        legal: all that the policy offers.
+        pick: the candidate that serves from now on.
+        default: the policy's own.
+        confirmed: whether a second process confirmed the gain.
+        environment: of the measurement.
+    """
+    entries = {row.candidate.name: row.entry(environment.digest) for row in rows}
+    environments = {environment.digest: environment}
+    if known is not None:
+        entries = {entry.candidate.name: entry for entry in known.entries} | entries
+        environments |= {**known.environments, known.environment.digest: known.environment}
+    return TuningRecord(
+        problem=problem.bucketed(),
+        measured_problem=problem,
+        purpose=purpose,
+        arch=policy.name,
+        space_schema=space_schema(problem.op, problem.direction),
+        space_digest=space_digest(legal),
+        pick=pick.name,
+        default=default.name,
+        confirmed=confirmed,
+        entries=tuple(entries.values()),
+        environment=environment,
+        environments=environments,
+    )

@@ -1,0 +1,235 @@
+"""The training step: both directions of one shape tuned, each with its own budget, then timed one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any, Literal
+
+from .. import settings as settings_module
+from ..arch import Policy, resolve
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Outcome
+from ..codegen.problem import Direction, Problem
+from ..codegen.render import render
+from ..settings import Effort
+from .pipeline import Built, LocalPipeline, StepPipeline
+from .printing import LinePrinter, print_ranking
+from .progress import Event, Listener
+from .racing import Timing
+from .records import RecordStore
+from .result import TuneResult
+from .search import tune
+
+LOGGER = logging.getLogger(__name__)
+STEP_SECONDS = 3.0  # of timing rounds of whole steps
+PICKS, DEFAULTS = "picks", "defaults"
+
+Source = Literal["measured", "predicted", "unknown"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """How tuning a step ended.
+
+    Attributes:
+        forward: the forward search.
+        backward: the backward search; None where Ctrl-C came before it.
+        source: where the times come from: steps ``measured`` as wholes, estimates added up (``predicted``), or nowhere.
+        picks_us: a step with both picks, microseconds.
+        defaults_us: a step with both defaults; None where it is not known, e.g. because one of them does not build.
+        gain: how much faster the step is with the picks than with the defaults, from paired rounds; None unless both
+            were measured.
+        interrupted: stopped by Ctrl-C; what is here is the best so far.
+    """
+
+    forward: TuneResult
+    backward: TuneResult | None
+    source: Source = "unknown"
+    picks_us: float | None = None
+    defaults_us: float | None = None
+    gain: float | None = None
+    interrupted: bool = False
+
+    @property
+    def results(self) -> tuple[TuneResult, ...]:
+        """The searches that ran."""
+        return (self.forward,) if self.backward is None else (self.forward, self.backward)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form for the command line."""
+        return {
+            "forward": self.forward.to_json(),
+            "backward": None if self.backward is None else self.backward.to_json(),
+            "step": {
+                "source": self.source,
+                "picks_us": self.picks_us,
+                "defaults_us": self.defaults_us,
+                "gain": self.gain,
+            },
+            "interrupted": self.interrupted,
+        }
+
+
+def problems_of_step(problem: Problem) -> tuple[Problem, Problem]:
+    """The forward and the backward problem of a shape, given either of them."""
+    return (
+        replace(problem, direction="forward", deterministic=False),
+        replace(problem, direction="backward"),
+    )
+
+
+def tune_step(
+    problem: Problem | None = None,
+    device_type: str | Policy | type[Policy] | None = None,
+    *,
+    effort: Effort | None = None,
+    budget_seconds: float | None = None,
+    backward_budget_seconds: float | None = None,
+    top_k: int = 8,
+    confirm: bool = True,
+    listener: Listener | None = None,
+    records: RecordStore | None = None,
+    pipeline: StepPipeline | None = None,
+    **fields: Any,
+) -> StepResult:
+    """Find the fastest forward and the fastest backward kernel of a shape, and remember both as tuned for the step.
+
+    The arguments are those of :func:`~.search.tune`, but for:
+
+    Args:
+        problem: of either direction; or give its fields by name, without ``direction``.
+        device_type: see :func:`~.search.tune`.
+        effort: see :func:`~.search.tune`.
+        budget_seconds: wall time of the forward search. None takes the setting.
+        backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
+        top_k: see :func:`~.search.tune`; for each direction.
+        confirm: see :func:`~.search.tune`.
+        listener: told about progress, each message with its direction.
+        records: see :func:`~.search.tune`.
+        pipeline: see :func:`~.search.tune`; it also times whole steps.
+        fields: fields of the problem, when ``problem`` is not given; ``deterministic`` is about the backward.
+
+    Raises:
+        TypeError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError, ToolchainError, StoreError:
+            as :func:`~.search.tune`.
+    """
+    if problem is not None and fields:
+        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
+    if "direction" in fields:
+        raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
+    if problem is None:
+        problem = Problem(**fields, direction="backward")
+    settings = settings_module.current()
+    policy = resolve(device_type)
+    pipeline = pipeline or LocalPipeline(policy, settings)
+    printing = listener is None and settings.print_tuning
+    if printing:
+        listener = LinePrinter().listen
+
+    def search(one: Problem, seconds: float | None) -> TuneResult:
+        found = tune(
+            one,
+            policy,
+            effort=effort,
+            budget_seconds=seconds,
+            top_k=top_k,
+            confirm=confirm,
+            for_step=True,
+            listener=_naming(one.direction, listener),
+            records=records,
+            pipeline=pipeline,
+        )
+        if printing:
+            print_ranking(found)
+        return found
+
+    forward, backward = problems_of_step(problem)
+    first = search(forward, budget_seconds)
+    if first.interrupted:
+        return StepResult(forward=first, backward=None, interrupted=True)
+    second = search(backward, backward_budget_seconds or budget_seconds)
+    result = StepResult(forward=first, backward=second, interrupted=second.interrupted)
+    if second.interrupted:
+        return result
+    if "predicted" in (first.status, second.status):
+        return replace(
+            result,
+            source="predicted",
+            picks_us=_predicted_us((first, first.pick), (second, second.pick)),
+            defaults_us=_predicted_us((first, first.default), (second, second.default)),
+        )
+    return _timed(result, first, second, pipeline)
+
+
+def _naming(direction: Direction, listener: Listener | None) -> Listener | None:
+    """A listener that hears the direction in front of every message."""
+    if listener is None:
+        return None
+
+    def named(event: Event) -> None:
+        listener(replace(event, message=f"{direction}: {event.message}"))
+
+    return named
+
+
+def _predicted_us(*parts: tuple[TuneResult, Candidate]) -> float | None:
+    """The model's times of candidates, added up; None where one is unknown or cannot run."""
+    total = 0.0
+    for result, candidate in parts:
+        row = next((row for row in result.rows if row.candidate == candidate), None)
+        if row is None or not row.outcome.ok or not isfinite(row.estimate.us):
+            return None
+        total += row.estimate.us
+    return total
+
+
+def _timed(
+    result: StepResult, first: TuneResult, second: TuneResult, pipeline: StepPipeline
+) -> StepResult:
+    """The result with the times of whole steps."""
+    wanted = {PICKS: (first.pick, second.pick), DEFAULTS: (first.default, second.default)}
+    if wanted[PICKS] == wanted[DEFAULTS]:
+        del wanted[DEFAULTS]
+    built = _built([one for pair in wanted.values() for one in pair], pipeline)
+    steps = {
+        name: (built[forward], built[backward])
+        for name, (forward, backward) in wanted.items()
+        if forward in built and backward in built
+    }
+    if not steps:
+        return result
+    timings, interrupted = pipeline.measure_steps(
+        second.problem, steps, budget_seconds=STEP_SECONDS
+    )
+    by_name: dict[str, Timing] = {t.name: t for t in timings if t.outcome.ok and t.samples}
+    for timing in timings:
+        if not timing.outcome.ok:
+            LOGGER.warning("the step with the %s was not timed: %s", timing.name, timing.outcome)
+    if DEFAULTS not in wanted and PICKS in by_name:
+        by_name[DEFAULTS] = by_name[PICKS]
+    picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS)
+    gain = None
+    if picks is not None and defaults is not None:
+        gain = defaults.ratio_to_best / picks.ratio_to_best - 1.0
+    return replace(
+        result,
+        source="measured" if by_name else "unknown",
+        picks_us=None if picks is None else picks.median_us,
+        defaults_us=None if defaults is None else defaults.median_us,
+        gain=gain,
+        interrupted=interrupted,
+    )
+
+
+def _built(candidates: list[Candidate], pipeline: StepPipeline) -> Mapping[Candidate, Built]:
+    """Libraries of candidates, from the store or built; without those that do not build."""
+    kernels = [render(candidate) for candidate in dict.fromkeys(candidates)]
+    results = pipeline.build(kernels, lambda done, total, message: None)
+    return {
+        kernel.candidate: result
+        for kernel, result in zip(kernels, results, strict=True)
+        if not isinstance(result, Outcome)
+    }
