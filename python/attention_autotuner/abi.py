@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI_VERSION = 1000
+ABI_VERSION = 1001
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -58,6 +58,35 @@ class AttentionForwardParams(ctypes.Structure):
     )
 
 
+class AttentionBackwardParams(ctypes.Structure):
+    """Attention backward: ``dout`` and, unless null, ``dlse`` to ``dq``, ``dk`` and ``dv``; the rest as forward."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("lse", ctypes.c_void_p),
+        ("dlse", ctypes.c_void_p),
+        ("batch", ctypes.c_int32),
+        ("heads_q", ctypes.c_int32),
+        ("heads_kv", ctypes.c_int32),
+        ("seqlen_q", ctypes.c_int32),
+        ("seqlen_k", ctypes.c_int32),
+        ("dim_qk", ctypes.c_int32),
+        ("dim_v", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("causal_offset", ctypes.c_int32),
+        ("softmax_scale", ctypes.c_float),
+    )
+
+
 class KernelInfo(ctypes.Structure):
     """What an artifact is: its name, tile, threads, shared memory and copy width."""
 
@@ -79,6 +108,7 @@ class KernelInfo(ctypes.Structure):
 STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention_autotuner_tensor": Tensor,
     "attention_autotuner_attention_forward_params": AttentionForwardParams,
+    "attention_autotuner_attention_backward_params": AttentionBackwardParams,
     "attention_autotuner_kernel_info": KernelInfo,
 }
 """C name -> mirror."""
