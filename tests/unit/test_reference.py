@@ -11,6 +11,7 @@ import torch
 from attention_autotuner.reference import (
     attention,
     attention_backward,
+    attention_double_backward,
     attention_low,
     attention_naive,
     check,
@@ -238,3 +239,73 @@ def test_alignments_coincide_for_equal_lengths() -> None:
     left = attention(q, k, v, causal=True, causal_alignment="top_left", dtype=torch.float64)
     right = attention(q, k, v, causal=True, causal_alignment="bottom_right", dtype=torch.float64)
     torch.testing.assert_close(left, right, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("max_scores", [1, 40, 2**26])
+@pytest.mark.parametrize("through", ["o", "lse", "both"])
+def test_double_backward_equals_autograd_of_naive_twice(
+    shape: tuple[int, ...], mask: dict[str, Any], max_scores: int, through: str
+) -> None:
+    tensors = make_inputs(shape, grad=True)
+    o, lse = attention_naive(*tensors, softmax_scale=0.9, dtype=torch.float64, **mask)
+    rows = visible(shape[3], shape[4], **mask).any(-1)
+    grad_o = torch.randn_like(o).requires_grad_() if through != "lse" else None
+    grad_lse = torch.randn_like(lse).requires_grad_() if through != "o" else None
+    given = [x for x in (grad_o, grad_lse) if x is not None]
+    found_outputs = [x for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
+    first = torch.autograd.grad(
+        found_outputs, tensors, given, create_graph=True, materialize_grads=True
+    )
+    weights = [torch.randn_like(x) for x in first]
+    loss = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
+    expected = list(
+        torch.autograd.grad(loss, (*given, *tensors), allow_unused=True, materialize_grads=True)
+    )
+    found = attention_double_backward(
+        (weights[0], weights[1], weights[2]),
+        grad_o,
+        grad_lse,
+        *tensors,
+        softmax_scale=0.9,
+        dtype=torch.float64,
+        max_scores=max_scores,
+        **mask,
+    )
+    assert (found[0] is None, found[1] is None) == (grad_o is None, grad_lse is None)
+    present = [x for x in found if x is not None]
+    torch.testing.assert_close(present, expected)
+    assert torch.equal(present[-3][:, :, ~rows], torch.zeros_like(present[-3][:, :, ~rows]))
+
+
+def test_double_backward_can_be_differentiated_again() -> None:
+    tensors = make_inputs((1, 2, 1, 3, 4, 8, 8), grad=True)
+    others = [torch.randn_like(x).requires_grad_() for x in tensors]
+    grad_o = torch.randn(1, 2, 3, 8, dtype=torch.float64).requires_grad_()
+    grad_lse = torch.randn(1, 2, 3, dtype=torch.float64).requires_grad_()
+
+    def function(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = attention_double_backward(
+            (given[0], given[1], given[2]),
+            *given[3:],
+            causal=True,
+            dtype=torch.float64,
+            max_scores=8,
+        )
+        return tuple(x for x in found if x is not None)
+
+    assert torch.autograd.gradcheck(function, (*others, grad_o, grad_lse, *tensors))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_gradcheck(shape: tuple[int, ...], mask: dict[str, Any]) -> None:
+    tensors = make_inputs(shape, grad=True)
+    rows = visible(shape[3], shape[4], **mask).any(-1)
+
+    def outputs(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = attention_naive(*given, dtype=torch.float64, **mask)
+        return o, lse[:, :, rows]
+
+    assert torch.autograd.gradcheck(outputs, tensors, fast_mode=True)
