@@ -40,7 +40,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
     torch.manual_seed(0)
     q, k, v = (torch.randn(SHAPE, dtype=torch.float16, device="cuda") for _ in range(3))
     qg, kg, vg = (x.clone().requires_grad_() for x in (q, k, v))
-    arguments = (None, False, False, "", False)
+    arguments = (None, False, False, "", False, False)
     batch, heads, seqlen, dim = SHAPE
     problem = Problem(
         batch=batch,

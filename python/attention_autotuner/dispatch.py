@@ -37,7 +37,7 @@ from .errors import (
 )
 from .loader import LoadedKernel, load
 from .settings import Settings
-from .tuning import search
+from .tuning import search, step
 from .tuning.environment import Environment, collect
 from .tuning.lookup import Hit, Miss, Query
 from .tuning.records import RecordStore
@@ -204,6 +204,11 @@ class _Decisions:
             _log.warning("no %s is served: %s", name, error)
             return str(error)
         if isinstance(found, Hit):
+            pick = found.record.candidate
+            # A promise to the caller, kept here whatever a file says.
+            if query.problem.deterministic and not pick.deterministic:
+                _log.warning("no %s is served: its pick %s is not deterministic", name, pick.name)
+                return f"{name}'s pick is not deterministic"
             return found
         return f"{found.field} is {found.found}, wanted {found.expected}"
 
@@ -281,6 +286,9 @@ class _Decisions:
             )
         artifact = obtain(candidate, native_arch(gpu.compute_capability), settings=self.settings)
         kernel = load(artifact)
+        if kernel.info.name != candidate.name:
+            # Another kernel, of the other direction even, would take these params for its own.
+            raise ArtifactError(f"{kernel.path} holds {kernel.info.name}, wanted {candidate.name}")
         kernel.prepare(device)
         self._kernels[candidate, device] = kernel
         return kernel
@@ -382,3 +390,4 @@ def _then_forget(function: Callable[P, R]) -> Callable[P, R]:
 
 
 tune = _then_forget(search.tune)
+tune_step = _then_forget(step.tune_step)

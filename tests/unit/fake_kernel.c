@@ -1,5 +1,6 @@
-/* A kernel library that runs on the host: the whole C ABI over a naive attention in fp16, so that the loader, the launch
- * plan and the packing of params are tested end to end without a GPU. The tests append -D options to make it misbehave. */
+/* A kernel library that runs on the host: the whole C ABI over a naive attention in fp16, so that the loader, the
+ * launch plans and the packing of params are tested end to end without a GPU. It is a forward kernel, with -DBACKWARD a
+ * backward one. The tests append other -D options to make it misbehave. */
 #include <math.h>
 
 #include "attention_autotuner/abi.h"
@@ -16,6 +17,9 @@
 #ifndef WORKSPACE_BYTES
 #define WORKSPACE_BYTES 0
 #endif
+#ifndef NAME
+#define NAME "fake"
+#endif
 
 static int prepared_count, launch_count;
 static void* last_stream;
@@ -30,7 +34,7 @@ uint32_t attention_autotuner_abi_version(void) { return VERSION; }
 
 int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {
   if (info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, "fake", 64, 48, 128, 32, 256, 1024, 49152, 16};
+  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, 128, 32, 256, 1024, 49152, 16};
   return ATTENTION_AUTOTUNER_OK;
 }
 
@@ -41,8 +45,13 @@ int32_t attention_autotuner_prepare(int32_t device) {
 }
 
 size_t attention_autotuner_workspace_bytes(const void* params) {
+#ifdef BACKWARD
+  attention_autotuner_attention_backward_params const* p = params;
+  return sizeof(float) * p->batch * p->heads_q * p->seqlen_q; /* every row's delta */
+#else
   (void)params;
   return WORKSPACE_BYTES;
+#endif
 }
 
 const char* attention_autotuner_status_string(int32_t status) {
@@ -53,7 +62,67 @@ static _Float16* row(attention_autotuner_tensor t, int64_t batch, int64_t head, 
   return (_Float16*)t.data + batch * t.stride_batch + head * t.stride_head + index * t.stride_row;
 }
 
-static void attend(const attention_autotuner_attention_forward_params* p, int b, int h, int i) {
+#ifdef BACKWARD
+typedef attention_autotuner_attention_backward_params Params;
+
+/* P, and dS without the scale, of one pair of row and key; 0 where the row does not see the key. */
+static float score_gradient(Params const* p, float const* delta, int b, int h, int i, int j, float* weight) {
+  int const kv = h / (p->heads_q / p->heads_kv);
+  int64_t const flat = ((int64_t)b * p->heads_q + h) * p->seqlen_q + i;
+  *weight = 0;
+  if ((p->causal && j > (int64_t)i + p->causal_offset) || p->lse[flat] == -INFINITY) return 0;
+  _Float16 const *q = row(p->q, b, h, i), *k = row(p->k, b, kv, j), *v = row(p->v, b, kv, j),
+                 *go = row(p->dout, b, h, i);
+  float s = 0, dp = 0;
+  for (int d = 0; d < p->dim_qk; ++d) s += (float)q[d] * (float)k[d];
+  for (int d = 0; d < p->dim_v; ++d) dp += (float)go[d] * (float)v[d];
+  *weight = expf(s * p->softmax_scale - p->lse[flat]);
+  return *weight * (dp - delta[flat]);
+}
+
+static void add(float* sum, float factor, _Float16 const* x, int n) {
+  for (int d = 0; d < n; ++d) sum[d] += factor * (float)x[d];
+}
+
+static void store(_Float16* out, float const* sum, int n) {
+  for (int d = 0; d < n; ++d) out[d] = (_Float16)sum[d];
+}
+
+static void run(Params const* p, float* delta) {
+  int const group = p->heads_q / p->heads_kv;
+  float weight;
+  for (int b = 0; b < p->batch; ++b)
+    for (int h = 0; h < p->heads_q; ++h)
+      for (int i = 0; i < p->seqlen_q; ++i) {
+        int64_t const flat = ((int64_t)b * p->heads_q + h) * p->seqlen_q + i;
+        _Float16 const *o = row(p->o, b, h, i), *go = row(p->dout, b, h, i);
+        delta[flat] = p->dlse ? -p->dlse[flat] : 0;
+        for (int d = 0; d < p->dim_v; ++d) delta[flat] += (float)o[d] * (float)go[d];
+        float dq[256] = {0};
+        for (int j = 0; j < p->seqlen_k; ++j) {
+          float const ds = score_gradient(p, delta, b, h, i, j, &weight);
+          add(dq, ds * p->softmax_scale, row(p->k, b, h / group, j), p->dim_qk);
+        }
+        store(row(p->dq, b, h, i), dq, p->dim_qk);
+      }
+  for (int b = 0; b < p->batch; ++b)
+    for (int kv = 0; kv < p->heads_kv; ++kv)
+      for (int j = 0; j < p->seqlen_k; ++j) {
+        float dk[256] = {0}, dv[512] = {0};
+        for (int h = kv * group; h < (kv + 1) * group; ++h)
+          for (int i = 0; i < p->seqlen_q; ++i) {
+            float const ds = score_gradient(p, delta, b, h, i, j, &weight);
+            add(dk, ds * p->softmax_scale, row(p->q, b, h, i), p->dim_qk);
+            add(dv, weight, row(p->dout, b, h, i), p->dim_v);
+          }
+        store(row(p->dk, b, kv, j), dk, p->dim_qk);
+        store(row(p->dv, b, kv, j), dv, p->dim_v);
+      }
+}
+#else
+typedef attention_autotuner_attention_forward_params Params;
+
+static void attend(Params const* p, int b, int h, int i) {
   int const group = p->heads_q / p->heads_kv;
   int64_t const limit = p->causal ? (int64_t)i + p->causal_offset : p->seqlen_k - 1;
   _Float16 const* q = row(p->q, b, h, i);
@@ -75,8 +144,16 @@ static void attend(const attention_autotuner_attention_forward_params* p, int b,
   if (p->lse) p->lse[((int64_t)b * p->heads_q + h) * p->seqlen_q + i] = sum > 0 ? largest + logf(sum) : -INFINITY;
 }
 
+static void run(Params const* p, void* workspace) {
+  (void)workspace;
+  for (int b = 0; b < p->batch; ++b)
+    for (int h = 0; h < p->heads_q; ++h)
+      for (int i = 0; i < p->seqlen_q; ++i) attend(p, b, h, i);
+}
+#endif
+
 int32_t attention_autotuner_launch(const void* params, void* workspace, void* stream, int32_t device) {
-  attention_autotuner_attention_forward_params const* p = params;
+  Params const* p = params;
   (void)device;
   last_stream = stream;
   last_workspace = workspace;
@@ -84,9 +161,7 @@ int32_t attention_autotuner_launch(const void* params, void* workspace, void* st
   if (LAUNCH_STATUS != ATTENTION_AUTOTUNER_OK) return LAUNCH_STATUS;
   if (p->struct_size != sizeof(*p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
 #ifndef NO_WORK
-  for (int b = 0; b < p->batch; ++b)
-    for (int h = 0; h < p->heads_q; ++h)
-      for (int i = 0; i < p->seqlen_q; ++i) attend(p, b, h, i);
+  run(p, workspace);
 #endif
   return ATTENTION_AUTOTUNER_OK;
 }

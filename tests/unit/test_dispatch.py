@@ -18,6 +18,7 @@ from attention_autotuner import dispatch, settings
 from attention_autotuner.arch import A100, H100, RTX4090, DeviceProperties, Policy
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import BackwardKnobs, KeyPass, RowPass
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import (
     ArtifactError,
@@ -79,7 +80,9 @@ class Kernel:
 
     def __init__(self, candidate: Candidate, failure: Exception | None) -> None:
         self.candidate = candidate
+        self.info = SimpleNamespace(name=candidate.name)
         self.failure = failure
+        self.path = Path("kernel.so")
         self.prepared: list[int] = []
 
     def prepare(self, device: int) -> None:
@@ -98,6 +101,7 @@ class World:
         self.build_failures: dict[str, Exception] = {}
         self.prepare_failures: dict[str, Exception] = {}
         self.obtained: list[tuple[str, str]] = []
+        self.swapped: dict[str, Candidate] = {}
         self.cache_dir = cache_dir
         monkeypatch.setattr(dispatch, "_by_settings", {})
         monkeypatch.setattr(dispatch, "_latest", (None, None))
@@ -118,7 +122,8 @@ class World:
         return candidate
 
     def load(self, candidate: Candidate) -> Kernel:
-        return Kernel(candidate, self.prepare_failures.get(candidate.name))
+        found = self.swapped.get(candidate.name, candidate)
+        return Kernel(found, self.prepare_failures.get(candidate.name))
 
     def hit(self, candidate: Candidate, layer: Any, **changes: Any) -> Hit:
         record: Any = SimpleNamespace(candidate=candidate)
@@ -199,6 +204,63 @@ def test_a_layer_that_cannot_be_read_is_logged_and_passed_over(
     world.shipped.answer = world.hit(other_candidate(A100()), "shipped")
     assert dispatch.lookup(PROBLEM, A100()).layer == "shipped"
     assert warnings(caplog) == [f"no record is served: {error}"]
+
+
+KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
+FUSED = Candidate(
+    family="sm80",
+    direction="backward",
+    dtype="fp16",
+    class_qk=128,
+    class_v=128,
+    knobs=BackwardKnobs(plan="fused", keys=KEYS),
+)
+PAIR = replace(
+    FUSED,
+    knobs=BackwardKnobs(
+        plan="pair",
+        keys=KEYS,
+        dq=RowPass(block_rows=64, block_columns=64, warps=4, num_stages=1),
+    ),
+)
+
+
+class BackwardPolicy(A100):
+    """Offers one candidate of each kind, the quicker one first."""
+
+    def default(self, problem: Problem) -> Candidate:
+        assert problem.direction == "backward"
+        return PAIR if problem.deterministic else FUSED
+
+
+def test_a_backward_problem_is_decided_by_itself_and_by_its_determinism(world: World) -> None:
+    policy = BackwardPolicy()
+    free = replace(PROBLEM, direction="backward")
+    for problem, candidate in ((free, FUSED), (replace(free, deterministic=True), PAIR)):
+        for _ in range(2):
+            assert dispatch.lookup(problem, policy).candidate == candidate
+        assert world.records.asked[-1].problem == problem.bucketed()
+    assert len(world.records.asked) == 2
+
+
+def test_a_record_whose_pick_is_not_deterministic_serves_none_who_ask_for_that(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = BackwardPolicy()
+    world.records.answer = world.hit(FUSED, "record")
+    problem = replace(PROBLEM, direction="backward")
+    assert dispatch.lookup(problem, policy).layer == "record"
+    pick = dispatch.lookup(replace(problem, deterministic=True), policy)
+    assert (pick.candidate, pick.layer) == (PAIR, "default")
+    assert "record's pick is not deterministic" in pick.reason
+    assert warnings(caplog) == [f"no record is served: its pick {FUSED.name} is not deterministic"]
+
+
+def test_a_library_that_holds_another_kernel_is_refused(world: World) -> None:
+    default = A100().default(PROBLEM.bucketed())
+    world.swapped[default.name] = FUSED
+    with pytest.raises(ArtifactError, match=f"holds {FUSED.name}, wanted {default.name}"):
+        dispatch.kernel_for(PROBLEM, A100(), device=0)
 
 
 def test_a_kernel_is_obtained_and_prepared_once(world: World) -> None:
@@ -415,11 +477,12 @@ def _seconds(action: Callable[[], object]) -> float:
 def test_a_library_is_really_loaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fake_kernel: Callable[..., Path]
 ) -> None:
-    stored = SimpleNamespace(digest="d" * 64, path=fake_kernel())
+    name = A100().default(PROBLEM.bucketed()).name
+    stored = SimpleNamespace(digest="d" * 64, path=fake_kernel(f'-DNAME="{name}"'))
     monkeypatch.setattr(dispatch, "probe", lambda device: GPU)
     monkeypatch.setattr(dispatch, "detect", lambda device: A100())
     monkeypatch.setattr(dispatch, "obtain", lambda *_, **__: stored)
     with settings.override(cache_dir=tmp_path, mode="cached"):
         kernel = dispatch.kernel_for(PROBLEM, A100(), device=0)
-    assert kernel.info.name == "fake"
+    assert kernel.info.name == name
     assert kernel.is_prepared(0)

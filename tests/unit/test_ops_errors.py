@@ -175,10 +175,3 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
         with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
             call(q=dual)
         assert call().shape == (2, 4, 6, 24)
-
-
-def test_double_backward_is_refused() -> None:
-    q, k, v = (torch.randn(s, dtype=torch.float16, requires_grad=True) for s in GOOD.values())
-    (dq,) = torch.autograd.grad(flash_attn_func(q, k, v).sum(), q, create_graph=True)
-    with pytest.raises(UnsupportedProblemError, match="once, not twice"):
-        dq.sum().backward()

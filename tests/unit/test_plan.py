@@ -1,4 +1,4 @@
-"""Launch plans, driven on the CPU: a host-side kernel library stands in for a GPU kernel, everything else is real."""
+"""Launch plans of the forward, driven on the CPU: a host-side library stands in for a GPU kernel, all else is real."""
 
 from __future__ import annotations
 
@@ -16,51 +16,21 @@ import pytest
 import torch
 
 from attention_autotuner import abi, dispatch, loader, settings
-from attention_autotuner.arch import naming
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import library, plan
+from attention_autotuner.ops import launch, library, plan
 from attention_autotuner.reference import attention_low, attention_naive, check
+from tests.desk import CPU, STREAM, Desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-
-CPU = -1  # what Tensor.get_device says of CPU tensors
-STREAM = 0x5EED
-
-
-class Desk:
-    """What dispatch was asked, and the kernel it answers with."""
-
-    def __init__(self, kernel: loader.LoadedKernel) -> None:
-        self.kernel = kernel
-        self.asked: list[tuple[Problem, Any, bool]] = []
-
-    def kernel_for(
-        self, problem: Problem, policy: Any, *, device: int, must_be_warm: bool
-    ) -> loader.LoadedKernel:
-        assert device == CPU
-        self.asked.append((problem, policy, must_be_warm))
-        return self.kernel
-
-    def said(self, name: str, result: Any = ctypes.c_int) -> Any:
-        function = getattr(ctypes.CDLL(str(self.kernel.path)), f"fake_{name}")
-        function.restype = result
-        return function()
 
 
 @pytest.fixture
 def desk(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> Iterator[Desk]:
-    desk = Desk(loader.load(fake_kernel(*getattr(request, "param", ()))))
-    monkeypatch.setattr(plan, "current_device", lambda: CPU)
-    monkeypatch.setattr(plan, "current_stream", lambda device: STREAM)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(dispatch, "kernel_for", desk.kernel_for)
-    monkeypatch.setattr(naming, "policy_named", lambda name, device: (name, device))
-    plan._plans.clear()
-    yield desk
-    plan._plans.clear()
+    with open_desk(fake_kernel, monkeypatch, getattr(request, "param", ())) as desk:
+        yield desk
 
 
 def make(
@@ -191,7 +161,7 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
 def test_plans_keep_no_tensor_alive_and_are_bounded(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "MAX_PLANS", 3)
+    monkeypatch.setattr(launch, "MAX_PLANS", 3)
     held = []
     for length in range(1, 9):
         tensors = make(1, 1, 1, length, 3, 8, 8)
@@ -316,31 +286,10 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     assert len(plan._plans) == 1
 
 
-def test_autograd_beside_the_dispatcher_equals_the_op(desk: Desk) -> None:
-    inputs = [x.requires_grad_() for x in make(2, 4, 2, 6, 5)]
-    fast_o, fast_lse = library.AttentionFunction.apply(*inputs, 0.4, True, False, "", True)
-    slow_o, slow_lse = library.FORWARD_OP(*inputs, 0.4, True, False, "", True)
-    weights = torch.randn(fast_o.shape)
-
-    def gradients(o: torch.Tensor, lse: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss = (o * weights).sum() + lse.masked_fill(lse == -math.inf, 0.0).sum()
-        return torch.autograd.grad(loss, inputs)
-
-    for fast, slow in zip(gradients(fast_o, fast_lse), gradients(slow_o, slow_lse), strict=True):
-        torch.testing.assert_close(fast, slow)
-    alone = library.AttentionFunction.apply(*inputs, 0.4, True, False, "", False)
-    assert torch.equal(alone, fast_o)
-    found = torch.autograd.grad(alone.float().sum(), inputs)
-    again, _ = library.FORWARD_OP(*inputs, 0.4, True, False, "", False)
-    expected = torch.autograd.grad(again.float().sum(), inputs)
-    for fast, slow in zip(found, expected, strict=True):
-        torch.testing.assert_close(fast, slow)
-
-
 def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
     q, k, v = make()
-    o, lse = library._forward_cuda(q, k, v, None, False, False, "", True)
-    alone, nothing = library._forward_cuda(q, k, v, None, False, False, "", False)
+    o, lse = library._forward_cuda(q, k, v, None, False, False, "", True, False)
+    alone, nothing = library._forward_cuda(q, k, v, None, False, False, "", False, False)
     assert torch.equal(o, alone)
     assert lse.shape == (2, 4, 7)
     assert nothing.shape == (0,)

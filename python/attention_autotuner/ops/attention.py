@@ -11,10 +11,10 @@ from ..arch import Policy, naming
 from ..codegen.problem import CausalAlignment
 from ..errors import UnsupportedProblemError
 from . import checks, interop, plan
-from .library import FORWARD_OP, AttentionFunction
+from .autograd import PLAIN_TYPES, AttentionFunction
+from .library import FORWARD_OP
 
 SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _MAX_SCALE = checks.MAX_SCALE
 
 
@@ -37,6 +37,12 @@ def flash_attn_func(
     Under CUDA-graph capture the kernel must have run, or have been warmed up, before. Tensors on the CPU are served by
     the PyTorch reference.
 
+    Gradients of q, k and v are exact, through o and through lse, and come from kernels chosen and tuned like the
+    forward's (a problem of their own: ``direction="backward"``). Where one may be asked for, the call keeps q, k, v, o
+    and lse, so memory stays linear in the sequence lengths; changing any of them in place before the backward is
+    torch's usual error. Gradients can be differentiated again, by the PyTorch reference. There is no forward-mode
+    derivative.
+
     Args:
         q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere (a
             transposed ``[batch, seqlen, heads, dim]`` costs no copy). A torch tensor, or a CuPy or other array that
@@ -50,9 +56,9 @@ def flash_attn_func(
         causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``"bottom_right"``, 0 for ``"top_left"``.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
             ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
-        deterministic: whether two equal calls must agree bit for bit; None follows
-            ``torch.are_deterministic_algorithms_enabled()``. Every kernel that exists so far does, so the choice rules
-            nothing out today.
+        deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
+            fixed order; None follows ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call. o and
+            lse agree either way.
 
     Returns:
         o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
@@ -72,7 +78,7 @@ def flash_attn_func(
             and not (type(softmax_scale) is float and -_MAX_SCALE <= softmax_scale <= _MAX_SCALE)
         )
         or (top_left and causal_alignment != "top_left")
-        or deterministic is not None
+        or (deterministic is not None and type(deterministic) is not bool)
         or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_lse) is not bool
     ):
@@ -80,12 +86,22 @@ def flash_attn_func(
     addresses = None if torch.compiler.is_compiling() else _plain_addresses(q, k, v)
     if addresses is None or not (q.is_cuda and k.is_cuda and v.is_cuda):
         return _through_dispatcher(
-            q, k, v, device_type, softmax_scale, causal, top_left, return_lse
+            q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
         )
     name = "" if device_type is None else naming.policy_name(device_type)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q, k, v, softmax_scale, causal, top_left, name, return_lse
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            top_left,
+            name,
+            return_lse,
+            torch.are_deterministic_algorithms_enabled()
+            if deterministic is None
+            else deterministic,
         )
     o, lse = plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, name, return_lse, addresses
@@ -102,9 +118,9 @@ def _plain_addresses(q: Any, k: Any, v: Any) -> tuple[int, int, int] | None:
     would say the same of those at three times the price.
     """
     if (
-        type(q) not in _PLAIN_TYPES
-        or type(k) not in _PLAIN_TYPES
-        or type(v) not in _PLAIN_TYPES
+        type(q) not in PLAIN_TYPES
+        or type(k) not in PLAIN_TYPES
+        or type(v) not in PLAIN_TYPES
         or torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
@@ -140,6 +156,7 @@ def _through_dispatcher(
     causal: bool,
     top_left: bool,
     return_lse: bool,
+    deterministic: bool | None,
 ) -> Any:
     tensors = [isinstance(x, torch.Tensor) for x in (q, k, v)]
     if not all(tensors):
@@ -152,7 +169,15 @@ def _through_dispatcher(
         )
         give_back = interop.importer(q)
         found = _through_dispatcher(
-            q_tensor, k_tensor, v_tensor, device_type, softmax_scale, causal, top_left, return_lse
+            q_tensor,
+            k_tensor,
+            v_tensor,
+            device_type,
+            softmax_scale,
+            causal,
+            top_left,
+            return_lse,
+            deterministic,
         )
         return tuple(map(give_back, found)) if return_lse else give_back(found)
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -164,7 +189,23 @@ def _through_dispatcher(
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         _refuse_tangents(q, k, v)
     policy = "" if device_type is None else _policy_name(device_type)
-    o, lse = FORWARD_OP(q, k, v, softmax_scale, causal, top_left, policy, return_lse)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    o, lse = FORWARD_OP(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        top_left,
+        policy,
+        return_lse or differentiable,
+        deterministic,
+    )
     return (o, lse) if return_lse else o
 
 

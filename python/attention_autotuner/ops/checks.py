@@ -134,13 +134,65 @@ def _check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
     )
 
 
+def check_some_gradient(*gradients: torch.Tensor | None) -> None:
+    """Check that there is anything to propagate.
+
+    Raises:
+        UnsupportedProblemError: every gradient is None.
+    """
+    fail_unless(
+        any(x is not None for x in gradients), "the gradient of o or of lse must be given, got None"
+    )
+
+
+def check_gradients(
+    grad_o: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Check what the backward is given beside q, k and v, which are checked already; strides are free.
+
+    Raises:
+        UnsupportedProblemError: one is not what the forward returned, or no gradient of that.
+    """
+    check_some_gradient(grad_o, grad_lse)
+    shape_o, shape_lse = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
+    for name, x, shape, dtype in (
+        ("o", o, shape_o, q.dtype),
+        ("lse", lse, shape_lse, torch.float32),
+        ("the gradient of o", grad_o, shape_o, q.dtype),
+        ("the gradient of lse", grad_lse, shape_lse, torch.float32),
+    ):
+        if x is None:
+            continue
+        check_layout(name, x)
+        fail_unless(
+            tuple(x.shape) == shape, f"{name} must have the shape {shape}, got {tuple(x.shape)}"
+        )
+        fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
+        fail_unless(
+            x.device == q.device, f"{name} must be on q's device {q.device}, got {x.device}"
+        )
+
+
 def make_problem(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, top_left: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    top_left: bool,
+    backward: bool = False,
+    deterministic: bool = False,
 ) -> Problem:
-    """The problem that checked, non-empty tensors name."""
+    """The problem that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
     aligned = all(is_aligned(x) for x in (q, k, v))
     alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
     return Problem(
+        direction="backward" if backward else "forward",
         dtype=DTYPE_NAMES[q.dtype],
         batch=q.shape[0],
         heads_q=q.shape[1],
@@ -152,6 +204,7 @@ def make_problem(
         causal=causal,
         causal_alignment=alignment,
         alignment_bytes=16 if aligned else 2,
+        deterministic=deterministic,
     )
 
 

@@ -1,7 +1,6 @@
-"""The ``torch.library`` side of attention: schema, fake kernels, CPU and CUDA kernels, autograd.
+"""The ``torch.library`` ops of attention: schemas, CUDA and CPU kernels, fakes; :mod:`.autograd` differentiates them.
 
-``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call. The gradient has no kernel
-yet: it is recomputed by the reference formula, exactly and block by block, and a notice says so once.
+``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
 """
 
 from __future__ import annotations
@@ -13,32 +12,33 @@ from typing import Any
 import torch
 
 from ..codegen.problem import CausalAlignment
-from ..errors import UnsupportedProblemError
 from ..reference import attention, attention_backward
-from . import checks, plan
+from . import backward_plan, checks, plan
+from .backward_plan import Gradients
 
 _log = logging.getLogger(__name__)
 
 NAMESPACE = "attention_autotuner"
+# `deterministic` is for the gradients that the forward may be asked for later: its own result always is.
 FORWARD = (
     "attention_forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, bool causal, bool top_left, "
-    "str device_type, bool return_lse) -> (Tensor, Tensor)"
+    "str device_type, bool return_lse, bool deterministic) -> (Tensor, Tensor)"
 )
 BACKWARD = (
-    "attention_backward(Tensor? grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, float? softmax_scale, "
-    "bool causal, bool top_left) -> (Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor? grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+    "float? softmax_scale, bool causal, bool top_left, str device_type, bool deterministic) "
+    "-> (Tensor, Tensor, Tensor)"
 )
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @functools.cache
-def _notice(message: str) -> None:
+def notice(message: str) -> None:
     """Log a message once a process."""
     _log.warning(message)
 
 
-def _alignment(top_left: bool) -> CausalAlignment:
+def alignment(top_left: bool) -> CausalAlignment:
+    """The public name of where the diagonal begins."""
     return "top_left" if top_left else "bottom_right"
 
 
@@ -51,6 +51,7 @@ def _forward_cuda(
     top_left: bool,
     device_type: str,
     return_lse: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     o, lse = plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, device_type, return_lse
@@ -67,9 +68,12 @@ def _forward_cpu(
     top_left: bool,
     device_type: str,
     return_lse: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    o, lse = _forward_fake(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
-    _notice("tensors on the CPU: attention is computed by the PyTorch reference, not by a kernel")
+    o, lse = _forward_fake(
+        q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic
+    )
+    notice("tensors on the CPU: attention is computed by the PyTorch reference, not by a kernel")
     if o.numel() > 0:
         found_o, found_lse = attention(
             q,
@@ -77,7 +81,7 @@ def _forward_cpu(
             v,
             softmax_scale=softmax_scale,
             causal=causal,
-            causal_alignment=_alignment(top_left),
+            causal_alignment=alignment(top_left),
         )
         o.copy_(found_o)
         if return_lse:
@@ -94,6 +98,7 @@ def _forward_fake(
     top_left: bool,
     device_type: str,
     return_lse: bool,
+    deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     checks.check_tensors(q, k, v)
     if softmax_scale is not None:
@@ -108,24 +113,37 @@ def _no_lse(q: torch.Tensor) -> torch.Tensor:
     return q.new_empty(0, dtype=torch.float32)
 
 
-def _backward(
+def _backward_cpu(
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
     softmax_scale: float | None,
     causal: bool,
     top_left: bool,
+    device_type: str,
+    deterministic: bool,
 ) -> Gradients:
-    if q.is_cuda:
-        _notice(
-            "the gradient of attention has no kernel yet: it is recomputed by the PyTorch reference, which is exact "
-            "but slow"
-        )
+    results = _backward_fake(
+        grad_o,
+        grad_lse,
+        q,
+        k,
+        v,
+        o,
+        lse,
+        softmax_scale,
+        causal,
+        top_left,
+        device_type,
+        deterministic,
+    )
     if q.numel() == 0:
-        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    return attention_backward(
+        return results[0], results[1].zero_(), results[2].zero_()
+    found = attention_backward(
         grad_o,
         grad_lse,
         q,
@@ -133,8 +151,11 @@ def _backward(
         v,
         softmax_scale=softmax_scale,
         causal=causal,
-        causal_alignment=_alignment(top_left),
+        causal_alignment=alignment(top_left),
     )
+    for result, gradient in zip(results, found, strict=True):
+        result.copy_(gradient)
+    return results
 
 
 def _backward_fake(
@@ -143,89 +164,46 @@ def _backward_fake(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
     softmax_scale: float | None,
     causal: bool,
     top_left: bool,
+    device_type: str,
+    deterministic: bool,
 ) -> Gradients:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    q, k, v, softmax_scale, causal, top_left, _, return_lse = inputs
-    ctx.save_for_backward(q, k, v)
-    ctx.arguments = (softmax_scale, causal, top_left)
-    ctx.return_lse = return_lse
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(
-    ctx: Any, grad_o: torch.Tensor | None, grad_lse: torch.Tensor | None
-) -> tuple[torch.Tensor | None, ...]:
-    gradients = torch.ops.attention_autotuner.attention_backward.default(
-        grad_o, grad_lse if ctx.return_lse else None, *ctx.saved_tensors, *ctx.arguments
+    checks.check_tensors(q, k, v)
+    checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+    if softmax_scale is not None:
+        checks.check_scale(softmax_scale)
+    dq, dk, dv = (
+        x.new_empty_strided(x.shape, checks.output_strides(x.shape, x.stride(), x.shape[3]))
+        for x in (q, k, v)
     )
-    return (*gradients, None, None, None, None, None)
-
-
-def _refuse_double_backward(ctx: Any, *gradients: torch.Tensor | None) -> None:
-    raise UnsupportedProblemError("attention can be differentiated once, not twice")
-
-
-class AttentionFunction(torch.autograd.Function):
-    """The same autograd without the dispatcher, for plain eager tensors: a quarter of the host time.
-
-    Returns O alone when no LSE is wanted, else the pair.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        softmax_scale: float | None,
-        causal: bool,
-        top_left: bool,
-        device_type: str,
-        return_lse: bool,
-    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Launch the kernel and keep what the gradient needs."""
-        ctx.save_for_backward(q, k, v)
-        ctx.arguments = (softmax_scale, causal, top_left)
-        ctx.set_materialize_grads(False)
-        o, lse = plan.attention_forward(
-            q, k, v, softmax_scale, causal, top_left, device_type, return_lse
-        )
-        return o if lse is None else (o, lse)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of q, k and v."""
-        grad_lse = gradients[1] if len(gradients) > 1 else None
-        found = torch.ops.attention_autotuner.attention_backward.default(
-            gradients[0], grad_lse, *ctx.saved_tensors, *ctx.arguments
-        )
-        return (*found, None, None, None, None, None)
+    return dq, dk, dv
 
 
 def _register() -> torch.library.Library:
     library: Any = torch.library.Library  # untyped in torch
     library = library(NAMESPACE, "DEF")
-    library.define(FORWARD)
-    library.define(BACKWARD)
-    forward, backward = f"{NAMESPACE}::attention_forward", f"{NAMESPACE}::attention_backward"
-    for key, implementation in (("CUDA", _forward_cuda), ("CPU", _forward_cpu)):
-        library.impl("attention_forward", implementation, key)
-        library.impl("attention_backward", _backward, key)
-    torch.library.register_fake(forward, _forward_fake, lib=library)
-    torch.library.register_fake(backward, _backward_fake, lib=library)
-    torch.library.register_autograd(
-        forward, _differentiate, setup_context=_save_for_backward, lib=library
-    )
-    torch.library.register_autograd(backward, _refuse_double_backward, lib=library)
+    for schema, name, cuda, cpu, fake in (
+        (FORWARD, "attention_forward", _forward_cuda, _forward_cpu, _forward_fake),
+        (
+            BACKWARD,
+            "attention_backward",
+            backward_plan.attention_backward,
+            _backward_cpu,
+            _backward_fake,
+        ),
+    ):
+        library.define(schema)
+        library.impl(name, cuda, "CUDA")
+        library.impl(name, cpu, "CPU")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
     return library  # type: ignore[no-any-return]  # see above
 
 
 # Lives as long as the module: the ops vanish with it.
 LIBRARY = _register()
 FORWARD_OP = torch.ops.attention_autotuner.attention_forward.default
+BACKWARD_OP = torch.ops.attention_autotuner.attention_backward.default

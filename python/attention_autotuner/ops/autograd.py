@@ -1,0 +1,162 @@
+"""Derivatives of attention: of the ``torch.library`` ops, and beside the dispatcher for plain eager tensors.
+
+The forward keeps q, k, v, O and LSE, and the backward recomputes the probabilities from them: memory is linear in the
+sequence lengths. The gradients can be differentiated again, by the reference formula and as often as is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..reference import attention_double_backward
+from . import backward_plan, checks, plan
+from .backward_plan import Gradients
+from .library import BACKWARD_OP, FORWARD_OP, LIBRARY, NAMESPACE, alignment, notice
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+Gradient = torch.Tensor | None
+
+
+def save_for_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Keep what :func:`differentiate` needs of a call of the forward op."""
+    q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+    ctx.return_lse = return_lse
+    ctx.set_materialize_grads(False)
+
+
+def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the forward op's arguments."""
+    q, k, v, o, lse = ctx.saved_tensors
+    if not ctx.return_lse:
+        # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The kernel
+        # is the same with LSE and without, so running it again gives the LSE that belongs to this O.
+        grad_lse = None
+        if grad_o is not None:
+            *options, deterministic = ctx.arguments
+            _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
+    if grad_o is None and grad_lse is None:
+        return (None,) * 9
+    found = _through_dispatcher(grad_o, grad_lse, (q, k, v, o, lse), ctx.arguments)
+    return (*found, None, None, None, None, None, None)
+
+
+def _through_dispatcher(
+    grad_o: Gradient,
+    grad_lse: Gradient,
+    saved: tuple[torch.Tensor, ...],
+    arguments: tuple[Any, ...],
+) -> Gradients:
+    for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
+        if x is not None:
+            checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *arguments)
+    return found
+
+
+def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
+    *tensors, _, _, softmax_scale, causal, top_left, _, _ = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.options = {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "causal_alignment": alignment(top_left),
+    }
+
+
+def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+    """Gradients of the backward op's arguments.
+
+    O and LSE are functions of q, k and v: what they contribute is counted there, and they get none.
+    """
+    grad_o, grad_lse, q, k, v = ctx.saved_tensors
+    if q.is_cuda:
+        notice(
+            "second derivatives of attention have no kernel: they are computed by the PyTorch reference, which is "
+            "exact but slow"
+        )
+    if q.numel() == 0:
+        found: tuple[Gradient, ...] = tuple(
+            None if x is None else torch.zeros_like(x) for x in ctx.saved_tensors
+        )
+    else:
+        found = attention_double_backward(
+            (gradients[0], gradients[1], gradients[2]), grad_o, grad_lse, q, k, v, **ctx.options
+        )
+    return (*found, None, None, None, None, None, None, None)
+
+
+class AttentionFunction(torch.autograd.Function):
+    """The same derivative without the dispatcher, for plain eager tensors: a quarter of the host time.
+
+    Returns O alone when no LSE is wanted, else the pair.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        softmax_scale: float | None,
+        causal: bool,
+        top_left: bool,
+        device_type: str,
+        return_lse: bool,
+        deterministic: bool,
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs, LSE among it."""
+        o, lse = plan.attention_forward(q, k, v, softmax_scale, causal, top_left, device_type, True)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+        ctx.set_materialize_grads(False)
+        return (o, lse) if return_lse else o
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
+        """Gradients of q, k and v."""
+        if grad_o is None and grad_lse is None:
+            return (None,) * 9
+        saved = ctx.saved_tensors
+        # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
+        if not torch.is_grad_enabled() and _are_plain(grad_o, grad_lse, *saved):
+            found = backward_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
+        else:
+            found = _through_dispatcher(grad_o, grad_lse, saved, ctx.arguments)
+        return (*found, None, None, None, None, None, None)
+
+
+def _are_plain(*tensors: Gradient) -> bool:
+    """Whether the dispatcher would do no more with these than call our kernel."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return False
+    try:
+        for x in tensors:
+            if x is not None and (type(x) not in PLAIN_TYPES or x.is_neg() or not x.data_ptr()):
+                return False  # empty tensors and those known to be zero lie nowhere
+    except RuntimeError:
+        return False  # sparse, or a batch of gradients
+    return True
+
+
+def _register() -> None:
+    for name, save, formula in (
+        ("attention_forward", save_for_backward, differentiate),
+        ("attention_backward", save_for_double_backward, differentiate_twice),
+    ):
+        torch.library.register_autograd(
+            f"{NAMESPACE}::{name}", formula, setup_context=save, lib=LIBRARY
+        )
+
+
+_register()

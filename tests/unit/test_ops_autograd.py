@@ -1,0 +1,409 @@
+"""Derivatives of attention: through the op, beside the dispatcher, in place, twice, deterministic, compiled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner import flash_attn_func
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.errors import UnsupportedProblemError
+from attention_autotuner.ops import attention, autograd, library
+from attention_autotuner.reference import attention_naive
+from tests import gradients
+from tests.desk import Desk, open_desk
+
+needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+
+PROBLEM = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=6, seqlen_k=5, dim_qk=16, dim_v=24)
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"causal": True},
+    {"causal": True, "causal_alignment": "top_left"},
+]
+
+
+@pytest.fixture
+def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    with open_desk(fake_kernel, monkeypatch) as desk:
+        yield desk
+
+
+def fast(tensors: gradients.Three, *, return_lse: bool = True, deterministic: bool = False) -> Any:
+    """Attention beside the dispatcher, as flash_attn_func calls it for plain tensors on a GPU."""
+    return autograd.AttentionFunction.apply(
+        *tensors, 0.4, True, False, "", return_lse, deterministic
+    )
+
+
+# --- beside the dispatcher ------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("through", ["o", "lse", "both"])
+def test_autograd_beside_the_dispatcher(desk: Desk, through: str) -> None:
+    tensors = gradients.make(replace(PROBLEM, causal=True))
+    o, lse = fast(tensors)
+    grad_o = None if through == "lse" else torch.randn(o.shape).half()
+    grad_lse = None if through == "o" else torch.randn(lse.shape)
+    pairs = [(x, g) for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
+    found = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
+    wrong = gradients.verdicts(found, grad_o, grad_lse, tensors, softmax_scale=0.4, causal=True)
+    assert not wrong
+    assert [problem.direction for problem, _, _ in desk.asked] == ["forward", "backward"]
+    assert desk.said("launch_count", direction="backward") == 1
+
+
+@needs_compiler
+def test_without_lse_the_gradients_are_the_same(desk: Desk) -> None:
+    tensors = gradients.make(PROBLEM)
+    alone, (o, _) = fast(tensors, return_lse=False), fast(tensors)
+    assert torch.equal(alone, o)
+    weights = torch.randn(o.shape).half()
+    found = torch.autograd.grad(alone, tensors, weights)
+    assert gradients.same_bits(found, torch.autograd.grad(o, tensors, weights))
+    assert len(desk.asked) == 2
+
+
+@needs_compiler
+def test_gradients_of_views_and_of_sums(desk: Desk) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = fast(tensors, return_lse=False)
+    weights = torch.zeros(o.shape)
+    for sum_of, weight in (
+        (o.sum(), torch.ones_like(weights)),
+        (o.transpose(1, 2).reshape(2, 6, -1)[..., ::2].sum(), None),
+        (o[:, :, 3].sum(), weights.index_fill(2, torch.tensor(3), 1.0)),
+    ):
+        found = torch.autograd.grad(sum_of, tensors, retain_graph=True)
+        if weight is None:
+            flat = torch.zeros(2, 6, 4 * 24)
+            flat[..., ::2] = 1.0
+            weight = flat.view(2, 6, 4, 24).transpose(1, 2)
+        options = {"softmax_scale": 0.4, "causal": True}
+        assert not gradients.verdicts(found, weight.half(), None, tensors, **options)
+
+
+@needs_compiler
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_choice_of_the_forward_call_reaches_the_backward(
+    desk: Desk, deterministic: bool
+) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = fast(tensors, return_lse=False, deterministic=deterministic)
+    torch.autograd.grad(o.sum(), tensors)
+    assert [problem.deterministic for problem, _, _ in desk.asked] == [False, deterministic]
+
+
+@needs_compiler
+def test_saved_tensors_may_come_back_in_another_form(desk: Desk) -> None:
+    tensors = gradients.make(PROBLEM)
+    expected = torch.autograd.grad(fast(tensors, return_lse=False).sum(), tensors)
+
+    def unpack(x: torch.Tensor) -> torch.Tensor:
+        return gradients.odd_rows(x) if x.dim() == 4 else x.mT.contiguous().mT
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+        o = fast(tensors, return_lse=False)
+    assert gradients.same_bits(torch.autograd.grad(o.sum(), tensors), expected)
+
+
+@needs_compiler
+def test_batched_gradients(desk: Desk) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = fast(tensors, return_lse=False)
+    weights = torch.randn(3, *o.shape).half()
+    found = torch.autograd.grad(o, tensors, weights, retain_graph=True, is_grads_batched=True)
+    for index in range(3):
+        one = tuple(x[index] for x in found)
+        options = {"softmax_scale": 0.4, "causal": True}
+        assert not gradients.verdicts(one, weights[index], None, tensors, **options)
+
+
+class Subclass(torch.Tensor):
+    """A tensor that may do anything."""
+
+
+def test_only_plain_tensors_pass_by_the_dispatcher() -> None:
+    x = torch.zeros(2, 2, 3, 8).half()
+    assert autograd._are_plain(x, None, torch.nn.Parameter(x))
+    for other in (
+        x.as_subclass(Subclass),
+        torch._neg_view(x),
+        torch._efficientzerotensor(x.shape, dtype=x.dtype),
+        x[:0],
+        x.to_sparse(),
+        x.to("meta"),
+    ):
+        assert not autograd._are_plain(x, other)
+    seen = []
+    torch.vmap(lambda y: seen.append(autograd._are_plain(x)) or y)(x)
+    with torch.utils._python_dispatch.TorchDispatchMode():
+        seen.append(autograd._are_plain(x))
+    assert seen == [False, False]
+
+
+# --- torch's rules, both ways ---------------------------------------------------------------------
+
+
+def through_dispatcher(tensors: gradients.Three, **options: Any) -> torch.Tensor:
+    o: torch.Tensor = flash_attn_func(*tensors, causal=True, softmax_scale=0.4, **options)
+    return o
+
+
+def beside_dispatcher(tensors: gradients.Three) -> torch.Tensor:
+    o: torch.Tensor = fast(tensors, return_lse=False)
+    return o
+
+
+Way = Callable[[gradients.Three], torch.Tensor]
+
+
+@pytest.fixture(params=["dispatcher", "beside"])
+def way(request: pytest.FixtureRequest) -> Way:
+    if request.param == "dispatcher":
+        return through_dispatcher
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler")
+    request.getfixturevalue("desk")
+    return beside_dispatcher
+
+
+def test_a_second_backward_needs_the_graph(way: Way) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = way(tensors)
+    first = torch.autograd.grad(o.sum(), tensors, retain_graph=True)
+    again = torch.autograd.grad(o.sum(), tensors)
+    assert gradients.same_bits(first, again)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(o.sum(), tensors)
+
+
+@pytest.mark.parametrize("changed", ["q", "k", "v", "o"])
+def test_what_is_changed_in_between_is_torchs_error(way: Way, changed: str) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = way(tensors)
+    total = o.sum()
+    with torch.no_grad():
+        dict(zip("qkvo", (*tensors, o), strict=True))[changed].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(total, tensors)
+
+
+def test_gradients_that_do_not_fit_are_torchs_error(way: Way) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = way(tensors)
+    with pytest.raises(RuntimeError, match="shape"):
+        torch.autograd.grad(o, tensors, torch.zeros(2, 4, 6, 16).half(), retain_graph=True)
+    with pytest.raises(RuntimeError, match="device"):
+        torch.autograd.grad(
+            o, tensors, torch.zeros(o.shape, device="meta").half(), retain_graph=True
+        )
+    # Another dtype is cast by torch before we see it.
+    weights = torch.randn(o.shape)
+    wide = torch.autograd.grad(o, tensors, weights, retain_graph=True)
+    assert gradients.same_bits(wide, torch.autograd.grad(o, tensors, weights.half()))
+
+
+def test_a_gradient_that_is_sparse_is_refused(way: Way) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = way(tensors)
+    with pytest.raises(UnsupportedProblemError, match="must be a dense strided tensor"):
+        torch.autograd.grad(o, tensors, torch.ones(o.shape).half().to_sparse())
+
+
+def test_only_what_requires_grad_gets_one(way: Way) -> None:
+    q, k, v = gradients.make(PROBLEM, requires_grad=False)
+    v.requires_grad_()
+    torch.autograd.backward(way((q, k, v)).sum())
+    assert (q.grad, k.grad) == (None, None)
+    assert v.grad is not None
+    assert v.grad.shape == v.shape
+
+
+def test_double_backward_is_the_references(way: Way, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = gradients.make(PROBLEM)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(2, 4, 6, 24, generator=generator).half()
+
+    def penalty(o: torch.Tensor, inputs: Any) -> torch.Tensor:
+        first = torch.autograd.grad((o * weights).sum(), inputs, create_graph=True)
+        total: torch.Tensor = sum(x.float().square().sum() for x in first)  # type: ignore[assignment]
+        return total
+
+    found = torch.autograd.grad(penalty(way(tensors), tensors), tensors)
+    naive, _ = attention_naive(*wide, softmax_scale=0.4, causal=True, dtype=torch.float64)
+    expected = torch.autograd.grad(penalty(naive, wide), wide)
+    for mine, truth in zip(found, expected, strict=True):
+        largest = float(truth.abs().max())
+        torch.testing.assert_close(mine.double(), truth, rtol=1e-2, atol=5e-3 * largest)
+
+
+def test_a_weight_on_lse_takes_part_in_double_backward() -> None:
+    tensors = gradients.make(replace(PROBLEM, seqlen_k=9))
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+
+    def penalty(pair: Any, inputs: Any) -> torch.Tensor:
+        o, lse = pair
+        first = torch.autograd.grad(o.sum() + lse.square().sum(), inputs, create_graph=True)
+        total: torch.Tensor = sum(x.float().square().sum() for x in first)  # type: ignore[assignment]
+        return total
+
+    mine = penalty(flash_attn_func(*tensors, causal=True, return_lse=True), tensors)
+    truth = penalty(attention_naive(*wide, causal=True, dtype=torch.float64), wide)
+    for x, y in zip(
+        torch.autograd.grad(mine, tensors), torch.autograd.grad(truth, wide), strict=True
+    ):
+        torch.testing.assert_close(x.double(), y, rtol=1e-2, atol=5e-3 * float(y.abs().max()))
+
+
+def test_empty_tensors_can_be_differentiated_twice() -> None:
+    q, k, v = (x[:0].detach().requires_grad_() for x in gradients.make(PROBLEM))
+    (dq,) = torch.autograd.grad(flash_attn_func(q, k, v).sum(), q, create_graph=True)
+    assert torch.autograd.grad(dq.sum(), k)[0].shape == k.shape
+
+
+# --- the op by itself -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [(False, False), (True, False), (True, True)])
+def test_the_op_without_lse_runs_again_for_its_gradient(mask: tuple[bool, bool]) -> None:
+    tensors = gradients.make(PROBLEM)
+    rest = (0.4, *mask, "")
+    o, nothing = library.FORWARD_OP(*tensors, *rest, False, False)
+    assert nothing.shape == (0,)
+    weights = torch.randn(o.shape).half()
+    found = torch.autograd.grad(o, tensors, weights)
+    full, _ = library.FORWARD_OP(*tensors, *rest, True, False)
+    assert gradients.same_bits(found, torch.autograd.grad(full, tensors, weights))
+
+
+def test_that_second_run_gives_the_backward_its_lse(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = gradients.make(PROBLEM)
+    o, _ = library.FORWARD_OP(*tensors, 0.4, True, False, "A100", False, True)
+    expected = library.FORWARD_OP(*tensors, 0.4, True, False, "A100", True, True)
+    seen: list[tuple[Any, ...]] = []
+
+    def look(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return library.BACKWARD_OP(*arguments)
+
+    monkeypatch.setattr(autograd, "BACKWARD_OP", look)
+    torch.autograd.grad(o.sum(), tensors)
+    (arguments,) = seen
+    assert torch.equal(arguments[5], expected[0])
+    assert torch.equal(arguments[6], expected[1])
+    assert arguments[7:] == (0.4, True, False, "A100", True)
+
+
+def watch_forward(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the op is called with, without the tensors."""
+    seen: list[tuple[Any, ...]] = []
+
+    def look(*arguments: Any) -> Any:
+        seen.append(arguments[3:])
+        return library.FORWARD_OP(*arguments)
+
+    monkeypatch.setattr(attention, "FORWARD_OP", look)
+    return seen
+
+
+def test_lse_is_computed_where_a_gradient_may_be_asked_for_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = watch_forward(monkeypatch)
+    plain = gradients.make(PROBLEM, requires_grad=False)
+    flash_attn_func(*plain)
+    flash_attn_func(*plain, return_lse=True)
+    for index in range(3):
+        one = list(plain)
+        one[index] = one[index].clone().requires_grad_()
+        assert isinstance(flash_attn_func(*one), torch.Tensor)
+        with torch.no_grad():
+            flash_attn_func(*one)
+    assert [call[4] for call in seen] == [False, True, *[True, False] * 3]
+
+
+def test_deterministic_none_follows_torchs_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = watch_forward(monkeypatch)
+    tensors = gradients.make(PROBLEM)
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        for setting in (False, True):
+            torch.use_deterministic_algorithms(setting)
+            for choice in (None, False, True):
+                flash_attn_func(*tensors, deterministic=choice)
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert [call[5] for call in seen] == [False, False, True, True, False, True]
+
+
+def test_the_ops_refuse_what_they_cannot_read() -> None:
+    q, k, v = gradients.make(PROBLEM, requires_grad=False)
+    o, lse = flash_attn_func(q, k, v, return_lse=True)
+    rest = (None, False, False, "", False)
+    for grad_o, message in (
+        (o.float(), "gradient of o must be torch.float16"),
+        (o[..., :16], "gradient of o must have the shape"),
+        (None, "the gradient of o or of lse must be given"),
+    ):
+        for device in ("cpu", "meta"):
+            tensors = [x if x is None else x.to(device) for x in (grad_o, None, q, k, v, o, lse)]
+            with pytest.raises(UnsupportedProblemError, match=message):
+                library.BACKWARD_OP(*tensors, *rest)
+
+
+@pytest.mark.parametrize("layout", gradients.LAYOUTS)
+def test_gradients_have_their_tensors_layout(layout: gradients.Layout) -> None:
+    dense = gradients.make(PROBLEM, requires_grad=False)
+    o, lse = flash_attn_func(*dense, return_lse=True)
+    rest = (None, False, False, "", False)
+    grad_o = torch.randn(o.shape).half()
+    expected = library.BACKWARD_OP(grad_o, None, *dense, o, lse, *rest)
+    found = library.BACKWARD_OP(layout(grad_o), None, *dense, o, lse, *rest)
+    assert gradients.same_bits(found, expected)
+    if layout is gradients.columns_first:
+        return  # no layout of q, k and v
+    moved = [layout(x) for x in dense]
+    found = library.BACKWARD_OP(grad_o, None, *moved, o, lse, *rest)
+    assert gradients.same_bits(found, expected)
+    fakes = [x.to("meta") for x in (grad_o, *dense, o, lse)]
+    shapes = library.BACKWARD_OP(fakes[0], None, *fakes[1:], *rest)
+    assert [x.shape for x in shapes] == [x.shape for x in dense]
+
+
+# --- the helpers that GPU tests use ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_judge_passes_what_is_right_and_names_what_is_not(mask: dict[str, Any]) -> None:
+    tensors = gradients.make(PROBLEM)
+    o, lse = flash_attn_func(*tensors, return_lse=True, **mask)
+    grad_o, grad_lse = torch.randn_like(o), torch.randn_like(lse)
+    found = list(torch.autograd.grad((o, lse), tensors, (grad_o, grad_lse)))
+    assert gradients.verdicts(tuple(found), grad_o, grad_lse, tensors, **mask) == []
+    found[1] = found[1] * 1.05
+    (wrong,) = gradients.verdicts(tuple(found), grad_o, grad_lse, tensors, **mask)
+    assert wrong.startswith("dk: ")
+
+
+def test_the_block_learns() -> None:
+    block = gradients.make_block(device="cpu", dtype=torch.float16)
+    x = torch.randn(2, 9, 4 * 64).half()
+    optimizer = torch.optim.SGD(block.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = gradients.loss_of(block, x)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
