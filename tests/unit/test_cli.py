@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,12 @@ from attention_autotuner.cli import (
     console,
     doctor,
     main,
-    main_job,
     making,
-    results,
-    tuning,
 )
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Ok
+from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
-from attention_autotuner.tuning.cost_model import estimate
-from attention_autotuner.tuning.racing import Timing
-from attention_autotuner.tuning.result import Row, TuneResult
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
 PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -71,6 +66,22 @@ def test_candidates_json_has_the_documented_form(capsys: Capture) -> None:
     assert all(set(each) == {"config", "reason"} for each in said["rejections"])
 
 
+def test_backward_candidates_are_listed_by_plan_and_the_deterministic_ones_alone(
+    capsys: Capture,
+) -> None:
+    flags = ["candidates", *SMALL, "--direction", "backward"]
+    names = {each["name"] for each in run_json(capsys, *flags)["candidates"]}
+    alone = run_json(capsys, *flags, "--deterministic")["candidates"]
+    assert {each["name"] for each in alone} < names
+    assert all(Candidate.from_config(each["config"]).deterministic for each in alone)
+    assert main([*flags, "--limit", "400"]) == 0
+    said = capsys.readouterr().out
+    assert "| fused" in said
+    assert "| pair" in said
+    assert "keys:m" in said
+    assert "deterministic" in said
+
+
 def test_candidates_prints_a_table_of_the_best(capsys: Capture) -> None:
     assert main(["candidates", *SMALL, "--limit", "3"]) == 0
     said = capsys.readouterr().out
@@ -99,6 +110,11 @@ def test_candidates_prints_a_table_of_the_best(capsys: Capture) -> None:
         ),
         (["--alignment-bytes", "2"], Problem(alignment_bytes=2)),
         (["--op", "attention", "--direction", "forward"], Problem()),
+        (["--direction", "backward"], Problem(direction="backward")),
+        (
+            ["--direction", "backward", "--deterministic"],
+            Problem(direction="backward", deterministic=True),
+        ),
     ],
 )
 def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Problem) -> None:
@@ -116,6 +132,7 @@ def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Prob
             "6 and 4",
         ),
         (["--device-type", "V100"], "UnsupportedArchitectureError", "'V100'"),
+        (["--device-type", "A100", "--deterministic"], "UnsupportedProblemError", "deterministic"),
     ],
 )
 def test_a_typed_error_is_one_line_and_status_1(
@@ -138,7 +155,9 @@ def test_a_typed_error_is_one_line_and_status_1(
         ["candidates", "--op", "retnet"],
         ["candidates", "--limit", "0"],
         ["build", "--count", "1", "--default"],
-        ["tune", "--budget-seconds", "-1"],
+        ["candidates", "--direction", "step"],
+        ["tune", "--budget", "-1"],
+        ["tune", "--direction", "backward", "--backward-budget", "3", "--device-type", "A100"],
         ["tune", "--all", "--device-type", "A100"],
         ["cache"],
         ["cache", "gc", "--max-size", "much"],
@@ -226,7 +245,18 @@ def test_build_reports_failures_and_fails(capsys: Capture, refused: FakeBuild) -
 def test_warmup_builds_what_dispatch_would_serve(capsys: Capture, refused: FakeBuild) -> None:
     said = run_json(capsys, "warmup", *SMALL, status=1)
     assert refused.names == [resolve("A100").default(PROBLEM).name]
-    assert said["layer"] == "default"
+    assert [kernel["layer"] for kernel in said["kernels"]] == ["default"]
+
+
+def test_warmup_of_a_step_builds_both_directions_in_one_batch(
+    capsys: Capture, refused: FakeBuild
+) -> None:
+    policy, gradient = resolve("A100"), replace(PROBLEM, direction="backward", deterministic=True)
+    said = run_json(capsys, "warmup", *SMALL, "--direction", "step", "--deterministic", status=1)
+    assert refused.names == [policy.default(PROBLEM).name, policy.default(gradient).name]
+    assert [Problem(**kernel["problem"]) for kernel in said["kernels"]] == [PROBLEM, gradient]
+    assert main(["warmup", *SMALL, "--direction", "step"]) == 1
+    assert capsys.readouterr().out.count("picked by: default") == 2
 
 
 def test_cache_commands_on_an_empty_cache(capsys: Capture, cache: Path) -> None:
@@ -268,110 +298,6 @@ def test_doctor_finds_an_unwritable_cache(capsys: Capture, tmp_path: Path) -> No
     (tmp_path / "file").write_text("in the way")
     with settings.override(cache_dir=tmp_path / "file"):
         assert doctor.check_cache().state == "broken"
-
-
-def test_tune_without_building_ranks(capsys: Capture) -> None:
-    said = run_json(capsys, "tune", *SMALL, "--effort", "none", "--top-k", "4")
-    assert said["status"] == "predicted"
-    assert len(said["candidates"]) == 5
-    assert main(["tune", *SMALL, "--effort", "none"]) == 0
-    assert f"pick: {said['pick']}" in capsys.readouterr().out
-
-
-def result_of(*, interrupted: bool = False, status: str = "measured") -> TuneResult:
-    """A finished search over two candidates."""
-    policy = resolve("A100")
-    pick, default = policy.legal(PROBLEM)[0], policy.default(PROBLEM)
-    rows = [
-        Row(
-            candidate=candidate,
-            estimate=estimate(PROBLEM, candidate, policy.spec),
-            outcome=Ok(),
-            timing=Timing(
-                name=candidate.name,
-                outcome=Ok(),
-                median_us=100.0 * ratio,
-                spread_us=1.0,
-                samples=20,
-                ratio_to_best=ratio,
-                error=0.001,
-                tied=False,
-            ),
-        )
-        for candidate, ratio in ((pick, 1.0), (default, 1.1))
-    ]
-    return TuneResult(
-        problem=PROBLEM,
-        arch="A100",
-        status=status,  # type: ignore[arg-type]  # a parameter of the test's own
-        pick=pick,
-        default=default,
-        rows=tuple(rows),
-        gain=0.1,
-        confirmed=True,
-        interrupted=interrupted,
-        record_path=Path("/records/one.json"),
-    )
-
-
-def test_a_measured_result_is_a_ranked_table_and_the_files(capsys: Capture) -> None:
-    results.print_result(result_of())
-    said = capsys.readouterr().out
-    assert "measured ranking of 2 candidates" in said
-    assert "10.0 % faster than the default (confirmed by a second process)" in said
-    assert "wrote /records/one.json" in said
-    assert said.index("| pick") < said.index("| default")
-
-
-def test_ctrl_c_prints_the_best_so_far_and_is_status_130(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tuning, "tune", lambda *_, **__: result_of(interrupted=True))
-    assert main(["tune", *SMALL]) == 130
-    said = capsys.readouterr().out
-    assert "interrupted: this is the best so far" in said
-    assert f"pick: {result_of().pick.name}" in said
-
-
-def test_ctrl_c_before_anything_is_known_is_status_130(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tuning, "tune", interrupt)
-    assert main(["tune", *SMALL]) == 130
-    assert capsys.readouterr().err.endswith("interrupted\n")
-
-
-def test_the_main_job_with_a_gpu_serves_and_fails_on_a_wrong_answer(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = main_job.Served(
-        shape=(4, 16, 512, 64), ok=True, reason="", max_error=1e-4, max_allowed=1e-3
-    )
-    wrong = main_job.Served(
-        shape=(4, 16, 512, 64), ok=False, reason="NaN", max_error=1.0, max_allowed=0.1
-    )
-    monkeypatch.setattr(main_job, "detect", lambda: resolve("H200"))
-    monkeypatch.setattr(main_job, "tune", lambda *_, **__: result_of(status="recorded"))
-    for served, status in ((right, 0), (wrong, 1)):
-        monkeypatch.setattr(main_job, "serve", lambda problem, served=served: served)
-        said = run_json(capsys, "tune", "--all", status=status)
-        assert said["gpu"] == "H200"
-        assert said["served"] == served.to_json()
-        assert said["left_out"] == ""
-        assert said["files"] == ["/records/one.json"]
-    assert said["complaints"] == ["flash_attn_func is wrong: NaN"]
-    monkeypatch.setattr(main_job, "serve", lambda problem: right)
-    assert main(["tune", "--all"]) == 0
-    assert "flash_attn_func ran with the pick" in capsys.readouterr().out
-
-
-def test_the_main_job_complains_of_too_few_kernels() -> None:
-    assert main_job.complaints_of([result_of(status="predicted")]) == [
-        "A100: 0 usable kernels, expected 2"
-    ]
 
 
 def test_plain_progress_has_phase_count_best_and_time_left(capsys: Capture) -> None:

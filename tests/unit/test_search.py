@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,127 +9,21 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, Outcome, Wrong
+from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, Wrong
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.render import RenderedKernel
-from attention_autotuner.codegen.report import CompilerReport
 from attention_autotuner.errors import NoCandidateError, UnsupportedProblemError
 from attention_autotuner.tuning import tune
 from attention_autotuner.tuning.cost_model import Estimate, rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
-from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.progress import Event
-from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
+from tests.searching import GPU, FakePipeline, fast
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
 DEFAULT = POLICY.default(PROBLEM)
-GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeBuilt:
-    path: Path
-    report: CompilerReport
-
-
-def report(
-    registers: int = 128, loop_spills: bool | None = False, spilled_each_way: int = 80
-) -> CompilerReport:
-    spilled = spilled_each_way if loop_spills else 0
-    return CompilerReport(
-        registers=registers,
-        spill_store_bytes=spilled,
-        spill_load_bytes=spilled,
-        stack_bytes=0,
-        static_smem_bytes=0,
-        loop_spills=loop_spills,
-        kernels=(),
-        warnings=(),
-    )
-
-
-@dataclass
-class FakePipeline:
-    """Builds, checks and times by rule; remembers what it was asked."""
-
-    environment: Environment = GPU
-    gpu: bool = True
-    time_us: Callable[[str], float] = lambda name: 100.0
-    build_outcome: Callable[[str], Outcome | None] = lambda name: None
-    spills: Callable[[str], bool] = lambda name: False
-    spilled_each_way: int = 80
-    verdict: Callable[[str], Outcome] = lambda name: Ok()
-    timing_outcome: Callable[[str], Outcome | None] = lambda name: None
-    confirmed_ratio: float | None = None
-    interrupt_in: str = ""
-    built: list[str] = field(default_factory=list)
-    verified: list[str] = field(default_factory=list)
-    measured: list[str] = field(default_factory=list)
-    confirmations: list[tuple[str, str]] = field(default_factory=list)
-    budget_seconds: float = 0.0
-
-    def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
-    ) -> Sequence[Built | Outcome]:
-        if self.interrupt_in == "build":
-            raise KeyboardInterrupt
-        results: list[Built | Outcome] = []
-        for index, kernel in enumerate(kernels, start=1):
-            progress(index, len(kernels), kernel.name)
-            self.built.append(kernel.name)
-            failure = self.build_outcome(kernel.name)
-            loop_spills = self.spills(kernel.name)
-            good = FakeBuilt(
-                path=Path("/kernels") / kernel.name,
-                report=report(128, loop_spills, self.spilled_each_way),
-            )
-            results.append(failure or good)
-        return results
-
-    def can_measure(self) -> bool:
-        return self.gpu
-
-    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
-        if self.interrupt_in == "verify" and len(self.verified) == 2:
-            raise KeyboardInterrupt
-        self.verified.append(built.path.name)
-        return self.verdict(built.path.name)
-
-    def measure(
-        self,
-        problem: Problem,
-        built: dict[str, Built],
-        *,
-        budget_seconds: float,
-        keep: Collection[str],
-        on_round: Callable[[int, list[str]], None],
-    ) -> tuple[list[Timing], bool]:
-        self.measured += built
-        self.budget_seconds = budget_seconds
-        race = Race(list(built), keep=keep)
-        for name in built:
-            failure = self.timing_outcome(name)
-            if failure is not None:
-                race.fail(name, failure)
-        for _ in range(6):
-            if race.running:
-                race.add({name: self.time_us(name) for name in race.running})
-                on_round(race.rounds, race.running)
-        return race.results(), self.interrupt_in == "measure"
-
-    def confirm(
-        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
-    ) -> float | None:
-        self.confirmations.append((pick[0], default[0]))
-        return self.confirmed_ratio
-
-
-def fast(name: str, us: float) -> Callable[[str], float]:
-    return lambda asked: us if asked == name else 100.0
 
 
 @pytest.fixture

@@ -108,6 +108,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
                     {
                         "path": str(path),
                         "problem": record.problem.describe(),
+                        "purpose": record.purpose,
                         "arch": record.arch,
                         "gpu": record.environment.gpu_name,
                         "pick": record.pick,
@@ -121,10 +122,16 @@ def run_ls(arguments: argparse.Namespace) -> int:
     total = sum(entry.size_bytes for entry in entries)
     print_entries(f"{root}: {len(entries)} kernels, {total / 1024**2:,.1f} MiB", entries)
     rows = [
-        [record.problem.describe(), record.arch, record.environment.gpu_name or "-", record.pick]
+        [
+            record.problem.describe(),
+            record.purpose,
+            record.arch,
+            record.environment.gpu_name or "-",
+            record.pick,
+        ]
         for _, record in records
     ]
-    print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick"], rows)
+    print_table(f"{len(rows)} records", ["problem", "tuned for", "policy", "GPU", "pick"], rows)
     return 0
 
 

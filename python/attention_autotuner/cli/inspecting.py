@@ -12,7 +12,7 @@ from ..arch import Policy, Rejection
 from ..arch.resources import smem_bytes
 from ..codegen.candidate import Candidate
 from ..codegen.files import write_atomic
-from ..codegen.problem import Problem
+from ..codegen.problem import Direction, Problem
 from ..codegen.render import kernel_digest, render
 from ..settings import current
 from ..tuning.cost_model import rank
@@ -93,7 +93,8 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     title = (
         f"{problem.describe()} on {policy.spec.name}: best {len(rows)} of {len(ranked)} candidates"
     )
-    headings = ["#", *KNOB_HEADINGS, "smem KiB", "CTAs/SM", "estimate us", "limiter"]
+    columns = knob_headings(problem.direction)
+    headings = ["#", *columns, "smem KiB", "CTAs/SM", "estimate us", "limiter"]
     print_table(title, headings, rows)
     counts = Counter(rejection.predicate for rejection in rejections)
     print_table(
@@ -104,11 +105,38 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     return 0
 
 
-KNOB_HEADINGS = ["family", "tile", "warps", "stages", "slices", "schedule", "more"]
+def knob_headings(direction: Direction) -> list[str]:
+    """The columns of :func:`knobs`."""
+    if direction == "backward":
+        return ["family", "plan", "passes", "schedule", "more"]
+    return ["family", "tile", "warps", "stages", "slices", "schedule", "more"]
 
 
 def knobs(candidate: Candidate) -> list[str]:
-    """A candidate's knobs as cells under :data:`KNOB_HEADINGS`."""
+    """A candidate's knobs as cells under :func:`knob_headings`."""
+    return _backward(candidate) if candidate.direction == "backward" else _forward(candidate)
+
+
+def _backward(candidate: Candidate) -> list[str]:
+    c = candidate.backward
+    more = [
+        name
+        for name, on in (
+            ("deterministic", c.deterministic),
+            (f"{candidate.copy_bytes}-byte copies", candidate.copy_bytes != 16),
+        )
+        if on
+    ]
+    return [
+        candidate.family,
+        c.plan,
+        " ".join(f"{name}:{one.label}" for name, one in c.passes.items()),
+        c.cta_order.replace("_", " "),
+        ", ".join(more) or "-",
+    ]
+
+
+def _forward(candidate: Candidate) -> list[str]:
     c = candidate.forward
     slices = []
     if c.k_slice != candidate.class_qk:
@@ -222,7 +250,10 @@ def run_why(arguments: argparse.Namespace) -> int:
     if isinstance(found, Hit):
         exact = "" if found.exact else f", of the neighbour {found.record.problem.describe()}"
         doubts = f"; unverified: {', '.join(found.unverified)} differ" if found.unverified else ""
-        source = f"{found.layer} of {found.record.environment.gpu_name}{exact}{doubts}"
+        source = (
+            f"{found.layer} of {found.record.environment.gpu_name}, tuned for "
+            f"{found.record.purpose}{exact}{doubts}"
+        )
     else:
         source = f"no record: {found.field} is {found.found}, wanted {found.expected}"
     if arguments.json:

@@ -1,171 +1,192 @@
-"""The main job, ``tune --all``, which ``make tune`` runs: all that this machine can do for one problem.
+"""The main job, ``tune --all``, which ``make tune`` runs: all that this machine can do for one training step.
 
-With a GPU: tune it, then call ``flash_attn_func`` on real input and check the answer. Without one: generate, build and
-rank for each architecture, look for spills in the main loops, and say what was left out.
+With a GPU: tune both directions, then call ``flash_attn_func`` and its gradient on real input and check the answers.
+Without one: generate, build and rank for each architecture, look for spills in the main loops, and say what was left
+out.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..arch import Policy, detect
-from ..codegen.problem import Problem
-from ..dispatch import tune
+from ..codegen.problem import Direction, Problem
+from ..dispatch import tune, tune_step
 from ..errors import UnsupportedArchitectureError
 from ..tuning.result import TuneResult
-from .console import finite, print_json, print_line, progress
+from ..tuning.step import StepResult, problems_of_step
+from .console import Show, print_json, print_line, print_table, progress
 from .options import problem_json, problem_of
-from .results import artifact_of, files_of, listener, print_result
+from .results import artifact_of, files_of, listener, print_result, print_step, result_json
+from .serving import Served, serve
 from .status import FAILED, INTERRUPTED, OK
 
 ARCHITECTURES = ("A100", "RTX4090", "H100")
-MIN_BUILT = 2  # usable kernels that each architecture must come to
 TOP_K = 8  # candidates beside the default, where --top-k does not say
+# Usable kernels that each architecture must come to, none of which spills in its main loop.
+MIN_BUILT: dict[Direction, int] = {"forward": 2, "backward": 1}
+# Without a GPU, how many beside the default: more where the best spill. A backward kernel takes three times as long to
+# build as a forward one, so few are built.
+WIDTHS: dict[Direction, tuple[int, ...]] = {
+    "forward": (TOP_K, 2 * TOP_K, 4 * TOP_K),
+    "backward": (1, 3, TOP_K),
+}
 LEFT_OUT = (
     "left out, for want of a GPU: checking the kernels against the reference, measuring them, recording a pick, and "
-    "running flash_attn_func on one"
+    "running flash_attn_func and its gradient on one"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """What a call of ``flash_attn_func`` gave.
+class Finished:
+    """What the main job came to.
 
     Attributes:
-        shape: of the output.
-        ok: whether it agrees with the reference.
-        reason: why not, or empty.
-        max_error, max_allowed: largest absolute error, and the most that the rule allows.
+        results: the searches, in the order they ran.
+        interrupted: stopped by Ctrl-C.
+        step: the step that was tuned, where there is a GPU.
+        served: what ``flash_attn_func`` and its gradient gave, where there is a GPU.
     """
 
-    shape: tuple[int, ...]
-    ok: bool
-    reason: str
-    max_error: float
-    max_allowed: float
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {
-            "shape": list(self.shape),
-            "ok": self.ok,
-            "reason": self.reason,
-            "max_error": finite(self.max_error),
-            "max_allowed": finite(self.max_allowed),
-        }
+    results: tuple[TuneResult, ...]
+    interrupted: bool
+    step: StepResult | None = None
+    served: tuple[Served, ...] = ()
 
 
 def run_all(arguments: argparse.Namespace) -> int:
     """Do what this machine can; fails when a kernel is wrong or an architecture has too few usable ones."""
     problem = problem_of(arguments)
+    present: Policy | None = None
+    why = ""
     try:
-        present: Policy | None = detect()
+        present = detect()
     except UnsupportedArchitectureError as error:
-        present, why = None, str(error)
+        why = str(error)
+        finished = rank_everywhere(arguments, problem)
     else:
-        why = ""
-    devices: list[Policy | str] = [present] if present is not None else list(ARCHITECTURES)
-    results: list[TuneResult] = []
-    for device in devices:
-        result = search(arguments, problem, device)
-        results.append(result)
-        if not arguments.json:
-            print_result(result)
-            print_line()
-        if result.interrupted:
-            break
-    interrupted = any(result.interrupted for result in results)
-    served = serve(problem) if present is not None and not interrupted else None
-    complaints = [] if interrupted or arguments.effort == "none" else complaints_of(results)
-    if served is not None and not served.ok:
-        complaints.append(f"flash_attn_func is wrong: {served.reason}")
+        finished = tune_and_serve(arguments, problem, present)
+    unjudged = finished.interrupted or arguments.effort == "none"
+    complaints = [] if unjudged else complaints_of(finished.results)
+    complaints += [
+        f"{each.name} is wrong: {each.reason}" for each in finished.served if not each.ok
+    ]
     if arguments.json:
         print_json(
             {
                 "problem": problem_json(problem),
                 "gpu": None if present is None else present.spec.name,
                 "no_gpu": why,
-                "results": [result.to_json() for result in results],
-                "served": None if served is None else served.to_json(),
-                "files": [path for result in results for path in files_of(result)],
+                "results": [result_json(result) for result in finished.results],
+                "step": None if finished.step is None else finished.step.to_json()["step"],
+                "served": [each.to_json() for each in finished.served],
+                "files": [path for result in finished.results for path in files_of(result)],
                 "left_out": "" if present is not None else LEFT_OUT,
                 "complaints": complaints,
             }
         )
     else:
-        _print_end(why, served, complaints)
-    if interrupted:
+        _print_end(why, finished.served, complaints)
+    if finished.interrupted:
         return INTERRUPTED
     return FAILED if complaints else OK
 
 
-def search(arguments: argparse.Namespace, problem: Problem, device: Policy | str) -> TuneResult:
-    """Tune for one GPU; wider, unless ``--top-k`` fixes the width, while what is best spills in its main loop."""
-    widths = [arguments.top_k] if arguments.top_k else [TOP_K, 2 * TOP_K, 4 * TOP_K]
+def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Policy) -> Finished:
+    """Tune the present GPU for the step, then run the picks on real input."""
+    with progress(quiet=arguments.json) as show:
+        step = tune_step(
+            problem,
+            present,
+            backward_budget_seconds=arguments.backward_budget,
+            **search_options(arguments, show),
+        )
+    if not arguments.json:
+        print_step(step)
+        print_line()
+    served = () if step.interrupted else serve(problem)
+    return Finished(results=step.results, interrupted=step.interrupted, step=step, served=served)
+
+
+def rank_everywhere(arguments: argparse.Namespace, problem: Problem) -> Finished:
+    """Build and rank both directions for each architecture."""
+    results: list[TuneResult] = []
+    for device in ARCHITECTURES:
+        for one in problems_of_step(problem):
+            result = search(arguments, one, device)
+            results.append(result)
+            if not arguments.json:
+                print_result(result)
+                print_line()
+            if result.interrupted:
+                return Finished(results=tuple(results), interrupted=True)
+    return Finished(results=tuple(results), interrupted=False)
+
+
+def search(arguments: argparse.Namespace, problem: Problem, device: str) -> TuneResult:
+    """Rank for one GPU; wider, unless ``--top-k`` fixes the width, while what is best spills in its main loop."""
+    widths = [arguments.top_k] if arguments.top_k else list(WIDTHS[problem.direction])
     while True:
         with progress(quiet=arguments.json) as show:
-            result = tune(
-                problem,
-                device,
-                effort=arguments.effort,
-                budget_seconds=arguments.budget_seconds,
-                top_k=widths.pop(0),
-                confirm=not arguments.no_confirm,
-                listener=listener(show),
-            )
-        done = result.interrupted or result.status != "predicted" or arguments.effort == "none"
+            options = search_options(arguments, show) | {"top_k": widths.pop(0)}
+            result = tune(problem, device, **options)
+        done = result.interrupted or arguments.effort == "none"
         if done or not widths or not complaints_of([result]):
             return result
 
 
-def complaints_of(results: list[TuneResult]) -> list[str]:
+def search_options(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
+    """What the command line says of a search, for :func:`~..tuning.tune`."""
+    return {
+        "effort": arguments.effort,
+        "budget_seconds": arguments.budget,
+        "top_k": arguments.top_k or TOP_K,
+        "confirm": not arguments.no_confirm,
+        "listener": listener(show),
+    }
+
+
+def complaints_of(results: Sequence[TuneResult]) -> list[str]:
     """What must not be: too few usable kernels, or a spill in the main loop of the best-ranked."""
     complaints = []
     for result in results:
         if result.status == "recorded":
             continue
+        direction = result.problem.direction
+        wanted = MIN_BUILT[direction]
         built = [row for row in result.rows if row.artifact is not None and row.outcome.ok]
-        if len(built) < MIN_BUILT:
-            complaints.append(f"{result.arch}: {len(built)} usable kernels, expected {MIN_BUILT}")
-        for row in built[:MIN_BUILT]:
+        if len(built) < wanted:
+            complaints.append(
+                f"{result.arch}: {len(built)} usable {direction} kernels, expected {wanted}"
+            )
+        for row in built[:wanted]:
             artifact = artifact_of(row)
             if artifact is not None and artifact.report.loop_spills:
                 complaints.append(f"{result.arch}: {artifact.name} spills in its main loop")
     return complaints
 
 
-def serve(problem: Problem) -> Served:
-    """Call ``flash_attn_func`` on fresh input and hold its output against the reference."""
-    from .. import reference
-    from ..ops import flash_attn_func
-    from ..tuning.bindings import make_inputs
-
-    inputs = make_inputs(problem, seed=1)
-    q, k, v = inputs.q, inputs.k, inputs.v
-    causal, alignment = problem.causal, problem.causal_alignment
-    output = flash_attn_func(q, k, v, causal=causal, causal_alignment=alignment)
-    truth, _ = reference.attention(q, k, v, causal=causal, causal_alignment=alignment)
-    low, _ = reference.attention_low(q, k, v, causal=causal, causal_alignment=alignment)
-    verdict = reference.check(output, truth, low)
-    return Served(
-        shape=tuple(output.shape),
-        ok=verdict.ok,
-        reason=verdict.reason,
-        max_error=verdict.max_error,
-        max_allowed=verdict.max_allowed,
-    )
-
-
-def _print_end(why: str, served: Served | None, complaints: list[str]) -> None:
+def _print_end(why: str, served: Sequence[Served], complaints: list[str]) -> None:
     if why:
         print_line(f"no GPU: {why}")
         print_line(LEFT_OUT)
-    if served is not None and served.ok:
-        print_line(
-            f"flash_attn_func ran with the pick: output {list(served.shape)}, max error "
-            f"{served.max_error:.2e} (allowed {served.max_allowed:.2e})"
+    if served:
+        print_table(
+            "flash_attn_func and its gradient, with the picks",
+            ["tensor", "shape", "max error", "allowed", "right"],
+            [
+                [
+                    each.name,
+                    "x".join(map(str, each.shape)),
+                    f"{each.max_error:.2e}",
+                    f"{each.max_allowed:.2e}",
+                    "yes" if each.ok else "no",
+                ]
+                for each in served
+            ],
         )
     for complaint in complaints:
         print_line(f"not as it should be: {complaint}")

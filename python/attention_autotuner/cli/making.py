@@ -26,6 +26,7 @@ from .options import (
     positive,
     problem_json,
     problem_of,
+    problems_of,
 )
 
 Built = Artifact | Outcome
@@ -140,31 +141,46 @@ def register_warmup(commands: Commands) -> None:
     """Add the command ``warmup``."""
     parser = commands.add_parser(
         "warmup",
-        help="build the kernel that a call would use, so that the first call need not",
-        description="Build the kernel that serves a problem, tuned or not, ahead of its first call.",
+        help="build the kernels that a call would use, so that the first call need not",
+        description=(
+            "Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, "
+            "--direction step builds the forward and the backward one."
+        ),
     )
-    add_problem(parser)
+    add_problem(parser, step=True)
     add_json(parser)
     parser.set_defaults(run=run_warmup)
 
 
 def run_warmup(arguments: argparse.Namespace) -> int:
-    """Build the pick of a problem."""
-    problem, policy = problem_of(arguments), policy_of(arguments)
-    pick = lookup(problem, policy)
-    (result,) = build_candidates(
-        [pick.candidate], policy, jobs=None, title="warmup", quiet=arguments.json
+    """Build the picks; fails when one did not compile."""
+    problems, policy = problems_of(arguments), policy_of(arguments)
+    picks = [lookup(problem, policy) for problem in problems]
+    results = build_candidates(
+        [pick.candidate for pick in picks],
+        policy,
+        jobs=None,
+        title="warmup",
+        quiet=arguments.json,
     )
+    rows = list(zip(problems, picks, results, strict=True))
     if arguments.json:
         print_json(
             {
-                "problem": problem_json(problem),
                 "arch": policy.name,
-                "layer": pick.layer,
-                "kernels": [result_json(pick.candidate, result)],
+                "kernels": [
+                    {
+                        "problem": problem_json(problem),
+                        "layer": pick.layer,
+                        **result_json(pick.candidate, result),
+                    }
+                    for problem, pick, result in rows
+                ],
             }
         )
     else:
-        print_results(f"{problem.describe()} on {policy.spec.name}", [pick.candidate], [result])
-        print_line(f"picked by: {pick.layer}")
-    return 0 if isinstance(result, Artifact) else 1
+        for problem, pick, result in rows:
+            title = f"{problem.describe()} on {policy.spec.name}"
+            print_results(title, [pick.candidate], [result])
+            print_line(f"picked by: {pick.layer}")
+    return 0 if all(isinstance(result, Artifact) for result in results) else 1

@@ -11,9 +11,12 @@ from ..codegen.candidate import Candidate
 from ..codegen.problem import CAUSAL_ALIGNMENTS, DIRECTIONS, DTYPES, OPS, Problem
 from ..errors import NoCandidateError
 from ..tuning.cost_model import Estimate, rank
+from ..tuning.step import problems_of_step
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
 Ranked = list[tuple[Candidate, Estimate]]
+
+STEP = "step"  # as a direction: both of them
 
 _DEFAULT = Problem()
 
@@ -39,11 +42,21 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
-def add_problem(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a problem and a GPU."""
+def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
+    """Add the options that name a problem and a GPU.
+
+    Args:
+        parser: the command's.
+        step: the command takes both directions of a shape at once, too.
+    """
     group = parser.add_argument_group("problem")
     group.add_argument("--op", choices=OPS, default=_DEFAULT.op)
-    group.add_argument("--direction", choices=DIRECTIONS, default=_DEFAULT.direction)
+    group.add_argument(
+        "--direction",
+        choices=(*DIRECTIONS, STEP) if step else DIRECTIONS,
+        default=_DEFAULT.direction,
+        help=f"{STEP}: forward and backward of one shape" if step else None,
+    )
     group.add_argument(
         "--device-type",
         metavar="GPU",
@@ -68,6 +81,11 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT.alignment_bytes,
         help="2 for tensors whose pointers or strides are not multiples of 16 bytes",
     )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="backward kernels whose results agree bit for bit between runs only",
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +107,7 @@ def add_choice(parser: argparse.ArgumentParser) -> None:
 
 
 def problem_of(arguments: argparse.Namespace) -> Problem:
-    """The problem that the options name.
+    """The problem that the options name; of a step, the backward one.
 
     Raises:
         UnsupportedProblemError: it is outside what kernels here solve.
@@ -97,7 +115,7 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
     a = arguments
     return Problem(
         op=a.op,
-        direction=a.direction,
+        direction="backward" if a.direction == STEP else a.direction,
         dtype=a.dtype,
         batch=a.batch,
         heads_q=a.heads,
@@ -109,7 +127,18 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         causal=a.causal,
         causal_alignment=a.causal_alignment,
         alignment_bytes=a.alignment_bytes,
+        deterministic=a.deterministic,
     )
+
+
+def problems_of(arguments: argparse.Namespace) -> tuple[Problem, ...]:
+    """The problems that the options name: one, or both of a step.
+
+    Raises:
+        UnsupportedProblemError: outside what kernels here solve.
+    """
+    problem = problem_of(arguments)
+    return problems_of_step(problem) if arguments.direction == STEP else (problem,)
 
 
 def policy_of(arguments: argparse.Namespace) -> Policy:

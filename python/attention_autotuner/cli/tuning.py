@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from ..dispatch import tune
+from ..dispatch import tune, tune_step
 from .console import print_json, progress
-from .main_job import TOP_K, run_all
-from .options import Commands, add_json, add_problem, policy_of, positive, problem_of, seconds
-from .results import listener, print_result
+from .main_job import TOP_K, run_all, search_options
+from .options import (
+    STEP,
+    Commands,
+    add_json,
+    add_problem,
+    policy_of,
+    positive,
+    problem_of,
+    seconds,
+)
+from .results import print_result, print_step, result_json, step_json
 from .status import INTERRUPTED, OK
 
 
@@ -18,14 +27,23 @@ def register_tune(commands: Commands) -> None:
         "tune",
         help="build, check and measure the best candidates, and record the fastest",
         description=(
-            "Search for the fastest kernel of a problem. Without a GPU the search ends after the build, with a "
-            "ranking by the cost model. Ctrl-C keeps the best so far."
+            "Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward "
+            "kernels of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. "
+            "Ctrl-C keeps the best so far."
         ),
     )
-    add_problem(parser)
+    add_problem(parser, step=True)
     group = parser.add_argument_group("search")
     group.add_argument("--effort", choices=("none", "quick", "full"), help="default: the setting")
-    group.add_argument("--budget-seconds", type=seconds, metavar="S", help="default: the setting")
+    group.add_argument(
+        "--budget", "--budget-seconds", type=seconds, metavar="S", help="default: the setting"
+    )
+    group.add_argument(
+        "--backward-budget",
+        type=seconds,
+        metavar="S",
+        help="of the backward search of a step; default: as --budget",
+    )
     group.add_argument(
         "--top-k",
         type=positive,
@@ -40,32 +58,44 @@ def register_tune(commands: Commands) -> None:
     group.add_argument(
         "--all",
         action="store_true",
-        help="the main job: tune the present GPU and run the pick, or without a GPU build and rank for A100, "
-        "RTX4090 and H100; not with --device-type",
+        help="the main job, for both directions of a shape: tune the present GPU and run the picks, or without a GPU "
+        "build and rank for A100, RTX4090 and H100; not with --device-type",
     )
     add_json(parser)
     parser.set_defaults(run=run_tune, usage_error=parser.error)
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Search and print the ranking."""
+    """Search and print the ranking, or those of a step."""
     if arguments.all:
         if arguments.device_type is not None:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
         return run_all(arguments)
+    if arguments.direction == STEP:
+        return _run_step(arguments)
+    if arguments.backward_budget is not None:
+        arguments.usage_error("--backward-budget is for --direction step and for --all")
     problem, policy = problem_of(arguments), policy_of(arguments)
     with progress(quiet=arguments.json) as show:
-        result = tune(
-            problem,
-            policy,
-            effort=arguments.effort,
-            budget_seconds=arguments.budget_seconds,
-            top_k=arguments.top_k or TOP_K,
-            confirm=not arguments.no_confirm,
-            listener=listener(show),
-        )
+        result = tune(problem, policy, **search_options(arguments, show))
     if arguments.json:
-        print_json(result.to_json())
+        print_json(result_json(result))
     else:
         print_result(result)
+    return INTERRUPTED if result.interrupted else OK
+
+
+def _run_step(arguments: argparse.Namespace) -> int:
+    problem, policy = problem_of(arguments), policy_of(arguments)
+    with progress(quiet=arguments.json) as show:
+        result = tune_step(
+            problem,
+            policy,
+            backward_budget_seconds=arguments.backward_budget,
+            **search_options(arguments, show),
+        )
+    if arguments.json:
+        print_json(step_json(result))
+    else:
+        print_step(result)
     return INTERRUPTED if result.interrupted else OK

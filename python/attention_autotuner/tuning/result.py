@@ -131,6 +131,8 @@ class TuneResult:
         """A JSON-ready form for the command line."""
         return {
             "problem": self.problem.describe(),
+            "direction": self.problem.direction,
+            "purpose": None if self.record is None else self.record.purpose,
             "arch": self.arch,
             "status": self.status,
             "pick": self.pick.name,

@@ -1,0 +1,105 @@
+"""A call of ``flash_attn_func`` and of its gradient on real input, held against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..codegen.problem import Problem
+from ..tuning.step import problems_of_step
+from .console import finite
+
+if TYPE_CHECKING:
+    import torch
+
+SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One tensor that a call gave.
+
+    Attributes:
+        name: ``o``, or ``dq``, ``dk``, ``dv`` of the gradients.
+        shape: of the tensor.
+        ok: whether it agrees with the reference.
+        reason: why not, or empty.
+        max_error, max_allowed: largest absolute error, and the most that the rule allows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    ok: bool
+    reason: str
+    max_error: float
+    max_allowed: float
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "ok": self.ok,
+            "reason": self.reason,
+            "max_error": finite(self.max_error),
+            "max_allowed": finite(self.max_allowed),
+        }
+
+
+def serve(problem: Problem, device: torch.device | None = None) -> tuple[Served, ...]:
+    """Call ``flash_attn_func`` on fresh input, then its gradient through autograd, and check both.
+
+    The output is compared whole. The gradients are, for the last sequence and the last K/V head with the query heads
+    that read it, since the rounding that the rule allows is known from autograd only, which keeps every score; the rest
+    must be finite.
+
+    Args:
+        problem: of either direction.
+        device: the current CUDA device by default.
+    """
+    from .. import reference
+    from ..ops import flash_attn_func
+    from ..tuning.bindings import make_inputs, ways_of
+    from ..tuning.tensors import Inputs
+
+    forward, backward = problems_of_step(problem)
+    inputs = make_inputs(backward, seed=SEED, device=device)
+    q, k, v = (each.detach().requires_grad_() for each in (inputs.q, inputs.k, inputs.v))
+    output = flash_attn_func(
+        q,
+        k,
+        v,
+        causal=problem.causal,
+        causal_alignment=problem.causal_alignment,
+        deterministic=backward.deterministic or None,
+    )
+    output.backward(inputs.tensors["dout"])
+    _, o_ref, o_low = next(ways_of(forward)[0].truths(forward, inputs))
+    found = {"o": reference.check(output.detach(), o_ref, o_low)}
+    group = problem.heads_q // problem.heads_kv
+    part = replace(backward, batch=1, heads_q=group, heads_kv=1)
+    heads = {"k": 1, "v": 1, "dk": 1, "dv": 1}  # of the others, as many as the group has
+    last = Inputs(
+        tensors={
+            name: each[-1:, -heads.get(name, group) :] for name, each in inputs.tensors.items()
+        }
+    )
+    gradients = {"dq": q.grad, "dk": k.grad, "dv": v.grad}
+    for name, ref, low in ways_of(part)[0].truths(part, last):
+        whole = gradients[name]
+        if whole is None or not bool(whole.isfinite().all()):
+            found[name] = reference.Comparison(reason="missing, or not finite everywhere")
+        else:
+            found[name] = reference.check(whole[-1:, -heads.get(name, group) :], ref, low)
+    shapes = {"o": output.shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
+    return tuple(
+        Served(
+            name=name,
+            shape=tuple(shapes[name]),
+            ok=verdict.ok,
+            reason=verdict.reason,
+            max_error=verdict.max_error,
+            max_allowed=verdict.max_allowed,
+        )
+        for name, verdict in found.items()
+    )

@@ -1,0 +1,140 @@
+"""Stand-ins for compiler and GPU under a search: they build, check and time by rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attention_autotuner.codegen.outcome import Ok, Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.codegen.report import CompilerReport
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.racing import Race, Timing
+
+GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeBuilt:
+    path: Path
+    report: CompilerReport
+
+
+def report(
+    registers: int = 128, loop_spills: bool | None = False, spilled_each_way: int = 80
+) -> CompilerReport:
+    spilled = spilled_each_way if loop_spills else 0
+    return CompilerReport(
+        registers=registers,
+        spill_store_bytes=spilled,
+        spill_load_bytes=spilled,
+        stack_bytes=0,
+        static_smem_bytes=0,
+        loop_spills=loop_spills,
+        kernels=(),
+        warnings=(),
+    )
+
+
+@dataclass
+class FakePipeline:
+    """Builds, checks and times by rule; remembers what it was asked."""
+
+    environment: Environment = GPU
+    gpu: bool = True
+    time_us: Callable[[str], float] = lambda name: 100.0
+    build_outcome: Callable[[str], Outcome | None] = lambda name: None
+    spills: Callable[[str], bool] = lambda name: False
+    spilled_each_way: int = 80
+    verdict: Callable[[str], Outcome] = lambda name: Ok()
+    timing_outcome: Callable[[str], Outcome | None] = lambda name: None
+    confirmed_ratio: float | None = None
+    interrupt_in: str = ""
+    built: list[str] = field(default_factory=list)
+    verified: list[str] = field(default_factory=list)
+    measured: list[str] = field(default_factory=list)
+    confirmations: list[tuple[str, str]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    claims: dict[str, bool] = field(default_factory=dict)
+    budget_seconds: float = 0.0
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        if self.interrupt_in == "build":
+            raise KeyboardInterrupt
+        results: list[Built | Outcome] = []
+        for index, kernel in enumerate(kernels, start=1):
+            progress(index, len(kernels), kernel.name)
+            self.built.append(kernel.name)
+            failure = self.build_outcome(kernel.name)
+            loop_spills = self.spills(kernel.name)
+            good = FakeBuilt(
+                path=Path("/kernels") / kernel.name,
+                report=report(128, loop_spills, self.spilled_each_way),
+            )
+            results.append(failure or good)
+        return results
+
+    def can_measure(self) -> bool:
+        return self.gpu
+
+    def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
+        if self.interrupt_in == "verify" and len(self.verified) == 2:
+            raise KeyboardInterrupt
+        self.verified.append(built.path.name)
+        self.claims[built.path.name] = deterministic
+        return self.verdict(built.path.name)
+
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
+        self.measured += built
+        self.problems.append(problem)
+        self.budget_seconds = budget_seconds
+        race = Race(list(built), keep=keep)
+        for name in built:
+            failure = self.timing_outcome(name)
+            if failure is not None:
+                race.fail(name, failure)
+        for _ in range(6):
+            if race.running:
+                race.add({name: self.time_us(name) for name in race.running})
+                on_round(race.rounds, race.running)
+        return race.results(), self.interrupt_in == "measure"
+
+    def confirm(
+        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
+    ) -> float | None:
+        self.confirmations.append((pick[0], default[0]))
+        return self.confirmed_ratio
+
+
+@dataclass
+class FakeStepPipeline(FakePipeline):
+    """Times steps, too: the sum of the times of their kernels."""
+
+    steps: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def measure_steps(
+        self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
+    ) -> tuple[list[Timing], bool]:
+        self.problems.append(problem)
+        self.steps = {name: (f.path.name, b.path.name) for name, (f, b) in steps.items()}
+        race = Race(list(steps), keep=list(steps))
+        for _ in range(6):
+            race.add({name: sum(map(self.time_us, pair)) for name, pair in self.steps.items()})
+        return race.results(), False
+
+
+def fast(name: str, us: float) -> Callable[[str], float]:
+    return lambda asked: us if asked == name else 100.0

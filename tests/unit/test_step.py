@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.outcome import BuildFailed
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning import tune, tune_step
+from attention_autotuner.tuning.cost_model import rank
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.progress import Event
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.step import DEFAULTS, PICKS, problems_of_step
+from tests.searching import GPU, FakeStepPipeline
+
+FORWARD = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+BACKWARD = replace(FORWARD, direction="backward")
+POLICY = H100()
+
+
+def rival_of(problem: Problem) -> str:
+    """The model's best candidate that is not the default."""
+    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
+    return next(one.name for one, _ in ranked if one != POLICY.default(problem))
+
+
+RIVALS = (rival_of(FORWARD), rival_of(BACKWARD))
+
+
+def times(name: str) -> float:
+    """Defaults take 100 and 200 us, the rivals a tenth less."""
+    base = 200.0 if "backward" in name else 100.0
+    return 0.9 * base if name in RIVALS else base
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> RecordStore:
+    return RecordStore(tmp_path / "records")
+
+
+def found(records: RecordStore, problem: Problem) -> Hit:
+    hit = records.find(Query(problem=problem, arch="H100", environment=GPU))
+    assert isinstance(hit, Hit), hit
+    return hit
+
+
+def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
+    records: RecordStore,
+) -> None:
+    pipeline = FakeStepPipeline(time_us=times, confirmed_ratio=1.1)
+    result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=2)
+    assert result.backward is not None
+    assert (result.forward.pick.name, result.backward.pick.name) == RIVALS
+    for problem, rival in ((FORWARD, RIVALS[0]), (BACKWARD, RIVALS[1])):
+        hit = found(records, problem)
+        assert (hit.record.pick, hit.record.purpose, hit.exact) == (rival, "step", True)
+    defaults = (POLICY.default(FORWARD).name, POLICY.default(BACKWARD).name)
+    assert pipeline.steps == {PICKS: RIVALS, DEFAULTS: defaults}
+    assert pipeline.problems == [FORWARD, BACKWARD, BACKWARD]
+    assert (result.source, result.picks_us, result.defaults_us) == ("measured", 270.0, 300.0)
+    assert result.gain == pytest.approx(300.0 / 270.0 - 1.0)
+    said = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert said["step"]["picks_us"] == 270.0
+    assert said["backward"]["purpose"] == "step"
+
+
+def test_each_direction_alone_is_recorded_as_such(records: RecordStore) -> None:
+    for problem in (FORWARD, BACKWARD):
+        pipeline = FakeStepPipeline(time_us=times)
+        tune(problem, POLICY, records=records, pipeline=pipeline, top_k=1)
+        assert found(records, problem).record.purpose == problem.direction
+
+
+def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) -> None:
+    first = FakeStepPipeline(time_us=times, confirmed_ratio=1.1)
+    tune_step(BACKWARD, POLICY, records=records, pipeline=first, top_k=1)
+    again = FakeStepPipeline(time_us=times)
+    result = tune_step(BACKWARD, POLICY, records=records, pipeline=again, top_k=1)
+    assert [one.status for one in result.results] == ["recorded", "recorded"]
+    assert again.measured == []
+    assert set(again.built) == {name for pair in again.steps.values() for name in pair}
+    assert result.picks_us == 270.0
+
+
+def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
+    records: RecordStore,
+) -> None:
+    for given, expected in (({"backward_budget_seconds": 9.0}, 9.0), ({}, 5.0)):
+        pipeline = FakeStepPipeline(time_us=times)
+        store = RecordStore(records.root / str(expected))
+        seen: list[Event] = []
+        tune_step(
+            FORWARD,
+            POLICY,
+            records=store,
+            pipeline=pipeline,
+            top_k=1,
+            budget_seconds=5.0,
+            listener=seen.append,
+            **given,
+        )
+        assert expected - 1.0 < pipeline.budget_seconds <= expected
+        left = {
+            name: max(e.seconds_left or 0.0 for e in seen if e.message.startswith(f"{name}: "))
+            for name in ("forward", "backward")
+        }
+        assert left["forward"] <= 5.0 < left["forward"] + 1.0
+        assert left["backward"] <= expected < left["backward"] + 1.0
+
+
+def test_without_a_gpu_the_estimates_are_added_up(records: RecordStore) -> None:
+    pipeline = FakeStepPipeline(gpu=False, environment=Environment())
+    result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
+    assert result.source == "predicted"
+    assert result.backward is not None
+    estimates = {row.candidate: row.estimate.us for one in result.results for row in one.rows}
+    assert result.picks_us == pytest.approx(
+        estimates[result.forward.pick] + estimates[result.backward.pick]
+    )
+    assert result.defaults_us is not None
+    assert result.picks_us is not None
+    assert result.picks_us <= result.defaults_us
+    assert pipeline.steps == {}
+
+
+def test_equal_picks_and_defaults_are_timed_once(records: RecordStore) -> None:
+    pipeline = FakeStepPipeline()
+    result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
+    assert list(pipeline.steps) == [PICKS]
+    assert (result.picks_us, result.defaults_us, result.gain) == (200.0, 200.0, 0.0)
+
+
+def test_a_default_that_does_not_build_leaves_the_picks_alone(records: RecordStore) -> None:
+    broken = POLICY.default(BACKWARD).name
+    pipeline = FakeStepPipeline(
+        time_us=times,
+        confirmed_ratio=1.1,
+        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
+    )
+    result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=2)
+    assert list(pipeline.steps) == [PICKS]
+    assert result.picks_us == 270.0
+    assert (result.defaults_us, result.gain) == (None, None)
+
+
+def test_ctrl_c_in_the_forward_search_ends_the_step(records: RecordStore) -> None:
+    pipeline = FakeStepPipeline(interrupt_in="build")
+    result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline)
+    assert result.interrupted
+    assert result.backward is None
+    assert result.source == "unknown"
+    assert result.results == (result.forward,)
+
+
+def test_determinism_is_asked_of_the_backward_only(records: RecordStore) -> None:
+    pipeline = FakeStepPipeline(time_us=times)
+    strict = replace(BACKWARD, deterministic=True)
+    result = tune_step(strict, POLICY, records=records, pipeline=pipeline, top_k=2)
+    assert result.backward is not None
+    assert result.backward.problem == strict
+    assert result.forward.problem == FORWARD
+    assert all(pipeline.claims.values())
+    free = FakeStepPipeline(time_us=times)
+    tune(BACKWARD, POLICY, records=records, pipeline=free, top_k=4)
+    assert free.claims == {
+        one.name: one.deterministic for one in POLICY.legal(BACKWARD) if one.name in free.claims
+    }
+
+
+def test_a_problem_or_its_fields_without_a_direction(records: RecordStore) -> None:
+    assert problems_of_step(BACKWARD) == problems_of_step(FORWARD) == (FORWARD, BACKWARD)
+    result = tune_step(
+        device_type="H100",
+        effort="none",
+        records=records,
+        pipeline=FakeStepPipeline(),
+        seqlen_q=512,
+        deterministic=True,
+    )
+    assert result.backward is not None
+    assert result.backward.problem == Problem(
+        direction="backward", seqlen_q=512, deterministic=True
+    )
+    assert result.source == "predicted"
+    with pytest.raises(TypeError, match="not both"):
+        tune_step(FORWARD, POLICY, causal=True)
+    with pytest.raises(TypeError, match="both directions"):
+        tune_step(device_type=POLICY, direction="backward")
