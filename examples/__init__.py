@@ -1,0 +1,1 @@
+"""Programs to copy from: training with the attention of this package."""

@@ -1,0 +1,37 @@
+"""The examples, as users would start them, in a few steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from examples import train_gpt
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("options", [[], ["--deterministic"]], ids=["default", "deterministic"])
+def test_a_gpt_trains_as_with_sdpa(options: list[str], tmp_path: Path) -> None:
+    arguments = ["--steps", "20", "--batch", "8", "--seqlen", "512", "--out", str(tmp_path)]
+    assert train_gpt.main([*arguments, *options]) == 0
+    report = json.loads((tmp_path / "train_gpt.json").read_text(encoding="utf-8"))
+    assert report["device"].startswith("cuda")
+    assert report["environment"]["gpu_name"]
+    assert report["same_bits"] is (True if options else None)
+    for run in report["runs"].values():
+        assert run["losses"][-1] < run["losses"][0] - 1.0
+        assert run["peak_bytes"] > 0
+        assert run["step_ms"] > 0.0
+    ElementTree.fromstring((tmp_path / "train_gpt.svg").read_text(encoding="utf-8"))
+
+
+def test_transformers_agrees_with_its_own_sdpa(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(
+        "transformers", reason="transformers is not installed", exc_type=ImportError
+    )
+    from examples import transformers_attention
+
+    assert transformers_attention.main(["--steps", "5"]) == 0, capsys.readouterr().out

@@ -1,0 +1,422 @@
+"""The examples on the CPU, tiny: their text, model, training, judgement and charts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from attention_autotuner import flash_attn_func
+from examples import train_gpt
+from examples.gpt.agreement import WINDOW, WORST_FACTOR, judge
+from examples.gpt.attentions import Attention, autotuned, sdpa, sdpa_fp32, sdpa_other
+from examples.gpt.chart import Panel, Series, draw, round_ticks
+from examples.gpt.data import HELD_OUT_EVERY, Batches, read_corpus
+from examples.gpt.model import GPT, GPTConfig
+from examples.gpt.training import History, TrainingConfig, train
+
+TINY = GPTConfig(layers=2, dim=32, heads_q=4, heads_kv=2, hidden=48, seqlen=32)
+ARGUMENTS = [
+    *("--device", "cpu", "--steps", "3", "--batch", "2", "--seqlen", "32"),
+    *("--layers", "2", "--dim", "32", "--heads", "4", "--heads-kv", "2"),
+]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors this small gain nothing from more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """As many files as two are held out of, some of them in folders that are no part of a library."""
+    for number in range(2 * HELD_OUT_EVERY):
+        folder = tmp_path / f"package{number % 3}"
+        folder.mkdir(exist_ok=True)
+        text = f"value = {number}\n" * 20
+        (folder / f"module{number:02}.py").write_text(text, encoding="utf-8")
+    for name in ("site-packages", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "other.py").write_text("stranger = 1\n", encoding="utf-8")
+    return tmp_path
+
+
+def test_the_corpus_is_the_same_each_time_and_is_split_by_file(sources: Path) -> None:
+    first, second = read_corpus(sources), read_corpus(sources)
+    assert torch.equal(first.train, second.train)
+    assert torch.equal(first.held_out, second.held_out)
+    assert first.digest == second.digest
+    assert first.files == 2 * HELD_OUT_EVERY
+    train_text, held_out = (bytes(split.tolist()) for split in (first.train, first.held_out))
+    assert b"stranger" not in train_text + held_out
+    lines = set(held_out.splitlines()) - {b""}
+    assert len(lines) == 2
+    assert not lines & set(train_text.splitlines())
+
+
+def test_another_byte_gives_another_digest(sources: Path) -> None:
+    before = read_corpus(sources).digest
+    (sources / "package0" / "module00.py").write_text("value = -1\n", encoding="utf-8")
+    assert read_corpus(sources).digest != before
+
+
+def test_too_few_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "only.py").write_text("pass\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"at least 20 .* holds 1"):
+        read_corpus(tmp_path)
+
+
+def test_batches_are_fixed_by_their_seed_and_targets_are_one_byte_on() -> None:
+    text = torch.arange(200, dtype=torch.uint8)
+
+    def batches(seed: int) -> Batches:
+        return Batches(text, count=5, batch=3, seqlen=8, seed=seed, device="cpu")
+
+    for step in (4, 0, 4):
+        inputs, targets = batches(1)[step]
+        again, _ = batches(1)[step]
+        assert inputs.shape == targets.shape == (3, 8)
+        assert torch.equal(inputs, again)
+        assert torch.equal(inputs + 1, targets)  # of this text
+    assert not torch.equal(batches(1)[0][0], batches(2)[0][0])
+    assert not torch.equal(batches(1)[0][0], batches(1)[1][0])
+    assert len(batches(1)) == 5
+    with pytest.raises(IndexError, match="number 5"):
+        batches(1)[5]
+
+
+def test_a_text_shorter_than_a_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="seqlen 8 needs a longer text than 8 bytes"):
+        Batches(torch.zeros(8, dtype=torch.uint8), count=1, batch=1, seqlen=8, seed=0, device="cpu")
+
+
+# --- model ----------------------------------------------------------------------------------------
+
+
+def tokens(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(256, (2, TINY.seqlen + 1), generator=generator)
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+def loss_of(attention: Attention) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = GPT(TINY, attention)
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(*tokens())
+
+
+def test_attention_gets_what_its_docstring_says_and_the_loss_starts_at_chance() -> None:
+    seen: list[tuple[tuple[int, ...], torch.dtype]] = []
+
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen.extend((tuple(x.shape), x.dtype) for x in (q, k, v))
+        return sdpa(q, k, v)
+
+    loss = loss_of(spy)
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(math.log(256), abs=0.1)
+    q, kv = (2, 4, 32, 8), (2, 2, 32, 8)
+    assert seen == [(shape, torch.bfloat16) for shape in (q, kv, kv)] * TINY.layers
+
+
+def test_the_attentions_are_one_function() -> None:
+    q, k, v = (torch.randn(2, heads, 24, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
+    truth = sdpa(q.double(), k.double(), v.double())
+    for attention in (autotuned, sdpa, sdpa_other, sdpa_fp32):
+        torch.testing.assert_close(attention(q, k, v).double(), truth, rtol=0.02, atol=0.02)
+    assert loss_of(autotuned).item() == pytest.approx(loss_of(sdpa).item(), abs=1e-3)
+
+
+def test_the_model_is_causal() -> None:
+    torch.manual_seed(0)
+    model = GPT(TINY, sdpa)
+    hidden = []
+    model.norm.register_forward_hook(lambda _module, _inputs, output: hidden.append(output))
+    inputs, targets = tokens()
+    changed = inputs.clone()
+    changed[:, 20] = (changed[:, 20] + 1) % 256
+    for given in (inputs, changed):
+        model(given, targets)
+    same = torch.isclose(hidden[0], hidden[1], rtol=0, atol=1e-6).all(-1)
+    assert bool(same[:, :20].all())
+    assert not bool(same[:, 20:].any())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dim": 36}, "dim must be a multiple of 8 heads_q, got 36"),
+        ({"heads_kv": 3}, "heads_q must be a multiple of heads_kv, got 4 and 3"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(change: dict[str, int], message: str) -> None:
+    sizes = {"layers": 2, "dim": 32, "heads_q": 4, "heads_kv": 2, "seqlen": 32, **change}
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**sizes)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def histories(steps: int, **attentions: Attention) -> dict[str, History]:
+    text = torch.arange(2000, dtype=torch.uint8)
+
+    def batches(count: int) -> Batches:
+        return Batches(text, count=count, batch=2, seqlen=TINY.seqlen, seed=0, device="cpu")
+
+    return train(
+        attentions,
+        TINY,
+        TrainingConfig(warmup_steps=1, learning_rate=3e-3),
+        batches=batches(steps),
+        held_out=batches(2),
+        device=torch.device("cpu"),
+    )
+
+
+def test_training_learns_and_depends_on_nothing_but_attention() -> None:
+    found = histories(10, ours=autotuned, sdpa=sdpa, again=sdpa)
+    assert found["sdpa"].losses == found["again"].losses
+    assert found["ours"].losses == pytest.approx(found["sdpa"].losses, abs=0.01)
+    for history in found.values():
+        assert len(history.losses) == 10
+        assert history.losses[-1] < history.losses[0] - 0.2
+        assert history.held_out_loss < history.losses[0]
+        assert len(history.step_ms) == 8  # the first fifth is not timed
+        assert min(history.step_ms) > 0.0
+        assert history.peak_bytes is None
+
+
+def test_a_wrong_attention_is_found_out() -> None:
+    """Without the mask a model sees the byte that it is to say."""
+
+    def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn_func(q, k, v, causal=False)
+
+    found = histories(
+        10, wrong=unmasked, ours=autotuned, sdpa=sdpa, other=sdpa_other, fp32=sdpa_fp32
+    )
+    references = [found[name].losses for name in ("sdpa", "other", "fp32")]
+    assert judge(found["ours"].losses, references).ok
+    verdict = judge(found["wrong"].losses, references)
+    assert not verdict.ok
+    assert "times the noise" in verdict.reason
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    config = TrainingConfig(learning_rate=1.0, warmup_steps=10)
+    rates = [config.learning_rate_at(step, 100) for step in range(100)]
+    assert rates.index(max(rates)) in range(8, 12)
+    assert rates[0] < 0.2
+    assert rates[-1] == pytest.approx(0.1, abs=0.01)
+
+
+# --- agreement ------------------------------------------------------------------------------------
+
+
+def wave(amplitude: float, phase: float, steps: int = 4 * WINDOW) -> list[float]:
+    """A falling loss with noise that grows."""
+    return [
+        3.0 - step / steps + amplitude * step / steps * math.sin(step + phase)
+        for step in range(steps)
+    ]
+
+
+REFERENCES = [wave(0.01, 0.0), wave(0.01, 2.0), wave(0.01, 4.0)]
+
+
+def test_curves_within_the_noise_agree() -> None:
+    verdict = judge(wave(0.01, 3.0), REFERENCES)
+    assert verdict.ok, verdict.reason
+    assert [window.first for window in verdict.windows] == [1, 26, 51, 76]
+    assert [window.last for window in verdict.windows] == [25, 50, 75, 100]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        ([loss + 0.03 for loss in REFERENCES[0]], "the curves differ by"),
+        ([*REFERENCES[0][:75], *(loss + 0.2 for loss in REFERENCES[0][75:])], "steps 76 to 100"),
+        ([*REFERENCES[0][:-1], math.nan], "a loss of the candidate is not finite"),
+    ],
+    ids=["shifted", "late", "nan"],
+)
+def test_curves_beyond_the_noise_do_not(candidate: list[float], reason: str) -> None:
+    verdict = judge(candidate, REFERENCES)
+    assert not verdict.ok
+    assert reason in verdict.reason
+
+
+def test_a_broken_reference_excuses_nothing() -> None:
+    broken = [*REFERENCES[1][:-1], math.inf]
+    verdict = judge(REFERENCES[0], [REFERENCES[0], broken])
+    assert verdict.reason == "a loss of a reference is not finite"
+
+
+def test_still_references_leave_room_for_rounding_only() -> None:
+    flat = [2.0] * 10
+    assert judge([2.0009] * 10, [flat, flat]).ok
+    verdict = judge([2.01] * 10, [flat, flat])
+    assert verdict.worst_ratio == pytest.approx(20.0, rel=1e-3)
+    assert verdict.worst_ratio > WORST_FACTOR
+    assert not verdict.ok
+
+
+@pytest.mark.parametrize(
+    ("candidate", "references", "message"),
+    [
+        ([1.0], [[1.0]], "at least 2 references, got 1"),
+        ([1.0], [[1.0], [1.0, 2.0]], "one length"),
+        ([], [[], []], "one length of at least 1"),
+    ],
+)
+def test_curves_that_cannot_be_compared_are_refused(
+    candidate: list[float], references: list[list[float]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        judge(candidate, references)
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def panel(logarithmic: bool = False, y: tuple[float, ...] = (3.0, 2.0, 0.02)) -> Panel:
+    return Panel(
+        title="a < b & c",
+        x_label="step",
+        y_label="loss, nats",
+        series=(Series(name="ours", x=(1, 2, 3), y=y), Series(name="peer", x=(1, 3), y=(1.0, 0.5))),
+        logarithmic=logarithmic,
+    )
+
+
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_a_chart_is_well_formed_and_holds_every_point_inside(logarithmic: bool) -> None:
+    root = ElementTree.fromstring(draw([panel(logarithmic), panel()], "a caption"))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    lines = root.findall(f"{SVG}polyline")
+    assert len(lines) == 4
+    for line, points in zip(lines, (3, 2, 3, 2), strict=True):
+        pairs = [pair.split(",") for pair in line.attrib["points"].split()]
+        assert len(pairs) == points
+        assert all(0 < float(x) < width and 0 < float(y) < height for x, y in pairs)
+    first = [float(pair.split(",")[1]) for pair in lines[0].attrib["points"].split()]
+    assert first == sorted(first)  # a falling loss goes down the page
+    words = [text.text for text in root.findall(f"{SVG}text")]
+    for word in ("a < b & c", "step", "loss, nats", "ours", "peer", "a caption"):
+        assert word in words
+
+
+def test_a_flat_line_and_a_single_point_can_be_drawn() -> None:
+    series = (Series(name="flat", x=(1,), y=(2.0,)),)
+    for logarithmic in (False, True):
+        flat = Panel(title="", x_label="", y_label="", series=series, logarithmic=logarithmic)
+        ElementTree.fromstring(draw([flat], ""))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: panel(True, (1.0, 0.0, 1.0)), "logarithmic axis cannot show"),
+        (lambda: panel(False, (1.0, math.nan, 1.0)), "only finite"),
+        (lambda: panel(False, (1.0, 2.0)), "more of x than of y"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(make: Callable[[], Panel], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 300.0, [0, 50, 100, 150, 200, 250, 300]),
+        (1.0, 60.0, [10, 20, 30, 40, 50, 60]),
+        (3.84, 5.64, [4, 4.5, 5, 5.5]),
+        (2.0, 2.0, [2.0]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
+    assert round_ticks(low, high) == pytest.approx(expected)
+
+
+# --- the whole script -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_corpus(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
+    monkeypatch.setattr(train_gpt, "read_corpus", lambda: read_corpus(sources))
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_the_script_trains_judges_and_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "folder"
+    assert train_gpt.main([*ARGUMENTS, "--deterministic", "--out", str(out)]) == 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    printed = capsys.readouterr().out
+    assert "Loss curves agree within noise: yes" in printed
+    assert "Two runs give the same bits: yes" in printed
+    report = json.loads((out / "train_gpt.json").read_text(encoding="utf-8"))
+    assert report["environment"]["torch"] == torch.__version__
+    assert report["agreement"]["ok"] is True
+    for run in report["runs"].values():
+        assert len(run["losses"]) == 3
+        assert run["tokens_per_second"] == pytest.approx(2 * 32 / run["step_ms"] * 1e3)
+    root = ElementTree.fromstring((out / "train_gpt.svg").read_text(encoding="utf-8"))
+    assert len(root.findall(f"{SVG}polyline")) == 4
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_the_script_fails_when_the_curves_disagree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_gpt, "autotuned", lambda q, k, v: 3.0 * sdpa(q, k, v))
+    assert train_gpt.main([*ARGUMENTS]) == 1
+    assert "times the noise" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_sizes_that_cannot_be_end_the_script_with_their_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert train_gpt.main([*ARGUMENTS, "--heads-kv", "3"]) == 2
+    assert "heads_q must be a multiple of heads_kv, got 4 and 3" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("small_corpus")
+def test_losses_that_are_no_numbers_fail_and_are_still_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_gpt, "autotuned", lambda q, k, v: math.nan * sdpa(q, k, v))
+    assert train_gpt.main([*ARGUMENTS, "--out", str(tmp_path)]) == 1
+    assert "a loss of the candidate is not finite" in capsys.readouterr().out
+    root = ElementTree.fromstring((tmp_path / "train_gpt.svg").read_text(encoding="utf-8"))
+    names = {text.text for text in root.findall(f"{SVG}text")}
+    assert "noise" in names
+    assert "flash_attn_func less SDPA" not in names  # no axis can show it
+
+
+def test_without_a_gpu_the_script_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train_gpt.main(["--device", "cuda"]) == 2
+    assert "no GPU" in capsys.readouterr().err
