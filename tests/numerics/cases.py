@@ -1,7 +1,8 @@
-"""The shapes that attention forward must get right, as a fixed list: the same on every machine, in the same order.
+"""The shapes that attention must get right, as a fixed list per direction: the same everywhere, in the same order.
 
 Every padded class of head dims has one kernel per dtype and copy width, and that kernel serves all masks and all true
-dims of its class, so hundreds of shapes need a few dozen builds.
+dims of its class, so hundreds of shapes need a few dozen builds. Backward kernels are the defaults of deterministic
+mode for bf16 and a third of the classes, and those of the other mode for the rest.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import DType, Problem
+from attention_autotuner.codegen.problem import Direction, DType, Problem
 
-Layout = Literal["dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "unaligned"]
+Layout = Literal[
+    "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "broadcast", "unaligned"
+]
 Dims = tuple[int, int]
 Mask = Literal["none", "bottom_right", "top_left"]
 
@@ -69,14 +72,30 @@ EXTREMES: tuple[tuple[int, int, Mask], ...] = (
 HEADS = ((1, 1), (2, 2), (4, 2), (6, 1), (8, 2), (3, 3), (5, 5), (12, 4))
 MASKS: tuple[Mask, ...] = ("none", "bottom_right", "top_left")
 SCALES = (None, 0.3, -0.125, 0.0, 1.7, -1.0)
+LARGE_SCALE = 6.0  # nearly one-hot rows; drawn for one backward case of each class
 LAYOUTS: tuple[Layout, ...] = (
     "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast",
 )  # fmt: skip
-PER_CLASS = 14
-PER_NARROW = 7
-PER_OTHER_POLICY = 3
+GRADIENTS: tuple[Layout, ...] = (
+    "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "broadcast",
+)  # fmt: skip  # how the gradient of o may lie
 MAX_SCORES = 2**26  # of one case: bounds the reference's memory and time
 MAX_BUILDS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many cases there are of each kind: for a class, for one's unaligned kernel, for another policy's pick."""
+
+    per_class: int
+    per_narrow: int
+    per_other_policy: int
+
+
+COUNTS: dict[Direction, Counts] = {
+    "forward": Counts(per_class=14, per_narrow=7, per_other_policy=3),
+    "backward": Counts(per_class=9, per_narrow=5, per_other_policy=3),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +106,9 @@ class Case:
         problem: shapes, dtype, mask; its alignment decides the kernel's copy width.
         scale: softmax scale; None is ``1 / sqrt(dim_qk)``.
         inputs: how q, k and v lie in memory.
-        output: how o lies in memory: dense, transposed or padded.
-        lse: whether the LSE is asked for.
+        output: how what is written lies in memory: dense, transposed or padded.
+        lse: forward: whether the LSE is asked for; backward: whether it has a gradient.
+        gradient: backward: how the gradient of o lies in memory.
         policy: whose default kernel runs; empty for that of the GPU at hand.
     """
 
@@ -97,6 +117,7 @@ class Case:
     inputs: Layout = "dense"
     output: Layout = "dense"
     lse: bool = True
+    gradient: Layout = "dense"
     policy: str = ""
 
     @property
@@ -104,7 +125,18 @@ class Case:
         """For test ids."""
         words = self.problem.describe().split()[2:]
         words += [self.inputs, self.output, f"scale={self.scale}", "lse" if self.lse else "no-lse"]
+        if self.problem.direction == "backward":
+            words.append(f"dout={self.gradient}")
         return "-".join([*words, *([self.policy] if self.policy else [])])
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Scale and mask, as the reference takes them."""
+        return {
+            "softmax_scale": self.scale,
+            "causal": self.problem.causal,
+            "causal_alignment": self.problem.causal_alignment,
+        }
 
     def candidate(self, present: Policy) -> Candidate:
         """The kernel that serves it: one per class, dtype and copy width, whatever the mask and the true dims.
@@ -125,30 +157,28 @@ def padded(dims: Dims) -> Dims:
     return problem.class_qk, problem.class_v
 
 
-def make_cases(seed: int = 0) -> list[Case]:
-    """The whole list."""
-    source = random.Random(seed)
+def make_cases(direction: Direction = "forward", seed: int = 0) -> list[Case]:
+    """The whole list of a direction."""
+    draw = _Draw(direction, seed)
     return [
-        *_class_cases(source),
-        *_extreme_cases(source),
-        *_narrow_cases(source),
-        *_policy_cases(source),
+        *_class_cases(draw),
+        *_extreme_cases(draw),
+        *_narrow_cases(draw),
+        *_policy_cases(draw),
     ]
 
 
-def _class_cases(source: random.Random) -> Iterator[Case]:
+def _class_cases(draw: _Draw) -> Iterator[Case]:
     for pairs in CLASSES:
         dtypes: tuple[DType, ...] = ("fp16", "bf16") if padded(pairs[0]) in BF16 else ("fp16",)
-        for number in range(PER_CLASS):
-            yield _random_case(
-                source, pairs[number % len(pairs)], dtypes[number % len(dtypes)], number
-            )
+        for number in range(draw.counts.per_class):
+            yield draw.case(pairs[number % len(pairs)], dtypes[number % len(dtypes)], number)
 
 
-def _extreme_cases(source: random.Random) -> Iterator[Case]:
+def _extreme_cases(draw: _Draw) -> Iterator[Case]:
     for dims, dtype in (((64, 64), "fp16"), ((128, 128), "bf16"), ((80, 72), "fp16")):
         for number, (seqlen_q, seqlen_k, mask) in enumerate(EXTREMES):
-            case = _random_case(source, dims, dtype, number)  # type: ignore[arg-type]  # a literal
+            case = draw.case(dims, dtype, number)  # type: ignore[arg-type]  # a literal
             problem = with_mask(case.problem, mask)
             problem = replace(
                 problem, batch=1, heads_q=4, heads_kv=2, seqlen_q=seqlen_q, seqlen_k=seqlen_k
@@ -156,24 +186,53 @@ def _extreme_cases(source: random.Random) -> Iterator[Case]:
             yield replace(case, problem=problem)
 
 
-def _narrow_cases(source: random.Random) -> Iterator[Case]:
+def _narrow_cases(draw: _Draw) -> Iterator[Case]:
     for dims, dtype in NARROW:
-        for number in range(PER_NARROW):
-            case = _random_case(source, dims, dtype, number)
+        for number in range(draw.counts.per_narrow):
+            case = draw.case(dims, dtype, number)
             problem = replace(case.problem, alignment_bytes=2)
             # A kernel for unaligned tensors takes aligned ones too.
-            inputs: Layout = "transposed" if number == PER_NARROW - 1 else "unaligned"
-            yield replace(case, problem=problem, inputs=inputs)
+            last = number == draw.counts.per_narrow - 1
+            inputs: Layout = "transposed" if last else "unaligned"
+            gradient: Layout = inputs if draw.direction == "backward" else case.gradient
+            yield replace(case, problem=problem, inputs=inputs, gradient=gradient)
 
 
-def _policy_cases(source: random.Random) -> Iterator[Case]:
-    for policy, dims in OTHER_POLICIES:
-        for number in range(PER_OTHER_POLICY):
-            yield replace(_random_case(source, dims, "fp16", number), policy=policy)
+def _policy_cases(draw: _Draw) -> Iterator[Case]:
+    for place, (policy, dims) in enumerate(OTHER_POLICIES):
+        for number in range(draw.counts.per_other_policy):
+            case = replace(draw.case(dims, "fp16", number), policy=policy)
+            if draw.direction == "backward":
+                problem = replace(case.problem, deterministic=place % 2 == 0)
+                case = replace(case, problem=problem)
+            yield case
+
+
+class _Draw:
+    """Random cases of a direction, the same ones for the same seed."""
+
+    def __init__(self, direction: Direction, seed: int) -> None:
+        self.direction = direction
+        self.counts = COUNTS[direction]
+        self._source = random.Random(seed)
+
+    def case(self, dims: Dims, dtype: DType, number: int) -> Case:
+        """A case whose mask goes round with its number, and whose rest is drawn."""
+        case = _random_case(self._source, dims, dtype, number)
+        if self.direction == "forward":
+            return case
+        problem = replace(
+            case.problem,
+            direction=self.direction,
+            deterministic=dtype == "bf16" or case.problem.class_qk % 48 == 0,
+        )
+        scale = LARGE_SCALE if number == COUNTS["backward"].per_class - 2 else case.scale
+        gradient = self._source.choice(GRADIENTS)
+        return replace(case, problem=problem, scale=scale, gradient=gradient)
 
 
 def _random_case(source: random.Random, dims: Dims, dtype: DType, number: int) -> Case:
-    """A case whose mask goes round with its number, and whose rest is drawn."""
+    """What both directions draw alike."""
     seqlen_q, seqlen_k = source.choice(LENGTHS), source.choice(LENGTHS)
     if source.random() < 0.25:
         seqlen_k = seqlen_q

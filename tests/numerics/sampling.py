@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.problem import Direction, Problem
 
-from .cases import Case
+from .cases import Case, Layout
 
 SAMPLE = 24
 KNOBS = (
@@ -39,25 +39,29 @@ SHAPES: tuple[tuple[int, int, int, int, int, str, float | None, int], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One place of the sample; which candidate stands there depends on the GPU at hand."""
+    """One place of a direction's sample; which candidate stands there depends on the GPU at hand."""
 
     index: int
+    direction: Direction = "forward"
 
     def candidate(self, present: Policy) -> Candidate:
         """The candidate of this place."""
-        return sample(present)[self.index]
+        return sample(present, self.direction)[self.index]
 
 
 @functools.cache
-def sample(policy: Policy, size: int = SAMPLE, seed: int = 0) -> tuple[Candidate, ...]:
+def sample(
+    policy: Policy, direction: Direction = "forward", size: int = SAMPLE, seed: int = 0
+) -> tuple[Candidate, ...]:
     """Candidates that a policy offers, first such that every value of every knob occurs, then at random.
 
     Args:
         policy: whose.
+        direction: of what.
         size: how many.
         seed: of the choice.
     """
-    pool = [one for problem in PROBLEMS for one in policy.legal(problem)]
+    pool = _offered(policy, direction)
     random.Random(seed).shuffle(pool)
     wanted = {value for one in pool for value in _values(one)}
     chosen: list[Candidate] = []
@@ -70,10 +74,15 @@ def sample(policy: Policy, size: int = SAMPLE, seed: int = 0) -> tuple[Candidate
     return tuple([*chosen, *rest][:size])
 
 
-def uncovered(policy: Policy) -> set[tuple[str, object]]:
+def uncovered(policy: Policy, direction: Direction = "forward") -> set[tuple[str, object]]:
     """(knob, value) pairs that a policy offers somewhere and its sample lacks."""
-    offered = {v for problem in PROBLEMS for one in policy.legal(problem) for v in _values(one)}
-    return offered - {value for one in sample(policy) for value in _values(one)}
+    offered = {value for one in _offered(policy, direction) for value in _values(one)}
+    return offered - {value for one in sample(policy, direction) for value in _values(one)}
+
+
+def _offered(policy: Policy, direction: Direction) -> list[Candidate]:
+    problems = (replace(problem, direction=direction) for problem in PROBLEMS)
+    return [one for problem in problems for one in policy.legal(problem)]
 
 
 def cases_of(one: Candidate) -> list[Case]:
@@ -83,6 +92,7 @@ def cases_of(one: Candidate) -> list[Case]:
         SHAPES
     ):
         problem = Problem(
+            direction=one.direction,
             dtype=one.dtype,
             batch=batch,
             heads_q=heads_q,
@@ -97,6 +107,7 @@ def cases_of(one: Candidate) -> list[Case]:
         if mask == "top_left":
             problem = replace(problem, causal_alignment="top_left")
         aligned = one.copy_bytes == 16
+        gradient: Layout = "broadcast" if number % 2 else "transposed"
         cases.append(
             Case(
                 problem=problem,
@@ -104,6 +115,7 @@ def cases_of(one: Candidate) -> list[Case]:
                 inputs=("padded" if number % 2 else "transposed") if aligned else "unaligned",
                 output="padded" if number % 2 else "dense",
                 lse=number != 2,
+                gradient=gradient if aligned else "unaligned",
             )
         )
     return cases
@@ -111,7 +123,12 @@ def cases_of(one: Candidate) -> list[Case]:
 
 def _values(one: Candidate) -> set[tuple[str, object]]:
     """What a candidate shows of the knobs; slicing counts as such, as the slices' widths follow the head dim."""
-    shown: set[tuple[str, object]] = {(knob, getattr(one.forward, knob)) for knob in KNOBS}
-    shown |= {(field, getattr(one, field)) for field in ("copy_bytes", "dtype")}
-    shown.add(("k_sliced", one.forward.k_slice < one.class_qk))
-    return shown
+    shown: set[tuple[str, object]] = {
+        (field, getattr(one, field)) for field in ("copy_bytes", "dtype")
+    }
+    if one.direction == "forward":
+        shown |= {(knob, getattr(one.forward, knob)) for knob in KNOBS}
+        return shown | {("k_sliced", one.forward.k_slice < one.class_qk)}
+    for name, knobs in one.backward.passes.items():
+        shown |= {(f"{name}.{knob}", value) for knob, value in asdict(knobs).items()}
+    return shown | {("plan", one.backward.plan), ("cta_order", one.backward.cta_order)}

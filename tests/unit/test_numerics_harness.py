@@ -1,9 +1,8 @@
-"""The GPU tests' own list of cases and their judge, tried out on a kernel that runs on the host."""
+"""The judge of the GPU tests and their builds, tried out on kernels that run on the host."""
 
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,107 +15,35 @@ import torch
 from attention_autotuner import loader
 from attention_autotuner.abi import AttentionForwardParams
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.legality import check
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.report import parse_ptxas
-from tests.numerics import cases, harness, sampling, workshop
+from attention_autotuner.tuning.tensors import GUARD
+from tests.numerics import cases, harness, storage, workshop
 from tests.numerics.cases import Case
 
 CPU = torch.device("cpu")
-POLICIES = ("A100", "RTX4090", "H100", "H200")
-NAMED_PAIRS = {
-    (8, 8), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (256, 256),
-    (128, 256), (192, 128), (256, 64), (256, 512),
-}  # fmt: skip
 SMALL = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=13, seqlen_k=21, dim_qk=24, dim_v=16)
 
 
-def shapes() -> list[Case]:
-    return cases.make_cases()
-
-
-def test_the_list_is_as_long_and_as_varied_as_promised() -> None:
-    found = shapes()
-    dims = {(case.problem.dim_qk, case.problem.dim_v) for case in found}
-    assert len({case.problem for case in found if not case.policy}) >= 300
-    assert len({cases.padded(pair) for pair in dims}) >= 20
-    assert dims >= NAMED_PAIRS
-    assert len({case.name for case in found}) == len(found)
-    lengths = {n for case in found for n in (case.problem.seqlen_q, case.problem.seqlen_k)}
-    assert {min(lengths), max(lengths)} == {1, 4099}
-    assert len([n for n in lengths if n % 2]) >= 20
-    groups = Counter(case.problem.heads_q // case.problem.heads_kv for case in found)
-    assert {1, 2, 4, 6} <= set(groups)
-
-
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-def test_every_mask_scale_and_layout_is_there_for_each_dtype(dtype: str) -> None:
-    found = [case for case in shapes() if case.problem.dtype == dtype]
-    masks = {(case.problem.causal, case.problem.causal_alignment) for case in found}
-    assert masks == {(False, "bottom_right"), (True, "bottom_right"), (True, "top_left")}
-    assert {case.scale for case in found} == set(cases.SCALES)
-    assert {case.inputs for case in found} == {*cases.LAYOUTS, "unaligned"}
-    assert {case.lse for case in found} == {True, False}
-
-
-def test_rows_that_see_no_key_are_among_them() -> None:
-    blind = [c for c in shapes() if c.problem.causal and c.problem.causal_offset < 0]
-    assert len(blind) >= 20
-
-
-def test_the_list_is_the_same_every_time() -> None:
-    assert shapes() == shapes()
-    assert shapes() != cases.make_cases(seed=1)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_list_needs_few_builds(policy: str) -> None:
-    present = resolve(policy)
-    needed = cases.builds(shapes(), present)
-    assert len(needed) <= cases.MAX_BUILDS
-    # Nearly as many classes as builds, in both orders of CTAs.
-    assert len({one.forward.cta_order for one in needed}) == 2
-    for case in shapes():
-        one = case.candidate(present)
-        assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
-        assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_sample_holds_every_value_of_every_knob(policy: str) -> None:
-    present = resolve(policy)
-    found = sampling.sample(present)
-    assert len(set(found)) == sampling.SAMPLE
-    assert not sampling.uncovered(present)
-    assert all(check(one, present.spec) is None for one in found)
-    assert [sampling.Sampled(index=i).candidate(present) for i in range(len(found))] == list(found)
-
-
-def test_the_shapes_of_the_sample_fit_their_candidate() -> None:
-    for one in sampling.sample(resolve("H200")):
-        for case in sampling.cases_of(one):
-            assert (case.problem.class_qk, case.problem.class_v) == (one.class_qk, one.class_v)
-            assert case.problem.alignment_bytes == one.copy_bytes
-
-
-@pytest.mark.parametrize("layout", [*cases.LAYOUTS, "unaligned"])
+@pytest.mark.parametrize("layout", [*cases.LAYOUTS, "broadcast", "unaligned"])
 def test_inputs_lie_as_told_between_nans(layout: cases.Layout) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = (2, 3, 5, 8)
-    held = harness.make_input(shape, layout, torch.float16, generator)
+    held = storage.make_input(shape, layout, torch.float16, generator)
     assert held.view.shape == shape
     assert held.view.isfinite().all()
     rows = [s for n, s in zip(shape[:3], held.view.stride()[:3], strict=True) if n > 1]
     offset = held.view.storage_offset()
     assert (offset % 8 == 0 and all(s % 8 == 0 for s in rows)) == (layout != "unaligned")
-    assert (0 in rows) == layout.endswith("broadcast")
-    distinct = held.view[:1] if layout == "batch_broadcast" else held.view
-    distinct = distinct[:, :1] if layout == "heads_broadcast" else distinct
-    assert int(held.storage.isfinite().sum()) == distinct.numel()
-    assert held.storage[: harness.GUARD].isnan().all()
-    assert held.storage[-harness.GUARD :].isnan().all()
+    assert (0 in rows) == ("broadcast" in layout)
+    distinct = 1
+    for axis, extent in enumerate(shape):
+        distinct *= 1 if axis in storage.BROADCAST.get(layout, ()) else extent
+    assert int(held.storage.isfinite().sum()) == distinct
+    assert held.storage[:GUARD].isnan().all()
+    assert held.storage[-GUARD:].isnan().all()
 
 
 LAYOUTS_OF_CASES = [
@@ -146,6 +73,7 @@ class Misbehaving:
 
     def __init__(self, kernel: loader.LoadedKernel, mischief: Callable[[Any, int], None]) -> None:
         self._kernel, self._mischief, self._launches = kernel, mischief, 0
+        self.workspace_bytes = kernel.workspace_bytes
 
     def launch(
         self, params: AttentionForwardParams, workspace: int, stream: int, device: int

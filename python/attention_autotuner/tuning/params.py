@@ -16,8 +16,8 @@ STRUCTS: dict[tuple[Op, Direction], type[ctypes.Structure]] = {
 """(op, direction) -> what its kernels are launched with."""
 
 
-def params_of(problem: Problem) -> ctypes.Structure:
-    """A problem's params with every size set, scale ``1 / sqrt(dim_qk)``, and every pointer null."""
+def params_of(problem: Problem, softmax_scale: float | None = None) -> ctypes.Structure:
+    """A problem's params with every size set, every pointer null, and scale ``1 / sqrt(dim_qk)`` when None is given."""
     struct = STRUCTS[problem.op, problem.direction]
     return struct(
         struct_size=ctypes.sizeof(struct),
@@ -31,7 +31,7 @@ def params_of(problem: Problem) -> ctypes.Structure:
         dim_v=problem.dim_v,
         causal=int(problem.causal),
         causal_offset=problem.causal_offset,
-        softmax_scale=problem.dim_qk**-0.5,
+        softmax_scale=problem.dim_qk**-0.5 if softmax_scale is None else softmax_scale,
     )
 
 

@@ -139,10 +139,14 @@ def guarded_outputs(shapes: Shapes, workspace: Workspace, device: torch.device) 
 
 
 def bind(
-    kernel: LoadedKernel, problem: Problem, inputs: Inputs, outputs: Outputs
+    kernel: LoadedKernel,
+    problem: Problem,
+    inputs: Inputs,
+    outputs: Outputs,
+    softmax_scale: float | None = None,
 ) -> Callable[[], None]:
-    """A function that launches the kernel on torch's current stream with these tensors, scale 1/sqrt(dim_qk)."""
-    params = params_of(problem)
+    """A function that launches the kernel on torch's current stream with these tensors; scale as :func:`params_of`."""
+    params = params_of(problem, softmax_scale)
     kinds = dict(type(params)._fields_)  # type: ignore[arg-type]  # pairs here, though ctypes allows bit fields
     for name, tensor in (*inputs.tensors.items(), *outputs.tensors.items()):
         value = _abi_tensor(tensor) if kinds[name] is AbiTensor else tensor.data_ptr()

@@ -1,0 +1,113 @@
+"""What attention backward is held to.
+
+The truth is the gradient in fp32, the excuse that of the formula run eagerly in the input dtype. A gradient of
+attention is a sum of differences ``dP - delta``, and where they cancel (a row that sees one key, or nearly) the eager
+formula can be exact while no kernel that is handed a rounded O and sums in fp32 can. So the excuse is widened by the
+rounding of those two, to first order: far below the eager formula's own error everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+from attention_autotuner.reference import attention, attention_backward, attention_low
+from attention_autotuner.tuning.bindings import TORCH_DTYPES
+
+from .cases import Case, Layout
+from .storage import Held, hold_input, make_input, make_output
+
+Tensors = dict[str, Held]
+NAMES = ("dq", "dk", "dv")
+OTHER_OUTPUT: dict[Layout, Layout] = {
+    "dense": "transposed",
+    "transposed": "padded",
+    "padded": "dense",
+}  # how o lies, given how the gradients do
+FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
+
+
+class BackwardCall:
+    """dq, dk and dv.
+
+    Args:
+        make_inputs: of q, k and v.
+    """
+
+    def __init__(self, make_inputs: Callable[[Case, torch.Generator], Tensors]) -> None:
+        self._make_inputs = make_inputs
+
+    def inputs(self, case: Case, *, seed: int, device: torch.device) -> Tensors:
+        """q, k, v, the o and lse that a forward pass would have left, dout and, where the case has it, dlse."""
+        p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
+        generator = torch.Generator(device=device).manual_seed(seed)
+        made = self._make_inputs(case, generator)
+        rows = (p.batch, p.heads_q, p.seqlen_q)
+        made["dout"] = make_input((*rows, p.dim_v), case.gradient, dtype, generator)
+        if case.lse:
+            made["dlse"] = make_input((*rows, 1), "dense", torch.float32, generator)
+        o, lse = attention(*(made[name].view for name in ("q", "k", "v")), **case.options)
+        made["o"] = hold_input(o.to(dtype), OTHER_OUTPUT[case.output])
+        made["lse"] = hold_input(lse[..., None], "dense")
+        return made
+
+    def outputs(self, case: Case, device: torch.device) -> Tensors:
+        """The three gradients."""
+        p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
+        rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+        shapes = ((*rows_q, p.dim_qk), (*rows_k, p.dim_qk), (*rows_k, p.dim_v))
+        return {
+            name: make_output(shape, case.output, dtype, device)
+            for name, shape in zip(NAMES, shapes, strict=True)
+        }
+
+    def truths(
+        self, case: Case, given: Mapping[str, torch.Tensor]
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, truth and excuse of every gradient."""
+        read = tuple(given[name] for name in ("q", "k", "v"))
+        dout = given["dout"]
+        dlse = given["dlse"][..., 0] if case.lse else None
+        wide = (each.float() for each in read)  # or the truth would be rounded to their dtype
+        refs = attention_backward(dout, dlse, *wide, **case.options)
+        with torch.enable_grad():
+            leaves = [each.detach().requires_grad_() for each in read]
+            o, lse = attention_low(*leaves, **case.options)
+            ends = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
+            lows = torch.autograd.grad([end for end, _ in ends], leaves, [g for _, g in ends])
+        widths = rounding(case, given)
+        for name, ref, low in zip(NAMES, refs, lows, strict=True):
+            error = low.float() - ref
+            yield name, ref, low.float() + torch.copysign(widths[name], error)
+
+
+def rounding(case: Case, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What the rounding of O to the input dtype, and of fp32 sums, is worth in each gradient; elementwise, fp32.
+
+    Args:
+        case: gives mask and scale.
+        given: q, k, v, o, lse and dout by name.
+    """
+    p = case.problem
+    scale = p.dim_qk**-0.5 if case.scale is None else case.scale
+    group = p.heads_q // p.heads_kv
+    q, o, dout = (given[name].float() for name in ("q", "o", "dout"))
+    k, v = (given[name].float().repeat_interleave(group, dim=1) for name in ("k", "v"))
+    lse = given["lse"]
+    weights = (scale * (q @ k.mT) - lse.masked_fill(lse.isinf(), 0.0)).exp()
+    weights = weights.masked_fill(lse.isinf(), 0.0)
+    if p.causal:
+        rows = torch.arange(p.seqlen_q, device=q.device)[:, None]
+        hidden = torch.arange(p.seqlen_k, device=q.device) > rows + p.causal_offset
+        weights = weights.masked_fill(hidden, 0.0)
+    unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 4  # of a rounded value, root mean square
+    of_delta = unit * (dout * o).square().sum(-1, keepdim=True).sqrt()
+    of_sums = FP32_ROUNDING * (dout.abs() @ v.abs().mT)
+    squares = (weights * (of_delta + of_sums)).square()
+    dk = (squares.mT @ q.square()).unflatten(1, (p.heads_kv, group)).sum(2)
+    return {
+        "dq": abs(scale) * (squares @ k.square()).sqrt(),
+        "dk": abs(scale) * dk.sqrt(),
+        "dv": torch.zeros_like(given["v"], dtype=torch.float32),
+    }
