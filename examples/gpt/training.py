@@ -87,7 +87,7 @@ class Trainee:
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
         self.compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.model
         if config.compile_mode is not None:
-            self.compute = torch.compile(self.model, mode=config.compile_mode)
+            self.compute = torch.compile(self.model, fullgraph=True, mode=config.compile_mode)
         self.losses: list[torch.Tensor] = []
         self.times: list[Callable[[], float]] = []
         self.first_seconds = math.nan
