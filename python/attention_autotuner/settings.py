@@ -353,3 +353,17 @@ def markdown_table() -> str:
     lines = ["| Variable | Values | Default | Meaning |", "|---|---|---|---|"]
     lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.meaning} |" for row in TABLE]
     return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def adopted(found: Settings) -> Iterator[None]:
+    """Put settings that were in force elsewhere in force here, for a thread that works on behalf of another.
+
+    Args:
+        found: what :func:`current` gave there; it is what it gives inside the ``with`` block, the very object.
+    """
+    token = _overridden.set(found)
+    try:
+        yield
+    finally:
+        _overridden.reset(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import flash_attn_func
+from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import attention, autograd, library
+from attention_autotuner.ops import attention, autograd, backward_plan, library
 from attention_autotuner.reference import attention_naive
 from tests import gradients
 from tests.desk import Desk, open_desk
@@ -143,7 +144,12 @@ def test_only_plain_tensors_pass_by_the_dispatcher() -> None:
     ):
         assert not autograd._are_plain(x, other)
     seen = []
-    torch.vmap(lambda y: seen.append(autograd._are_plain(x)) or y)(x)
+
+    def look(y: torch.Tensor) -> torch.Tensor:
+        seen.append(autograd._are_plain(x))
+        return y
+
+    torch.vmap(look)(x)
     with torch.utils._python_dispatch.TorchDispatchMode():
         seen.append(autograd._are_plain(x))
     assert seen == [False, False]
@@ -235,7 +241,7 @@ def test_double_backward_is_the_references(way: Way, caplog: pytest.LogCaptureFi
 
     def penalty(o: torch.Tensor, inputs: Any) -> torch.Tensor:
         first = torch.autograd.grad((o * weights).sum(), inputs, create_graph=True)
-        total: torch.Tensor = sum(x.float().square().sum() for x in first)  # type: ignore[assignment]
+        total: torch.Tensor = sum(x.float().square().sum() for x in first)
         return total
 
     found = torch.autograd.grad(penalty(way(tensors), tensors), tensors)
@@ -253,7 +259,7 @@ def test_a_weight_on_lse_takes_part_in_double_backward() -> None:
     def penalty(pair: Any, inputs: Any) -> torch.Tensor:
         o, lse = pair
         first = torch.autograd.grad(o.sum() + lse.square().sum(), inputs, create_graph=True)
-        total: torch.Tensor = sum(x.float().square().sum() for x in first)  # type: ignore[assignment]
+        total: torch.Tensor = sum(x.float().square().sum() for x in first)
         return total
 
     mine = penalty(flash_attn_func(*tensors, causal=True, return_lse=True), tensors)
@@ -268,6 +274,31 @@ def test_empty_tensors_can_be_differentiated_twice() -> None:
     q, k, v = (x[:0].detach().requires_grad_() for x in gradients.make(PROBLEM))
     (dq,) = torch.autograd.grad(flash_attn_func(q, k, v).sum(), q, create_graph=True)
     assert torch.autograd.grad(dq.sum(), k)[0].shape == k.shape
+
+
+def test_the_settings_of_the_forward_hold_in_the_threads_of_the_backward(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = gradients.make(PROBLEM)
+    seen: list[settings.Settings] = []
+
+    def look(function: Callable[..., Any]) -> Callable[..., Any]:
+        def looking(*arguments: Any) -> Any:
+            seen.append(settings.current())
+            return function(*arguments)
+
+        return looking
+
+    monkeypatch.setattr(autograd, "BACKWARD_OP", look(library.BACKWARD_OP))
+    monkeypatch.setattr(backward_plan, "attention_backward", look(backward_plan.attention_backward))
+    with settings.override(mode="off") as in_force:
+        o = way(tensors)
+        thread = threading.Thread(target=lambda: torch.autograd.backward(o.sum()))
+        thread.start()
+        thread.join()
+    assert tensors[0].grad is not None
+    assert len(seen) == 1
+    assert seen[0] is in_force
 
 
 # --- the op by itself -----------------------------------------------------------------------------
@@ -323,11 +354,10 @@ def test_lse_is_computed_where_a_gradient_may_be_asked_for_and_nowhere_else(
     flash_attn_func(*plain)
     flash_attn_func(*plain, return_lse=True)
     for index in range(3):
-        one = list(plain)
-        one[index] = one[index].clone().requires_grad_()
-        assert isinstance(flash_attn_func(*one), torch.Tensor)
+        q, k, v = (x.clone().requires_grad_(i == index) for i, x in enumerate(plain))
+        assert isinstance(flash_attn_func(q, k, v), torch.Tensor)
         with torch.no_grad():
-            flash_attn_func(*one)
+            flash_attn_func(q, k, v)
     assert [call[4] for call in seen] == [False, True, *[True, False] * 3]
 
 

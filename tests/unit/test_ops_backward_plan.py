@@ -6,6 +6,7 @@ import ctypes
 import gc
 import math
 import shutil
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -366,6 +367,33 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_nothing(
     assert desk.said("launch_count", direction="backward") == 0
     call()
     assert desk.asked[0][2]
+
+
+_watched: list[str] | None = None
+_FILE_EVENTS = ("open", "os.", "import", "subprocess.", "ctypes.dlopen")
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if _watched is not None and event.startswith(_FILE_EVENTS):
+        _watched.append(f"{event}{arguments}")
+
+
+def test_a_warm_call_touches_no_file(desk: Desk) -> None:
+    global _watched
+    call = Call()
+    call()
+    sys.addaudithook(_watch)  # for the rest of the process, but idle unless _watched is a list
+    _watched = []
+    try:
+        call()
+        call()
+        seen = list(_watched)
+        with Path(__file__).open():
+            heard = list(_watched)
+    finally:
+        _watched = None
+    assert seen == []
+    assert heard
 
 
 def test_plans_keep_no_tensor_alive(desk: Desk) -> None:

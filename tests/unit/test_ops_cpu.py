@@ -214,17 +214,17 @@ def test_opcheck(arguments: tuple[Any, ...], grad: bool, transposed: bool) -> No
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("given", ["o", "lse", "both"])
 def test_opcheck_backward(grad: bool, transposed: bool, given: str) -> None:
-    tensors = [x.detach() for x in make(2, 4, 2, 6, 9)]
+    q, k, v = make(2, 4, 2, 6, 9)
     if transposed:
-        tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    o, lse = flash_attn_func(*tensors, causal=True, return_lse=True)
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    o, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
     grad_o = None if given == "lse" else torch.randn(o.shape).half().requires_grad_(grad)
     grad_lse = None if given == "o" else torch.randn(lse.shape).requires_grad_(grad)
-    for x in tensors:
+    for x in (q, k, v):
         x.requires_grad_(grad)
     torch.library.opcheck(
         library.BACKWARD_OP,
-        (grad_o, grad_lse, *tensors, o, lse, None, True, False, "", True),
+        (grad_o, grad_lse, q, k, v, o, lse, None, True, False, "", True),
     )
 
 

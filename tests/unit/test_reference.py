@@ -259,9 +259,10 @@ def test_double_backward_equals_autograd_of_naive_twice(
         found_outputs, tensors, given, create_graph=True, materialize_grads=True
     )
     weights = [torch.randn_like(x) for x in first]
-    loss = sum((g * w).sum() for g, w in zip(first, weights, strict=True))
     expected = list(
-        torch.autograd.grad(loss, (*given, *tensors), allow_unused=True, materialize_grads=True)
+        torch.autograd.grad(
+            first, (*given, *tensors), weights, allow_unused=True, materialize_grads=True
+        )
     )
     found = attention_double_backward(
         (weights[0], weights[1], weights[2]),

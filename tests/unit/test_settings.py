@@ -131,6 +131,24 @@ def test_override_does_not_leak_into_other_threads() -> None:
     assert seen == [settings.current().mode]
 
 
+def test_adopted_settings_are_the_very_object_and_end_with_the_block() -> None:
+    before = settings.current()
+    with settings.override(mode="off") as found:
+        pass
+    seen: list[settings.Settings] = []
+
+    def work() -> None:
+        with settings.adopted(found):
+            seen.append(settings.current())
+        seen.append(settings.current())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen[0] is found
+    assert seen[1] is settings.current() is before
+
+
 def test_reload_reads_the_environment_again(monkeypatch: pytest.MonkeyPatch) -> None:
     settings.current()
     monkeypatch.setenv(PREFIX + "JOBS", "5")

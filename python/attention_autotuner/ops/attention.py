@@ -16,6 +16,7 @@ from .library import FORWARD_OP
 
 SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
 _MAX_SCALE = checks.MAX_SCALE
+_CHOICES = (bool, type(None))
 
 
 def flash_attn_func(
@@ -78,7 +79,7 @@ def flash_attn_func(
             and not (type(softmax_scale) is float and -_MAX_SCALE <= softmax_scale <= _MAX_SCALE)
         )
         or (top_left and causal_alignment != "top_left")
-        or (deterministic is not None and type(deterministic) is not bool)
+        or type(deterministic) not in _CHOICES
         or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_lse) is not bool
     ):

@@ -2,14 +2,20 @@
 
 The forward keeps q, k, v, O and LSE, and the backward recomputes the probabilities from them: memory is linear in the
 sequence lengths. The gradients can be differentiated again, by the reference formula and as often as is wanted.
+
+Torch computes the gradients of GPU tensors in threads of its own, where no override of the settings is in force; so the
+settings of the forward call are kept for them. Code that torch compiled calls the ops itself: its gradients are decided
+under the process's settings.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from .. import settings
 from ..reference import attention_double_backward
 from . import backward_plan, checks, plan
 from .backward_plan import Gradients
@@ -19,6 +25,8 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 Gradient = torch.Tensor | None
 
+_UNCHANGED = nullcontext()
+
 
 def save_for_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
@@ -27,6 +35,7 @@ def save_for_backward(
     q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+    ctx.settings = settings.current()
     ctx.return_lse = return_lse
     ctx.set_materialize_grads(False)
 
@@ -35,28 +44,33 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     """Gradients of the forward op's arguments."""
     q, k, v, o, lse = ctx.saved_tensors
     if not ctx.return_lse:
-        # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The kernel
-        # is the same with LSE and without, so running it again gives the LSE that belongs to this O.
         grad_lse = None
-        if grad_o is not None:
-            *options, deterministic = ctx.arguments
-            _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
     if grad_o is None and grad_lse is None:
         return (None,) * 9
-    found = _through_dispatcher(grad_o, grad_lse, (q, k, v, o, lse), ctx.arguments)
+    with _settings_of(ctx):
+        if not ctx.return_lse:
+            # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
+            # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
+            *options, deterministic = ctx.arguments
+            _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
+        found = _through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse)
     return (*found, None, None, None, None, None, None)
 
 
+def _settings_of(ctx: Any) -> AbstractContextManager[None]:
+    """Inside it the settings of the forward call are in force."""
+    if torch.compiler.is_compiling() or settings.current() is ctx.settings:
+        return _UNCHANGED
+    return settings.adopted(ctx.settings)
+
+
 def _through_dispatcher(
-    grad_o: Gradient,
-    grad_lse: Gradient,
-    saved: tuple[torch.Tensor, ...],
-    arguments: tuple[Any, ...],
+    ctx: Any, grad_o: Gradient, grad_lse: Gradient, *saved: torch.Tensor
 ) -> Gradients:
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
-    found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *arguments)
+    found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
     return found
 
 
@@ -116,6 +130,7 @@ class AttentionFunction(torch.autograd.Function):
         o, lse = plan.attention_forward(q, k, v, softmax_scale, causal, top_left, device_type, True)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+        ctx.settings = settings.current()
         ctx.set_materialize_grads(False)
         return (o, lse) if return_lse else o
 
@@ -126,17 +141,19 @@ class AttentionFunction(torch.autograd.Function):
             return (None,) * 9
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
-        if not torch.is_grad_enabled() and _are_plain(grad_o, grad_lse, *saved):
-            found = backward_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
-        else:
-            found = _through_dispatcher(grad_o, grad_lse, saved, ctx.arguments)
+        with _settings_of(ctx):
+            if torch.is_grad_enabled() or not _are_plain(grad_o, grad_lse, *saved):
+                found = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
+            else:
+                found = backward_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
         return (*found, None, None, None, None, None, None)
 
 
 def _are_plain(*tensors: Gradient) -> bool:
     """Whether the dispatcher would do no more with these than call our kernel."""
     if (
-        torch._C._len_torch_dispatch_stack()
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return False

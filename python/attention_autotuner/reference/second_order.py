@@ -70,7 +70,8 @@ def attention_double_backward(
         )
     )
     key, value, grad_key, grad_value = (plan.flatten(x) for x in (k, v, *gradients[1:]))
-    by_query, by_out, by_sum, by_key, by_value = [], [], [], [], []
+    by_rows: tuple[list[torch.Tensor], ...] = ([], [], [])  # of q, grad_o and grad_lse
+    by_key, by_value = [], []
     with full_precision():
         for heads in plan.head_blocks():
             keys, values, b, c = (x[heads].to(dtype) for x in (key, value, grad_key, grad_value))
@@ -97,14 +98,15 @@ def attention_double_backward(
                     kept.append(plan.split_rows(part))
                 keys_sum = keys_sum + scale * (ds.mT @ a + z.mT @ queries)
                 values_sum = values_sum + by_dp.mT @ go
-            for kept, parts in zip((by_query, by_out, by_sum), rows_found, strict=True):
+            for kept, parts in zip(by_rows, rows_found, strict=True):
                 kept.append(torch.cat(parts, dim=2))
             by_key.append(keys_sum)
             by_value.append(values_sum)
+    by_query, by_out, by_sum = (torch.cat(parts) for parts in by_rows)
     return (
-        None if grad_o is None else torch.cat(by_out).reshape(grad_o.shape).to(grad_o.dtype),
-        None if grad_lse is None else torch.cat(by_sum).reshape(grad_lse.shape).to(grad_lse.dtype),
-        torch.cat(by_query).reshape(q.shape).to(q.dtype),
+        None if grad_o is None else by_out.reshape(grad_o.shape).to(grad_o.dtype),
+        None if grad_lse is None else by_sum.reshape(grad_lse.shape).to(grad_lse.dtype),
+        by_query.reshape(q.shape).to(q.dtype),
         torch.cat(by_key).reshape(k.shape).to(k.dtype),
         torch.cat(by_value).reshape(v.shape).to(v.dtype),
     )
