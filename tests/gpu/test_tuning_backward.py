@@ -13,7 +13,12 @@ from attention_autotuner import dispatch, flash_attn_func, loader, settings, tun
 from attention_autotuner.arch import detect
 from attention_autotuner.cli.serving import serve
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry, StepEntry
+from attention_autotuner.tuning.measure import (
+    Entry,
+    InProcessMeasurer,
+    KernelEntry,
+    StepEntry,
+)
 from attention_autotuner.tuning.params import params_of, workspace_bytes
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
@@ -101,7 +106,7 @@ def test_a_step_takes_about_as_long_as_its_halves(tuned: Tuned) -> None:
 def test_a_step_is_slower_than_its_backward_in_one_race(tuned: Tuned) -> None:
     forward, backward = built(tuned.step.forward), built(tuned.backward)
     name = tuned.backward.pick.name
-    entries = [
+    entries: list[Entry] = [
         KernelEntry(name="backward", path=backward[name], problem=BACKWARD),
         StepEntry(
             name="step",
@@ -172,9 +177,9 @@ def test_the_deterministic_pick_repeats_its_bits() -> None:
     )
 
     def gradients() -> tuple[torch.Tensor, ...]:
-        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-        o = flash_attn_func(*leaves, causal=True, deterministic=True)
-        return torch.autograd.grad(o, leaves, dout)
+        a, b, c = (tensor.detach().requires_grad_() for tensor in (q, k, v))
+        o = flash_attn_func(a, b, c, causal=True, deterministic=True)
+        return torch.autograd.grad(o, (a, b, c), dout)
 
     first = gradients()
     for _ in range(5):

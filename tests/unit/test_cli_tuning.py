@@ -188,8 +188,8 @@ def test_the_workspace_of_backward_kernels_is_reported(capsys: Capture, fake_ker
     assert "workspace" not in capsys.readouterr().out
 
 
-def served(name: str, *, ok: bool = True) -> main_job.Served:
-    return main_job.Served(
+def served(name: str, *, ok: bool = True) -> serving.Served:
+    return serving.Served(
         name=name,
         shape=(4, 16, 512, 64),
         ok=ok,

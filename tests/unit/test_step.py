@@ -90,7 +90,7 @@ def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) ->
 def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
     records: RecordStore,
 ) -> None:
-    for given, expected in (({"backward_budget_seconds": 9.0}, 9.0), ({}, 5.0)):
+    for given, expected in ((9.0, 9.0), (None, 5.0)):
         pipeline = FakeStepPipeline(time_us=times)
         store = RecordStore(records.root / str(expected))
         seen: list[Event] = []
@@ -102,7 +102,7 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
             top_k=1,
             budget_seconds=5.0,
             listener=seen.append,
-            **given,
+            backward_budget_seconds=given,
         )
         assert expected - 1.0 < pipeline.budget_seconds <= expected
         left = {
