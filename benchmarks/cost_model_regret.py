@@ -26,6 +26,7 @@ from attention_autotuner.arch import ArchSpec, Policy, resolve
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import Ok, Outcome
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.codegen.render import render
 from attention_autotuner.tuning.coefficients import FITTED, Coefficients, Sample, calibrate, loss
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
@@ -62,6 +63,7 @@ class SavedReport:
     spill_load_bytes: int
     static_smem_bytes: int
     loop_spills: bool | None
+    kernels: tuple[KernelReport, ...] = ()  # saved documents hold the worst of all only
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from .knobs import (
     knobs_from_config,
     knobs_to_config,
 )
-from .problem import Direction, DType, Op
+from .problem import Direction, DType, Op, Problem
 
 Family = Literal["sm80"]
 
@@ -54,6 +54,24 @@ class Candidate:
             raise TypeError(
                 f"{self.op} {self.direction} takes {wanted.__name__}, got {type(self.knobs).__name__}"
             )
+
+    @classmethod
+    def of(cls, problem: Problem, family: Family, knobs: Knobs) -> Candidate:
+        """A candidate of a problem's kind and padded classes.
+
+        Raises:
+            TypeError: the knobs are another operation's.
+        """
+        return cls(
+            family=family,
+            op=problem.op,
+            direction=problem.direction,
+            dtype=problem.dtype,
+            class_qk=problem.class_qk,
+            class_v=problem.class_v,
+            copy_bytes=problem.alignment_bytes,
+            knobs=knobs,
+        )
 
     @property
     def forward(self) -> ForwardKnobs:

@@ -92,7 +92,9 @@ class KeyPass:
         block_m: query rows of one step of the main loop.
         block_n: key rows of one CTA.
         warp_pairs: pairs of warps along the keys; each owns ``block_n / warp_pairs`` rows.
-        num_stages: shared-memory stages of Q and dO.
+        num_stages: shared-memory stages of Q and dO. 3 is two of both and a third of Q: a tile's dK then waits for the
+            next step, where it runs under the exponentials.
+        query_parts: how many parts a step's queries are taken in; a warp holds the scores of one.
         ctas_per_sm: resident CTAs that the compiler must leave registers for.
     """
 
@@ -100,6 +102,7 @@ class KeyPass:
     block_n: int
     warp_pairs: int
     num_stages: int
+    query_parts: int = 1
     ctas_per_sm: int = 1
 
     @property
@@ -111,7 +114,8 @@ class KeyPass:
     def label(self) -> str:
         """This part of the candidate's name."""
         return (
-            f"m{self.block_m}n{self.block_n}p{self.warp_pairs}s{self.num_stages}b{self.ctas_per_sm}"
+            f"m{self.block_m}n{self.block_n}p{self.warp_pairs}s{self.num_stages}"
+            f"q{self.query_parts}b{self.ctas_per_sm}"
         )
 
 

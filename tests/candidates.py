@@ -6,9 +6,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
+from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
 
 _FORWARD = {field.name for field in fields(ForwardKnobs)}
+_BACKWARD = {field.name for field in fields(BackwardKnobs)}
 PLAIN = Candidate(
     family="sm80",
     dtype="fp16",
@@ -16,6 +17,8 @@ PLAIN = Candidate(
     class_v=128,
     knobs=ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128),
 )
+KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=1)
+ROWS = RowPass(block_rows=128, block_columns=32, warps=4, num_stages=2)
 
 
 def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:
@@ -23,3 +26,16 @@ def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:
     knobs = {name: value for name, value in changes.items() if name in _FORWARD}
     rest = {name: value for name, value in changes.items() if name not in _FORWARD}
     return replace(base, knobs=replace(base.forward, **knobs), **rest)
+
+
+def backward(plan: str, **changes: Any) -> Candidate:
+    """A backward candidate of a plan with middling passes, but for given fields of the candidate or of its knobs."""
+    passes: dict[str, dict[str, Any]] = {
+        "fused": {"keys": KEYS},
+        "pair": {"keys": KEYS, "dq": ROWS},
+        "split": {"dq": ROWS, "dk": ROWS, "dv": ROWS},
+    }
+    knobs = {name: value for name, value in changes.items() if name in _BACKWARD}
+    rest = {name: value for name, value in changes.items() if name not in _BACKWARD}
+    made = BackwardKnobs(plan=plan, **(passes[plan] | knobs))  # type: ignore[arg-type]  # from tests
+    return replace(PLAIN, direction="backward", knobs=made, **rest)

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.candidates import KEYS, ROWS, backward, forward
 
-from attention_autotuner.arch import legality, resolve, resources
+from attention_autotuner.arch import backward_resources, resolve, resources
+from attention_autotuner.arch.backward_legality import KEY_PREDICATES, ROW_PREDICATES
+from attention_autotuner.arch.forward_legality import KERNEL_PREDICATES
+from attention_autotuner.arch.legality import check_kernel
+from attention_autotuner.arch.rules import CLASS_PREDICATES, COPY_PREDICATES
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
-from tests.candidates import forward
 
 pytestmark = pytest.mark.build
 
-LEGAL = Candidate(
-    family="sm80",
-    dtype="fp16",
-    class_qk=128,
-    class_v=256,
-    knobs=ForwardKnobs(
-        block_m=64,
-        block_n=64,
-        warps_m=4,
-        num_stages=2,
-        k_slice=128,
-    ),
-)
+LEGAL = forward(class_v=256, block_m=64)
 # One candidate a rule, which breaks that rule; some break others on the way.
 ILLEGAL = {
     "class_qk_range": forward(LEGAL, class_qk=272, k_slice=272),
@@ -45,25 +37,80 @@ ILLEGAL = {
     "num_stages_range": forward(LEGAL, num_stages=5),
     "qk_ahead_needs_two_whole_stages": forward(LEGAL, qk_ahead=True, num_stages=1),
     "sliced_k_needs_two_stages": forward(LEGAL, k_slice=64, num_stages=1),
-    "copy_bytes_known": forward(LEGAL, copy_bytes=4),  # what the rule is for
+    "copy_bytes_known": forward(LEGAL, copy_bytes=4),
 }
 TOO_LARGE = forward(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)
 
+ILLEGAL_KEYS = {
+    "class_qk_range": backward("fused", class_qk=24),
+    "class_v_range": backward("fused", class_v=24),
+    "keys_block_m_multiple_of_16": backward("fused", keys=replace(KEYS, block_m=144)),
+    "keys_warps_range": backward("fused", keys=replace(KEYS, warp_pairs=9, block_n=144)),
+    "keys_block_n_divides_among_pairs": backward("fused", keys=replace(KEYS, block_n=80)),
+    "keys_num_stages_range": backward("fused", keys=replace(KEYS, num_stages=4)),
+    "keys_query_parts_divide": backward("fused", keys=replace(KEYS, query_parts=3)),
+    "copy_bytes_known": backward("fused", copy_bytes=4),
+}
+ILLEGAL_ROWS = {
+    "rows_warps_range": backward("pair", dq=replace(ROWS, warps=1)),
+    "rows_column_warps_range": backward(
+        "pair", dq=replace(ROWS, warps=2, column_warps=4, block_columns=64)
+    ),
+    "rows_block_rows_divides_among_warps": backward("pair", dq=replace(ROWS, block_rows=80)),
+    "rows_block_columns_divides_among_warps": backward("pair", dq=replace(ROWS, block_columns=144)),
+    "rows_num_stages_range": backward("pair", dq=replace(ROWS, num_stages=3)),
+    "rows_slices_divide_class": backward("pair", dq=replace(ROWS, slices=3)),
+}
+LARGE_KEYS = backward("fused", class_qk=256, class_v=256, keys=replace(KEYS, block_m=128))
+LARGE_ROWS = backward("pair", class_qk=256, class_v=256, dq=replace(ROWS, block_rows=256, warps=8))
 
-def configs(candidates: list[Candidate], statement: str) -> str:
-    """One translation unit with a Config per candidate, each followed by a statement about its traits."""
+TRAITS = {
+    "keys": "attention_autotuner::KeyPassTraits<{0}>",
+    "dq": "attention_autotuner::RowPassTraits<{0}, {0}::Dq, attention_autotuner::Result::kDq>",
+    "dk": "attention_autotuner::RowPassTraits<{0}, {0}::Dk, attention_autotuner::Result::kDk>",
+    "dv": "attention_autotuner::RowPassTraits<{0}, {0}::Dv, attention_autotuner::Result::kDv>",
+}
+
+
+def traits_of(candidate: Candidate) -> list[str]:
+    """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
+    if candidate.direction == "forward":
+        return ["attention_autotuner::ForwardTraits<{0}>"]
+    return [TRAITS[name] for name in candidate.backward.passes]
+
+
+def reason(name: str, candidate: Candidate) -> str | None:
+    """Why a rule refuses a candidate, or its first pass that the rule is about."""
+    if candidate.direction == "forward":
+        return KERNEL_PREDICATES[name](candidate)
+    for shape in backward_resources.shapes(candidate):
+        if name in KEY_PREDICATES and isinstance(shape, backward_resources.KeyShape):
+            return KEY_PREDICATES[name](shape)
+        if name in ROW_PREDICATES and isinstance(shape, backward_resources.RowShape):
+            return ROW_PREDICATES[name](shape)
+    return (CLASS_PREDICATES | COPY_PREDICATES)[name](candidate)
+
+
+def source_of(candidates: list[Candidate]) -> str:
+    """A program that prints the shared memory of each candidate's kernels."""
+    (direction,) = {candidate.direction for candidate in candidates}
     lines = [
         "#include <cstdio>",
         "#include <cuda_bf16.h>",
         "#include <cuda_fp16.h>",
-        "#include <attention_autotuner/attention_forward_traits.cuh>",
+        f"#include <attention_autotuner/attention_{direction}_traits.cuh>",
+        "namespace attention_autotuner { enum class BackwardPlan { kFused, kPair, kSplit }; }",
     ]
     for index, candidate in enumerate(candidates):
         found = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
         assert found is not None
         lines.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
     lines.append("int main() {")
-    lines += [statement.format(f"Config{index}") for index in range(len(candidates))]
+    lines += [
+        f'std::printf("%d\\n", {traits.format(f"Config{index}")}::kSmemBytes);'
+        for index, candidate in enumerate(candidates)
+        for traits in traits_of(candidate)
+    ]
     return "\n".join([*lines, "}", ""])
 
 
@@ -81,33 +128,103 @@ def compile_host(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_kernel_rule_has_its_static_assert(tmp_path: Path) -> None:
-    assert ILLEGAL.keys() == legality.KERNEL_PREDICATES.keys()
-    for name, candidate in ILLEGAL.items():
-        reason = legality.KERNEL_PREDICATES[name](candidate)
-        assert reason, name
-        assert legality.KERNEL_PREDICATES[name](LEGAL) is None, name
-    statement = 'std::printf("%d\\n", attention_autotuner::ForwardTraits<{}>::kSmemBytes);'
-    result = compile_host(tmp_path, configs([*ILLEGAL.values(), TOO_LARGE], statement))
+@pytest.mark.parametrize(
+    ("illegal", "too_large", "rules"),
+    [
+        (ILLEGAL, [TOO_LARGE], KERNEL_PREDICATES.keys()),
+        (
+            ILLEGAL_KEYS | ILLEGAL_ROWS,
+            [LARGE_KEYS, LARGE_ROWS],
+            KEY_PREDICATES.keys()
+            | ROW_PREDICATES.keys()
+            | CLASS_PREDICATES.keys()
+            | COPY_PREDICATES.keys(),
+        ),
+    ],
+    ids=["forward", "backward"],
+)
+def test_every_kernel_rule_has_its_static_assert(
+    tmp_path: Path, illegal: dict[str, Candidate], too_large: list[Candidate], rules: set[str]
+) -> None:
+    assert illegal.keys() == rules
+    for name, candidate in illegal.items():
+        assert reason(name, candidate), name
+    assert not any(check_kernel(candidate) for candidate in (LEGAL, *too_large))
+    result = compile_host(tmp_path, source_of([*illegal.values(), *too_large]))
     assert result.returncode != 0
     asserted = set(
         re.findall(r'static assertion failed with "(\w+)"', result.stdout + result.stderr)
     )
-    assert asserted == {*legality.KERNEL_PREDICATES, "smem_fits_block"}
+    assert asserted == {*rules, "smem_fits_block"}
 
 
-def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
+def printed(folder: Path, candidates: list[Candidate]) -> list[int]:
+    result = compile_host(folder, source_of(candidates))
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
+    return [int(line) for line in ran.stdout.split()]
+
+
+def counted(candidates: list[Candidate]) -> list[int]:
+    return [
+        kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
+    ]
+
+
+def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
     policy = resolve("H100")
     dims = ((64, 64), (128, 128), (256, 512), (80, 48), (256, 256))
     candidates = [LEGAL]
     for dim_qk, dim_v in dims:
         legal = policy.legal(Problem(dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 23)]
-    statement = 'std::printf("%d\\n", attention_autotuner::ForwardTraits<{}>::kSmemBytes);'
-    result = compile_host(tmp_path, configs(candidates, statement))
-    assert result.returncode == 0, result.stderr
-    printed = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
-    counted = [int(line) for line in printed.stdout.split()]
-    assert counted == [resources.smem_bytes(candidate) for candidate in candidates]
+    assert printed(tmp_path, candidates) == counted(candidates)
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
-        assert len({getattr(candidate.forward, knob) for candidate in candidates}) > 1, knob
+        assert len({getattr(one.forward, knob) for one in candidates}) > 1, knob
+
+
+def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
+    candidates = []
+    for policy, dim_qk, dim_v in (
+        ("H100", 64, 64),
+        ("A100", 128, 128),
+        ("A100", 256, 512),
+        ("RTX4090", 80, 48),
+        ("RTX4090", 256, 512),
+        ("RTX4090", 256, 496),
+    ):
+        legal = resolve(policy).legal(Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v))
+        candidates += legal[:: max(1, len(legal) // 17)]
+    assert printed(tmp_path, candidates) == counted(candidates)
+    assert {one.backward.plan for one in candidates} == {"fused", "pair", "split"}
+    passes = [shape for one in candidates for shape in backward_resources.shapes(one)]
+    keys = [one.knobs for one in passes if isinstance(one, backward_resources.KeyShape)]
+    rows = [one.knobs for one in passes if isinstance(one, backward_resources.RowShape)]
+    for knob in ("block_m", "block_n", "num_stages"):
+        assert len({getattr(one, knob) for one in keys}) > 1, knob
+    for knob in ("block_rows", "block_columns", "column_warps", "num_stages", "slices"):
+        assert len({getattr(one, knob) for one in rows}) > 1, knob
+
+
+def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:
+    candidates = [
+        backward("fused", class_qk=class_qk, keys=replace(KEYS, block_m=m, block_n=n, warp_pairs=p))
+        for class_qk in (16, 48, 64, 80, 128)
+        for m, n, p in ((16, 32, 2), (64, 96, 3), (64, 128, 4), (96, 192, 6), (128, 128, 8))
+    ]
+    text = source_of(candidates)
+    text = text.replace('printf("%d\\n", ', 'printf("%d %d\\n", ').replace(
+        "::kSmemBytes", "::kDqSplit.warps_m"
+    )
+    text = re.sub(r"(\S+)::kDqSplit.warps_m", r"\1::kDqSplit.warps_m, \1::kDqSplit.warps_d", text)
+    result = compile_host(tmp_path, text)
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
+    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    expected = []
+    for one in candidates:
+        (shape,) = backward_resources.shapes(one)
+        assert isinstance(shape, backward_resources.KeyShape)
+        expected.append(backward_resources.dq_split(shape))
+    assert found == expected
+    assert len(set(found)) > 4

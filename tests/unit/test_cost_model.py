@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from statistics import fmean
+from typing import Any
 
 import pytest
 from tuning_logs import Log, read_logs
 
 from attention_autotuner.arch import A100, H100, resources
 from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.arch.occupancy import registers_per_thread
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.coefficients import (
@@ -25,7 +27,7 @@ from attention_autotuner.tuning.coefficients import (
 )
 from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
 from attention_autotuner.tuning.exhaustive import correlation
-from attention_autotuner.tuning.schedule import makespan, row_tiles
+from attention_autotuner.tuning.schedule import makespan, tiles_of_keys, tiles_of_queries
 from tests.candidates import forward
 
 SPEC = H100().spec
@@ -33,11 +35,13 @@ SPEC = H100().spec
 
 @dataclass(frozen=True, kw_only=True)
 class FakeReport:
+    name: str = ""
     registers: int = 128
     spill_store_bytes: int = 0
     spill_load_bytes: int = 0
     static_smem_bytes: int = 0
     loop_spills: bool | None = None
+    kernels: tuple[FakeReport, ...] = ()
 
 
 # --- the recorded searches ------------------------------------------------------------------------
@@ -245,14 +249,46 @@ def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     assert found == pytest.approx(exact, rel=0.01)
 
 
-def test_row_tiles_follow_the_mask() -> None:
-    shape = {"seqlen_q": 300, "seqlen_k": 500, "block_m": 128, "block_n": 64}
-    assert row_tiles(**shape, causal=False, causal_offset=0) == (8, 8, 8)
+def test_tiles_of_queries_follow_the_mask() -> None:
+    shape = {"seqlen_q": 300, "seqlen_k": 500, "block": 128, "step": 64}
+    assert tiles_of_queries(**shape, causal=False, causal_offset=0) == (8, 8, 8)
     # Last rows 127, 255, 299 see 328, 456 and 500 keys under bottom-right alignment.
-    assert row_tiles(**shape, causal=True, causal_offset=200) == (8, 8, 6)
-    assert row_tiles(**shape, causal=True, causal_offset=0) == (5, 4, 2)
+    assert tiles_of_queries(**shape, causal=True, causal_offset=200) == (8, 8, 6)
+    assert tiles_of_queries(**shape, causal=True, causal_offset=0) == (5, 4, 2)
     # Rows that see no key cost no tile.
-    assert row_tiles(**shape, causal=True, causal_offset=-256) == (1, 0, 0)
+    assert tiles_of_queries(**shape, causal=True, causal_offset=-256) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("block", "step"), [(128, 64), (64, 128), (32, 16)])
+@pytest.mark.parametrize("offset", [-256, -3, 0, 200])
+def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
+    block: int, step: int, offset: int
+) -> None:
+    seqlen_q, seqlen_k = 300, 500
+    expected = []
+    for first in range(0, seqlen_k, block):
+        keys = range(first, min(first + block, seqlen_k))
+        starts = range(0, seqlen_q, step)
+        met = [
+            start
+            for start in starts
+            if any(key <= row + offset for row in range(start, start + step) for key in keys)
+        ]
+        # From the first tile with a row that sees a key, or would if it existed, to the last of all.
+        expected.append(len([start for start in starts if met and start >= met[0]]))
+    found = tiles_of_keys(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        block=block,
+        step=step,
+        causal=True,
+        causal_offset=offset,
+    )
+    assert found == tuple(expected)
+    full = tiles_of_keys(
+        seqlen_q=seqlen_q, seqlen_k=seqlen_k, block=block, step=step, causal=False, causal_offset=0
+    )
+    assert full == (-(-seqlen_q // step),) * -(-seqlen_k // block)
 
 
 # --- properties of the model ----------------------------------------------------------------------
@@ -260,7 +296,7 @@ def test_row_tiles_follow_the_mask() -> None:
 
 def test_a_candidate_that_fits_no_sm_takes_forever() -> None:
     usage = Usage(registers=128, smem_bytes=SPEC.smem_per_block_bytes + 1)
-    found = predict(Problem(), forward(), SPEC, usage)
+    found = predict(Problem(), forward(), SPEC, (usage,))
     assert found.us == inf
     assert found.limiter == "residency"
     assert found.occupancy == 0
@@ -333,7 +369,8 @@ def test_narrow_copies_cost_instructions() -> None:
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
     one = forward()
-    report = FakeReport(registers=resources.registers_per_thread(one, SPEC))
+    (kernel,) = resources.kernels(one)
+    report = FakeReport(registers=registers_per_thread(kernel, SPEC))
     assert refine(Problem(), one, SPEC, report) == estimate(Problem(), one, SPEC)
 
 
@@ -346,7 +383,7 @@ def test_registers_of_the_report_decide_occupancy() -> None:
 
 def test_spills_cost_time_and_less_so_outside_loops() -> None:
     clean = refine(Problem(), forward(), SPEC, FakeReport())
-    spills = {"spill_store_bytes": 200, "spill_load_bytes": 200}
+    spills: dict[str, Any] = {"spill_store_bytes": 200, "spill_load_bytes": 200}
     outside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=False))
     inside = refine(Problem(), forward(), SPEC, FakeReport(**spills, loop_spills=True))
     assert clean.us < outside.us < inside.us

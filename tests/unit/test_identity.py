@@ -52,6 +52,7 @@ KEY_FLIPS: dict[str, Any] = {
     "block_n": 64,
     "warp_pairs": 2,
     "num_stages": 1,
+    "query_parts": 2,
     "ctas_per_sm": 2,
 }
 ROW_FLIPS: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attention_autotuner.arch import resolve, resources
@@ -12,7 +12,8 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.coefficients import Coefficients
-from attention_autotuner.tuning.cost_model import Usage, expected_spill_bytes, predict
+from attention_autotuner.tuning.cost_model import predict
+from attention_autotuner.tuning.estimates import expected_usage
 
 FOLDER = Path(__file__).parents[1] / "data" / "tuning_logs"
 
@@ -32,12 +33,9 @@ class Log:
     runs: tuple[LoggedRun, ...]
 
     def predict_us(self, run: LoggedRun, coefficients: Coefficients) -> float:
-        usage = Usage(
-            registers=resources.registers_per_thread(run.candidate, self.spec),
-            smem_bytes=run.smem_bytes,
-            spill_bytes=expected_spill_bytes(run.candidate, self.spec),
-        )
-        return predict(self.problem, run.candidate, self.spec, usage, coefficients).us
+        (kernel,) = resources.kernels(run.candidate)
+        usage = replace(expected_usage(kernel, self.spec), smem_bytes=run.smem_bytes)
+        return predict(self.problem, run.candidate, self.spec, (usage,), coefficients).us
 
     def ranked(self, coefficients: Coefficients) -> list[LoggedRun]:
         """All runs, the fastest by prediction first."""

@@ -20,36 +20,52 @@ EXACT_TILES = 2048  # tiles that a greedy rows_first list simulates one by one
 EXACT_WAVES = 4  # and at least this many per slot
 
 
-def row_tiles(
+@lru_cache(maxsize=1024)
+def tiles_of_queries(
     *,
     seqlen_q: int,
     seqlen_k: int,
-    block_m: int,
-    block_n: int,
+    block: int,
+    step: int,
     causal: bool,
     causal_offset: int,
 ) -> tuple[int, ...]:
-    """K/V tiles that each row block visits, in the order of the scheduler's list.
+    """Tiles of ``step`` keys that each block of ``block`` queries visits, in the order of the scheduler's list.
 
     Returns:
-        One count per row block; the longest first when ``causal``. A block whose rows see no key counts 0.
+        One count per block; the longest first when ``causal``. A block whose rows see no key counts 0.
     """
-    return _row_tiles(seqlen_q, seqlen_k, block_m, block_n, causal, causal_offset)
+    blocks = -(-seqlen_q // block)
+    if not causal:
+        return (-(-seqlen_k // step),) * blocks
+    counts = []
+    for index in reversed(range(blocks)):
+        last_row = min((index + 1) * block, seqlen_q) - 1
+        keys = max(0, min(seqlen_k, last_row + causal_offset + 1))
+        counts.append(-(-keys // step))
+    return tuple(counts)
 
 
 @lru_cache(maxsize=1024)
-def _row_tiles(
-    seqlen_q: int, seqlen_k: int, block_m: int, block_n: int, causal: bool, causal_offset: int
+def tiles_of_keys(
+    *,
+    seqlen_q: int,
+    seqlen_k: int,
+    block: int,
+    step: int,
+    causal: bool,
+    causal_offset: int,
 ) -> tuple[int, ...]:
-    blocks = -(-seqlen_q // block_m)
+    """Tiles of ``step`` queries of one head that each block of ``block`` keys visits, in the order of the list.
+
+    Returns:
+        One count per block; the longest first when ``causal``. A block that no row sees counts 0.
+    """
+    tiles = -(-seqlen_q // step)
+    first_keys = range(0, seqlen_k, block)
     if not causal:
-        return (-(-seqlen_k // block_n),) * blocks
-    counts = []
-    for block in reversed(range(blocks)):
-        last_row = min((block + 1) * block_m, seqlen_q) - 1
-        keys = max(0, min(seqlen_k, last_row + causal_offset + 1))
-        counts.append(-(-keys // block_n))
-    return tuple(counts)
+        return (tiles,) * len(first_keys)
+    return tuple(max(0, tiles - max(0, key - causal_offset) // step) for key in first_keys)
 
 
 @lru_cache(maxsize=8192)

@@ -6,32 +6,54 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..codegen.candidate import Candidate
+from ..codegen.knobs import KeyPass, RowPass
 from .cost_model import Estimate
 
 Ranked = tuple[Candidate, Estimate]
 
 
-def shape_of(candidate: Candidate) -> tuple[int, ...]:
-    """What two candidates share that differ in pipelining, launch bounds or scheduling only."""
+def shape_of(candidate: Candidate) -> tuple[object, ...]:
+    """What two candidates share that differ in pipelining, launch bounds or scheduling only.
+
+    Of backward candidates, the plan and its main pass: dQ's pass beside a key pass costs little of what both cost.
+    """
+    if candidate.direction == "backward":
+        plan = candidate.backward
+        passes = [plan.keys] if plan.keys is not None else [*plan.passes.values()]
+        return (plan.plan, *(_tile_of(each) for each in passes))
+    knobs = candidate.forward
     return (
-        candidate.forward.block_m,
-        candidate.forward.block_n,
-        candidate.forward.warps_m,
-        candidate.forward.warps_n,
-        candidate.forward.k_slice,
-        candidate.forward.v_slices,
+        knobs.block_m,
+        knobs.block_n,
+        knobs.warps_m,
+        knobs.warps_n,
+        knobs.k_slice,
+        knobs.v_slices,
     )
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """What makes two candidates of one shape worth trying both: how they feed the products and walk the tiles."""
+    if candidate.direction == "backward":
+        plan = candidate.backward
+        passes = plan.passes.values()
+        stages = tuple(each.num_stages for each in passes)
+        return (*shape_of(candidate), plan.cta_order, stages, *map(_tile_of, passes))
+    knobs = candidate.forward
     return (
         *shape_of(candidate),
-        candidate.forward.q_in_registers,
-        candidate.forward.qk_ahead,
-        candidate.forward.persistent,
-        candidate.forward.cta_order,
+        knobs.q_in_registers,
+        knobs.qk_ahead,
+        knobs.persistent,
+        knobs.cta_order,
     )
+
+
+def _tile_of(one: KeyPass | RowPass) -> tuple[int, ...]:
+    """Rows, columns, warps and slices of a pass."""
+    if isinstance(one, KeyPass):
+        return (one.block_m, one.block_n, one.warp_pairs, one.query_parts)
+    return (one.block_rows, one.block_columns, one.warps, one.column_warps, one.slices)
 
 
 def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[Ranked]:
@@ -54,7 +76,7 @@ def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[
     chosen = [pair for pair in ranked if pair[0] == default]
     others = [pair for pair in ranked if pair[0] != default]
     taken: list[Ranked] = []
-    shapes: Counter[tuple[int, ...]] = Counter()
+    shapes: Counter[tuple[object, ...]] = Counter()
     kinds: set[tuple[object, ...]] = set()
     for pair in others:
         shape, kind = shape_of(pair[0]), kind_of(pair[0])

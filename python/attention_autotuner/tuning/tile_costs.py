@@ -1,24 +1,23 @@
-"""What one K/V tile costs each unit of an SM, and how much of it warps can overlap.
+"""What one step of a main loop costs each unit of an SM, and how much of it warps can overlap.
 
-All figures are clocks of one SM for one CTA and one K/V tile, from the candidate's tile arithmetic alone.
+All figures are clocks of one SM for one CTA and one step (a K/V tile of the forward pass, a tile of queries or keys of
+the backward ones); what a step holds is counted beside each operation, in :mod:`.forward_costs` and
+:mod:`.backward_costs`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..arch import resources
 from ..arch.spec import ArchSpec
-from ..codegen.candidate import Candidate
 from .coefficients import Coefficients
 
 ELEMENT_BYTES = 2
-SCORE_BYTES = 2  # P is stored in the input dtype
 SCHEDULERS_PER_SM = 4
 WARP = 32
 MMA_FLOPS = 2 * 16 * 8 * 16  # one mma.sync m16n8k16
 LDMATRIX_BYTES = 512  # one ldmatrix.x4 of a warp
-P_STORE_BYTES = 128  # one 4-byte store of a warp
+STORE_BYTES = 128  # one 4-byte store of a warp
 COPY_INSTRUCTIONS = {
     16: 3.0,
     2: 30.0,
@@ -26,18 +25,54 @@ COPY_INSTRUCTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TileCost:
-    """Clocks of one CTA and K/V tile, by unit.
+class StepCounts:
+    """What one CTA does in one step, counted.
 
     Attributes:
-        tensor_clk: mma.sync time, with the padding of tile and head dims in it.
-        smem_clk: operand reads of every warp, P where it passes through shared memory, and fills.
-        exp_clk: ex2.
-        alu_clk: fp32 work of the softmax.
-        issue_clk: warp instructions over the schedulers' issue rate.
-        barriers: CTA-wide barriers.
-        lookahead: how many barriers ahead a load is issued.
+        flops: of the products, with the padding of tiles and head dims in them.
+        reads: bytes that warps read from shared memory.
+        writes: bytes that they store there.
         fill_bytes: bytes read from L2.
+        copy_bytes: width of those reads.
+        sum_bytes: bytes of fp32 sums added in L2.
+        scores: elements of S.
+        warps: of the CTA.
+        other_instructions: warp instructions beside products, operand reads, copies and the work per score: stores,
+            sums, row statistics.
+        sharing_warps: warps that meet within a step because they share rows, and so count as one.
+        barriers: CTA-wide barriers.
+        waits: how often the step waits for loads.
+        lookahead: the share of a step's time, over all waits, that a load has before it is awaited.
+        softmax_exposure: factor of the part between the products; other than 1 where it is issued out of order.
+    """
+
+    flops: float
+    reads: float
+    writes: float
+    fill_bytes: int
+    copy_bytes: int
+    sum_bytes: int = 0
+    scores: int
+    warps: int
+    other_instructions: float = 0.0
+    sharing_warps: int = 1
+    barriers: int
+    waits: int
+    lookahead: float
+    softmax_exposure: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TileCost:
+    """Clocks of one CTA and step, by unit.
+
+    Attributes:
+        tensor_clk: mma.sync time.
+        smem_clk: operand reads of every warp, what passes through shared memory, and fills.
+        exp_clk: ex2.
+        alu_clk: fp32 work between the products.
+        issue_clk: warp instructions over the schedulers' issue rate.
+        counts: what they were taken from.
     """
 
     tensor_clk: float
@@ -45,66 +80,35 @@ class TileCost:
     exp_clk: float
     alu_clk: float
     issue_clk: float
-    barriers: int
-    lookahead: int
-    fill_bytes: int
+    counts: StepCounts
 
 
-def tile_cost(candidate: Candidate, spec: ArchSpec, fit: Coefficients) -> TileCost:
-    """The cost of one K/V tile of a CTA."""
-    m, n, dim = candidate.forward.block_m, candidate.forward.block_n, candidate.class_qk
-    columns = resources.value_columns(candidate)
-    flops = 2 * m * n * (dim + columns)
-
-    # Every warp along the rows reads all of K and V; warps along the keys share them but each reads all of P.
-    reads = candidate.forward.warps_m * n * (dim + columns) * ELEMENT_BYTES
-    if not candidate.forward.q_in_registers:
-        reads += candidate.forward.warps_n * m * dim * ELEMENT_BYTES
-    writes = 0
-    if candidate.forward.warps_n > 1:
-        reads += candidate.forward.warps_n * m * n * SCORE_BYTES
-        writes += m * n * SCORE_BYTES
-    fill = n * (dim + columns) * ELEMENT_BYTES
-
-    scores = m * n
-    warps = candidate.forward.warps_m * candidate.forward.warps_n
-    row_tiles = m // candidate.forward.warps_m // 16
-    alu_instructions = scores * fit.scores_alu_instructions / WARP
+def tile_cost(counts: StepCounts, spec: ArchSpec, fit: Coefficients) -> TileCost:
+    """The cost of one step of a CTA."""
+    alu_instructions = counts.scores * fit.scores_alu_instructions / WARP
     instructions = (
-        flops / MMA_FLOPS
-        + reads / LDMATRIX_BYTES
-        + writes / P_STORE_BYTES
-        + fill / LDMATRIX_BYTES * COPY_INSTRUCTIONS[candidate.copy_bytes]
-        + scores / WARP
+        counts.flops / MMA_FLOPS
+        + counts.reads / LDMATRIX_BYTES
+        + counts.fill_bytes / LDMATRIX_BYTES * COPY_INSTRUCTIONS[counts.copy_bytes]
+        + counts.scores / WARP
         + alu_instructions
-        + warps * fit.warp_tile_instructions
-        + warps * row_tiles * fit.row_tile_instructions
+        + counts.warps * fit.warp_tile_instructions
+        + counts.other_instructions
     )
-
-    slices = resources.k_slices(candidate)
-    if slices > 1:
-        barriers, lookahead = slices + 1, min(candidate.forward.num_stages - 1, slices)
-    elif candidate.forward.num_stages == 1:
-        barriers, lookahead = 2, 1
-    else:
-        barriers, lookahead = 1, candidate.forward.num_stages - 1
-    if candidate.forward.warps_n > 1:
-        barriers += 2  # row maxima, then P
+    smem = counts.reads + counts.writes + counts.fill_bytes
     return TileCost(
-        tensor_clk=flops / (spec.mma_flops_per_clk_per_sm * fit.tensor_efficiency),
-        smem_clk=(reads + writes + fill) / (spec.smem_bytes_per_clk_per_sm * fit.smem_efficiency),
-        exp_clk=scores / spec.exp_per_clk_per_sm,
+        tensor_clk=counts.flops / (spec.mma_flops_per_clk_per_sm * fit.tensor_efficiency),
+        smem_clk=smem / (spec.smem_bytes_per_clk_per_sm * fit.smem_efficiency),
+        exp_clk=counts.scores / spec.exp_per_clk_per_sm,
         alu_clk=alu_instructions * WARP / spec.fp32_lanes_per_clk_per_sm,
         issue_clk=instructions / SCHEDULERS_PER_SM,
-        barriers=barriers,
-        lookahead=lookahead,
-        fill_bytes=fill,
+        counts=counts,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundCost:
-    """One round: every one of ``residents`` CTAs of an SM does one K/V tile.
+    """One round: every one of ``residents`` CTAs of an SM does one step.
 
     Attributes:
         clk: how long the round takes.
@@ -125,30 +129,28 @@ def _blend(first: float, second: float, sharpness: float) -> float:
     return float(greater * (1.0 + (lesser / greater) ** sharpness) ** (1.0 / sharpness))
 
 
-def round_cost(
-    candidate: Candidate, tile: TileCost, residents: int, fit: Coefficients
-) -> RoundCost:
+def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
     """The largest unit, plus the part that the resident warps cannot hide behind it.
 
     A lone warp per scheduler runs its products and its softmax one after the other; with more warps (or the next
     Q K^T issued ahead) one's softmax runs under another's products.
     """
+    counts = tile.counts
     products = _blend(tile.tensor_clk, tile.smem_clk, fit.unit_sharpness)
     softmax = _blend(tile.exp_clk, tile.alu_clk, fit.unit_sharpness)
     busiest = max(products, softmax, tile.issue_clk)
     bottleneck = residents * busiest
-    if candidate.forward.qk_ahead:
-        softmax *= fit.ahead_exposure
+    softmax *= counts.softmax_exposure
     chain = max(products + softmax, busiest)  # of a CTA whose warps overlap nothing
-    per_scheduler = candidate.forward.warps_m * candidate.forward.warps_n / SCHEDULERS_PER_SM
+    per_scheduler = counts.warps / SCHEDULERS_PER_SM
     # Warps that share rows meet at barriers for the row maxima and for P, so they count as one.
-    together = max(1.0, residents * per_scheduler / candidate.forward.warps_n)
+    together = max(1.0, residents * per_scheduler / counts.sharing_warps)
     # What a warp does beyond its share of the bottleneck vanishes behind the others on its scheduler, more or less.
     exposed = residents * (chain - busiest) * together**-fit.warp_overlap_power
     busy = max(bottleneck + exposed, chain / per_scheduler)
-    cover = tile.lookahead * busy / tile.barriers
-    late = tile.barriers * max(0.0, fit.load_latency_clk - cover)
-    latency = (tile.barriers * fit.barrier_clk + late) / residents
+    cover = counts.lookahead * busy / counts.waits
+    late = counts.waits * max(0.0, fit.load_latency_clk - cover)
+    latency = (counts.barriers * fit.barrier_clk + late) / residents
     return RoundCost(
         clk=busy + latency,
         bottleneck_clk=bottleneck,

@@ -26,4 +26,4 @@ struct Config {
 
 }  // namespace
 
-ATTENTION_AUTOTUNER_ATTENTION_FORWARD_ENTRY(Config)
+ATTENTION_AUTOTUNER_EXPORT_ENTRY(attention_autotuner::ForwardEntry<Config>)

@@ -1,0 +1,331 @@
+"""The backward candidates that a policy offers, in a fixed order, and the one that needs no tuning.
+
+Passes are judged one by one and then combined, so the space is a product of passes that are legal by themselves. To
+keep it small enough to rank, a pass that a plan has beside its main one comes in a few kinds only: those nearest to the
+first value of every knob, by the number of steps that they are away from it (:func:`_by_taste`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, TypeVar
+
+from ..codegen.candidate import Candidate, Family
+from ..codegen.knobs import BackwardKnobs, BackwardPlan, CtaOrder, KeyPass, RowPass
+from ..codegen.problem import Problem
+from .backward_legality import MAX_PAIRS, MIN_WARPS, pass_broken
+from .backward_resources import KeyShape, PassShape, RowShape
+from .legality import Rejection
+from .rules import Broken
+from .spec import ArchSpec
+
+Shape = TypeVar("Shape", KeyShape, RowShape)
+
+MIN_PAIRS = 2  # a key pass with fewer leaves schedulers of an SM idle
+MIN_PART_ROWS = 32  # queries of one of several parts: each part reads all of the keys' operands
+FULL_WARPS = 4  # so does a row pass with fewer
+MIN_SLICED_COLUMNS = 256  # a result wider than this is tried in slices of two kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardSpace:
+    """The values each knob may take, the most promising first.
+
+    Attributes:
+        block_m: query rows of a key pass's step.
+        block_n: key rows of a key pass's CTA.
+        rows_per_warp: key rows that a pair of warps owns.
+        row_tiles: (block_rows, warps, column_warps) of row passes.
+        block_columns: columns of a row pass's step.
+        query_parts: parts of a key pass's step whose scores are held at a time.
+        key_stages, row_stages: stages of what streams.
+        slices: CTAs that share rows of a row pass.
+        ctas_per_sm: launch bounds.
+        cta_orders: the orders of the list of CTAs.
+        dq_choices: how many kinds of dQ pass a key pass is paired with.
+        split_choices: how many kinds of each pass the split plan has.
+    """
+
+    block_m: tuple[int, ...] = (64, 128, 32, 96, 16)
+    block_n: tuple[int, ...] = (128, 64, 256, 96, 192, 32)
+    rows_per_warp: tuple[int, ...] = (32, 16, 64)
+    row_tiles: tuple[tuple[int, int, int], ...] = (
+        (128, 4, 1),
+        (128, 8, 1),
+        (64, 4, 1),
+        (256, 8, 1),
+        (64, 2, 2),
+        (32, 2, 2),
+        (64, 2, 1),
+        (32, 2, 1),
+    )
+    block_columns: tuple[int, ...] = (64, 32, 128, 16)
+    query_parts: tuple[int, ...] = (1, 2)
+    key_stages: tuple[int, ...] = (2, 1, 3)
+    row_stages: tuple[int, ...] = (2, 1)
+    slices: tuple[int, ...] = (1, 2, 3, 4)
+    ctas_per_sm: tuple[int, ...] = (1, 2)
+    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    dq_choices: int = 4
+    split_choices: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPreference:
+    """One row of a policy's default table: the key pass to try first for classes up to ``up_to``."""
+
+    up_to: int
+    block_m: int
+    block_n: int
+    warp_pairs: int
+    num_stages: int
+    query_parts: int = 1
+
+    @property
+    def keys(self) -> KeyPass:
+        """The pass."""
+        return KeyPass(
+            block_m=self.block_m,
+            block_n=self.block_n,
+            warp_pairs=self.warp_pairs,
+            num_stages=self.num_stages,
+            query_parts=self.query_parts,
+        )
+
+
+# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Not measured yet: as many rows a
+# warp as registers allow, and two stages where shared memory does.
+BACKWARD_PREFERENCES: tuple[BackwardPreference, ...] = (
+    BackwardPreference(up_to=64, block_m=128, block_n=128, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=2),
+    BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=2),
+    BackwardPreference(up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=128, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=256, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=256, block_m=32, block_n=64, warp_pairs=4, num_stages=2),
+    BackwardPreference(up_to=256, block_m=32, block_n=64, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=512, block_m=16, block_n=64, warp_pairs=4, num_stages=1),
+    BackwardPreference(up_to=512, block_m=32, block_n=32, warp_pairs=2, num_stages=1),
+    BackwardPreference(up_to=512, block_m=16, block_n=32, warp_pairs=2, num_stages=1),
+)
+
+
+def offered(
+    problem: Problem, family: Family, space: BackwardSpace, spec: ArchSpec
+) -> list[Candidate | Rejection]:
+    """Every point of the space as a candidate, and every pass that is not legal as a rejection.
+
+    Where the problem asks for determinism, plans that are not deterministic are no points of its space.
+    """
+    passes = _Passes(problem, space, spec)
+    plans: list[BackwardKnobs] = []
+    for order in space.cta_orders:
+        if not problem.deterministic:
+            plans += [
+                BackwardKnobs(plan="fused", keys=keys, cta_order=order)
+                for keys in passes.keys("fused")
+            ]
+        plans += [
+            BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
+            for keys in passes.keys("pair")
+            for dq in passes.rows("dq", space.dq_choices)
+        ]
+        plans += [
+            BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
+            for dq, dk, dv in product(
+                *(passes.rows(name, space.split_choices) for name in ("dq", "dk", "dv"))
+            )
+        ]
+    found: list[Candidate | Rejection] = []
+    found += [Candidate.of(problem, family, knobs) for knobs in plans]
+    found += [_rejection(problem, family, shape, broken) for shape, broken in passes.refused]
+    return found
+
+
+def preferred(
+    problem: Problem,
+    family: Family,
+    space: BackwardSpace,
+    preferences: tuple[BackwardPreference, ...],
+    spec: ArchSpec,
+) -> Candidate | None:
+    """The first row of the default table that is legal, or None.
+
+    Fused where the problem allows and any row of the table fits so, else the pair, else the split plan.
+    """
+    passes = _Passes(problem, space, spec)
+    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
+    rows = [
+        row.keys
+        for row in preferences
+        if problem.class_v <= row.up_to and problem.class_qk <= row.up_to
+    ]
+    knobs: BackwardKnobs | None = None
+    fused = None if problem.deterministic else passes.first_legal(rows, "fused")
+    if fused is not None:
+        knobs = BackwardKnobs(plan="fused", keys=fused, cta_order=order)
+    elif dq := passes.rows("dq", 1):
+        keys = passes.first_legal(rows, "pair")
+        dk, dv = passes.rows("dk", 1), passes.rows("dv", 1)
+        if keys is not None:
+            knobs = BackwardKnobs(plan="pair", keys=keys, dq=dq[0], cta_order=order)
+        elif dk and dv:
+            knobs = BackwardKnobs(plan="split", dq=dq[0], dk=dk[0], dv=dv[0], cta_order=order)
+    return None if knobs is None else Candidate.of(problem, family, knobs)
+
+
+def _rejection(problem: Problem, family: Family, shape: PassShape, broken: Broken) -> Rejection:
+    """What is known of the candidates that would have this pass."""
+    plan = {"plan": "fused"} if isinstance(shape, KeyShape) and shape.fused else {}
+    config = {
+        "family": family,
+        "op": problem.op,
+        "direction": problem.direction,
+        "dtype": problem.dtype,
+        "class_qk": problem.class_qk,
+        "class_v": problem.class_v,
+        "copy_bytes": problem.alignment_bytes,
+        "knobs": plan | {shape.name: asdict(shape.knobs)},
+    }
+    return Rejection(config=config, predicate=broken[0], reason=broken[1])
+
+
+class _Passes:
+    """The legal passes of a problem, judged once each.
+
+    Attributes:
+        refused: the others, with the rule that each breaks.
+    """
+
+    def __init__(self, problem: Problem, space: BackwardSpace, spec: ArchSpec) -> None:
+        self._problem = problem
+        self._space = space
+        self._spec = spec
+        self._rows: dict[str, list[RowPass]] = {}
+        self._keys: dict[BackwardPlan, list[KeyPass]] = {}
+        self.refused: list[tuple[PassShape, Broken]] = []
+
+    def first_legal(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
+        """The first key pass that is legal under a plan, or None."""
+        legal = (c for c in choices if pass_broken(self._key_shape(c, plan), self._spec) is None)
+        return next(legal, None)
+
+    def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:
+        """A key pass under a plan."""
+        return KeyShape(
+            knobs=keys,
+            class_qk=self._problem.class_qk,
+            class_v=self._problem.class_v,
+            fused=plan == "fused",
+        )
+
+    def keys(self, plan: BackwardPlan) -> list[KeyPass]:
+        """All legal key passes under a plan."""
+        if plan not in self._keys:
+            shapes = [self._key_shape(keys, plan) for keys in _key_points(self._space)]
+            self._keys[plan] = [shape.knobs for shape in self._legal(shapes)]
+        return self._keys[plan]
+
+    def rows(self, name: str, count: int) -> list[RowPass]:
+        """The ``count`` legal row passes for a result that stand first by taste."""
+        if name not in self._rows:
+            problem = self._problem
+            shapes = [
+                RowShape(name=name, knobs=rows, class_qk=problem.class_qk, class_v=problem.class_v)
+                for rows in _row_points(self._space)
+            ]
+            self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
+        return self._rows[name][:count]
+
+    def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
+        for shape in shapes:
+            broken = pass_broken(shape, self._spec)
+            if broken is None:
+                yield shape
+            else:
+                self.refused.append((shape, broken))
+
+
+@lru_cache
+def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
+    points = product(
+        space.block_m,
+        space.block_n,
+        space.rows_per_warp,
+        space.query_parts,
+        space.key_stages,
+        space.ctas_per_sm,
+    )
+    return tuple(
+        KeyPass(
+            block_m=block_m,
+            block_n=block_n,
+            warp_pairs=block_n // rows,
+            num_stages=stages,
+            query_parts=parts,
+            ctas_per_sm=ctas,
+        )
+        for block_m, block_n, rows, parts, stages, ctas in points
+        if block_n % rows == 0
+        and MIN_PAIRS <= block_n // rows <= MAX_PAIRS
+        and (parts == 1 or block_m // parts >= MIN_PART_ROWS)
+    )
+
+
+@lru_cache
+def _row_points(space: BackwardSpace) -> tuple[RowPass, ...]:
+    points = _by_taste(
+        space.slices,
+        space.row_tiles,
+        space.block_columns,
+        space.row_stages,
+        space.ctas_per_sm,
+    )
+    return tuple(
+        RowPass(
+            block_rows=block_rows,
+            block_columns=columns,
+            warps=warps,
+            column_warps=column_warps,
+            num_stages=stages,
+            slices=slices,
+            ctas_per_sm=ctas,
+        )
+        for slices, (block_rows, warps, column_warps), columns, stages, ctas in points
+        if columns % (16 * column_warps) == 0
+    )
+
+
+def _by_taste(*knobs: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The product of the knobs' values, ordered by how many steps all of them together are from their first."""
+    places = product(*(range(len(values)) for values in knobs))
+    return [
+        tuple(values[place] for values, place in zip(knobs, point, strict=True))
+        for point in sorted(places, key=lambda point: (sum(point), point))
+    ]
+
+
+def _in_few_kinds(shapes: list[RowShape]) -> list[RowPass]:
+    """What of the legal row passes is worth a try, by taste.
+
+    Slices repeat the scores and warps that share rows repeat nothing but add at the end, so there are slices only where
+    less do not fit, shared rows only where the rows do not employ an SM's schedulers, and idle schedulers only where
+    both fail. A wide result also comes in one slice more.
+    """
+    for column_warps, least in ((1, FULL_WARPS), (2, FULL_WARPS), (1, MIN_WARPS)):
+        fitting = [
+            shape
+            for shape in shapes
+            if shape.knobs.column_warps == column_warps
+            and shape.knobs.warps * column_warps >= least
+        ]
+        if not fitting:
+            continue
+        slices = sorted({shape.knobs.slices for shape in fitting})
+        kinds = slices[:2] if shapes[0].result_class > MIN_SLICED_COLUMNS else slices[:1]
+        return [shape.knobs for shape in fitting if shape.knobs.slices in kinds]
+    return []

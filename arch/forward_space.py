@@ -1,0 +1,157 @@
+"""The forward candidates that a policy offers, in a fixed order, and the one that needs no tuning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ..codegen.candidate import Candidate, Family
+from ..codegen.knobs import CtaOrder, ForwardKnobs
+from ..codegen.problem import Problem
+from .forward_legality import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS
+from .legality import Rejection, check
+from .spec import ArchSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSpace:
+    """The values each knob may take; their product, less what :mod:`.legality` rejects, is what a policy offers.
+
+    Attributes:
+        tiles: (block_m, warps_m) pairs.
+        block_n: key rows of a step.
+        warps_n: warps along keys and value columns.
+        num_stages: K/V stages.
+        k_slice: columns of K per step; 0 stands for all of them.
+        v_slices: CTAs that share a row block.
+        schedules: (persistent, cta_order) pairs.
+        ctas_per_sm: launch bounds.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = (
+        (128, 4),
+        (64, 4),
+        (128, 8),
+        (64, 2),
+        (192, 6),
+        (256, 8),
+    )
+    block_n: tuple[int, ...] = (64, 128, 32, 96, 48)
+    warps_n: tuple[int, ...] = (1, 2)
+    num_stages: tuple[int, ...] = (1, 2, 3)
+    k_slice: tuple[int, ...] = (0, 64, 32)
+    v_slices: tuple[int, ...] = (1, 2, 4)
+    schedules: tuple[tuple[bool, CtaOrder], ...] = (
+        (False, "rows_first"),
+        (False, "heads_first"),
+        (True, "heads_first"),
+    )
+    ctas_per_sm: tuple[int, ...] = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPreference:
+    """One row of a policy's default table: what to try first for value classes up to ``up_to``."""
+
+    up_to: int
+    block_m: int
+    block_n: int
+    warps_m: int
+    num_stages: int
+    q_in_registers: bool = False
+
+
+# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
+# an H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's
+# choices.
+FORWARD_PREFERENCES: tuple[ForwardPreference, ...] = (
+    ForwardPreference(up_to=64, block_m=128, block_n=128, warps_m=4, num_stages=2),
+    ForwardPreference(up_to=64, block_m=128, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=2),
+    ForwardPreference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=1),
+    ForwardPreference(
+        up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=2, q_in_registers=True
+    ),
+    ForwardPreference(up_to=256, block_m=64, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=512, block_m=128, block_n=64, warps_m=8, num_stages=2),
+    ForwardPreference(up_to=512, block_m=64, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=512, block_m=64, block_n=32, warps_m=4, num_stages=1),
+)
+
+
+def offered(
+    problem: Problem, family: Family, space: ForwardSpace, spec: ArchSpec
+) -> list[Candidate | Rejection]:
+    """Every point of the space, as a candidate or as the rejection that says why not.
+
+    Points that differ only in a knob the problem has no use for (slices of a narrow head, say) appear once.
+    """
+    k_slices = [s or problem.class_qk for s in space.k_slice if s < problem.class_qk]
+    v_slices = [s for s in space.v_slices if s == 1 or problem.class_v // s >= MIN_SLICE_COLUMNS]
+    warps_n = [w for w in space.warps_n if w == 1 or problem.class_v >= MIN_SHARED_P_COLUMNS]
+    found: list[Candidate | Rejection] = []
+    for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
+        space.tiles,
+        space.block_n,
+        warps_n,
+        space.num_stages,
+        k_slices,
+        v_slices,
+        space.ctas_per_sm,
+    ):
+        for q_in_registers, qk_ahead in product((False, True), repeat=2):
+            if qk_ahead and (stages != 2 or k != problem.class_qk or n > 1):
+                continue  # not a point of the space: see qk_ahead_needs_two_whole_stages
+            knobs = ForwardKnobs(
+                block_m=block_m,
+                block_n=block_n,
+                warps_m=warps_m,
+                warps_n=n,
+                num_stages=stages,
+                q_in_registers=q_in_registers,
+                qk_ahead=qk_ahead,
+                k_slice=k,
+                v_slices=v,
+                ctas_per_sm=ctas,
+            )
+            rejection = check(Candidate.of(problem, family, knobs), spec)
+            if rejection is not None:
+                found.append(rejection)
+                continue
+            found.extend(
+                Candidate.of(
+                    problem, family, replace(knobs, persistent=persistent, cta_order=order)
+                )
+                for persistent, order in space.schedules
+            )
+    return found
+
+
+def preferred(
+    problem: Problem,
+    family: Family,
+    space: ForwardSpace,
+    preferences: tuple[ForwardPreference, ...],
+    spec: ArchSpec,
+) -> Candidate | None:
+    """The first row of the default table that is legal, or None."""
+    for row in preferences:
+        if problem.class_v > row.up_to or problem.class_qk > row.up_to:
+            continue
+        for v_slices in space.v_slices:
+            knobs = ForwardKnobs(
+                block_m=row.block_m,
+                block_n=row.block_n,
+                warps_m=row.warps_m,
+                num_stages=row.num_stages,
+                k_slice=problem.class_qk,
+                v_slices=v_slices,
+                cta_order="heads_first" if problem.causal else "rows_first",
+                q_in_registers=row.q_in_registers,
+            )
+            candidate = Candidate.of(problem, family, knobs)
+            if check(candidate, spec) is None:
+                return candidate
+    return None

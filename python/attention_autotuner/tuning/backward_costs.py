@@ -1,0 +1,232 @@
+"""The work of a backward candidate, counted for the cost model: its passes, and what comes before and after them.
+
+Preparation reads O and its gradient once for the row statistics, and clears the sums of dQ where the plan has them;
+conversion reads those and writes dQ. Both are bound by device memory.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from ..arch.backward_resources import (
+    STATISTICS_BYTES,
+    SUM_BYTES,
+    KeyShape,
+    PassShape,
+    RowShape,
+    dq_split,
+    dq_tile,
+    flops_per_score,
+    shapes,
+)
+from ..arch.spec import ArchSpec
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Problem
+from .coefficients import Coefficients
+from .estimates import Estimate, KernelSpeech, Report, Usage, limiter_of
+from .kernel_costs import KernelWork, predict_kernel
+from .schedule import tiles_of_keys, tiles_of_queries
+from .tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
+
+VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
+RESULTS = {"0": "dq", "1": "dk", "2": "dv"}  # attention_autotuner::Result in a mangled name
+
+_KEYS = re.compile(r"attention_backward_keysI")
+_ROWS = re.compile(r"attention_backward_rowsI.*6ResultE(\d)E")
+
+
+def pass_named(kernel: str) -> str | None:
+    """The pass that a kernel of a backward unit is, by its mangled name; None for what comes before and after."""
+    if _KEYS.search(kernel):
+        return "keys"
+    rows = _ROWS.search(kernel)
+    return RESULTS.get(rows[1]) if rows else None
+
+
+def passes_of(report: Report) -> dict[str, KernelSpeech]:
+    """What a compiler says of each pass that can be told by its kernel's name."""
+    named = ((pass_named(kernel.name), kernel) for kernel in report.kernels)
+    return {name: kernel for name, kernel in named if name is not None}
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of all kernels of a candidate, one after the other."""
+    heads_first = candidate.backward.cta_order == "heads_first"
+    passes = [
+        _pass_time(problem, shape, candidate.copy_bytes, heads_first, spec, usage, fit)
+        for shape, usage in zip(shapes(candidate), usages, strict=True)
+    ]
+    longest = max(passes, key=lambda found: found.us)
+    if not longest.terms:
+        return longest
+    edges = _edge_bytes(problem, fused=candidate.backward.plan == "fused")
+    edges_us = sum(edges) * 1e6 / spec.hbm_bytes_per_second
+    terms = {name: sum(found.terms[name] for found in passes) for name in longest.terms}
+    terms["launch_us"] += len(edges) * spec.launch_overhead_us
+    terms["edges_us"] = edges_us
+    return Estimate(
+        us=sum(found.us for found in passes) + edges_us + len(edges) * spec.launch_overhead_us,
+        limiter=limiter_of(terms),
+        terms=terms,
+        occupancy=longest.occupancy,
+        waves=longest.waves,
+    )
+
+
+def _edge_bytes(problem: Problem, *, fused: bool) -> tuple[int, ...]:
+    """Bytes through device memory of each kernel around the passes."""
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    sums = rows * problem.class_qk * SUM_BYTES
+    # O, its gradient, the LSE and its gradient; out come the statistics.
+    prepare = rows * (2 * problem.dim_v * ELEMENT_BYTES + 2 * STATISTICS_BYTES)
+    if not fused:
+        return (prepare,)
+    return prepare + sums, sums + rows * problem.dim_qk * ELEMENT_BYTES
+
+
+@lru_cache(maxsize=8192)
+def _pass_time(
+    problem: Problem,
+    shape: PassShape,
+    copy_bytes: int,
+    heads_first: bool,
+    spec: ArchSpec,
+    usage: Usage,
+    fit: Coefficients,
+) -> Estimate:
+    """The time of one pass; plans share passes, so most are asked for many times."""
+    work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first)
+    return predict_kernel(work, spec, usage, fit)
+
+
+def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
+    """One tile of queries of a key pass."""
+    m, n, pairs = shape.knobs.block_m, shape.knobs.block_n, shape.knobs.warp_pairs
+    qk, v, rows = shape.class_qk, shape.class_v, shape.rows_per_warp
+    scores = m * n * ELEMENT_BYTES
+    # Of a pair: K and Q for S, V and dO for dP, dO for dV, Q for dK; and all P, from one warp to the other.
+    first = shape.knobs.query_parts * rows + m
+    reads = pairs * (first * (qk + v) + m * (v + qk)) * ELEMENT_BYTES + scores
+    writes, instructions = scores, scores / VECTOR_BYTES
+    if shape.knobs.num_stages > 2:
+        reads += scores  # dS again, for the dK that waited
+    if shape.stores_ds:
+        writes += scores
+        instructions += scores / STORE_BYTES
+    staged = shape.knobs.num_stages > 1
+    sum_bytes, lookahead = 0, 1.0 if staged else 0.0
+    if shape.fused:
+        along_rows, along_columns = dq_split(shape)
+        reads += along_rows * along_columns * n * sum(dq_tile(shape)) * ELEMENT_BYTES
+        sum_bytes = m * qk * SUM_BYTES
+        # From compute capability 9.0 on, four floats are added at once.
+        wide = spec.compute_capability >= (9, 0)
+        instructions += sum_bytes / (VECTOR_BYTES if wide else STORE_BYTES)
+        if not staged:
+            lookahead = qk / flops_per_score(shape)  # the next tile loads while dQ is computed
+    return StepCounts(
+        flops=2 * m * n * flops_per_score(shape),
+        reads=reads,
+        writes=writes,
+        fill_bytes=m * ((qk + v) * ELEMENT_BYTES + STATISTICS_BYTES),
+        copy_bytes=copy_bytes,
+        sum_bytes=sum_bytes,
+        scores=m * n,
+        warps=2 * pairs,
+        other_instructions=instructions,
+        barriers=1 if staged else 2,
+        waits=1,
+        lookahead=lookahead,
+    )
+
+
+def row_step(shape: RowShape, copy_bytes: int) -> StepCounts:
+    """One tile of keys (for dQ) or of queries (for dK and dV) of a row pass."""
+    knobs = shape.knobs
+    rows, columns = knobs.block_rows // knobs.warps, knobs.block_columns // knobs.column_warps
+    of_warp = (rows + columns) * shape.resident_columns + columns * shape.result_columns
+    warps = knobs.warps * knobs.column_warps
+    statistics = 0 if shape.name == "dq" else STATISTICS_BYTES
+    row_bytes = (shape.class_qk + shape.other_columns) * ELEMENT_BYTES + statistics
+    scores = knobs.block_rows * knobs.block_columns
+    staged = knobs.num_stages > 1
+    return StepCounts(
+        flops=2 * scores * flops_per_score(shape) / knobs.slices,
+        reads=warps * of_warp * ELEMENT_BYTES,
+        writes=0,
+        fill_bytes=knobs.block_columns * row_bytes,
+        copy_bytes=copy_bytes,
+        scores=scores,
+        warps=warps,
+        barriers=1 if staged else 2,
+        waits=1,
+        lookahead=1.0 if staged else 0.0,
+    )
+
+
+def work_of(
+    problem: Problem, shape: PassShape, copy_bytes: int, spec: ArchSpec, *, heads_first: bool
+) -> KernelWork:
+    """All that a pass has to do for a problem."""
+    if isinstance(shape, KeyShape):
+        counts = key_step(shape, copy_bytes, spec)
+        block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
+        edge_columns = 2 * (shape.class_qk + shape.class_v)
+    else:
+        counts = row_step(shape, copy_bytes)
+        block, step = shape.knobs.block_rows, shape.knobs.block_columns
+        slices = shape.knobs.slices
+        edge_columns = shape.resident_columns + shape.result_columns
+    by_queries = shape.name == "dq"
+    tiles = tiles_of_queries if by_queries else tiles_of_keys
+    steps = tiles(
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        block=block,
+        step=step,
+        causal=problem.causal,
+        causal_offset=problem.causal_offset,
+    )
+    group = problem.heads_q // problem.heads_kv
+    heads_kv = problem.batch * problem.heads_kv
+    row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
+    if by_queries:
+        stream_bytes = problem.seqlen_k * row_bytes
+    else:
+        steps = tuple(group * count for count in steps)  # a block walks the queries of all heads
+        stream_bytes = group * problem.seqlen_q * (row_bytes + STATISTICS_BYTES)
+    return KernelWork(
+        counts=counts,
+        steps=steps,
+        heads=heads_kv * (group if by_queries else 1),
+        slices=slices,
+        heads_first=heads_first,
+        causal=problem.causal,
+        edge_bytes=block * edge_columns * ELEMENT_BYTES,
+        once_bytes=_once_bytes(problem, shape),
+        streams=heads_kv,
+        stream_bytes=stream_bytes,
+    )
+
+
+def _once_bytes(problem: Problem, shape: PassShape) -> int:
+    """Bytes of what a pass holds and writes; of the sums of dQ, once in and once out."""
+    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+    both = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)
+    if isinstance(shape, KeyShape):
+        sums = 2 * rows_q * shape.class_qk * SUM_BYTES if shape.fused else 0
+        return 2 * rows_k * both + sums
+    if shape.name == "dv":
+        return rows_k * both  # K in, dV out
+    result = ELEMENT_BYTES * problem.dim_qk
+    if shape.name == "dq":
+        return rows_q * (both + result + STATISTICS_BYTES)
+    return rows_k * (both + result)

@@ -1,0 +1,82 @@
+"""The work of a forward candidate, counted for the cost model."""
+
+from __future__ import annotations
+
+from ..arch import forward_resources
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Problem
+from .coefficients import Coefficients
+from .kernel_costs import KernelWork
+from .schedule import tiles_of_queries
+from .tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
+
+
+def step_counts(candidate: Candidate, fit: Coefficients) -> StepCounts:
+    """One K/V tile of a CTA."""
+    knobs = candidate.forward
+    m, n, dim = knobs.block_m, knobs.block_n, candidate.class_qk
+    columns = forward_resources.value_columns(candidate)
+
+    # Every warp along the rows reads all of K and V; warps along the keys share them but each reads all of P.
+    reads = knobs.warps_m * n * (dim + columns) * ELEMENT_BYTES
+    if not knobs.q_in_registers:
+        reads += knobs.warps_n * m * dim * ELEMENT_BYTES
+    writes = 0
+    if knobs.warps_n > 1:
+        reads += knobs.warps_n * m * n * ELEMENT_BYTES
+        writes += m * n * ELEMENT_BYTES
+
+    slices = forward_resources.k_slices(candidate)
+    if slices > 1:
+        barriers, lookahead = slices + 1, min(knobs.num_stages - 1, slices)
+    elif knobs.num_stages == 1:
+        barriers, lookahead = 2, 1
+    else:
+        barriers, lookahead = 1, knobs.num_stages - 1
+    if knobs.warps_n > 1:
+        barriers += 2  # row maxima, then P
+    warps = knobs.warps_m * knobs.warps_n
+    row_tiles_per_warp = m // knobs.warps_m // 16
+    return StepCounts(
+        flops=2 * m * n * (dim + columns),
+        reads=reads,
+        writes=writes,
+        fill_bytes=n * (dim + columns) * ELEMENT_BYTES,
+        copy_bytes=candidate.copy_bytes,
+        scores=m * n,
+        warps=warps,
+        other_instructions=writes / STORE_BYTES
+        + warps * row_tiles_per_warp * fit.row_tile_instructions,
+        sharing_warps=knobs.warps_n,
+        barriers=barriers,
+        waits=barriers,
+        lookahead=lookahead,
+        softmax_exposure=fit.ahead_exposure if knobs.qk_ahead else 1.0,
+    )
+
+
+def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> KernelWork:
+    """All that a candidate's kernel has to do for a problem."""
+    knobs = candidate.forward
+    columns = forward_resources.value_columns(candidate)
+    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    return KernelWork(
+        counts=step_counts(candidate, fit),
+        steps=tiles_of_queries(
+            seqlen_q=problem.seqlen_q,
+            seqlen_k=problem.seqlen_k,
+            block=knobs.block_m,
+            step=knobs.block_n,
+            causal=problem.causal,
+            causal_offset=problem.causal_offset,
+        ),
+        heads=problem.batch * problem.heads_q,
+        slices=knobs.v_slices,
+        heads_first=knobs.cta_order == "heads_first",
+        persistent=knobs.persistent,
+        causal=problem.causal,
+        edge_bytes=knobs.block_m * (candidate.class_qk + columns) * ELEMENT_BYTES,
+        once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
+        streams=problem.batch * problem.heads_kv,
+        stream_bytes=ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v),
+    )
