@@ -1,0 +1,89 @@
+"""What a measurement runs, over kernels that run on the host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.bindings import ways_of
+from attention_autotuner.tuning.measure import KernelEntry, StepEntry
+from attention_autotuner.tuning.tensors import Inputs, Outputs, SharedWorkspace, guarded_outputs
+
+CPU = torch.device("cpu")
+BACKWARD = Problem(
+    direction="backward",
+    batch=1,
+    heads_q=2,
+    heads_kv=1,
+    seqlen_q=9,
+    seqlen_k=12,
+    dim_qk=16,
+    dim_v=24,
+    causal=True,
+    deterministic=True,
+)
+FakeKernel = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def sets(count: int) -> tuple[list[Inputs], list[Outputs]]:
+    way, workspace = ways_of(BACKWARD)[0], SharedWorkspace(CPU)
+    return (
+        [way.inputs(BACKWARD, seed=seed, device=CPU) for seed in range(count)],
+        [guarded_outputs(way.output_shapes(BACKWARD), workspace, CPU) for _ in range(count)],
+    )
+
+
+def launches(library: Path) -> int:
+    count: int = ctypes.CDLL(str(library)).fake_launch_count()
+    return count
+
+
+def workspace_of(library: Path) -> int | None:
+    last = ctypes.CDLL(str(library)).fake_last_workspace
+    last.restype = ctypes.c_void_p
+    address: int | None = last()
+    return address
+
+
+def test_a_step_runs_the_forward_into_what_the_backward_reads(fake_kernel: FakeKernel) -> None:
+    forward, backward = fake_kernel(), fake_kernel("-DBACKWARD")
+    inputs, outputs = sets(2)
+    left = [each.tensors["o"].clone() for each in inputs]
+    entry = StepEntry(name="step", forward=forward, backward=backward, problem=BACKWARD)
+    entry.prepare(inputs, outputs)
+    assert (launches(forward), launches(backward)) == (0, 0)
+    for each in inputs:
+        each.tensors["o"].zero_()
+        each.tensors["lse"].zero_()
+    entry.run(1)
+    assert (launches(forward), launches(backward)) == (1, 1)
+    assert bool((inputs[0].tensors["o"] == 0).all())
+    torch.testing.assert_close(inputs[1].tensors["o"], left[1], atol=2e-3, rtol=0)
+    assert bool(outputs[0].tensors["dq"].isnan().all())
+    refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].truths(BACKWARD, inputs[1])}
+    for name, ref in refs.items():
+        torch.testing.assert_close(outputs[1].tensors[name].float(), ref, atol=4e-3, rtol=4e-3)
+    assert all(each.intact() for each in outputs)
+
+
+def test_kernels_of_one_measurement_share_their_workspace(fake_kernel: FakeKernel) -> None:
+    inputs, outputs = sets(2)
+    libraries = [fake_kernel("-DBACKWARD") for _ in range(2)]
+    for library in libraries:
+        entry = KernelEntry(name=library.parent.name, path=library, problem=BACKWARD)
+        entry.prepare(inputs, outputs)
+        entry.run(0)
+    first, second = map(workspace_of, libraries)
+    assert first is not None
+    assert first == second
+    assert first % 256 == 0
