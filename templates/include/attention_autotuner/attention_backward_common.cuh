@@ -123,16 +123,16 @@ struct PairStream {
     return CopyBytes == 16 && columns_a >= ColumnsA && columns_b >= ColumnsB && row + Rows <= rows;
   }
   // A tile is copied in two steps: start copies what is not a whole tile, at once; the parts copy what is.
-  __device__ __forceinline__ void start(bool wanted, int slot) const {
+  __device__ __forceinline__ void start(bool wanted, int slot_a, int slot_b) const {
     if (!wanted || is_exact()) return;
-    CopyA::copy(a_target + slot * CopyA::Tile::kBytes, a_next, a.stride_row, rows - row, columns_a);
-    CopyB::copy(b_target + slot * CopyB::Tile::kBytes, b_next, b.stride_row, rows - row, columns_b);
+    CopyA::copy(a_target + slot_a * CopyA::Tile::kBytes, a_next, a.stride_row, rows - row, columns_a);
+    CopyB::copy(b_target + slot_b * CopyB::Tile::kBytes, b_next, b.stride_row, rows - row, columns_b);
   }
-  __device__ __forceinline__ void copy_part(bool wanted, int slot, int part, int parts) const {
+  __device__ __forceinline__ void copy_part(bool wanted, int slot_a, int slot_b, int part, int parts) const {
     if constexpr (CopyBytes == 16) {
       bool const copies = wanted && is_exact();
-      CopyA::copy_part(copies, a_target + slot * CopyA::Tile::kBytes, a_next, a.stride_row, part, parts);
-      CopyB::copy_part(copies, b_target + slot * CopyB::Tile::kBytes, b_next, b.stride_row, part, parts);
+      CopyA::copy_part(copies, a_target + slot_a * CopyA::Tile::kBytes, a_next, a.stride_row, part, parts);
+      CopyB::copy_part(copies, b_target + slot_b * CopyB::Tile::kBytes, b_next, b.stride_row, part, parts);
     }
   }
   __device__ __forceinline__ void next() {
@@ -154,19 +154,24 @@ __device__ __forceinline__ void copy_statistics(BackwardArguments const& argumen
   copy_chunk<16>(target + chunk * 16, source, true);
 }
 
-// The queries that a block of keys meets: tiles [first, end) of each head of the group.
-struct QueryTiles {
-  int first, end;
-  int head, head_end;  // of the present tile
+// Which streamed tile: of which head of the group, and which of its tiles.
+struct Cursor {
+  int head;
   int tile;
+};
 
-  __device__ __forceinline__ bool empty() const { return first >= end; }
-  __device__ __forceinline__ int count() const { return (head_end - head) * greater(end - first, 0); }
+// The tiles that a CTA walks: [first, end) of every head from `head` on.
+struct Walk {
+  int first, end;
+  int head, heads;
+
+  __device__ __forceinline__ int tiles() const { return heads * greater(end - first, 0); }
+  __device__ __forceinline__ Cursor begin() const { return {head, first}; }
   // Moves on; true where another head begins.
-  __device__ __forceinline__ bool next() {
-    if (++tile < end) return false;
-    tile = first;
-    ++head;
+  __device__ __forceinline__ bool next(Cursor& cursor) const {
+    if (++cursor.tile < end) return false;
+    cursor.tile = first;
+    ++cursor.head;
     return true;
   }
 };

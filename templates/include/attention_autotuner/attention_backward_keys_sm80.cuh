@@ -9,6 +9,11 @@
 //   key warp     dP^T = V dO^T, takes P^T, dS^T, dK += dS^T Q
 //   both         dQ += dS K, shared by all warps of the CTA, added to fp32 sums in global memory (fused plan)
 //
+// A step's queries can be taken in parts, so that scores need fewer registers than dQ's product would like queries.
+//
+// With three buffers for Q the key warp does the dK of the tile before, first thing, so that it has products to run
+// while the value warp takes exponentials.
+//
 // One CTA per block of keys and K/V head; it walks the query tiles of every query head of the group.
 //
 // Layouts: see mma_sm80.cuh (fragments), tile_sm80.cuh (shared memory), attention_backward_traits.cuh (map).
@@ -53,30 +58,24 @@ struct KeyPassWarp {
   BackwardArguments const& arguments;
   uint32_t const smem;
   int const batch, kv_head, key0;
-  QueryTiles now, ahead;
-  Stream stream;
+  Walk walk;  // over the tiles of queries
+  Cursor now;
+  Cursor ahead;  // fetched next
 
   __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
-  __device__ __forceinline__ static bool is_value_warp() { return warp() < T::kPairs; }
+  __device__ __forceinline__ static bool is_value_warp() {
+    return __shfl_sync(0xffffffffu, warp(), 0) < T::kPairs;  // the same for a warp, and the compiler knows
+  }
   __device__ __forceinline__ static int pair() { return warp() % T::kPairs; }
 
   __device__ __forceinline__ KeyPassWarp(BackwardArguments const& arguments, TileCoordinates const& tile, uint32_t smem)
-      : arguments(arguments),
-        smem(smem),
-        batch(tile.batch),
-        kv_head(tile.head),
-        key0(tile.row_block * T::kBlockN),
-        stream(arguments.params.q, arguments.params.dout, arguments.params.seqlen_q, arguments.params.dim_qk,
-               arguments.params.dim_v, 0, smem + T::kQOffset, smem + T::kDoOffset) {
+      : arguments(arguments), smem(smem), batch(tile.batch), kv_head(tile.head), key0(tile.row_block * T::kBlockN) {
     BackwardParams const& p = arguments.params;
     int const group = p.heads_q / p.heads_kv;
-    now.first = arguments.first_query(key0) / T::kBlockM;
-    now.end = round_up_division(p.seqlen_q, T::kBlockM);
-    now.head = kv_head * group;
-    now.head_end = now.head + group;
-    now.tile = now.first;
-    ahead = now;
+    walk = {arguments.first_query(key0) / T::kBlockM, round_up_division(p.seqlen_q, T::kBlockM), kv_head * group,
+            group};
+    now = ahead = walk.begin();
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
@@ -87,9 +86,10 @@ struct KeyPassWarp {
     using CopyV = TileCopy<T::kBlockN, T::kClassV, T::kThreads, T::kCopyBytes, false>;
     copy_resident<CopyK, Element>(smem + T::kKOffset, p.k, batch, kv_head, key0, p.seqlen_k, p.dim_qk);
     copy_resident<CopyV, Element>(smem + T::kVOffset, p.v, batch, kv_head, key0, p.seqlen_k, p.dim_v);
-    stream.seek(batch, ahead.head, ahead.tile * T::kBlockM);
-    start_next(true, 0);
-    copy_next(true, 0, 0, 1);
+#pragma unroll
+    for (int tile = 0; tile < T::kDoStages; ++tile) {
+      fetch(tile < walk.tiles(), tile, tile, true, [](auto&& copy_part) { copy_part(0, 1); });
+    }
     arrive();
   }
   __device__ __forceinline__ static void arrive() {
@@ -97,21 +97,18 @@ struct KeyPassWarp {
     cute::cp_async_wait<0>();
     __syncthreads();
   }
-  // The next tile of queries into `slot`: start_next, then all parts of copy_next.
-  __device__ __forceinline__ void start_next(bool wanted, int slot) {
-    if (wanted) {
-      copy_statistics<T::kBlockM>(arguments, statistics(slot), batch, ahead.head, ahead.tile * T::kBlockM);
-    }
-    stream.start(wanted, slot);
-  }
-  __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int parts) {
-    stream.copy_part(wanted, slot, part, parts);
-    if (part != parts - 1) return;
-    if (ahead.next()) {
-      if (ahead.head < ahead.head_end) stream.seek(batch, ahead.head, ahead.tile * T::kBlockM);
-    } else {
-      stream.next();
-    }
+  // Fetches the next tile of queries, if there is one, Q into `q_slot` and the rest into `slot`. `work` is called with
+  // a function that copies a part of it, to spread over other work.
+  template <typename Work>
+  __device__ __forceinline__ void fetch(bool wanted, int q_slot, int slot, bool moves, Work&& work) {
+    BackwardParams const& p = arguments.params;
+    int const row = ahead.tile * T::kBlockM;
+    Stream stream(p.q, p.dout, p.seqlen_q, p.dim_qk, p.dim_v, 0, smem + T::kQOffset, smem + T::kDoOffset);
+    stream.seek(batch, ahead.head, row);
+    if (wanted) copy_statistics<T::kBlockM>(arguments, statistics(slot), batch, ahead.head, row);
+    stream.start(wanted, q_slot, slot);
+    work([&](int part, int parts) { stream.copy_part(wanted, q_slot, slot, part, parts); });
+    if (moves) walk.next(ahead);
   }
   __device__ __forceinline__ uint32_t statistics(int slot) const {
     return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
@@ -119,16 +116,26 @@ struct KeyPassWarp {
 
   // --- between the products ------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ uint32_t exchange(int step, int i) const {
-    return smem + T::kExchangeOffset + ((pair() * T::kRowTiles + i) * T::kQuerySteps + step) * 512 + lane() * 16;
+  __device__ __forceinline__ uint32_t exchange(int part, int step, int i) const {
+    return smem + T::kExchangeOffset +
+           (((part * T::kPairs + pair()) * T::kRowTiles + i) * T::kQuerySteps + step) * 512 + lane() * 16;
   }
+  __device__ __forceinline__ static int exchange_barrier(int part) { return 1 + part * T::kPairs + pair(); }
 
   // P^T from S^T, packed, and handed to the other warp of the pair.
-  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot) {
-    int const query0 = now.tile * T::kBlockM, key = key0 + pair() * T::kRowsPerWarp;
+  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part) {
+    int const query0 = now.tile * T::kBlockM + part * T::kPartRows, key = key0 + pair() * T::kRowsPerWarp;
     bool const whole =
         key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
-    uint32_t const lse2 = statistics(slot) + 8 * (lane() & 3);
+    if (whole) {
+      take_p<true>(p, s, slot, part, query0, key);
+    } else {
+      take_p<false>(p, s, slot, part, query0, key);
+    }
+  }
+  template <bool Whole>
+  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part, int query0, int key) {
+    uint32_t const lse2 = statistics(slot) + 4 * part * T::kPartRows + 8 * (lane() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
 #pragma unroll
@@ -143,7 +150,7 @@ struct KeyPassWarp {
           }
         }
       }
-      if (!whole) mask(s, step, query0, key);
+      if constexpr (!Whole) mask(s, step, query0, key);
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
         uint32_t (&a)[4] = p[step][i];
@@ -151,7 +158,7 @@ struct KeyPassWarp {
         for (int r = 0; r < 4; ++r) {
           a[r] = pack_pair<Element>(s[i][2 * step + r / 2][r % 2 * 2], s[i][2 * step + r / 2][r % 2 * 2 + 1]);
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(step, i)), "r"(a[0]), "r"(a[1]),
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(a[0]), "r"(a[1]),
                      "r"(a[2]), "r"(a[3])
                      : "memory");
       }
@@ -178,39 +185,33 @@ struct KeyPassWarp {
     }
   }
 
-  // dP^T starts from -delta, so that its product gives dP - delta.
-  __device__ __forceinline__ void begin_dp(Scores& dp, int slot) const {
-    uint32_t const delta = statistics(slot) + T::kStatisticsBytes / 2 + 8 * (lane() & 3);
-#pragma unroll
-    for (int j = 0; j < T::kQueryTiles; ++j) {
-      float2 const d = load_shared_float2(delta + 32 * j);
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dp[i][j][e] = e % 2 == 0 ? d.x : d.y;
-      }
-    }
-  }
-  // dS^T from dP^T and the other warp's P^T, packed, and stored for dQ.
-  __device__ __forceinline__ void take_ds(Packed& ds, Scores const& dp, int slot) const {
+  // dS^T = P^T (dP^T - delta) from dP^T and the other warp's P^T, packed: kept for dK at once, stored for dQ and for a
+  // later dK.
+  __device__ __forceinline__ void take_ds(Packed& ds, Scores const& dp, int slot, int part) const {
     uint32_t const store = smem + T::kDsOffset + slot * T::kDsBytes +
                            T::TileDs::offset(pair() * T::kRowsPerWarp + lane() / 4, 2 * (lane() & 3));
+    uint32_t const minus_delta =
+        statistics(slot) + T::kStatisticsBytes / 2 + 4 * part * T::kPartRows + 8 * (lane() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
+      float2 const delta[2] = {load_shared_float2(minus_delta + 64 * step),
+                               load_shared_float2(minus_delta + 64 * step + 32)};
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
         uint32_t p[4];
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                      : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
-                     : "r"(exchange(step, i))
+                     : "r"(exchange(part, step, i))
                      : "memory");
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           float2 const probability = unpack_pair<Element>(p[r]);
           float const(&d)[4] = dp[i][2 * step + r / 2];
-          ds[step][i][r] = pack_pair<Element>(probability.x * d[r % 2 * 2], probability.y * d[r % 2 * 2 + 1]);
-          if constexpr (T::kFused) {
-            store_shared(T::TileDs::advance(store, 16 * i + 8 * (r % 2), 16 * step + 8 * (r / 2)), ds[step][i][r]);
+          ds[step][i][r] = pack_pair<Element>(probability.x * (d[r % 2 * 2] + delta[r / 2].x),
+                                              probability.y * (d[r % 2 * 2 + 1] + delta[r / 2].y));
+          if constexpr (T::kStoresDs) {
+            store_shared(T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kPartRows + 16 * step + 8 * (r / 2)),
+                         ds[step][i][r]);
           }
         }
       }
@@ -232,18 +233,43 @@ struct KeyPassWarp {
     }
   }
 
-  // This warp's tile of dQ = dS K, added to the sums in global memory.
-  __device__ __forceinline__ void add_dq(int slot) const {
+  // sum += dS^T Q with the dS^T that this warp has stored.
+  __device__ __forceinline__ void accumulate_dk(Accumulators<T::kRowTiles, T::kClassQK / 8>& sum, int slot,
+                                                uint32_t q_columns) const {
+    LaneRow const a = lane_row_a(lane());
+    uint32_t const ds =
+        smem + T::kDsOffset + slot * T::kDsBytes + T::TileDs::offset(pair() * T::kRowsPerWarp + a.row, a.column);
+#pragma unroll
+    for (int step = 0; step < T::kQuerySteps; ++step) {
+      uint32_t w[T::kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) load_matrix_x4(w[i], T::TileDs::advance(ds, 16 * i, 16 * step));
+      multiply_step<Element>(
+          sum, w,
+          [&](int j, uint32_t (&b)[4]) {
+            load_matrix_x4_transposed(b, T::TileQ::advance(q_columns, 16 * step, 8 * j));
+          },
+          [](int) {});
+    }
+  }
+
+  // This warp's tile of dQ = dS K, added to the sums in global memory; copies are spread over it.
+  template <typename CopyPart>
+  __device__ __forceinline__ void add_dq(int slot, CopyPart&& copy_part) const {
     constexpr int kWarpsM = T::kDqSplit.warps_m, kColumns = 16 * T::kDqColumnPairs, kRows = 16 * T::kDqRowTiles;
     int const warp_m = warp() % kWarpsM, warp_d = warp() / kWarpsM;
     LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
     uint32_t const ds = smem + T::kDsOffset + slot * T::kDsBytes;
     uint32_t const ds_address = ds + T::TileDs::offset(b.row, warp_m * kRows + b.column);
     uint32_t const k_address = smem + T::kKOffset + T::TileK::offset(a.row, warp_d * kColumns + a.column);
+    constexpr int kSteps = T::kBlockN / 16;
+    int64_t const tile = (int64_t(batch) * arguments.params.heads_q + now.head) * arguments.dq_tiles + now.tile;
+    float* const out = arguments.dq_sum + tile * (T::kBlockM * T::kClassQK) +
+                       (warp_m * T::kDqRowTiles * (T::kClassQK / 8) + warp_d * 2 * T::kDqColumnPairs) * 128;
     Accumulators<T::kDqRowTiles, 2 * T::kDqColumnPairs> dq;
     clear(dq);
 #pragma unroll
-    for (int step = 0; step < T::kBlockN / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       uint32_t w[T::kDqRowTiles][4];
 #pragma unroll
       for (int i = 0; i < T::kDqRowTiles; ++i) {
@@ -256,13 +282,14 @@ struct KeyPassWarp {
       }
 #pragma unroll
       for (int j = 0; j < T::kDqColumnPairs; ++j) {
-        if (T::kDqEven || warp_d * kColumns + 16 * j < T::kClassQK) {
+        int const column = 16 * j;
+        if (T::kDqEven || warp_d * kColumns + column < T::kClassQK) {
           uint32_t x[4];
           if constexpr (T::TileK::template advances<kColumns>()) {
-            load_matrix_x4_transposed(x, T::TileK::advance(k_address, 16 * step, 16 * j));
+            load_matrix_x4_transposed(x, T::TileK::advance(k_address, 16 * step, column));
           } else {
             load_matrix_x4_transposed(
-                x, smem + T::kKOffset + T::TileK::offset(16 * step + a.row, warp_d * kColumns + 16 * j + a.column));
+                x, smem + T::kKOffset + T::TileK::offset(16 * step + a.row, warp_d * kColumns + column + a.column));
           }
 #pragma unroll
           for (int i = 0; i < T::kDqRowTiles; ++i) {
@@ -271,10 +298,8 @@ struct KeyPassWarp {
           }
         }
       }
+      copy_part(step, kSteps);
     }
-    int64_t const tile = (int64_t(batch) * arguments.params.heads_q + now.head) * arguments.dq_tiles + now.tile;
-    float* const out = arguments.dq_sum + tile * (T::kBlockM * T::kClassQK) +
-                       (warp_m * T::kDqRowTiles * (T::kClassQK / 8) + warp_d * 2 * T::kDqColumnPairs) * 128;
 #pragma unroll
     for (int i = 0; i < T::kDqRowTiles; ++i) {
 #pragma unroll
@@ -288,53 +313,96 @@ struct KeyPassWarp {
 
   // --- main loop -----------------------------------------------------------------------------------------------------
 
+  // The buffers of a step: of Q, and of dO, dS and the statistics.
+  struct Slots {
+    int q = 0, other = 0;
+    int q_before = 0;  // of the step before; of use only where dK comes later
+
+    __device__ __forceinline__ static int after(int slot, int stages) { return slot + 1 == stages ? 0 : slot + 1; }
+    __device__ __forceinline__ void next() {
+      other = after(other, T::kDoStages);
+      q_before = q;
+      q = T::kDkLater ? after(q, T::kQStages) : other;
+    }
+    // The buffers that are free once all warps are done with a step, seen from it and from the next.
+    __device__ __forceinline__ int free_q() const {
+      return T::kDkLater ? after(after(q, T::kQStages), T::kQStages) : q;
+    }
+    __device__ __forceinline__ int freed_q() const { return T::kDkLater ? after(q, T::kQStages) : freed(); }
+    __device__ __forceinline__ int freed() const { return after(other, T::kDoStages); }
+  };
+
   template <bool ValueWarp>
   __device__ __forceinline__ void run() {
-    constexpr int kClass = ValueWarp ? T::kClassV : T::kClassQK;
-    constexpr int kSteps = (ValueWarp ? T::kClassQK : T::kClassV) / 16;  // of the first product
+    // First product: own rows times streamed rows. Second: the weights times the other streamed tile's columns.
+    using TileOwn = std::conditional_t<ValueWarp, typename T::TileK, typename T::TileV>;
+    using TileFirst = std::conditional_t<ValueWarp, typename T::TileQ, typename T::TileDo>;
+    using TileSecond = std::conditional_t<ValueWarp, typename T::TileDo, typename T::TileQ>;
+    constexpr int kOwnOffset = ValueWarp ? T::kKOffset : T::kVOffset;
+    constexpr int kFirstOffset = ValueWarp ? T::kQOffset : T::kDoOffset;
+    constexpr int kSecondOffset = ValueWarp ? T::kDoOffset : T::kQOffset;
+    constexpr int kSteps = (ValueWarp ? T::kClassQK : T::kClassV) / 16;
     LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
     int const row0 = pair() * T::kRowsPerWarp;
-    uint32_t const k_address = smem + T::kKOffset + T::TileK::offset(row0 + a.row, a.column);
-    uint32_t const v_address = smem + T::kVOffset + T::TileV::offset(row0 + a.row, a.column);
-    uint32_t const q_rows = smem + T::kQOffset + T::TileQ::offset(b.row, b.column);
-    uint32_t const do_rows = smem + T::kDoOffset + T::TileDo::offset(b.row, b.column);
-    uint32_t const q_columns = smem + T::kQOffset + T::TileQ::offset(a.row, a.column);
-    uint32_t const do_columns = smem + T::kDoOffset + T::TileDo::offset(a.row, a.column);
+    uint32_t const own = smem + kOwnOffset + TileOwn::offset(row0 + a.row, a.column);
+    uint32_t const first = smem + kFirstOffset + TileFirst::offset(b.row, b.column);
+    uint32_t const second = smem + kSecondOffset + TileSecond::offset(a.row, a.column);
 
-    Accumulators<T::kRowTiles, kClass / 8> sum;
+    Accumulators<T::kRowTiles, (ValueWarp ? T::kClassV : T::kClassQK) / 8> sum;
     clear(sum);
-    int slot = 0;
-    for (int left = now.count(); left > 0; --left) {
-      bool const more = left > 1;
-      int const q_slot = slot * T::TileQ::kBytes, do_slot = slot * T::TileDo::kBytes;
-      if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
-      auto fetch = [&](int step) {
-        if constexpr (T::kStages > 1) copy_next(more, slot ^ 1, step, kSteps);
-      };
-      Scores s;
-      Packed w;
-      if constexpr (ValueWarp) {
+    Slots slots;
+    int const tiles = walk.tiles();
+    for (int left = tiles; left > 0; --left) {
+      if constexpr (!ValueWarp && T::kDkLater) {
+        if (left < tiles) accumulate_dk(sum, slots.freed(), second + slots.q_before * T::TileQ::kBytes);
+      }
+#pragma unroll
+      for (int part = 0; part < T::kParts; ++part) {
+        uint32_t const first_part =
+            TileFirst::advance(first + (ValueWarp ? slots.q : slots.other) * TileFirst::kBytes, part * T::kPartRows, 0);
+        uint32_t const second_part = TileSecond::advance(
+            second + (ValueWarp ? slots.other : slots.q) * TileSecond::kBytes, part * T::kPartRows, 0);
+        Scores s;
+        Packed w;
         clear(s);
-        multiply_rows<Element, typename T::TileK, typename T::TileQ, kSteps>(s, k_address, q_rows + q_slot, fetch);
-        take_p(w, s, slot);
-        named_barrier_arrive(1 + pair(), 64);
-        accumulate<typename T::TileDo>(sum, w, do_columns + do_slot);
-      } else {
-        begin_dp(s, slot);
-        multiply_rows<Element, typename T::TileV, typename T::TileDo, kSteps>(s, v_address, do_rows + do_slot, fetch);
-        named_barrier(1 + pair(), 64);
-        take_ds(w, s, slot);
-        accumulate<typename T::TileQ>(sum, w, q_columns + q_slot);
+        auto scores = [&](auto&& copy_part) {
+          multiply_rows<Element, TileOwn, TileFirst, kSteps>(s, recompute_here(int(own)), first_part, [&](int step) {
+            copy_part(part * kSteps + step, T::kParts * kSteps);
+          });
+        };
+        if constexpr (T::kFetchesEarly) {
+          fetch(left < tiles && left >= T::kDoStages, slots.freed_q(), slots.freed(), left < tiles, scores);
+        } else {
+          scores([](int, int) {});
+        }
+        if constexpr (ValueWarp) {
+          take_p(w, s, slots.other, part);
+          named_barrier_arrive(exchange_barrier(part), 64);
+        } else {
+          named_barrier(exchange_barrier(part), 64);
+          take_ds(w, s, slots.other, part);
+        }
+        if constexpr (ValueWarp || !T::kDkLater) accumulate<TileSecond>(sum, w, second_part);
       }
       arrive();  // dS is complete, the next tile is here, and this one's buffers are free
-      if constexpr (T::kStages == 1) {
-        start_next(more, 0);
-        copy_next(more, 0, 0, 1);
+      auto dq = [&](auto&& copy_part) {
+        if constexpr (T::kFused) {
+          add_dq(slots.other, copy_part);
+        } else {
+          copy_part(0, 1);
+        }
+      };
+      if constexpr (T::kFetchesEarly) {
+        if constexpr (T::kFused) add_dq(slots.other, [](int, int) {});
+      } else {
+        fetch(left > T::kDoStages, slots.free_q(), slots.other, true, dq);
       }
-      if constexpr (T::kFused) add_dq(slot);
       if constexpr (T::kStages == 1) arrive();
-      now.next();
-      if constexpr (T::kStages > 1) slot ^= 1;
+      walk.next(now);
+      slots.next();
+    }
+    if constexpr (!ValueWarp && T::kDkLater) {
+      if (tiles > 0) accumulate_dk(sum, slots.freed(), second + slots.q_before * T::TileQ::kBytes);
     }
     if constexpr (T::kFused) __syncthreads();  // dQ has read K
     BackwardParams const& p = arguments.params;
@@ -354,9 +422,9 @@ __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits
                             TileList const __grid_constant__ list) {
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
-  KeyPassWarp<Config> warp(arguments, tile_coordinates<T::kHeadsFirst, 1>(block_index(), list),
+  KeyPassWarp<Config> warp(arguments, tile_coordinates<T::kHeadsFirst, 1>(int(blockIdx.x), list),
                            shared_address(smem_bytes));
-  if (!warp.now.empty()) warp.load_first();
+  if (warp.walk.tiles() > 0) warp.load_first();
   if (warp.is_value_warp()) {
     warp.template run<true>();
   } else {

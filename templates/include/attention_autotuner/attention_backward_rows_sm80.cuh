@@ -27,7 +27,8 @@ struct RowPassWarp {
   uint32_t const smem;
   int const batch, head, row0, slice;  // head: of the rows
   int const kv_head;
-  QueryTiles now, ahead;  // streamed tiles; of keys where the rows are queries
+  Walk walk;  // over the streamed tiles; of keys where the rows are queries
+  Cursor now, ahead;
   Stream stream;
   float lse2[T::kByQueries ? T::kRowTiles : 1][2];
   float minus_delta[T::kByQueries ? T::kRowTiles : 1][2];
@@ -54,19 +55,13 @@ struct RowPassWarp {
     BackwardParams const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
-      now.first = 0;
-      now.end = round_up_division(greater(arguments.visible_keys(last), 0), T::kBlockColumns);
-      now.head = kv_head;
-      now.head_end = kv_head + 1;
+      walk = {0, round_up_division(greater(arguments.visible_keys(last), 0), T::kBlockColumns), kv_head, 1};
     } else {
       int const group = p.heads_q / p.heads_kv;
-      now.first = arguments.first_query(row0) / T::kBlockColumns;
-      now.end = round_up_division(p.seqlen_q, T::kBlockColumns);
-      now.head = kv_head * group;
-      now.head_end = now.head + group;
+      walk = {arguments.first_query(row0) / T::kBlockColumns, round_up_division(p.seqlen_q, T::kBlockColumns),
+              kv_head * group, group};
     }
-    now.tile = now.first;
-    ahead = now;
+    now = ahead = walk.begin();
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
@@ -113,13 +108,13 @@ struct RowPassWarp {
                                           ahead.tile * T::kBlockColumns);
       }
     }
-    stream.start(wanted, slot);
+    stream.start(wanted, slot, slot);
   }
   __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int parts) {
-    stream.copy_part(wanted, slot, part, parts);
+    stream.copy_part(wanted, slot, slot, part, parts);
     if (part != parts - 1) return;
-    if (ahead.next()) {
-      if (ahead.head < ahead.head_end) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
+    if (walk.next(ahead)) {
+      if (ahead.head < walk.head + walk.heads) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
     } else {
       stream.next();
     }
@@ -236,7 +231,7 @@ struct RowPassWarp {
     Accumulators<T::kRowTiles, T::kResultTiles> sum;
     clear(sum);
     int slot = 0;
-    for (int left = now.count(); left > 0; --left) {
+    for (int left = walk.tiles(); left > 0; --left) {
       bool const more = left > 1, whole = is_whole();
       if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
       Scores s, dp;
@@ -275,7 +270,7 @@ struct RowPassWarp {
         copy_next(more, 0, 0, 1);
       }
       arrive();
-      now.next();
+      walk.next(now);
       if constexpr (T::kStages > 1) slot ^= 1;
     }
     if constexpr (T::kColumnWarps > 1) add_column_warps(sum);
@@ -335,7 +330,7 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   extern __shared__ __align__(128) char smem_bytes[];
   RowPassWarp<Traits> warp(arguments, list, tile_coordinates<Traits::kHeadsFirst, Traits::kSlices>(block_index(), list),
                            shared_address(smem_bytes));
-  if (!warp.now.empty()) warp.load_first();
+  if (warp.walk.tiles() > 0) warp.load_first();
   warp.run();
 }
 

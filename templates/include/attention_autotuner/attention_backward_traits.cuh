@@ -55,6 +55,7 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static constexpr int kBlockN = Pass::kBlockN;
   static constexpr int kPairs = Pass::kWarpPairs;
   static constexpr int kStages = Pass::kStages;
+  static constexpr int kParts = Pass::kQueryParts;
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
   static constexpr bool kFused = Config::kFused;  // dQ's share is computed and added here
   static constexpr bool kByQueries = false;       // a CTA's rows are keys
@@ -66,12 +67,22 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static_assert(kBlockM % 16 == 0 && kBlockM >= 16 && kBlockM <= 128, "keys_block_m_multiple_of_16");
   static_assert(kPairs >= 1 && kPairs <= 8, "keys_warps_range");
   static_assert(kBlockN % (16 * kPairs) == 0, "keys_block_n_divides_among_pairs");
-  static_assert(kStages >= 1 && kStages <= 2, "keys_num_stages_range");
+  static_assert(kStages >= 1 && kStages <= 3, "keys_num_stages_range");
+  static_assert(kBlockM % (16 * kParts) == 0 && kPairs * kParts <= 15 && (kParts == 1 || kStages < 3),
+                "keys_query_parts_divide");
+  // With a third buffer for Q, a tile's dK is left for the next step, where it runs under the exponentials.
+  static constexpr bool kDkLater = kStages == 3;
+  static constexpr int kQStages = kStages;
+  static constexpr int kDoStages = kStages == 1 ? 1 : 2;  // and of the statistics and dS
+
+  // Tiles are fetched under the first product where there are registers for it, else under dQ's.
+  static constexpr bool kFetchesEarly = kStages > 1 && kParts == 1 && kThreads* kCtasPerSm <= 256;
 
   static constexpr int kRowsPerWarp = kBlockN / kPairs;
   static constexpr int kRowTiles = kRowsPerWarp / 16;
-  static constexpr int kQueryTiles = kBlockM / 8;
-  static constexpr int kQuerySteps = kBlockM / 16;
+  static constexpr int kPartRows = kBlockM / kParts;  // queries whose scores a warp holds at a time
+  static constexpr int kQueryTiles = kPartRows / 8;
+  static constexpr int kQuerySteps = kPartRows / 16;
 
   using TileK = SmemTile<kBlockN, kClassQK, false>;
   using TileV = SmemTile<kBlockN, kClassV, false>;
@@ -86,16 +97,17 @@ struct KeyPassTraits : BackwardClasses<Config> {
 
   static constexpr int kStatisticsBytes = kBlockM * 2 * int(sizeof(float));  // base-2 LSE, then -delta
   static constexpr int kExchangeBytes = kBlockN * kBlockM * kElementBytes;
-  static constexpr int kDsBytes = kFused ? TileDs::kBytes : 0;
+  static constexpr bool kStoresDs = kFused || kDkLater;
+  static constexpr int kDsBytes = kStoresDs ? TileDs::kBytes : 0;
 
   static constexpr int kKOffset = 0;
   static constexpr int kVOffset = kKOffset + TileK::kBytes;
   static constexpr int kQOffset = kVOffset + TileV::kBytes;
-  static constexpr int kDoOffset = kQOffset + kStages * TileQ::kBytes;
-  static constexpr int kDsOffset = kDoOffset + kStages * TileDo::kBytes;
-  static constexpr int kExchangeOffset = kDsOffset + kStages * kDsBytes;
+  static constexpr int kDoOffset = kQOffset + kQStages * TileQ::kBytes;
+  static constexpr int kDsOffset = kDoOffset + kDoStages * TileDo::kBytes;
+  static constexpr int kExchangeOffset = kDsOffset + kDoStages * kDsBytes;
   static constexpr int kStatisticsOffset = kExchangeOffset + kExchangeBytes;
-  static constexpr int kSmemBytes = kStatisticsOffset + kStages * kStatisticsBytes;
+  static constexpr int kSmemBytes = kStatisticsOffset + kDoStages * kStatisticsBytes;
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 
@@ -127,9 +139,12 @@ struct RowPassTraits : BackwardClasses<Config> {
   static_assert(kBlockColumns % (16 * kColumnWarps) == 0 && kBlockColumns <= 128,
                 "rows_block_columns_divides_among_warps");
   static_assert(kStages >= 1 && kStages <= 2, "rows_num_stages_range");
-  static_assert(kResultClass % kSlices == 0 && kResultClass / kSlices % 16 == 0, "rows_slices_divide_class");
 
-  static constexpr int kResultColumns = kResultClass / kSlices;  // of this CTA
+  // Of this CTA. Only dV reads its slice alone, so only there may the last slice reach beyond the class.
+  static constexpr int kResultColumns = round_up_division(kResultClass / 16, kSlices) * 16;
+  static_assert(kSlices * kResultColumns == kResultClass ||
+                    (!kNeedsDp && (kSlices - 1) * kResultColumns < kResultClass),
+                "rows_slices_divide_class");
   static constexpr int kRowTiles = kBlockRows / kWarps / 16;
   static constexpr int kColumnTiles = kBlockColumns / kColumnWarps / 8;  // of a warp's scores
   static constexpr int kResultTiles = kResultColumns / 8;

@@ -1,7 +1,7 @@
 // Compile-time shape of one attention forward kernel: who owns which rows and columns, and the shared-memory map.
 //
-// Every static_assert here is the twin of a named predicate in arch/legality.py, and kSmemBytes of
-// resources.smem_bytes. Called by: attention_forward_sm80.cuh, attention_forward_entry.cuh.
+// Every static_assert here is the twin of a named predicate in arch/forward_legality.py, and kSmemBytes of
+// arch/forward_resources.py. Called by: attention_forward_sm80.cuh, attention_forward_entry.cuh.
 #pragma once
 
 #include "tile_sm80.cuh"
