@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.problem import Direction, Problem
 
 TOKENS = 16384  # per batch, as in published comparisons of attention kernels
 HIDDEN = 2048  # heads times head dim
@@ -25,15 +25,24 @@ class Grid:
     name: str
     problems: tuple[Problem, ...]
 
-    def only(self, words: Sequence[str]) -> Grid:
+    def only(self, words: Sequence[str], dims: Sequence[int] = ()) -> Grid:
         """The part whose descriptions contain every word as a word, e.g. ``d64 causal``.
+
+        Args:
+            words: all must be there.
+            dims: ``dim_qk`` must be one of these; none given allows all.
 
         Raises:
             ValueError: nothing is left.
         """
-        kept = tuple(p for p in self.problems if set(words) <= set(p.describe().split()))
+        kept = tuple(
+            p
+            for p in self.problems
+            if set(words) <= set(p.describe().split()) and (not dims or p.dim_qk in dims)
+        )
         if not kept:
-            raise ValueError(f"no problem of {self.name} is described by {' '.join(words)!r}")
+            asked = " ".join([*words, *(f"dim {dim}" for dim in dims)])
+            raise ValueError(f"no problem of {self.name} is described by {asked!r}")
         return Grid(name=self.name, problems=kept)
 
 
@@ -49,11 +58,12 @@ def column_label(problem: Problem) -> str:
     return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
 
 
-def _attention_forward() -> Grid:
+def _attention(direction: Direction) -> Grid:
     return Grid(
-        name="attention_forward",
+        name=f"attention_{direction}",
         problems=tuple(
             Problem(
+                direction=direction,
                 batch=TOKENS // seqlen,
                 heads_q=HIDDEN // dim,
                 heads_kv=HIDDEN // dim,
@@ -70,4 +80,6 @@ def _attention_forward() -> Grid:
     )
 
 
-GRIDS: dict[str, Grid] = {grid.name: grid for grid in (_attention_forward(),)}
+GRIDS: dict[str, Grid] = {
+    grid.name: grid for grid in (_attention("forward"), _attention("backward"))
+}

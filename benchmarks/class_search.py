@@ -2,13 +2,15 @@
 
 A pool is the union of what the cost model would try for each problem of the class, and the policy's defaults. All pools
 are built in one batch, each kernel is verified once, and every problem's race writes a tuning record like that of
-``tune``. Picks that beat the default are left unconfirmed: that is for a second process to do.
+``tune``; a problem of deterministic mode races the deterministic part of its pool. Picks that beat the default are left
+unconfirmed: that is for a second process to do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import islice, zip_longest
 from math import inf
 
 from attention_autotuner.arch import Policy
@@ -18,8 +20,9 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.failures import require_usable
+from attention_autotuner.tuning.history import extended
 from attention_autotuner.tuning.pipeline import Built, Pipeline
-from attention_autotuner.tuning.record_schema import TuningRecord, space_digest, space_schema
+from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import Row, gain_over, median_us
 from attention_autotuner.tuning.search import MIN_GAIN, SPILL_WORTH_TIMING
@@ -37,7 +40,7 @@ def class_of(problem: Problem) -> ClassKey:
 
 
 def pools(
-    problems: Iterable[Problem], policy: Policy, *, top_k: int
+    problems: Iterable[Problem], policy: Policy, *, top_k: int, class_limit: int | None = None
 ) -> dict[ClassKey, list[Candidate]]:
     """What is raced in each class, without repeats.
 
@@ -45,12 +48,20 @@ def pools(
         problems: of any classes.
         policy: whose candidates.
         top_k: how many each problem contributes beside its default.
+        class_limit: how many the problems of a class contribute beside their defaults, those of deterministic mode by
+            themselves; every problem's best go before any problem's second. None is no limit.
     """
     found: dict[ClassKey, dict[Candidate, None]] = {}
+    wanted: dict[tuple[ClassKey, bool], list[list[Candidate]]] = {}
     for problem in problems:
+        default = policy.default(problem)
         ranked = rank(problem, policy.legal(problem), policy.spec)
-        chosen = shortlist(ranked, policy.default(problem), top_k)
-        found.setdefault(class_of(problem), {}).update(dict.fromkeys(one for one, _ in chosen))
+        own = [one for one, _ in shortlist(ranked, default, top_k) if one != default]
+        found.setdefault(class_of(problem), {}).setdefault(default)
+        wanted.setdefault((class_of(problem), problem.deterministic), []).append(own)
+    for (key, _), lists in wanted.items():
+        in_turn = (one for place in zip_longest(*lists) for one in place if one is not None)
+        found[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
     return {key: list(pool) for key, pool in found.items()}
 
 
@@ -61,6 +72,7 @@ def search(
     records: RecordStore,
     *,
     top_k: int,
+    class_limit: int | None = None,
     seconds: float,
     say: Say,
 ) -> list[TuningRecord]:
@@ -72,6 +84,7 @@ def search(
         pipeline: builds, verifies and measures.
         records: where the picks are kept.
         top_k: see :func:`pools`.
+        class_limit: see :func:`pools`.
         seconds: of timing rounds a problem.
         say: told one line at a time.
 
@@ -82,7 +95,7 @@ def search(
         NoCandidateError: nothing of a class is usable.
         KeyboardInterrupt: timing was interrupted; what was recorded before stays.
     """
-    pool_of = pools(problems, policy, top_k=top_k)
+    pool_of = pools(problems, policy, top_k=top_k, class_limit=class_limit)
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
     defaults = {policy.default(problem) for problem in problems}
     rows_of = {
@@ -92,6 +105,8 @@ def search(
     found = []
     for number, problem in enumerate(problems, start=1):
         rows, built = rows_of[class_of(problem)]
+        if problem.deterministic:
+            rows = [row for row in rows if row.candidate.deterministic]
         default = policy.default(problem)
         raced = _race(problem, policy, default, rows, built, pipeline, seconds)
         pick = choose(raced, default)
@@ -151,6 +166,8 @@ def _prepare(
     built: dict[str, Built] = {}
     for one, result in pool:
         small = Problem(
+            op=one.op,
+            direction=one.direction,
             dtype=one.dtype,
             batch=1,
             heads_q=2,
@@ -168,7 +185,7 @@ def _prepare(
             outcome = _usable(small, one, result, policy)
             # A default serves whoever has not tuned: its time is what the others must beat.
             if outcome.ok or one in defaults:
-                outcome = pipeline.verify(small, result)
+                outcome = pipeline.verify(small, result, deterministic=one.deterministic)
         if not outcome.ok:
             say(f"{one.name}: {outcome.kind}: {outcome.reason}")
         rows.append(
@@ -244,17 +261,15 @@ def _record(
     raced: Sequence[Row],
     pipeline: Pipeline,
 ) -> TuningRecord:
-    environment = pipeline.environment
-    return TuningRecord(
-        problem=problem.bucketed(),
-        measured_problem=problem,
-        arch=policy.name,
-        space_schema=space_schema(problem.op, problem.direction),
-        space_digest=space_digest(policy.legal(problem)),
-        pick=pick.candidate.name,
-        default=default.name,
+    return extended(
+        None,
+        raced,
+        problem=problem,
+        purpose=problem.direction,
+        policy=policy,
+        legal=policy.legal(problem),
+        pick=pick.candidate,
+        default=default,
         confirmed=pick.candidate == default,
-        entries=tuple(row.entry(environment.digest) for row in raced),
-        environment=environment,
-        environments={environment.digest: environment},
+        environment=pipeline.environment,
     )

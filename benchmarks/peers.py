@@ -1,4 +1,4 @@
-"""Whom we are compared with: functions of q, k, v by name. A later operation adds its own list here."""
+"""Whom we are compared with, by name. A later operation adds its own list here."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.measure import CallableEntry, Entry
+
+from .gradients import CUDNN, FLASH, AutogradEntry, FusedBackwardEntry, FusedOps
+from .rivals import AUTOGRAD, PICK, STEP
 
 Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
+AUTOGRAD_SEQLEN = 2048  # through autograd, one length of each row of a grid is timed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +27,18 @@ class Peer:
     Attributes:
         name: in results and on the command line.
         title: in tables.
-        make: the function for a problem; what it compiles, it compiles on its first call.
+        entry: what is timed for a problem; what it compiles, it compiles on its first call.
         refusal: why it cannot compute a problem the way we do, or an empty string.
+        against: the label of ours that does the same work.
+        asked: whether a problem is one of those that it is timed on.
     """
 
     name: str
     title: str
-    make: Callable[[Problem], Function]
+    entry: Callable[[Problem], Entry]
     refusal: Callable[[Problem], str]
+    against: str = PICK
+    asked: Callable[[Problem], bool] = lambda problem: True
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[Problem], Function]:
@@ -52,6 +61,13 @@ def _other_diagonal(problem: Problem) -> str:
     if problem.causal and problem.causal_offset != 0:
         return "its causal mask is aligned top-left"
     return ""
+
+
+def _grouped_heads(problem: Problem) -> str:
+    """The operators below SDPA repeat no heads."""
+    if problem.heads_q != problem.heads_kv:
+        return "called below SDPA, it takes as many heads of k and v as of q"
+    return _other_diagonal(problem)
 
 
 def _make_flex(problem: Problem) -> Function:
@@ -77,28 +93,81 @@ def _make_flex(problem: Problem) -> Function:
     return run
 
 
-ATTENTION_FORWARD: dict[str, Peer] = {
-    peer.name: peer
-    for peer in (
-        Peer(
-            name="sdpa_flash",
-            title="FlashAttention-2 (torch SDPA)",
-            make=_sdpa(SDPBackend.FLASH_ATTENTION),
-            refusal=_other_diagonal,
-        ),
-        Peer(
-            name="sdpa_cudnn",
-            title="cuDNN (torch SDPA)",
-            make=_sdpa(SDPBackend.CUDNN_ATTENTION),
-            refusal=_other_diagonal,
-        ),
-        Peer(
-            name="flex",
-            title="FlexAttention (torch.compile)",
-            make=_make_flex,
-            refusal=lambda problem: "",
-        ),
-    )
+def _function(name: str, make: Callable[[Problem], Function]) -> Callable[[Problem], Entry]:
+    return lambda problem: CallableEntry(name=name, function=make(problem))
+
+
+def _fused(name: str, ops: FusedOps, *, step: bool) -> Callable[[Problem], Entry]:
+    return lambda problem: FusedBackwardEntry(name=name, ops=ops, causal=problem.causal, step=step)
+
+
+def _autograd(name: str, backend: SDPBackend) -> Callable[[Problem], Entry]:
+    return lambda problem: AutogradEntry(name=name, function=_sdpa(backend)(problem))
+
+
+def _by_name(*peers: Peer) -> dict[str, Peer]:
+    return {peer.name: peer for peer in peers}
+
+
+FLASH_TITLE, CUDNN_TITLE = "FlashAttention-2 (torch SDPA)", "cuDNN (torch SDPA)"
+ATTENTION_FORWARD = _by_name(
+    Peer(
+        name="sdpa_flash",
+        title=FLASH_TITLE,
+        entry=_function("sdpa_flash", _sdpa(SDPBackend.FLASH_ATTENTION)),
+        refusal=_other_diagonal,
+    ),
+    Peer(
+        name="sdpa_cudnn",
+        title=CUDNN_TITLE,
+        entry=_function("sdpa_cudnn", _sdpa(SDPBackend.CUDNN_ATTENTION)),
+        refusal=_other_diagonal,
+    ),
+    Peer(
+        name="flex",
+        title="FlexAttention (torch.compile)",
+        entry=_function("flex", _make_flex),
+        refusal=lambda problem: "",
+    ),
+)
+ATTENTION_BACKWARD = _by_name(
+    Peer(
+        name="sdpa_flash",
+        title=FLASH_TITLE,
+        entry=_fused("sdpa_flash", FLASH, step=False),
+        refusal=_grouped_heads,
+    ),
+    Peer(
+        name="sdpa_cudnn",
+        title=CUDNN_TITLE,
+        entry=_fused("sdpa_cudnn", CUDNN, step=False),
+        refusal=_grouped_heads,
+    ),
+    Peer(
+        name="sdpa_flash_step",
+        title=f"{FLASH_TITLE}, forward + backward",
+        entry=_fused("sdpa_flash_step", FLASH, step=True),
+        refusal=_grouped_heads,
+        against=STEP,
+    ),
+    Peer(
+        name="sdpa_cudnn_step",
+        title=f"{CUDNN_TITLE}, forward + backward",
+        entry=_fused("sdpa_cudnn_step", CUDNN, step=True),
+        refusal=_grouped_heads,
+        against=STEP,
+    ),
+    Peer(
+        name="sdpa_flash_autograd",
+        title=f"{FLASH_TITLE}, forward + backward through autograd",
+        entry=_autograd("sdpa_flash_autograd", SDPBackend.FLASH_ATTENTION),
+        refusal=_other_diagonal,
+        against=AUTOGRAD,
+        asked=lambda problem: problem.seqlen_q == AUTOGRAD_SEQLEN,
+    ),
+)
+PEERS: dict[str, dict[str, Peer]] = {
+    "attention_forward": ATTENTION_FORWARD,
+    "attention_backward": ATTENTION_BACKWARD,
 }
-PEERS: dict[str, dict[str, Peer]] = {"attention_forward": ATTENTION_FORWARD}
 """Benchmark -> peer by name."""

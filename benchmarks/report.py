@@ -17,41 +17,46 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
+from .rivals import DETERMINISTIC, PICK, STEP
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "No results are committed yet."
 
 
-def attention_table(document: Mapping[str, Any]) -> list[str]:
-    """Markdown: our TFLOP/s and, for the first peer, how much faster we are, by head dim and mask."""
-    titles: Mapping[str, str] = document["peers"]
-    first = next((peer for peer in titles if peer in document["summary"]), None)
+def attention_table(document: Mapping[str, Any], ours: str, contest: str | None) -> list[str]:
+    """Markdown: one of ours in TFLOP/s and its speed over another's, by head dim and mask.
+
+    Args:
+        document: a result file.
+        ours: the label of ours; rows without it have an empty cell.
+        contest: whose ratio stands in brackets; None leaves the brackets out.
+    """
     columns: dict[str, None] = {}
     cells: dict[str, dict[str, str]] = {}
     for row in document["rows"]:
         problem = Problem(**row["problem"])
         column = column_label(problem)
         columns.setdefault(column)
-        cells.setdefault(row_label(problem), {})[column] = _cell(row, first)
+        cells.setdefault(row_label(problem), {})[column] = _cell(row, ours, contest)
     lines = [
         "| | " + " | ".join(columns) + " |",
         "|---" * (len(columns) + 1) + "|",
     ]
     for label, found in cells.items():
         lines.append(f"| {label} | " + " | ".join(found.get(c, "") for c in columns) + " |")
-    for peer, summary in document["summary"].items():
-        lines += ["", _verdict(titles[peer], summary)]
     return lines
 
 
-def _cell(row: Mapping[str, Any], peer: str | None) -> str:
-    ours = row["entries"]["pick"]
-    if "tflops" not in ours:
-        return str(ours["outcome"]["kind"])
-    text = f"{ours['tflops']:.0f}"
-    if peer in row["ratios"]:
-        ratio = row["ratios"][peer]["ratio"]
+def _cell(row: Mapping[str, Any], ours: str, contest: str | None) -> str:
+    figures = row["entries"].get(ours)
+    if figures is None:
+        return ""
+    if "tflops" not in figures:
+        return str(figures["outcome"]["kind"])
+    text = f"{figures['tflops']:.0f}"
+    if contest in row["ratios"]:
+        ratio = row["ratios"][contest]["ratio"]
         text += f" (**{ratio:.2f}**)" if ratio < 1.0 else f" ({ratio:.2f})"
     return text
 
@@ -62,6 +67,28 @@ def _verdict(title: str, summary: Mapping[str, Any]) -> str:
         f"Speed over {title}, {summary['problems']} problems: geometric mean "
         f"{summary['geometric_mean']:.3f}, {least}."
     )
+
+
+def _verdicts(document: Mapping[str, Any]) -> list[str]:
+    """A paragraph for each peer, and one for deterministic mode."""
+    lines = []
+    for peer, title in document["peers"].items():
+        if peer in document["summary"]:
+            lines += ["", _verdict(title, document["summary"][peer])]
+    figures = document["summary"].get(DETERMINISTIC)
+    if figures is not None:
+        lines += [
+            "",
+            f"Deterministic mode takes {1 / figures['geometric_mean']:.3f} times as long as the pick, "
+            f"{figures['problems']} problems' geometric mean, at most {1 / figures['min']:.3f} "
+            f"({figures['min_at']}).",
+        ]
+    return lines
+
+
+def _first(document: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of some contests that has figures."""
+    return next((name for name in names if name in document["summary"]), None)
 
 
 def _place(document: Mapping[str, Any]) -> str:
@@ -75,23 +102,44 @@ def _place(document: Mapping[str, Any]) -> str:
     return f"{found['gpu_name']}, {', '.join(parts)}, {found['time_utc']}."
 
 
-def attention_section(document: Mapping[str, Any]) -> list[str]:
+def _legend(subject: str, title: str) -> str:
+    return (
+        f"TFLOP/s of {subject}, fp16, 16k tokens, hidden size 2048, by head dim and sequence length; in brackets "
+        f"its speed over {title}, bold where it is slower. All in one interleaved run with a cold L2."
+    )
+
+
+def forward_section(document: Mapping[str, Any]) -> list[str]:
     """A result file of attention forward, as Markdown."""
-    titles = list(document["peers"].values())
+    peers: Mapping[str, str] = document["peers"]
     return [
         f"### Attention forward on {document['environment']['gpu_name']}",
         "",
-        "TFLOP/s of the tuned pick, fp16, 16k tokens, hidden size 2048, by head dim and sequence length; in brackets "
-        f"its speed over {titles[0]}, bold where it is slower. All in one interleaved run with a cold L2.",
+        _legend("the tuned pick", next(iter(peers.values()))),
         "",
-        *attention_table(document),
+        *attention_table(document, PICK, _first(document, list(peers))),
+        *_verdicts(document),
         "",
         _place(document),
     ]
 
 
+def backward_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of attention backward, as Markdown: the backward pass alone, then whole steps."""
+    peers: Mapping[str, str] = document["peers"]
+    lines = [f"### Attention backward on {document['environment']['gpu_name']}"]
+    for subject, ours in (("the tuned pick", PICK), ("forward and backward, both tuned", STEP)):
+        names = [name for name in peers if document["contests"][name][0] == ours]
+        contest = _first(document, names)
+        if contest is not None:
+            table = attention_table(document, ours, contest)
+            lines += ["", _legend(subject, peers[contest]), "", *table]
+    return [*lines, *_verdicts(document), "", _place(document)]
+
+
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
-    "attention_forward": attention_section,
+    "attention_forward": forward_section,
+    "attention_backward": backward_section,
 }
 """Benchmark -> its part of the README. A result file of any other benchmark is not reported there."""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attention_autotuner.tuning.lookup import slug
-from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.record_schema import TuningRecord, is_present
 from attention_autotuner.tuning.shipped import write_shipped
 
 ENTRIES = 3  # of a record that is shipped
@@ -40,6 +40,8 @@ def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
 def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
     """Write records to a GPU's file, beside those of other problems that it holds already.
 
+    What it holds of another schema or of another knob space is dropped.
+
     Args:
         folder: of the shipped files.
         gpu_name: the driver's name of the GPU.
@@ -56,6 +58,8 @@ def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
     kept = {}
     if path.is_file():
         for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            if not is_present(document):
+                continue  # no look-up would serve it
             record = TuningRecord.from_json(document)
             kept[record.problem, record.arch] = record
     kept |= {(record.problem, record.arch): trimmed(record) for record in records}

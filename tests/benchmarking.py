@@ -48,6 +48,7 @@ class FakePipeline:
     interrupt: bool = False
     batches: list[list[str]] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
+    claims: dict[str, bool] = field(default_factory=dict)
     raced: list[tuple[Problem, list[str]]] = field(default_factory=list)
 
     def build(
@@ -66,6 +67,7 @@ class FakePipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         self.verified.append(built.path.name)
+        self.claims[built.path.name] = deterministic
         return self.verdict(built.path.name)
 
     def measure(

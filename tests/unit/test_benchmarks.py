@@ -21,11 +21,13 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.reference import attention
 from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.measure import CallableEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from benchmarks import attention_forward, comparison, peers, report, shipping
+from benchmarks import attention_forward, commands, comparison, peers, report, shipping, verdict
 from benchmarks.cases import GRIDS, Grid, column_label, row_label
 from benchmarks.peers import PEERS, Peer
+from benchmarks.rivals import Meeting, Rivals
 from tests.benchmarking import (
     GPU,
     LONG,
@@ -71,9 +73,9 @@ def test_a_part_of_the_grid_is_chosen_by_words() -> None:
 
 
 def test_every_benchmark_has_a_grid_peers_and_bars_that_name_them() -> None:
-    assert set(PEERS) == set(GRIDS) >= set(comparison.BARS)
-    for benchmark, bars in comparison.BARS.items():
-        assert set(bars) <= set(PEERS[benchmark])
+    assert set(PEERS) == set(GRIDS) >= set(verdict.BARS)
+    for benchmark, bars in verdict.BARS.items():
+        assert set(bars) <= set(comparison.contests(PEERS[benchmark]))
 
 
 def test_sdpa_refuses_what_it_masks_otherwise() -> None:
@@ -97,25 +99,27 @@ def test_an_sdpa_peer_computes_our_attention(problem: Problem) -> None:
 FLASH = Peer(
     name="sdpa_flash",
     title="Flash",
-    make=lambda problem: lambda q, k, v: None,
+    entry=lambda problem: CallableEntry(name="sdpa_flash", function=lambda q, k, v: None),
     refusal=lambda problem: "too long" if problem.seqlen_q > 9000 else "",
 )
 PEER_MAP = {"sdpa_flash": FLASH}
 OTHER = next(one for one in POLICY.legal(SHORT) if one != POLICY.default(SHORT))
 
 
-def rivals(problem: Problem = SHORT, pick: Candidate | None = None) -> comparison.Rivals:
+def rivals(problem: Problem = SHORT, pick: Candidate | None = None) -> Meeting:
     default = POLICY.default(problem)
-    return comparison.Rivals(
-        problem=problem,
-        pick=pick or default,
-        layer="record" if pick else "default",
-        default=default,
+    return Meeting(
+        plain=Rivals(
+            problem=problem,
+            pick=pick or default,
+            layer="record" if pick else "default",
+            default=default,
+        )
     )
 
 
 def meet(
-    meetings: Sequence[comparison.Rivals],
+    meetings: Sequence[Meeting],
     time_us: Callable[[Problem, str], float | Outcome],
     pipeline: FakePipeline | None = None,
 ) -> dict[str, dict[str, Any]]:
@@ -125,6 +129,7 @@ def meet(
         pipeline or FakePipeline(),
         FakeMeasurer(time_us),
         seconds=1.0,
+        device_type=None,
         environment=lambda: replace(GPU, sm_clock_mhz=1700.0),
         say=lambda line: None,
     )
@@ -174,7 +179,7 @@ def test_losses_without_a_time_are_missed_bars() -> None:
     assert row["ratios"] == {}
     assert "build_failed: no" in comparison.describe(row)
     good = meet([rivals(LONG)], lambda problem, name: 100.0)[LONG.describe()]
-    summary = comparison.summarise("attention_forward", [row, good], ["sdpa_flash"])
+    summary = verdict.summarise("attention_forward", [row, good], PEER_MAP)
     assert SHORT.describe() in summary["sdpa_flash"]["missed"]
 
 
@@ -187,7 +192,7 @@ def test_peers_that_refuse_or_fail_are_reported_as_such() -> None:
     )
     assert rows[SHORT.describe()]["entries"]["sdpa_flash"]["outcome"]["reason"] == "no kernel image"
     assert rows[far.describe()]["entries"]["sdpa_flash"]["outcome"]["reason"] == "too long"
-    assert comparison.summarise("attention_forward", list(rows.values()), ["sdpa_flash"]) == {}
+    assert verdict.summarise("attention_forward", list(rows.values()), PEER_MAP) == {}
 
 
 def test_the_summary_names_the_worst_problem_and_the_missed_bars() -> None:
@@ -196,16 +201,13 @@ def test_the_summary_names_the_worst_problem_and_the_missed_bars() -> None:
         [rivals(problem) for problem in speed],
         lambda problem, name: speed[problem] if name == "sdpa_flash" else 100.0,
     )
-    found = comparison.summarise("attention_forward", list(rows.values()), ["sdpa_flash"])
+    found = verdict.summarise("attention_forward", list(rows.values()), PEER_MAP)
     figures = found["sdpa_flash"]
     assert figures["problems"] == 3
     assert figures["geometric_mean"] == pytest.approx((0.96 * 1.3) ** (1 / 3))
     assert (figures["min"], figures["min_at"]) == (pytest.approx(0.96), SHORT.describe())
     assert figures["missed"] == ["min"]
-    assert (
-        comparison.summarise("another", list(rows.values()), ["sdpa_flash"])["sdpa_flash"]["missed"]
-        == []
-    )
+    assert verdict.summarise("another", list(rows.values()), PEER_MAP)["sdpa_flash"]["missed"] == []
 
 
 def test_an_interrupted_comparison_stops() -> None:
@@ -215,7 +217,7 @@ def test_an_interrupted_comparison_stops() -> None:
         list(
             comparison.compare(
                 [rivals()], PEER_MAP, FakePipeline(), measurer, seconds=1.0,
-                environment=lambda: GPU, say=lambda line: None,
+                device_type=None, environment=lambda: GPU, say=lambda line: None,
             )
         )  # fmt: skip
 
@@ -232,17 +234,18 @@ def test_a_comparison_writes_settles_and_ships(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
-    monkeypatch.setattr(attention_forward, "collect", lambda: GPU)
+    monkeypatch.setattr(commands, "collect", lambda: GPU)
     best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
-    options = attention_forward.parse(
-        ["compare", "--results", str(tmp_path / "results"), "--ship", str(tmp_path / "tuned")]
+    options = commands.parse(
+        attention_forward.BENCHMARK,
+        ["compare", "--results", str(tmp_path / "results"), "--ship", str(tmp_path / "tuned")],
     )
     with settings.override(cache_dir=tmp_path, mode="cached"):
         records = RecordStore(tmp_path / "records")
         tuning = FakePipeline(time_us=lambda problem, name: 80.0 if name == best.name else 100.0)
         run_search([SHORT], tuning, records)
         dispatch.invalidate()
-        status = attention_forward.compare(
+        status = commands.compare(
             Grid(name="attention_forward", problems=(SHORT, LONG)),
             POLICY,
             FakePipeline(),
@@ -276,10 +279,10 @@ def test_missed_bars_are_said_and_are_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
-    monkeypatch.setattr(attention_forward, "collect", lambda: GPU)
-    options = attention_forward.parse(["compare", "--results", str(tmp_path)])
+    monkeypatch.setattr(commands, "collect", lambda: GPU)
+    options = commands.parse(attention_forward.BENCHMARK, ["compare", "--results", str(tmp_path)])
     with settings.override(cache_dir=tmp_path, mode="off"):
-        status = attention_forward.compare(
+        status = commands.compare(
             Grid(name="attention_forward", problems=(SHORT,)), POLICY, FakePipeline(),
             RecordStore(tmp_path), options,
             FakeMeasurer(lambda problem, name: 100.0),
@@ -293,8 +296,8 @@ def test_without_a_gpu_it_says_so(
 ) -> None:
     pipeline = FakePipeline()
     monkeypatch.setattr(pipeline, "can_measure", lambda: False)
-    monkeypatch.setattr(attention_forward, "LocalPipeline", lambda policy, in_force: pipeline)
-    monkeypatch.setattr(attention_forward, "resolve", lambda name: resolve("H200"))
+    monkeypatch.setattr(commands, "LocalPipeline", lambda policy, in_force: pipeline)
+    monkeypatch.setattr(commands, "resolve", lambda name: resolve("H200"))
     arguments = ["tune", "--cache-dir", str(tmp_path), "--only", "d64"]
     assert attention_forward.main(arguments) == 2
     assert "no GPU" in capsys.readouterr().err
@@ -302,7 +305,7 @@ def test_without_a_gpu_it_says_so(
     def refuse(name: str | None) -> None:
         raise UnsupportedArchitectureError("this machine has no CUDA driver")
 
-    monkeypatch.setattr(attention_forward, "resolve", refuse)
+    monkeypatch.setattr(commands, "resolve", refuse)
     assert attention_forward.main(arguments) == 2
     assert "no CUDA driver" in capsys.readouterr().err
 
@@ -337,11 +340,11 @@ def small_document() -> dict[str, Any]:
         lambda problem, name: speed[problem] if name == "sdpa_flash" else 100.0,
     )
     ordered = [rows[problem.describe()] for problem in speed]
-    return comparison.document("attention_forward", ordered, PEER_MAP, POLICY, GPU)
+    return verdict.document("attention_forward", ordered, PEER_MAP, POLICY, GPU)
 
 
 def test_the_table_shows_gains_and_losses_alike() -> None:
-    lines = report.attention_section(small_document())
+    lines = report.forward_section(small_document())
     assert lines[0] == "### Attention forward on NVIDIA H100 80GB HBM3"
     table = [line for line in lines if line.startswith("|")]
     short, long, wide = (p.flops / 100.0 / 1e6 for p in (SHORT, LONG, WIDE))

@@ -1,0 +1,122 @@
+"""What a comparison's rows come to: figures against bars, the document that is kept, and the records it settles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from attention_autotuner.arch import Policy
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.exhaustive import geometric_mean
+from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.records import RecordStore
+
+from .comparison import contests
+from .peers import Peer
+from .rivals import DETERMINISTIC, PICK, variants
+
+SCHEMA = 1
+_GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
+BARS: dict[str, dict[str, dict[str, float]]] = {
+    "attention_forward": {"sdpa_flash": {"geometric_mean": 1.05, "min": 0.97}},
+    "attention_backward": {
+        "sdpa_flash": _GRADIENT_BARS,
+        "sdpa_flash_step": _GRADIENT_BARS,
+        DETERMINISTIC: {"geometric_mean": 1 / 1.35},
+    },
+}
+"""Benchmark -> contest -> what our speed over the other's must reach."""
+
+Document = dict[str, Any]
+
+
+def summarise(
+    benchmark: str, rows: Sequence[Mapping[str, Any]], peers: Mapping[str, Peer]
+) -> dict[str, Any]:
+    """Per contest: geometric mean and least of our speed over the other's, and the bars that are missed.
+
+    A problem that the other computed and we did not is a missed bar of its own.
+    """
+    found = {}
+    for contest, (ours, theirs) in contests(peers).items():
+        ratios = {
+            row["name"]: row["ratios"][contest]["ratio"] for row in rows if contest in row["ratios"]
+        }
+        lost = [
+            row["name"]
+            for row in rows
+            if ours in row["entries"]
+            and "tflops" in row["entries"].get(theirs, {})
+            and contest not in row["ratios"]
+        ]
+        if not ratios:
+            continue
+        least = min(ratios, key=lambda name: ratios[name])
+        figures: dict[str, Any] = {
+            "problems": len(ratios),
+            "geometric_mean": geometric_mean(list(ratios.values())),
+            "min": ratios[least],
+            "min_at": least,
+        }
+        bars = BARS.get(benchmark, {}).get(contest, {})
+        missed = [name for name, bar in bars.items() if figures[name] < bar]
+        found[contest] = {**figures, "bars": bars, "missed": [*missed, *lost]}
+    return found
+
+
+def document(
+    benchmark: str,
+    rows: Sequence[Mapping[str, Any]],
+    peers: Mapping[str, Peer],
+    policy: Policy,
+    environment: Environment,
+) -> Document:
+    """What is written down."""
+    return {
+        "benchmark": benchmark,
+        "schema": SCHEMA,
+        "policy": policy.name,
+        "spec": policy.spec.name,
+        "peers": {name: peer.title for name, peer in peers.items()},
+        "contests": {name: list(labels) for name, labels in contests(peers).items()},
+        "environment": environment.to_json(),
+        "summary": summarise(benchmark, rows, peers),
+        "rows": list(rows),
+    }
+
+
+def settle(
+    rows: Sequence[Mapping[str, Any]],
+    policy: Policy,
+    records: RecordStore,
+    environment: Environment,
+) -> list[TuningRecord]:
+    """Write what the comparison found out about its records: confirmed, or the default after all.
+
+    Returns:
+        The records of the rows' problems, as they are now; problems without one are left out.
+    """
+    settled = []
+    for row in rows:
+        for label, problem in zip(
+            (PICK, DETERMINISTIC), variants(Problem(**row["problem"])), strict=False
+        ):
+            pick = row["pick"] if label == PICK else row[label]["pick"]
+            query = Query(
+                problem=problem,
+                arch=policy.name,
+                environment=environment,
+                kernel_digest=lambda one: kernel_digest(render(one)),
+            )
+            found = records.find(query)
+            if not isinstance(found, Hit) or not found.exact:
+                continue
+            record = found.record
+            if "tflops" in row["entries"][label] and record.entry(pick) is not None:
+                record = records.put(replace(record, pick=pick, confirmed=True))
+            settled.append(record)
+    return settled
