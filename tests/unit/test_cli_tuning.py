@@ -274,8 +274,7 @@ def test_serving_checks_the_output_and_every_gradient(
         causal=True,
         deterministic=deterministic,
     )
-    cpu = torch.device("cpu")
-    found = serving.serve(problem, cpu)
+    found = serving.serve(problem, "cpu")
     assert [(each.name, each.ok, each.reason) for each in found] == [
         (name, True, "") for name in ("o", "dq", "dk", "dv")
     ]
@@ -289,4 +288,4 @@ def test_serving_checks_the_output_and_every_gradient(
         return out
 
     monkeypatch.setattr(ops, "flash_attn_func", wrong)
-    assert [each.ok for each in serving.serve(problem, cpu)] == [True, False, False, False]
+    assert [each.ok for each in serving.serve(problem, "cpu")] == [True, False, False, False]

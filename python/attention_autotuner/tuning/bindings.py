@@ -141,10 +141,10 @@ def ways_of(problem: Problem) -> tuple[Binding, ...]:
     return WAYS[problem.op, problem.direction]
 
 
-def make_inputs(problem: Problem, *, seed: int, device: torch.device | None = None) -> Inputs:
+def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | None = None) -> Inputs:
     """Inputs of the problem's first way to be called, on the current CUDA device by default."""
-    device = current_device() if device is None else device
-    return ways_of(problem)[0].inputs(problem, seed=seed, device=device)
+    where = current_device() if device is None else torch.device(device)
+    return ways_of(problem)[0].inputs(problem, seed=seed, device=where)
 
 
 def make_outputs(problem: Problem, workspace: Workspace, device: torch.device) -> Outputs:
