@@ -27,7 +27,9 @@ Shape = TypeVar("Shape", KeyShape, RowShape)
 MIN_PAIRS = 2  # a key pass with fewer leaves schedulers of an SM idle
 MIN_PART_ROWS = 32  # queries of one of several parts: each part reads all of the keys' operands
 FULL_WARPS = 4  # so does a row pass with fewer
-MIN_SLICED_COLUMNS = 256  # a result wider than this is tried in slices of two kinds
+MAX_WHOLE_COLUMNS = (
+    256  # a result as wide as this fits the registers of its warps, so it is not sliced
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +240,9 @@ class _Passes:
                 RowShape(name=name, knobs=rows, class_qk=problem.class_qk, class_v=problem.class_v)
                 for rows in _row_points(self._space)
             ]
+            shapes = [
+                s for s in shapes if s.knobs.slices == 1 or s.result_class > MAX_WHOLE_COLUMNS
+            ]
             self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
         return self._rows[name][:count]
 
@@ -272,7 +277,8 @@ def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
         for block_m, block_n, rows, parts, stages, ctas in points
         if block_n % rows == 0
         and MIN_PAIRS <= block_n // rows <= MAX_PAIRS
-        and (parts == 1 or block_m // parts >= MIN_PART_ROWS)
+        # Whole steps only where dK waits for the next one: see keys_query_parts_divide.
+        and (parts == 1 or (block_m // parts >= MIN_PART_ROWS and stages < 3))
     )
 
 
@@ -312,9 +318,8 @@ def _by_taste(*knobs: Sequence[Any]) -> list[tuple[Any, ...]]:
 def _in_few_kinds(shapes: list[RowShape]) -> list[RowPass]:
     """What of the legal row passes is worth a try, by taste.
 
-    Slices repeat the scores and warps that share rows repeat nothing but add at the end, so there are slices only where
-    less do not fit, shared rows only where the rows do not employ an SM's schedulers, and idle schedulers only where
-    both fail. A wide result also comes in one slice more.
+    Warps share rows only where the rows do not employ an SM's schedulers, and schedulers are idle only where that fails
+    too. Slices repeat the scores, so only the two least numbers of them are tried.
     """
     for column_warps, least in ((1, FULL_WARPS), (2, FULL_WARPS), (1, MIN_WARPS)):
         fitting = [
@@ -326,6 +331,5 @@ def _in_few_kinds(shapes: list[RowShape]) -> list[RowPass]:
         if not fitting:
             continue
         slices = sorted({shape.knobs.slices for shape in fitting})
-        kinds = slices[:2] if shapes[0].result_class > MIN_SLICED_COLUMNS else slices[:1]
-        return [shape.knobs for shape in fitting if shape.knobs.slices in kinds]
+        return [shape.knobs for shape in fitting if shape.knobs.slices in slices[:2]]
     return []

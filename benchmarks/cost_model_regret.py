@@ -26,8 +26,8 @@ from attention_autotuner.arch import ArchSpec, Policy, resolve
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import Ok, Outcome
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.tuning.coefficients import FITTED, Coefficients, Sample, calibrate, loss
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.exhaustive import SAMPLE, geometric_mean, regret, sample

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.candidates import KEYS, ROWS, backward, forward
 
 from attention_autotuner.arch import backward_resources, resolve, resources
 from attention_autotuner.arch.backward_legality import KEY_PREDICATES, ROW_PREDICATES
@@ -19,6 +18,7 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
+from tests.candidates import KEYS, ROWS, backward, forward
 
 pytestmark = pytest.mark.build
 

@@ -21,7 +21,7 @@ from attention_autotuner.codegen.render import (
     unique,
 )
 from attention_autotuner.errors import BuildError
-from tests.candidates import forward
+from tests.candidates import ROWS, backward, forward
 
 GOLDEN = Path(__file__).with_name("golden")
 SMALL = Candidate(
@@ -58,7 +58,20 @@ LARGE = forward(
 )
 
 
-@pytest.mark.parametrize("candidate", [SMALL, LARGE], ids=["small", "large"])
+PAIR = backward("pair")
+SPLIT = backward(
+    "split",
+    dtype="bf16",
+    class_v=512,
+    copy_bytes=2,
+    dv=replace(ROWS, column_warps=2, slices=2),
+    cta_order="heads_first",
+)
+
+
+@pytest.mark.parametrize(
+    "candidate", [SMALL, LARGE, PAIR, SPLIT], ids=["small", "large", "pair", "split"]
+)
 def test_golden(candidate: Candidate) -> None:
     """Rendered text is reviewed as a diff; `UPDATE_GOLDEN=1 pytest tests/unit/test_render.py` accepts a change."""
     path = GOLDEN / f"{candidate.name}.cu"
@@ -69,20 +82,41 @@ def test_golden(candidate: Candidate) -> None:
 
 
 def test_no_golden_file_is_left_over() -> None:
-    assert {path.stem for path in GOLDEN.iterdir()} == {SMALL.name, LARGE.name}
+    assert {path.stem for path in GOLDEN.iterdir()} == {
+        one.name for one in (SMALL, LARGE, PAIR, SPLIT)
+    }
 
 
-def test_every_knob_reaches_the_text() -> None:
-    texts = [render(SMALL).text]
+def _nameless(candidate: Candidate) -> str:
+    """A candidate's text without its name, which alone would make any two texts differ."""
+    lines = render(candidate).text.splitlines()
+    return "\n".join(line for line in lines if "name" not in line.lower())
+
+
+def test_every_forward_knob_reaches_the_text() -> None:
+    texts = [_nameless(SMALL)]
     changes = {name: value for name, value in LARGE.config.items() if name != "knobs"}
     for name, value in (changes | asdict(LARGE.knobs)).items():
         changed = forward(SMALL, **{name: value})
         if changed != SMALL:
-            lines = render(changed).text.splitlines()
-            # The name alone would make any two texts differ.
-            texts.append("\n".join(line for line in lines if "name" not in line.lower()))
+            texts.append(_nameless(changed))
     assert len(texts) > 15
     assert len(set(texts)) == len(texts)
+
+
+def test_every_backward_knob_reaches_the_text() -> None:
+    ones = [PAIR, backward("fused"), backward("split")]
+    ones += [
+        backward("pair", **{name: replace(given, **{knob: 2 * value})})
+        for name, given in PAIR.backward.passes.items()
+        for knob, value in asdict(given).items()
+    ]
+    ones += [backward("split", **{name: replace(ROWS, slices=3)}) for name in ("dq", "dk", "dv")]
+    ones += [
+        backward("pair", **change) for change in ({"cta_order": "heads_first"}, {"class_v": 64})
+    ]
+    texts = [_nameless(one) for one in ones]
+    assert len(set(texts)) == len(texts) > 20
 
 
 def test_undefined_names_are_errors() -> None:

@@ -1,0 +1,112 @@
+"""Backward kernels as they are built: one unit of each kind that a plan can have."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from attention_autotuner import abi
+from attention_autotuner.arch import resolve, resources
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import KeyPass
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.tuning.backward_costs import pass_named
+from tests.candidates import backward
+
+pytestmark = pytest.mark.build
+
+SMALL = backward(
+    "fused",
+    class_qk=64,
+    class_v=64,
+    keys=KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=2),
+)
+WIDE = resolve("RTX4090").default(Problem(direction="backward", dim_qk=256, dim_v=512))
+MAX_SECONDS = 35.0
+MAX_BYTES = 4.8 * 2**30
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    kernels = [render(one) for one in (SMALL, WIDE)]
+    store = Store(tmp_path_factory.mktemp("store"))
+    results = build(kernels, BuildTarget(arch="80"), toolchain=find_toolchain(), store=store)
+    found = {}
+    for kernel, result in zip(kernels, results, strict=True):
+        assert isinstance(result, Artifact), result
+        found[kernel.name] = result
+    return found
+
+
+@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["fused", "split"])
+def test_every_pass_is_reported_by_itself_and_spills_in_no_loop(
+    built: dict[str, Artifact], candidate: Candidate
+) -> None:
+    report = built[candidate.name].report
+    assert report.loop_spills is False
+    told = {pass_named(kernel.name): kernel for kernel in report.kernels}
+    assert told.keys() == {None, *candidate.backward.passes}
+    assert report.registers == max(kernel.registers for kernel in report.kernels)
+    for needs in resources.kernels(candidate):
+        assert told[needs.name].registers >= needs.fragment_registers
+        assert told[needs.name].static_smem_bytes == 0
+
+
+@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["fused", "split"])
+def test_builds_stay_within_time_and_memory(
+    built: dict[str, Artifact], candidate: Candidate
+) -> None:
+    artifact = built[candidate.name]
+    assert artifact.build_seconds <= MAX_SECONDS
+    assert artifact.build_peak_bytes <= MAX_BYTES
+
+
+def test_the_split_plan_needs_no_more_than_99_kib(built: dict[str, Artifact]) -> None:
+    assert WIDE.backward.plan == "split"
+    info = _info(built[WIDE.name])
+    assert info.dynamic_smem_bytes == resources.smem_bytes(WIDE) <= 99 * 1024
+
+
+def _info(artifact: Artifact) -> abi.KernelInfo:
+    library = ctypes.CDLL(str(artifact.path))
+    info = abi.KernelInfo(struct_size=ctypes.sizeof(abi.KernelInfo))
+    assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
+    return info
+
+
+def test_a_library_describes_itself_without_a_gpu(built: dict[str, Artifact]) -> None:
+    info = _info(built[SMALL.name])
+    assert info.name == SMALL.name.encode()
+    assert (info.class_qk, info.class_v) == (64, 64)
+    assert (info.block_m, info.block_n) == (64, 64)
+    assert info.num_threads == SMALL.knobs.num_threads
+    assert info.dynamic_smem_bytes == resources.smem_bytes(SMALL)
+
+
+def test_the_workspace_holds_statistics_and_the_sums_of_dq(built: dict[str, Artifact]) -> None:
+    sizes = {}
+    for name, artifact in built.items():
+        library = ctypes.CDLL(str(artifact.path))
+        library.attention_autotuner_workspace_bytes.restype = ctypes.c_size_t
+        params = abi.AttentionBackwardParams(
+            struct_size=ctypes.sizeof(abi.AttentionBackwardParams),
+            abi_version=abi.ABI_VERSION,
+            batch=2,
+            heads_q=4,
+            heads_kv=2,
+            seqlen_q=100,
+            seqlen_k=300,
+            dim_qk=64 if name == SMALL.name else 256,
+            dim_v=64 if name == SMALL.name else 512,
+        )
+        sizes[name] = library.attention_autotuner_workspace_bytes(ctypes.byref(params))
+    # Two floats for each of 100 rows at least, with room for a tile beyond them.
+    assert 8 * 8 * 100 <= sizes[WIDE.name] <= 8 * 8 * 512
+    # And 128 rows of 64 sums for each head.
+    assert sizes[SMALL.name] - sizes[WIDE.name] == 8 * 128 * 64 * 4
