@@ -114,6 +114,40 @@ def test_a_record_survives_json() -> None:
     assert TuningRecord.from_json(json.loads(json.dumps(one.to_json()))) == one
 
 
+def test_a_record_says_what_it_was_tuned_for(store: RecordStore) -> None:
+    store.put(record(purpose="step"))
+    assert hit(store.find(query())).record.purpose == "step"
+    store.put(record())
+    assert hit(store.find(query())).record.purpose == "forward"
+    with pytest.raises(RecordError, match="purpose must be 'forward' or 'step'"):
+        record(purpose="backward")
+    without = record().to_json()
+    del without["purpose"]
+    with pytest.raises(RecordError, match="lacks the field 'purpose'"):
+        TuningRecord.from_json(without)
+
+
+def test_a_record_of_the_first_schema_is_missed_and_left_alone(store: RecordStore) -> None:
+    path = store.path(PROBLEM, "H100", H200.gpu_name)
+    path.parent.mkdir(parents=True)
+    old = record().to_json() | {"schema": 1}
+    del old["purpose"]
+    path.write_text(json.dumps(old))
+    assert store.find(query()) == Miss(field="schema", expected="2", found="1")
+    assert list(store.records()) == []
+    assert path.is_file()
+    store.put(record())
+    assert hit(store.find(query())).record == record()
+
+
+def test_a_record_serves_only_calls_that_ask_for_the_same_determinism() -> None:
+    free = replace(PROBLEM, direction="backward")
+    strict = replace(free, deterministic=True)
+    assert distance(free, free) == 0.0
+    assert distance(strict, free) is None
+    assert distance(free, strict) is None
+
+
 def test_a_written_record_is_found_with_every_candidates_own_fate(store: RecordStore) -> None:
     store.put(record())
     found = hit(store.find(query()))
