@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -15,6 +16,7 @@ from attention_autotuner.tuning.exhaustive import (
     regret,
     sample,
     stratified,
+    stratum_of,
 )
 from attention_autotuner.tuning.shortlist import shortlist
 
@@ -88,3 +90,22 @@ def test_correlation_and_mean() -> None:
     assert correlation([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(0.9487, abs=1e-4)
     assert geometric_mean([1.0, 4.0]) == pytest.approx(2.0)
     assert geometric_mean([1.0, inf]) == inf
+
+
+def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> None:
+    problem = replace(PROBLEMS[0], direction="backward")
+    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
+    chosen = sample(ranked, POLICY.default(problem), size=48)
+    assert len(chosen) == len(set(chosen)) == 48
+    offered = {one.backward.plan for one, _ in ranked}
+    assert {one.backward.plan for one in chosen} == offered
+    assert len({stratum_of(one) for one in chosen}) > 20
+    one = next(one for one in chosen if one.backward.keys is not None)
+    assert one.backward.keys is not None
+    order = (
+        replace(one.backward, cta_order="heads_first"),
+        replace(one.backward, cta_order="rows_first"),
+    )
+    assert len({stratum_of(replace(one, knobs=knobs)) for knobs in order}) == 1
+    wider = replace(one.backward, keys=replace(one.backward.keys, num_stages=9))
+    assert stratum_of(replace(one, knobs=wider)) != stratum_of(one)
