@@ -17,7 +17,9 @@ from . import checks, launch
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_POINTERS = ("q", "k", "v", "o", "dout", "dq", "dk", "dv", "lse", "dlse")
+_NAMES = ("q", "k", "v", "o", "dout", "dq", "dk", "dv", "lse", "dlse")
+_WORDS = launch.words_of(abi.AttentionBackwardParams, *_NAMES)
+_Q, _K, _V, _O, _DOUT, _DQ, _DK, _DV, _LSE, _DLSE = _WORDS
 _Signature = tuple[Any, ...]
 
 
@@ -73,9 +75,7 @@ class Plan:
         self._launch = None
         self.workspace_bytes = 0
         if kernel is not None:
-            self._launch = launch.Launch(
-                kernel, params, _POINTERS, index=self._index, allocate=self._allocate
-            )
+            self._launch = launch.Launch(kernel, params, index=self._index, allocate=self._allocate)
             self.workspace_bytes = self._launch.workspace_bytes
 
     def run(
@@ -103,18 +103,17 @@ class Plan:
             lse = _copy(lse)
         if grad_lse is not None and self._copy_lse_gradient:
             grad_lse = _copy(grad_lse)
-        self._launch.enqueue(
-            (
-                *addresses,
-                o.data_ptr(),
-                grad_o.data_ptr(),
-                dq.data_ptr(),
-                dk.data_ptr(),
-                dv.data_ptr(),
-                lse.data_ptr(),
-                0 if grad_lse is None else grad_lse.data_ptr(),
-            )
-        )
+        held = self._launch.params()
+        words = held[1]
+        words[_Q], words[_K], words[_V] = addresses
+        words[_O] = o.data_ptr()
+        words[_DOUT] = grad_o.data_ptr()
+        words[_DQ] = dq.data_ptr()
+        words[_DK] = dk.data_ptr()
+        words[_DV] = dv.data_ptr()
+        words[_LSE] = lse.data_ptr()
+        words[_DLSE] = 0 if grad_lse is None else grad_lse.data_ptr()
+        self._launch.enqueue(held)
         return dq, dk, dv
 
 

@@ -20,6 +20,9 @@ MAX_PLANS = 4096
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
+Params = tuple[ctypes.c_void_p, memoryview, Any]
+"""The address of params, their memory in 8-byte words, and what keeps it."""
+
 
 def _stream_of(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
@@ -61,7 +64,6 @@ class Launch:
         "_kind",
         "_spare",
         "_template",
-        "_words",
         "workspace_bytes",
     )
 
@@ -69,7 +71,6 @@ class Launch:
         self,
         kernel: LoadedKernel,
         params: ctypes.Structure,
-        pointers: Sequence[str],
         *,
         index: int,
         allocate: Allocate,
@@ -79,7 +80,6 @@ class Launch:
         Args:
             kernel: what to launch.
             params: complete but for the pointers.
-            pointers: the params' fields that hold or begin with an address, in the order of :meth:`enqueue`.
             index: CUDA device index.
             allocate: where the workspace comes from.
         """
@@ -87,18 +87,26 @@ class Launch:
         self._entry = kernel.launch_function
         self._kind = type(params)
         self._template = bytes(params)
-        # Where the pointers lie in the params, in 8-byte words.
-        self._words = tuple(getattr(self._kind, name).offset // 8 for name in pointers)
         self.workspace_bytes = kernel.workspace_bytes(params)
         self._allocate = allocate
         self._index = index
         # Arguments that are ctypes objects already pass quicker than integers.
         self._index_argument = ctypes.c_int32(index)
         # Params in use by no call. A list's pop and append are atomic, so threads share it without a lock.
-        self._spare: list[tuple[ctypes.c_void_p, memoryview, Any]] = []
+        self._spare: list[Params] = []
 
-    def enqueue(self, addresses: Sequence[int]) -> None:
-        """Launch on torch's current stream of the device, which must be current; 0 stands for null.
+    def params(self) -> Params:
+        """Params for :meth:`enqueue`, whose pointers are to be written through the second item, 8 bytes a word."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._new_params()
+
+    def enqueue(self, held: Params) -> None:
+        """Launch on torch's current stream of the device, which must be current.
+
+        Args:
+            held: from :meth:`params`, every pointer written (0 for null); not the caller's any more.
 
         Raises:
             torch.OutOfMemoryError: there is no room for the workspace; nothing was launched.
@@ -108,15 +116,8 @@ class Launch:
         if self.workspace_bytes:
             # Freed on return: torch reuses it only for work that comes later on this stream.
             workspace = self._allocate((self.workspace_bytes,), (1,), torch.uint8)
-        try:
-            held = self._spare.pop()
-        except IndexError:
-            held = self._new_params()
-        params, words, _ = held
-        for word, address in zip(self._words, addresses, strict=True):
-            words[word] = address
         status = self._entry(
-            params,
+            held[0],
             None if workspace is None else workspace.data_ptr(),
             current_stream(self._index),
             self._index_argument,
@@ -125,7 +126,7 @@ class Launch:
             self._kernel.raise_for_status(status, f"launch it on cuda:{self._index}")
         self._spare.append(held)  # the launch has copied the params
 
-    def _new_params(self) -> tuple[ctypes.c_void_p, memoryview, Any]:
+    def _new_params(self) -> Params:
         params = self._kind.from_buffer_copy(self._template)
         address = ctypes.c_void_p(ctypes.addressof(params))
         return address, memoryview(params).cast("B").cast("Q"), params
@@ -146,6 +147,11 @@ def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
         capturing = torch.cuda.is_current_stream_capturing()
         policy = naming.policy_named(device_type, device=index)
         return dispatch.kernel_for(problem, policy, device=index, must_be_warm=capturing)
+
+
+def words_of(kind: type[ctypes.Structure], *pointers: str) -> tuple[int, ...]:
+    """Where the fields that hold or begin with an address lie in params, in 8-byte words."""
+    return tuple(getattr(kind, name).offset // 8 for name in pointers)
 
 
 def strided(strides: Sequence[int]) -> abi.Tensor:

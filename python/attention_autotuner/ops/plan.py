@@ -18,7 +18,7 @@ from . import checks, launch
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 
-_POINTERS = ("q", "k", "v", "o", "lse")
+_Q, _K, _V, _O, _LSE = launch.words_of(abi.AttentionForwardParams, "q", "k", "v", "o", "lse")
 
 
 class Plan:
@@ -65,9 +65,7 @@ class Plan:
         self._index = q.get_device()
         self._launch = None
         if kernel is not None:
-            self._launch = launch.Launch(
-                kernel, params, _POINTERS, index=self._index, allocate=self._allocate
-            )
+            self._launch = launch.Launch(kernel, params, index=self._index, allocate=self._allocate)
         self._dtype = q.dtype
         batch, heads, seqlen = q.shape[:3]
         self._o_shape = (batch, heads, seqlen, dim_v)
@@ -86,7 +84,14 @@ class Plan:
             lse = self._allocate(self._lse_shape, self._lse_strides, torch.float32)
             lse_address = lse.data_ptr()
         if self._launch is not None:
-            self._launch.enqueue((q_address, k_address, v_address, o.data_ptr(), lse_address))
+            held = self._launch.params()
+            words = held[1]
+            words[_Q] = q_address
+            words[_K] = k_address
+            words[_V] = v_address
+            words[_O] = o.data_ptr()
+            words[_LSE] = lse_address
+            self._launch.enqueue(held)
         return o, lse
 
 
