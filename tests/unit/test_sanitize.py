@@ -17,11 +17,13 @@ from attention_autotuner import loader
 from attention_autotuner.arch import resolve
 from attention_autotuner.arch.legality import check_kernel, check_limits
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.knobs import BACKWARD_PLANS, CTA_ORDERS
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.reference import attention
-from tests.gpu import sanitize
+from attention_autotuner.reference import attention, attention_backward
+from tests.gpu import bare_launch, sanitize
+from tests.numerics.emulation import HostBackward
 
 FakeKernel = Callable[..., Path]
 
@@ -33,7 +35,10 @@ class HostMemory:
         self.held: dict[int, npt.NDArray[Any]] = {}
 
     def upload(self, data: npt.NDArray[Any]) -> int:
-        copy = data.copy()
+        room = np.empty(data.nbytes + 256, np.uint8)
+        start = -room.ctypes.data % 256
+        copy = room[start : start + data.nbytes].view(data.dtype)
+        copy[:] = data.ravel()
         self.held[copy.ctypes.data] = copy
         return int(copy.ctypes.data)
 
@@ -51,7 +56,7 @@ def test_every_kind_compiles_and_fits_every_gpu() -> None:
 
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
-    ones = sanitize.KINDS.values()
+    ones = sanitize.FORWARD.values()
     assert {one.forward.num_stages for one in ones} == {1, 2, 3}
     for knob in ("q_in_registers", "qk_ahead", "persistent"):
         assert {getattr(one.forward, knob) for one in ones} == {True, False}
@@ -63,18 +68,44 @@ def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
     assert {one.forward.warps_n for one in sliced} == {1, 2}
 
 
-def test_the_reference_is_attention() -> None:
-    call = sanitize.calls_of(sanitize.KINDS["one-stage"])[2]
-    shapes = ((1, 1, 91, 56), (1, 1, 40, 56), (1, 1, 40, 56))
-    q, k, v = (
-        np.random.default_rng(i).standard_normal(s, np.float32) for i, s in enumerate(shapes)
-    )
-    o, lse = sanitize.reference(q, k, v, call)
-    expected_o, expected_lse = attention(
-        *(torch.from_numpy(x) for x in (q, k, v)), softmax_scale=call.scale, causal=True
-    )
-    np.testing.assert_allclose(o, expected_o.numpy(), atol=1e-5)
-    np.testing.assert_allclose(lse, expected_lse.numpy(), atol=1e-5)
+def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
+    ones = [one.backward for one in sanitize.BACKWARD.values()]
+    keys = [one.keys for one in ones if one.keys is not None]
+    rows = [each for one in ones for each in (one.dq, one.dk, one.dv) if each is not None]
+    assert {one.plan for one in ones} == set(BACKWARD_PLANS)
+    assert {one.cta_order for one in ones} == set(CTA_ORDERS)
+    assert {each.num_stages for each in keys} == {1, 2, 3}
+    assert {each.query_parts for each in keys} == {1, 2}
+    assert {each.num_stages for each in rows} == {1, 2}
+    assert {each.column_warps for each in rows} == {1, 2}
+    assert {each.slices for each in rows} == {1, 2}
+    for plan in BACKWARD_PLANS:
+        of_plan = [one for one in sanitize.BACKWARD.values() if one.backward.plan == plan]
+        assert {one.copy_bytes for one in of_plan} == {2, 16}
+    assert {one.dtype for one in sanitize.BACKWARD.values()} == {"fp16", "bf16"}
+
+
+def test_the_references_are_attention_and_its_gradients() -> None:
+    call = sanitize.calls_of(sanitize.KINDS["pair"])[1]
+    source = np.random.default_rng(0)
+    values = {
+        name: source.standard_normal(call.shapes[name], np.float32)
+        for name in ("q", "k", "v", "dout")
+    }
+    tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+    read = tuple(tensors[name] for name in ("q", "k", "v"))
+    options: Any = {"softmax_scale": call.scale, "causal": True}
+    o, lse = attention(*read, **options)
+    found = bare_launch.forward_reference(values, call)
+    np.testing.assert_allclose(found["o"], o.numpy(), atol=1e-5)
+    np.testing.assert_allclose(found["lse"], lse.numpy(), atol=1e-5)
+    dlse = torch.randn(lse.shape)
+    gradients = attention_backward(tensors["dout"], dlse, *read, **options)
+    given = values | {"o": o.numpy(), "dlse": dlse.numpy()}
+    for (name, value), expected in zip(
+        bare_launch.backward_reference(given, call).items(), gradients, strict=True
+    ):
+        np.testing.assert_allclose(value, expected.numpy(), atol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +114,9 @@ def test_the_reference_is_attention() -> None:
 def test_rounding_is_torchs(dtype: str, torch_dtype: torch.dtype) -> None:
     values = np.random.default_rng(0).standard_normal(4096, np.float32) * 100
     rounded = torch.from_numpy(values).to(torch_dtype)
-    found = sanitize.encode(values, dtype)
+    found = bare_launch.encode(values, dtype)
     assert torch.equal(torch.from_numpy(found.view(np.int16)), rounded.view(torch.int16))
-    np.testing.assert_array_equal(sanitize.decode(found, dtype), rounded.float().numpy())
+    np.testing.assert_array_equal(bare_launch.decode(found, dtype), rounded.float().numpy())
 
 
 @pytest.mark.parametrize("kind", ["one-stage", "unaligned"])
@@ -93,14 +124,38 @@ def test_a_right_kernel_passes(fake_kernel: FakeKernel, kind: str) -> None:
     memory = HostMemory()
     kernel = loader.load(fake_kernel())
     for call in sanitize.calls_of(sanitize.KINDS[kind]):
-        assert sanitize.run(kernel, call, memory) == []
+        assert bare_launch.run(kernel, call, memory) == []
         assert memory.held == {}
+
+
+@pytest.mark.parametrize("kind", ["fused-one-stage", "split-unaligned", "fused-three-stages-bf16"])
+def test_a_right_backward_kernel_passes_and_a_wrong_one_is_told(kind: str) -> None:
+    one = sanitize.KINDS[kind]
+    dtype = torch.float16 if one.dtype == "fp16" else torch.bfloat16
+
+    class Forgetful(HostBackward):
+        """Knows nothing of a gradient of LSE."""
+
+        def launch(self, params: Any, workspace: int, stream: int, device: int) -> None:
+            params.dlse = None
+            super().launch(params, workspace, stream, device)
+
+    right: Any = HostBackward(dtype)
+    wrong: Any = Forgetful(dtype)
+    for call in sanitize.calls_of(one):
+        memory = HostMemory()
+        assert bare_launch.run(right, call, memory) == []
+        assert memory.held == {}
+    (_, call, *_) = sanitize.calls_of(one)
+    said = bare_launch.run(wrong, call, HostMemory())
+    assert {each.split()[0] for each in said} == {"dq", "dk"}
 
 
 def test_persistent_kernels_get_more_tiles_than_a_gpu_holds() -> None:
     one = sanitize.KINDS["persistent"]
     call = sanitize.calls_of(one)[-1]
-    tiles = call.batch * call.heads_q * -(-call.seqlen_q // one.forward.block_m)
+    p = call.problem
+    tiles = p.batch * p.heads_q * -(-p.seqlen_q // one.forward.block_m)
     spec = resolve("RTX4090").spec
     resident = spec.num_sms * (spec.max_threads_per_sm // one.forward.num_threads)
     assert tiles > resident
@@ -112,7 +167,7 @@ def test_a_wrong_kernel_is_told(
     idle = str(fake_kernel("-DNO_WORK"))
     assert sanitize.run_all({"one-stage": idle}, HostMemory()) == 1
     said = capsys.readouterr()
-    assert "one-stage, (1, 2, 1, 1, False): o is off" in said.err
+    assert "one-stage, attention forward fp16 b1 h2/1 s1 d56: o is off" in said.err
     assert "lse is off" in said.err
     assert sanitize.run_all({"one-stage": str(fake_kernel())}, HostMemory()) == 0
 
@@ -157,6 +212,8 @@ def test_building_writes_a_manifest_and_running_reads_it(
         sanitize.main(store)
     assert f"{failing} did not build" in capsys.readouterr().err
     assert sanitize.main([*store, "--only", "one-stage", "q-in-registers"]) == 0
+    assert sanitize.main([*store, "--build", "--arch", "90", "--direction", "backward"]) == 0
+    assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(sanitize.BACKWARD)
 
 
 def test_a_call_of_the_driver_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,4 +224,4 @@ def test_a_call_of_the_driver_that_fails_is_an_error(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     with pytest.raises(ArtifactError, match="cuInit of the CUDA driver returned 100"):
-        sanitize.DeviceMemory()
+        bare_launch.DeviceMemory()
