@@ -3,7 +3,7 @@
 // Called by: attention_backward_entry.cuh.
 #pragma once
 
-#include "attention_backward_keys_sm80.cuh"
+#include "attention_backward_dq_sm80.cuh"
 
 namespace attention_autotuner {
 

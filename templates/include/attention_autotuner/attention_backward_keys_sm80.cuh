@@ -20,32 +20,9 @@
 // Called by: attention_backward_entry.cuh.
 #pragma once
 
-#include "attention_backward_common.cuh"
+#include "attention_backward_dq_sm80.cuh"
 
 namespace attention_autotuner {
-
-// Sums of dQ are kept as 16x8 tiles in fragment order, so that additions are dense: lane after lane where one
-// instruction adds four floats, element after element where it adds one.
-__device__ constexpr bool adds_by_lane() {
-#if __CUDA_ARCH__ >= 900
-  return true;
-#else
-  return false;
-#endif
-}
-
-__device__ __forceinline__ void add_fragment(float* tile, int lane, float const (&values)[4]) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(tile + 4 * lane), "f"(values[0]), "f"(values[1]),
-               "f"(values[2]), "f"(values[3])
-               : "memory");
-#else
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    asm volatile("red.global.add.f32 [%0], %1;\n" ::"l"(tile + 32 * e + lane), "f"(values[e]) : "memory");
-  }
-#endif
-}
 
 template <typename Config>
 struct KeyPassWarp {
@@ -253,62 +230,12 @@ struct KeyPassWarp {
     }
   }
 
-  // This warp's tile of dQ = dS K, added to the sums in global memory; copies are spread over it.
+  // This CTA's share of dQ = dS K, added to the sums in global memory; copies are spread over it.
   template <typename CopyPart>
   __device__ __forceinline__ void add_dq(int slot, CopyPart&& copy_part) const {
-    constexpr int kWarpsM = T::kDqSplit.warps_m, kColumns = 16 * T::kDqColumnPairs, kRows = 16 * T::kDqRowTiles;
-    int const warp_m = warp() % kWarpsM, warp_d = warp() / kWarpsM;
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
-    uint32_t const ds = smem + T::kDsOffset + slot * T::kDsBytes;
-    uint32_t const ds_address = ds + T::TileDs::offset(b.row, warp_m * kRows + b.column);
-    uint32_t const k_address = smem + T::kKOffset + T::TileK::offset(a.row, warp_d * kColumns + a.column);
-    constexpr int kSteps = T::kBlockN / 16;
     int64_t const tile = (int64_t(batch) * arguments.params.heads_q + now.head) * arguments.dq_tiles + now.tile;
-    float* const out = arguments.dq_sum + tile * (T::kBlockM * T::kClassQK) +
-                       (warp_m * T::kDqRowTiles * (T::kClassQK / 8) + warp_d * 2 * T::kDqColumnPairs) * 128;
-    Accumulators<T::kDqRowTiles, 2 * T::kDqColumnPairs> dq;
-    clear(dq);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      uint32_t w[T::kDqRowTiles][4];
-#pragma unroll
-      for (int i = 0; i < T::kDqRowTiles; ++i) {
-        if constexpr (T::TileDs::template advances<kRows>()) {
-          load_matrix_x4_transposed(w[i], T::TileDs::advance(ds_address, 16 * step, 16 * i));
-        } else {
-          load_matrix_x4_transposed(w[i],
-                                    ds + T::TileDs::offset(16 * step + b.row, warp_m * kRows + 16 * i + b.column));
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < T::kDqColumnPairs; ++j) {
-        int const column = 16 * j;
-        if (T::kDqEven || warp_d * kColumns + column < T::kClassQK) {
-          uint32_t x[4];
-          if constexpr (T::TileK::template advances<kColumns>()) {
-            load_matrix_x4_transposed(x, T::TileK::advance(k_address, 16 * step, column));
-          } else {
-            load_matrix_x4_transposed(
-                x, smem + T::kKOffset + T::TileK::offset(16 * step + a.row, warp_d * kColumns + column + a.column));
-          }
-#pragma unroll
-          for (int i = 0; i < T::kDqRowTiles; ++i) {
-            mma_m16n8k16<Element>(dq[i][2 * j], w[i], x[0], x[1]);
-            mma_m16n8k16<Element>(dq[i][2 * j + 1], w[i], x[2], x[3]);
-          }
-        }
-      }
-      copy_part(step, kSteps);
-    }
-#pragma unroll
-    for (int i = 0; i < T::kDqRowTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * T::kDqColumnPairs; ++j) {
-        if (T::kDqEven || warp_d * kColumns + 8 * j < T::kClassQK) {
-          add_fragment(out + (i * (T::kClassQK / 8) + j) * 128, lane(), dq[i][j]);
-        }
-      }
-    }
+    add_dq_share<T>(smem + T::kDsOffset + slot * T::kDsBytes, smem + T::kKOffset,
+                    arguments.dq_sum + tile * (T::kBlockM * T::kClassQK), copy_part);
   }
 
   // --- main loop -----------------------------------------------------------------------------------------------------

@@ -226,7 +226,6 @@ struct RowPassWarp {
     uint32_t const rows_v = smem + T::kRowsVOffset + T::TileRowsV::offset(warp_row() + a.row, a.column);
     uint32_t const qk = smem + T::kQKOffset + T::TileQK::offset(warp_column() + b.row, b.column);
     uint32_t const other = smem + T::kOtherOffset + T::TileOther::offset(warp_column() + b.row, b.column);
-    uint32_t const x = smem + kXOffset + TileX::offset(warp_column() + a.row, x_column + a.column);
 
     Accumulators<T::kRowTiles, T::kResultTiles> sum;
     clear(sum);
@@ -245,21 +244,15 @@ struct RowPassWarp {
         multiply_rows<Element, typename T::TileRowsV, typename T::TileOther, T::kClassV / 16>(
             dp, rows_v, other + slot * T::TileOther::kBytes, [](int) {});
       }
+      Operand<TileX, T::kResultColumns> const x(smem + kXOffset + slot * TileX::kBytes, warp_column() + a.row,
+                                                x_column + a.column);
       uint32_t w[2][T::kRowTiles][4];
       take_weights(w[0], s, dp, 0, whole, slot);
 #pragma unroll
       for (int step = 0; step < kWeightSteps; ++step) {
         multiply_step<Element>(
             sum, w[step % 2],
-            [&](int j, uint32_t (&registers)[4]) {
-              if constexpr (TileX::template advances<T::kResultColumns>()) {
-                load_matrix_x4_transposed(registers, TileX::advance(x + slot * TileX::kBytes, 16 * step, 8 * j));
-              } else {
-                load_matrix_x4_transposed(
-                    registers, smem + kXOffset + slot * TileX::kBytes +
-                                   TileX::offset(warp_column() + 16 * step + a.row, x_column + 8 * j + a.column));
-              }
-            },
+            [&](int j, uint32_t (&registers)[4]) { load_matrix_x4_transposed(registers, x.at(16 * step, 8 * j)); },
             [&](int j) {
               if (j == 0 && step + 1 < kWeightSteps) take_weights(w[(step + 1) % 2], s, dp, step + 1, whole, slot);
             });

@@ -4,7 +4,7 @@
 // 1} of every 16x8 accumulator tile. Two neighbouring accumulator tiles, converted to 16 bits, are the A operand of a
 // 16x16 step: this is what keeps P in registers between the two products of attention.
 //
-// Called by: attention_forward_sm80.cuh.
+// Called by: attention_forward_sm80.cuh, product_sm80.cuh.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,11 +1,33 @@
 // A warp's product of two operands, sixteen columns of the common dimension at a time.
 //
-// Called by: attention_backward_keys_sm80.cuh, attention_backward_rows_sm80.cuh.
+// Called by: attention_backward_{keys,dq,rows}_sm80.cuh.
 #pragma once
 
 #include "mma_sm80.cuh"
+#include "tile_sm80.cuh"
 
 namespace attention_autotuner {
+
+// Where a lane reads a tile, from a start on by whole matrices: steps within a run of `Width` columns that starts at a
+// multiple of that width, plus the 8 columns that lanes may point beyond.
+template <typename Tile, int Width>
+class Operand {
+ public:
+  __device__ __forceinline__ Operand(uint32_t tile, int row, int column)
+      : tile_(tile), row_(row), column_(column), address_(tile + Tile::offset(row, column)) {}
+  __device__ __forceinline__ uint32_t at(int rows, int columns) const {
+    if constexpr (Tile::template advances<Width>()) {
+      return Tile::advance(address_, rows, columns);
+    } else {
+      return tile_ + Tile::offset(row_ + rows, column_ + columns);
+    }
+  }
+
+ private:
+  uint32_t tile_;
+  int row_, column_;
+  uint32_t address_;
+};
 
 template <int RowTiles, int ColumnTiles>
 using Accumulators = float[RowTiles][ColumnTiles][4];

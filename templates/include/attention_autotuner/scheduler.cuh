@@ -1,6 +1,7 @@
 // Which output tile a CTA works on: linear index -> (row block, head, batch, value slice), longest causal tiles first.
 //
-// Called by: attention_forward_sm80.cuh; the cost model simulates the same list (tuning/schedule.py).
+// Called by: attention_forward_sm80.cuh, attention_backward_{keys,rows}_sm80.cuh; the cost model simulates the same
+// list (tuning/schedule.py).
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@
 // that splits them makes it read half of them twice. The other layout, rows padded by one chunk, does split them; its
 // addresses are a base plus constants, and kernels that are short of registers gain more by that than the reads cost.
 //
-// Called by: attention_forward_sm80.cuh.
+// Called by: the kernels of the family.
 #pragma once
 
 #include <cstdint>
