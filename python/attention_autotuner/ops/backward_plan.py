@@ -48,7 +48,7 @@ class Plan:
     def __init__(
         self,
         kernel: LoadedKernel | None,
-        params: abi.AttentionBackwardParams,
+        params: ctypes.Structure,
         tensors: Gradients,
         copies: tuple[bool, bool, bool, bool],
         in_force: settings.Settings,
@@ -232,27 +232,24 @@ def _make_plan(
         grad_lse is not None and not grad_lse.is_contiguous(),
     )
     kernel: LoadedKernel | None = None
-    params = abi.AttentionBackwardParams()
+    params: ctypes.Structure = abi.AttentionBackwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
         problem = checks.make_problem(
             q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
         )
         kernel = launch.kernel_of(problem, device_type, q.get_device())
-        dq, dk, dv = (
-            launch.strided(checks.output_strides(x.shape, x.stride(), x.shape[3])) for x in tensors
-        )
-        params = abi.AttentionBackwardParams(
-            struct_size=ctypes.sizeof(abi.AttentionBackwardParams),
-            abi_version=abi.ABI_VERSION,
-            q=launch.strided(q.stride()),
-            k=launch.strided(k.stride()),
-            v=launch.strided(v.stride()),
-            o=launch.strided(_strides_read(o, copied=copies[0])),
-            dout=launch.strided(_strides_read(grad_o, copied=copies[1])),
+        dq, dk, dv = (checks.output_strides(x.shape, x.stride(), x.shape[3]) for x in tensors)
+        params = launch.strided_params(
+            problem,
+            scale,
+            q=q.stride(),
+            k=k.stride(),
+            v=v.stride(),
+            o=_strides_read(o, copied=copies[0]),
+            dout=_strides_read(grad_o, copied=copies[1]),
             dq=dq,
             dk=dk,
             dv=dv,
-            **launch.numbers(problem, scale),
         )
     return Plan(kernel, params, tensors, copies, in_force)
 

@@ -14,6 +14,7 @@ from .. import abi, dispatch
 from ..arch import naming
 from ..codegen.problem import Problem
 from ..loader import LoadedKernel
+from ..tuning.params import params_of
 
 MAX_PLANS = 4096
 """Kinds of call remembered per operation; the oldest are forgotten first."""
@@ -154,25 +155,19 @@ def words_of(kind: type[ctypes.Structure], *pointers: str) -> tuple[int, ...]:
     return tuple(getattr(kind, name).offset // 8 for name in pointers)
 
 
-def strided(strides: Sequence[int]) -> abi.Tensor:
-    """A tensor of the ABI with these strides, elements, and no address yet."""
-    return abi.Tensor(stride_batch=strides[0], stride_head=strides[1], stride_row=strides[2])
+def strided_params(problem: Problem, scale: float, **strides: Sequence[int]) -> ctypes.Structure:
+    """A problem's params, complete but for the pointers.
 
-
-def numbers(problem: Problem, scale: float) -> dict[str, float]:
-    """The sizes, the mask and the scale of a problem, as the params of both directions name them."""
-    return {
-        "batch": problem.batch,
-        "heads_q": problem.heads_q,
-        "heads_kv": problem.heads_kv,
-        "seqlen_q": problem.seqlen_q,
-        "seqlen_k": problem.seqlen_k,
-        "dim_qk": problem.dim_qk,
-        "dim_v": problem.dim_v,
-        "causal": int(problem.causal),
-        "causal_offset": problem.causal_offset,
-        "softmax_scale": scale,
-    }
+    Args:
+        problem: gives the sizes.
+        scale: the softmax scale.
+        strides: of each tensor that the params name, ``[batch, heads, seqlen, dim]``, in elements.
+    """
+    params = params_of(problem, scale)
+    for name, (batch, head, row, _) in strides.items():
+        tensor = abi.Tensor(stride_batch=batch, stride_head=head, stride_row=row)
+        setattr(params, name, tensor)
+    return params
 
 
 PlanT = TypeVar("PlanT")

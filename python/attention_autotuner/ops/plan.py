@@ -43,7 +43,7 @@ class Plan:
     def __init__(
         self,
         kernel: LoadedKernel | None,
-        params: abi.AttentionForwardParams,
+        params: ctypes.Structure,
         q: torch.Tensor,
         dim_v: int,
         *,
@@ -173,7 +173,7 @@ def _make_plan(
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     checks.check_scale(scale)
     kernel: LoadedKernel | None = None
-    params = abi.AttentionForwardParams()
+    params: ctypes.Structure = abi.AttentionForwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
         problem = checks.make_problem(q, k, v, causal=causal, top_left=top_left)
         kernel = launch.kernel_of(problem, device_type, q.get_device())
@@ -183,15 +183,13 @@ def _make_plan(
 
 def _make_params(
     problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> abi.AttentionForwardParams:
+) -> ctypes.Structure:
     """Params complete but for the pointers."""
-    strides = checks.output_strides(q.shape, q.stride(), problem.dim_v)
-    return abi.AttentionForwardParams(
-        struct_size=ctypes.sizeof(abi.AttentionForwardParams),
-        abi_version=abi.ABI_VERSION,
-        q=launch.strided(q.stride()),
-        k=launch.strided(k.stride()),
-        v=launch.strided(v.stride()),
-        o=launch.strided(strides),
-        **launch.numbers(problem, scale),
+    return launch.strided_params(
+        problem,
+        scale,
+        q=q.stride(),
+        k=k.stride(),
+        v=v.stride(),
+        o=checks.output_strides(q.shape, q.stride(), problem.dim_v),
     )
