@@ -37,7 +37,7 @@ SHAPES = (
     replace(HALF, causal=True, causal_alignment="top_left"),
     replace(HALF, dtype="bf16", causal=True),
     replace(HALF, heads_kv=1, seqlen_q=1, seqlen_k=300),
-    replace(HALF, heads_kv=4, seqlen_q=257, seqlen_k=1),
+    replace(HALF, heads_kv=4, seqlen_q=257, seqlen_k=9),
     replace(HALF, seqlen_q=200, seqlen_k=70, causal=True),  # rows that see no key
     replace(HALF, dim_qk=40, dim_v=72, causal=True),
 )
@@ -283,7 +283,24 @@ def test_memory_that_does_not_suffice_is_torchs_error() -> None:
     assert all(bool(x.isfinite().all()) for x in found)
 
 
-# --- streams and warm calls -----------------------------------------------------------------------
+# --- threads, streams and warm calls --------------------------------------------------------------
+
+
+def test_the_settings_of_the_forward_hold_in_torchs_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, str]] = []
+    kernel_for = dispatch.kernel_for
+
+    def look(problem: Problem, *arguments: Any, **options: Any) -> Any:
+        seen.append((problem.direction, settings.current().mode))
+        return kernel_for(problem, *arguments, **options)
+
+    monkeypatch.setattr(dispatch, "kernel_for", look)
+    gradients.forget_plans()
+    tensors = make()
+    torch.autograd.grad(flash_attn_func(*tensors).sum(), tensors)
+    assert seen == [("forward", "off"), ("backward", "off")]
 
 
 def test_it_runs_on_the_stream_of_its_forward() -> None:

@@ -18,7 +18,6 @@ from attention_autotuner import dispatch, settings
 from attention_autotuner.arch import A100, H100, RTX4090, DeviceProperties, Policy
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, KeyPass, RowPass
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import (
     ArtifactError,
@@ -206,60 +205,38 @@ def test_a_layer_that_cannot_be_read_is_logged_and_passed_over(
     assert warnings(caplog) == [f"no record is served: {error}"]
 
 
-KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
-FUSED = Candidate(
-    family="sm80",
-    direction="backward",
-    dtype="fp16",
-    class_qk=128,
-    class_v=128,
-    knobs=BackwardKnobs(plan="fused", keys=KEYS),
-)
-PAIR = replace(
-    FUSED,
-    knobs=BackwardKnobs(
-        plan="pair",
-        keys=KEYS,
-        dq=RowPass(block_rows=64, block_columns=64, warps=4, num_stages=1),
-    ),
-)
-
-
-class BackwardPolicy(A100):
-    """Offers one candidate of each kind, the quicker one first."""
-
-    def default(self, problem: Problem) -> Candidate:
-        assert problem.direction == "backward"
-        return PAIR if problem.deterministic else FUSED
+BACKWARD = replace(PROBLEM, direction="backward")
 
 
 def test_a_backward_problem_is_decided_by_itself_and_by_its_determinism(world: World) -> None:
-    policy = BackwardPolicy()
-    free = replace(PROBLEM, direction="backward")
-    for problem, candidate in ((free, FUSED), (replace(free, deterministic=True), PAIR)):
+    policy = A100()
+    for problem in (PROBLEM, BACKWARD, replace(BACKWARD, deterministic=True)):
         for _ in range(2):
-            assert dispatch.lookup(problem, policy).candidate == candidate
+            candidate = dispatch.lookup(problem, policy).candidate
+            assert candidate.direction == problem.direction
+            assert candidate.deterministic or not problem.deterministic
         assert world.records.asked[-1].problem == problem.bucketed()
-    assert len(world.records.asked) == 2
+    assert len(world.records.asked) == 3
 
 
 def test_a_record_whose_pick_is_not_deterministic_serves_none_who_ask_for_that(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    policy = BackwardPolicy()
-    world.records.answer = world.hit(FUSED, "record")
-    problem = replace(PROBLEM, direction="backward")
-    assert dispatch.lookup(problem, policy).layer == "record"
-    pick = dispatch.lookup(replace(problem, deterministic=True), policy)
-    assert (pick.candidate, pick.layer) == (PAIR, "default")
+    policy = A100()
+    free = next(c for c in policy.legal(BACKWARD) if not c.deterministic)
+    world.records.answer = world.hit(free, "record")
+    assert dispatch.lookup(BACKWARD, policy).candidate == free
+    pick = dispatch.lookup(replace(BACKWARD, deterministic=True), policy)
+    assert (pick.layer, pick.candidate.deterministic) == ("default", True)
     assert "record's pick is not deterministic" in pick.reason
-    assert warnings(caplog) == [f"no record is served: its pick {FUSED.name} is not deterministic"]
+    assert warnings(caplog) == [f"no record is served: its pick {free.name} is not deterministic"]
 
 
 def test_a_library_that_holds_another_kernel_is_refused(world: World) -> None:
     default = A100().default(PROBLEM.bucketed())
-    world.swapped[default.name] = FUSED
-    with pytest.raises(ArtifactError, match=f"holds {FUSED.name}, wanted {default.name}"):
+    other = A100().default(BACKWARD.bucketed())
+    world.swapped[default.name] = other
+    with pytest.raises(ArtifactError, match=f"holds {other.name}, wanted {default.name}"):
         dispatch.kernel_for(PROBLEM, A100(), device=0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.codegen.problem import Problem
@@ -231,6 +232,13 @@ def test_only_what_requires_grad_gets_one(way: Way) -> None:
     assert (q.grad, k.grad) == (None, None)
     assert v.grad is not None
     assert v.grad.shape == v.shape
+
+
+def test_activation_checkpointing(way: Way) -> None:
+    tensors = gradients.make(PROBLEM)
+    expected = torch.autograd.grad(way(tensors).sum(), tensors)
+    o = checkpoint(lambda q, k, v: way((q, k, v)), *tensors, use_reentrant=False)
+    assert gradients.same_bits(torch.autograd.grad(o.sum(), tensors), expected)
 
 
 def test_double_backward_is_the_references(way: Way, caplog: pytest.LogCaptureFixture) -> None:
