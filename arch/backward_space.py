@@ -17,8 +17,9 @@ from ..codegen.candidate import Candidate, Family
 from ..codegen.knobs import BackwardKnobs, BackwardPlan, CtaOrder, KeyPass, RowPass
 from ..codegen.problem import Problem
 from .backward_legality import MAX_PAIRS, MIN_WARPS, pass_broken
-from .backward_resources import KeyShape, PassShape, RowShape
+from .backward_resources import KeyShape, PassShape, RowShape, needs
 from .legality import Rejection
+from .occupancy import REGISTERS_BESIDE_FRAGMENTS_TYPICAL, register_cap
 from .rules import Broken
 from .spec import ArchSpec
 
@@ -99,13 +100,16 @@ class BackwardPreference:
 
 
 # Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Not measured yet: as many rows a
-# warp as registers allow, and two stages where shared memory does.
+# warp as registers allow without spills, and two stages where shared memory does.
 BACKWARD_PREFERENCES: tuple[BackwardPreference, ...] = (
-    BackwardPreference(up_to=64, block_m=128, block_n=128, warp_pairs=4, num_stages=1),
     BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=2),
     BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=1),
-    BackwardPreference(up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=2),
-    BackwardPreference(up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=1),
+    BackwardPreference(
+        up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=2, query_parts=2
+    ),
+    BackwardPreference(
+        up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=1, query_parts=2
+    ),
     BackwardPreference(up_to=128, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
     BackwardPreference(up_to=256, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
     BackwardPreference(up_to=256, block_m=32, block_n=64, warp_pairs=4, num_stages=2),
@@ -170,13 +174,14 @@ def preferred(
     fused = None if problem.deterministic else passes.first_legal(rows, "fused")
     if fused is not None:
         knobs = BackwardKnobs(plan="fused", keys=fused, cta_order=order)
-    elif dq := passes.rows("dq", 1):
-        keys = passes.first_legal(rows, "pair")
-        dk, dv = passes.rows("dk", 1), passes.rows("dv", 1)
-        if keys is not None:
-            knobs = BackwardKnobs(plan="pair", keys=keys, dq=dq[0], cta_order=order)
-        elif dk and dv:
-            knobs = BackwardKnobs(plan="split", dq=dq[0], dk=dk[0], dv=dv[0], cta_order=order)
+    elif (keys := passes.first_legal(rows, "pair")) is not None:
+        dq = passes.easiest("dq", space.dq_choices)
+        if dq is not None:
+            knobs = BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
+    else:
+        dq, dk, dv = (passes.easiest(name, space.split_choices) for name in ("dq", "dk", "dv"))
+        if dq is not None and dk is not None and dv is not None:
+            knobs = BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
     return None if knobs is None else Candidate.of(problem, family, knobs)
 
 
@@ -235,16 +240,31 @@ class _Passes:
     def rows(self, name: str, count: int) -> list[RowPass]:
         """The ``count`` legal row passes for a result that stand first by taste."""
         if name not in self._rows:
-            problem = self._problem
-            shapes = [
-                RowShape(name=name, knobs=rows, class_qk=problem.class_qk, class_v=problem.class_v)
-                for rows in _row_points(self._space)
-            ]
+            shapes = [self._row_shape(name, rows) for rows in _row_points(self._space)]
             shapes = [
                 s for s in shapes if s.knobs.slices == 1 or s.result_class > MAX_WHOLE_COLUMNS
             ]
             self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
         return self._rows[name][:count]
+
+    def easiest(self, name: str, count: int) -> RowPass | None:
+        """The first of :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
+        choices = self.rows(name, count)
+        easy = (rows for rows in choices if self._is_easy(self._row_shape(name, rows)))
+        return next(easy, choices[0] if choices else None)
+
+    def _is_easy(self, shape: RowShape) -> bool:
+        kernel = needs(shape)
+        wanted = kernel.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_TYPICAL
+        return wanted <= register_cap(kernel, self._spec)
+
+    def _row_shape(self, name: str, rows: RowPass) -> RowShape:
+        return RowShape(
+            name=name,
+            knobs=rows,
+            class_qk=self._problem.class_qk,
+            class_v=self._problem.class_v,
+        )
 
     def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
         for shape in shapes:
