@@ -15,6 +15,7 @@ from math import inf
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import RowPass
 from attention_autotuner.codegen.outcome import Infeasible, Ok, Outcome, Spilled
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
@@ -26,11 +27,12 @@ from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import Row, gain_over, median_us
 from attention_autotuner.tuning.search import MIN_GAIN, SPILL_WORTH_TIMING
-from attention_autotuner.tuning.shortlist import shortlist
+from attention_autotuner.tuning.shortlist import Ranked, shortlist
 
 Say = Callable[[str], None]
 ClassKey = tuple[str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
+COMPANIONS = 3
 
 
 def class_of(problem: Problem) -> ClassKey:
@@ -47,7 +49,8 @@ def pools(
     Args:
         problems: of any classes.
         policy: whose candidates.
-        top_k: how many each problem contributes beside its default.
+        top_k: how many each problem contributes beside its default; one of deterministic mode adds
+            one of :func:`other_companions`.
         class_limit: how many the problems of a class contribute beside their defaults, those of deterministic mode by
             themselves; every problem's best go before any problem's second. None is no limit.
     """
@@ -57,12 +60,32 @@ def pools(
         default = policy.default(problem)
         ranked = rank(problem, policy.legal(problem), policy.spec)
         own = [one for one, _ in shortlist(ranked, default, top_k) if one != default]
+        if problem.deterministic:
+            # Each problem tries another one, after its own two best.
+            place = len(wanted.get((class_of(problem), True), ())) % COMPANIONS
+            own[2:2] = other_companions(ranked)[place : place + 1]
         found.setdefault(class_of(problem), {}).setdefault(default)
         wanted.setdefault((class_of(problem), problem.deterministic), []).append(own)
     for (key, _), lists in wanted.items():
         in_turn = (one for place in zip_longest(*lists) for one in place if one is not None)
         found[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
     return {key: list(pool) for key, pool in found.items()}
+
+
+def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
+    """The best candidates of other dQ passes beside a key pass than the best of all, up to :data:`COMPANIONS`.
+
+    A shortlist looks for variety in the main pass. In deterministic mode the other one is a third of the work.
+
+    Args:
+        ranked: all legal candidates, best first.
+    """
+    best: dict[RowPass, Candidate] = {}
+    for one, _ in ranked:
+        knobs = one.backward
+        if knobs.plan == "pair" and knobs.dq is not None:
+            best.setdefault(knobs.dq, one)
+    return list(islice(best.values(), 1, 1 + COMPANIONS))
 
 
 def search(

@@ -16,6 +16,7 @@ from attention_autotuner import dispatch, settings
 from attention_autotuner.codegen.outcome import Ok, Outcome, Wrong
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.reference import attention_backward
+from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
@@ -103,8 +104,19 @@ def test_a_class_is_limited_for_each_mode_and_every_problems_best_goes_first() -
     assert len(rest) <= 4
     assert len([one for one in rest if not one.deterministic]) <= 2
     for problem in problems:
-        alone = class_search.pools([problem], POLICY, top_k=1)
+        alone = class_search.pools([problem], POLICY, top_k=1, class_limit=1)
         assert {one for pool in alone.values() for one in pool} <= set(limited)
+
+
+def test_deterministic_mode_tries_several_passes_for_dq() -> None:
+    ranked = rank(STRICT, POLICY.legal(STRICT), POLICY.spec)
+    found = class_search.other_companions(ranked)
+    passes = [one.backward.dq for one in found]
+    assert len(set(passes)) == len(passes) == class_search.COMPANIONS
+    assert ranked[0][0].backward.dq not in passes
+    problems = [STRICT] * class_search.COMPANIONS
+    (pool,) = class_search.pools(problems, POLICY, top_k=2, class_limit=12).values()
+    assert {one.backward.dq for one in pool} >= {ranked[0][0].backward.dq, *passes}
 
 
 def test_deterministic_mode_races_what_is_deterministic_of_the_same_builds(tmp_path: Path) -> None:
