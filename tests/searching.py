@@ -48,7 +48,7 @@ class FakePipeline:
     time_us: Callable[[str], float] = lambda name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     spills: Callable[[str], bool] = lambda name: False
-    spilled_each_way: int = 80
+    spilled_each_way: Callable[[str], int] = lambda name: 80
     verdict: Callable[[str], Outcome] = lambda name: Ok()
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
     confirmed_ratio: float | None = None
@@ -74,7 +74,7 @@ class FakePipeline:
             loop_spills = self.spills(kernel.name)
             good = FakeBuilt(
                 path=Path("/kernels") / kernel.name,
-                report=report(128, loop_spills, self.spilled_each_way),
+                report=report(128, loop_spills, self.spilled_each_way(kernel.name)),
             )
             results.append(failure or good)
         return results

@@ -10,9 +10,10 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import probe
 from attention_autotuner.cli import main
-from attention_autotuner.cli.main_job import MIN_BUILT
+from attention_autotuner.cli.main_job import MIN_BUILT, TOLERATED
 from attention_autotuner.codegen.entries import read_artifact
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.tuning.search import spilled_bytes
 
 pytestmark = [pytest.mark.build, pytest.mark.tune]
 
@@ -55,7 +56,8 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
             assert estimates == sorted(estimates)
             for row in usable[:wanted]:
                 artifact = read_artifact(Path(row["artifact"]).parent)
-                assert not artifact.report.loop_spills
+                if artifact.report.loop_spills:
+                    assert spilled_bytes(artifact) <= TOLERATED[result["direction"]]
             # A backward kernel keeps every row's statistics there at least: 4 * 16 * 4096 rows of fp32.
             least = 0 if result["direction"] == "forward" else 4 * 4 * 16 * 4096
             assert all(row["workspace_bytes"] >= least for row in usable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from attention_autotuner.arch import resolve
 from attention_autotuner.cli import main, main_job, results, serving, tuning
 from attention_autotuner.codegen.outcome import Ok
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.tuning.cost_model import estimate
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.result import Row, TuneResult
@@ -256,6 +258,26 @@ def test_the_main_job_complains_of_too_few_kernels() -> None:
         "A100: 0 usable forward kernels, expected 2",
         "A100: 0 usable backward kernels, expected 1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("problem", "spilled", "complaint"),
+    [(PROBLEM, 4, True), (BACKWARD, 128, False), (BACKWARD, 132, True)],
+)
+def test_the_main_job_complains_of_spills_in_main_loops(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, spilled: int, complaint: bool
+) -> None:
+    def artifact_of(row: Row) -> Any:
+        report = replace(
+            parse_ptxas(""), spill_store_bytes=spilled - 2, spill_load_bytes=2, loop_spills=True
+        )
+        return SimpleNamespace(name=row.candidate.name, report=report)
+
+    monkeypatch.setattr(main_job, "artifact_of", artifact_of)
+    result = result_of(status="predicted", problem=problem, artifact=Path("/kernels/kernel.so"))
+    found = main_job.complaints_of([result])
+    assert [f"spills {spilled} bytes" in each for each in found] == [True] * len(found)
+    assert bool(found) is complaint
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -139,7 +139,7 @@ def test_a_few_spilled_bytes_are_for_the_clock_to_judge(records: RecordStore, ri
     def pipeline(gpu: bool) -> FakePipeline:
         return FakePipeline(
             spills=lambda name: name == rival,
-            spilled_each_way=12,
+            spilled_each_way=lambda name: 12,
             time_us=fast(rival, 80.0),
             confirmed_ratio=1.2,
             gpu=gpu,
@@ -170,6 +170,20 @@ def test_when_all_spill_they_take_part_after_all(records: RecordStore) -> None:
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.status == "measured"
     assert len(pipeline.measured) == len(result.rows)
+
+
+def test_when_all_spill_those_that_spill_little_come_first(
+    records: RecordStore, rival: str
+) -> None:
+    pipeline = FakePipeline(
+        gpu=False,
+        spills=lambda name: True,
+        spilled_each_way=lambda name: 12 if name == rival else 80,
+    )
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert result.pick.name == rival
+    assert [row.candidate.name for row in result.rows if row.outcome.ok] == [rival]
+    assert {row.outcome.kind for row in result.rows[1:]} == {"spilled"}
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ..codegen.problem import Direction, Problem
 from ..dispatch import tune, tune_step
 from ..errors import UnsupportedArchitectureError
 from ..tuning.result import TuneResult
+from ..tuning.search import SPILL_WORTH_TIMING, spilled_bytes
 from ..tuning.step import StepResult, problems_of_step
 from .console import Show, print_json, print_line, print_table, progress
 from .options import problem_json, problem_of
@@ -26,8 +27,11 @@ from .status import FAILED, INTERRUPTED, OK
 
 ARCHITECTURES = ("A100", "RTX4090", "H100")
 TOP_K = 8  # candidates beside the default, where --top-k does not say
-# Usable kernels that each architecture must come to, none of which spills in its main loop.
+# Usable kernels that each architecture must come to.
 MIN_BUILT: dict[Direction, int] = {"forward": 2, "backward": 1}
+# Spilled bytes a thread of those that are no complaint though some are in a main loop. Most tiles of a backward kernel
+# leave their accumulators a register or two short; whether a smaller tile would be faster is for a clock to say.
+TOLERATED: dict[Direction, int] = {"forward": 0, "backward": SPILL_WORTH_TIMING}
 # Without a GPU, how many beside the default: more where the best spill. A backward kernel takes three times as long to
 # build as a forward one, so few are built.
 WIDTHS: dict[Direction, tuple[int, ...]] = {
@@ -164,8 +168,13 @@ def complaints_of(results: Sequence[TuneResult]) -> list[str]:
             )
         for row in built[:wanted]:
             artifact = artifact_of(row)
-            if artifact is not None and artifact.report.loop_spills:
-                complaints.append(f"{result.arch}: {artifact.name} spills in its main loop")
+            if artifact is None or not artifact.report.loop_spills:
+                continue
+            spilled = spilled_bytes(artifact)
+            if spilled > TOLERATED[direction]:
+                complaints.append(
+                    f"{result.arch}: {artifact.name} spills {spilled} bytes a thread, in its main loop too"
+                )
     return complaints
 
 

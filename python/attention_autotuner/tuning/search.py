@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,11 @@ def tune(
     if printer is not None:
         print_ranking(result)
     return result
+
+
+def spilled_bytes(built: Built) -> int:
+    """Bytes that a thread of the worst kernel of a library spills, stores and loads."""
+    return built.report.spill_store_bytes + built.report.spill_load_bytes
 
 
 class _Search:
@@ -195,21 +201,24 @@ class _Search:
                 built[row.candidate.name] = result
                 row = self._refine(row, result)
             refined.append(row)
-        if any(row.outcome.ok for row in refined):
-            return built, sorted(refined, key=by_estimate)
-        # A kernel that spills is better than none.
-        kept = [
-            replace(row, outcome=Ok()) if isinstance(row.outcome, Spilled) else row
-            for row in refined
-        ]
-        require_usable(self.problem, self.policy.name, kept)
-        return built, sorted(kept, key=by_estimate)
+        # A kernel that spills is better than none, and a few bytes are better than many.
+        for limit in (SPILL_WORTH_TIMING, inf):
+            if not any(row.outcome.ok for row in refined):
+                refined = [
+                    replace(row, outcome=Ok())
+                    if isinstance(row.outcome, Spilled)
+                    and spilled_bytes(built[row.candidate.name]) <= limit
+                    else row
+                    for row in refined
+                ]
+        require_usable(self.problem, self.policy.name, refined)
+        return built, sorted(refined, key=by_estimate)
 
     def _refine(self, row: Row, built: Built) -> Row:
         report = built.report
         estimate = refine(self.problem, row.candidate, self.policy.spec, report)
         outcome: Outcome = Ok()
-        spilled = report.spill_store_bytes + report.spill_load_bytes
+        spilled = spilled_bytes(built)
         tolerated = SPILL_WORTH_TIMING if self.pipeline.can_measure() else 0
         if report.loop_spills and spilled > tolerated:
             outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
