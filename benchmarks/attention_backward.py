@@ -21,8 +21,8 @@ BENCHMARK = commands.Benchmark(
     peers=("sdpa_flash", "sdpa_cudnn", "sdpa_flash_step", "sdpa_flash_autograd"),
     top_k=6,
     class_limit=12,
-    tune_seconds=1.0,
-    seconds=2.5,
+    tune_seconds=0.5,
+    seconds=1.5,
 )
 
 

@@ -31,6 +31,7 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
         pick = record.picked
         assert kernel_digest(render(pick.candidate)) == pick.kernel_digest, (
             f"{record.problem.describe()}: the kernels changed since this pick was timed; run "
-            "`python -m benchmarks.attention_forward run --ship python/attention_autotuner/tuned`"
+            f"`python -m benchmarks.attention_{record.problem.direction} run --ship "
+            "python/attention_autotuner/tuned`"
         )
         assert legality.check(pick.candidate, resolve(record.arch).spec) is None
