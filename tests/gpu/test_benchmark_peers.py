@@ -1,0 +1,63 @@
+"""Whom the benchmark of attention backward meets must compute what our kernels do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.reference import attention_backward
+from attention_autotuner.tuning.bindings import make_inputs
+from benchmarks.gradients import CUDNN, FLASH, FusedBackwardEntry, FusedOps
+from benchmarks.peers import PEERS
+
+pytestmark = pytest.mark.gpu
+
+PROBLEM = Problem(
+    direction="backward",
+    batch=2,
+    heads_q=4,
+    heads_kv=4,
+    seqlen_q=384,
+    seqlen_k=384,
+    dim_qk=64,
+    dim_v=64,
+    causal=True,
+)
+ALLOWED = 0.02  # of the largest value: another mask or scale would be off by far more
+
+
+@pytest.mark.parametrize("step", [False, True], ids=["backward", "step"])
+@pytest.mark.parametrize("ops", [FLASH, CUDNN], ids=["flash", "cudnn"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_fused_peer_computes_our_gradients(
+    ops: FusedOps, step: bool, causal: bool, device: torch.device
+) -> None:
+    problem = replace(PROBLEM, causal=causal)
+    inputs = make_inputs(problem, seed=0, device=device)
+    found: list[tuple[torch.Tensor, ...]] = []
+
+    def backward(*given: object) -> None:
+        found.append(ops.backward(*given))  # type: ignore[arg-type]  # passed through
+
+    entry = FusedBackwardEntry(
+        name="peer",
+        ops=FusedOps(forward=ops.forward, backward=backward),
+        causal=causal,
+        step=step,
+    )
+    entry.prepare([inputs], [])
+    wide = [tensor.float() for tensor in (inputs.q, inputs.k, inputs.v)]
+    expected = attention_backward(inputs.tensors["dout"], None, *wide, causal=causal)
+    for taken, ref in zip(found[0], expected, strict=True):
+        assert float((taken.float() - ref).abs().max()) < ALLOWED * float(ref.abs().max())
+
+
+@pytest.mark.parametrize("name", PEERS["attention_backward"])
+def test_every_peer_runs(name: str, device: torch.device) -> None:
+    entry = PEERS["attention_backward"][name].entry(PROBLEM)
+    entry.prepare([make_inputs(PROBLEM, seed=seed, device=device) for seed in (0, 1)], [])
+    entry.run(1)
+    torch.cuda.synchronize(device)
