@@ -8,12 +8,13 @@ unconfirmed: that is for a second process to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 from math import inf
 
 from attention_autotuner.arch import Policy
+from attention_autotuner.arch.legality import check
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import RowPass
 from attention_autotuner.codegen.outcome import Infeasible, Ok, Outcome, Spilled
@@ -72,6 +73,26 @@ def pools(
     return {key: list(pool) for key, pool in found.items()}
 
 
+def known_pools(
+    problems: Iterable[Problem], policy: Policy, known: Iterable[Candidate]
+) -> dict[ClassKey, list[Candidate]]:
+    """The defaults of each class, and what is known to do well on it: to time again what was searched before.
+
+    Args:
+        problems: of any classes.
+        policy: whose candidates; what it does not allow is left out.
+        known: candidates of any classes.
+    """
+    found: dict[ClassKey, dict[Candidate, None]] = {}
+    for problem in problems:
+        found.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
+    for one in known:
+        key = (one.op, one.direction, one.dtype, one.class_qk, one.class_v, one.copy_bytes)
+        if key in found and check(one, policy.spec) is None:
+            found[key].setdefault(one)
+    return {key: list(pool) for key, pool in found.items()}
+
+
 def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
     """The best candidates of other dQ passes beside a key pass than the best of all, up to :data:`COMPANIONS`.
 
@@ -94,8 +115,7 @@ def search(
     pipeline: Pipeline,
     records: RecordStore,
     *,
-    top_k: int,
-    class_limit: int | None = None,
+    pool_of: Mapping[ClassKey, Sequence[Candidate]],
     seconds: float,
     say: Say,
 ) -> list[TuningRecord]:
@@ -106,8 +126,7 @@ def search(
         policy: whose candidates.
         pipeline: builds, verifies and measures.
         records: where the picks are kept.
-        top_k: see :func:`pools`.
-        class_limit: see :func:`pools`.
+        pool_of: from :func:`pools` or :func:`known_pools`.
         seconds: of timing rounds a problem.
         say: told one line at a time.
 
@@ -118,7 +137,6 @@ def search(
         NoCandidateError: nothing of a class is usable.
         KeyboardInterrupt: timing was interrupted; what was recorded before stays.
     """
-    pool_of = pools(problems, policy, top_k=top_k, class_limit=class_limit)
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
     defaults = {policy.default(problem) for problem in problems}
     rows_of = {
@@ -161,7 +179,7 @@ Prepared = tuple[list[Row], dict[str, Built]]
 
 
 def _build(
-    pool_of: dict[ClassKey, list[Candidate]], pipeline: Pipeline, say: Say
+    pool_of: Mapping[ClassKey, Sequence[Candidate]], pipeline: Pipeline, say: Say
 ) -> Iterable[tuple[ClassKey, list[tuple[Candidate, Built | Outcome]]]]:
     """Every pool's results, all built in one batch."""
     wanted = [one for pool in pool_of.values() for one in pool]

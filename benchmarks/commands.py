@@ -31,7 +31,7 @@ from . import class_search, comparison, report, verdict
 from .cases import GRIDS, Grid
 from .peers import PEERS
 from .rivals import meeting_of, variants
-from .shipping import ship
+from .shipping import ship, shipped
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STARTED = time.monotonic()
@@ -105,6 +105,12 @@ def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
             help="candidates of a head dim beside the defaults, for each mode",
         )
         option(
+            "--again",
+            type=Path,
+            metavar="FOLDER",
+            help="tune among what the GPU's file in this folder holds and the defaults, and no others",
+        )
+        option(
             "--tune-seconds",
             type=float,
             default=benchmark.tune_seconds,
@@ -144,13 +150,21 @@ def tune(
     options: argparse.Namespace,
 ) -> int:
     """Records for every problem."""
+    problems = [each for problem in grid.problems for each in variants(problem)]
+    if options.again is not None:
+        held = shipped(options.again, pipeline.environment.gpu_name or "unknown")
+        known = [entry.candidate for record in held for entry in record.entries]
+        pool_of = class_search.known_pools(problems, policy, known)
+    else:
+        pool_of = class_search.pools(
+            problems, policy, top_k=options.top_k, class_limit=options.class_limit
+        )
     class_search.search(
-        [each for problem in grid.problems for each in variants(problem)],
+        problems,
         policy,
         pipeline,
         records,
-        top_k=options.top_k,
-        class_limit=options.class_limit,
+        pool_of=pool_of,
         seconds=options.tune_seconds,
         say=say,
     )

@@ -37,10 +37,23 @@ def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
     )
 
 
+def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
+    """The records of a GPU's file, but for those of another schema or knob space; none where there is no file.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    path = folder / f"{slug(gpu_name)}.json"
+    if not path.is_file():
+        return []
+    documents = json.loads(path.read_text(encoding="utf-8"))["records"]
+    return [TuningRecord.from_json(each) for each in documents if is_present(each)]
+
+
 def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
     """Write records to a GPU's file, beside those of other problems that it holds already.
 
-    What it holds of another schema or of another knob space is dropped.
+    What it holds of another schema or of another knob space is dropped: no look-up would serve it.
 
     Args:
         folder: of the shipped files.
@@ -54,13 +67,6 @@ def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
         RecordError: the file that is there is damaged.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{slug(gpu_name)}.json"
-    kept = {}
-    if path.is_file():
-        for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            if not is_present(document):
-                continue  # no look-up would serve it
-            record = TuningRecord.from_json(document)
-            kept[record.problem, record.arch] = record
+    kept = {(record.problem, record.arch): record for record in shipped(folder, gpu_name)}
     kept |= {(record.problem, record.arch): trimmed(record) for record in records}
     return write_shipped(folder, gpu_name, kept.values())

@@ -126,7 +126,13 @@ def run_search(
 ) -> list[TuningRecord]:
     """Tune without a GPU."""
     return class_search.search(
-        problems, POLICY, pipeline, records, top_k=top_k, seconds=1.0, say=lambda line: None
+        problems,
+        POLICY,
+        pipeline,
+        records,
+        pool_of=class_search.pools(problems, POLICY, top_k=top_k),
+        seconds=1.0,
+        say=lambda line: None,
     )
 
 

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner import dispatch, settings
+from attention_autotuner.arch import resolve
+from attention_autotuner.arch.legality import check
 from attention_autotuner.codegen.outcome import BuildFailed, Ok, Wrong
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
 from attention_autotuner.errors import NoCandidateError
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from benchmarks import shipping
+from benchmarks import attention_forward, class_search, commands, shipping
+from benchmarks.cases import Grid
 from tests.benchmarking import (
     GPU,
     LONG,
@@ -106,3 +109,33 @@ def test_shipping_keeps_the_picks_of_other_problems(tmp_path: Path) -> None:
     for record in (first, second):
         query = Query(problem=record.problem, arch=POLICY.name, environment=GPU)
         assert isinstance(ShippedRecords(tmp_path).find(query), Hit)
+
+
+def test_what_was_shipped_is_timed_again_without_a_new_search(tmp_path: Path) -> None:
+    gpu = "NVIDIA H100 80GB HBM3"
+    records = RecordStore(tmp_path / "records")
+    shipping.ship(tmp_path, gpu, run_search([SHORT, WIDE], FakePipeline(), records))
+    pipeline = FakePipeline()
+    options = ["tune", "--again", str(tmp_path)]
+    grid = Grid(name="attention_forward", problems=(SHORT, LONG))
+    parsed = commands.parse(attention_forward.BENCHMARK, options)
+    assert commands.tune(grid, POLICY, pipeline, records, parsed) == 0
+    (batch,) = pipeline.batches
+    held = {
+        entry.candidate.name
+        for record in shipping.shipped(tmp_path, gpu)
+        for entry in record.entries
+        if entry.candidate.class_qk == SHORT.class_qk
+    }
+    assert len(held) == shipping.ENTRIES
+    assert set(batch) == held | {POLICY.default(problem).name for problem in (SHORT, LONG)}
+
+
+def test_what_the_policy_does_not_allow_is_not_timed_again() -> None:
+    large = next(
+        one
+        for one in resolve("H200").legal(SHORT)
+        if check(one, resolve("RTX4090").spec) is not None
+    )
+    (pool,) = class_search.known_pools([SHORT], resolve("RTX4090"), [large]).values()
+    assert pool == [resolve("RTX4090").default(SHORT)]
