@@ -75,8 +75,10 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static constexpr int kQStages = kStages;
   static constexpr int kDoStages = kStages == 1 ? 1 : 2;  // and of the statistics and dS
 
+  // A thread may have fewer than 255 registers.
+  static constexpr bool kRegistersScarce = kThreads * kCtasPerSm > 256;
   // Tiles are fetched under the first product where there are registers for it, else under dQ's.
-  static constexpr bool kFetchesEarly = kStages > 1 && kParts == 1 && kThreads* kCtasPerSm <= 256;
+  static constexpr bool kFetchesEarly = kStages > 1 && kParts == 1 && !kRegistersScarce;
 
   static constexpr int kRowsPerWarp = kBlockN / kPairs;
   static constexpr int kRowTiles = kRowsPerWarp / 16;
