@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 
 from attention_autotuner.arch import Policy
@@ -53,7 +54,7 @@ class Sampled:
 def sample(
     policy: Policy, direction: Direction = "forward", size: int = SAMPLE, seed: int = 0
 ) -> tuple[Candidate, ...]:
-    """Candidates that a policy offers, first such that every value of every knob occurs, then at random.
+    """Candidates that a policy offers, such that every value of every knob occurs and every problem's kernels do.
 
     Args:
         policy: whose.
@@ -64,14 +65,18 @@ def sample(
     pool = _offered(policy, direction)
     random.Random(seed).shuffle(pool)
     wanted = {value for one in pool for value in _values(one)}
-    chosen: list[Candidate] = []
-    while wanted and len(chosen) < size:
-        best = max(pool, key=lambda one: len(wanted & _values(one)))
-        chosen.append(best)
+    chosen: dict[Candidate, None] = {}
+    of_class: Counter[tuple[object, ...]] = Counter()
+    while len(chosen) < min(size, len(pool)):
+        # Narrow heads have most candidates: among equals, the class that has fewest in the sample is next.
+        best = max(
+            (one for one in pool if one not in chosen),
+            key=lambda one: (len(wanted & _values(one)), -of_class[_class_of(one)]),
+        )
+        chosen[best] = None
+        of_class[_class_of(best)] += 1
         wanted -= _values(best)
-    taken = set(chosen)
-    rest = (one for one in pool if one not in taken)
-    return tuple([*chosen, *rest][:size])
+    return tuple(chosen)
 
 
 def uncovered(policy: Policy, direction: Direction = "forward") -> set[tuple[str, object]]:
@@ -119,6 +124,10 @@ def cases_of(one: Candidate) -> list[Case]:
             )
         )
     return cases
+
+
+def _class_of(one: Candidate) -> tuple[object, ...]:
+    return one.class_qk, one.class_v, one.copy_bytes
 
 
 def _values(one: Candidate) -> set[tuple[str, object]]:
