@@ -1,4 +1,4 @@
-"""The backward candidates that a policy offers, in a fixed order, and the one that needs no tuning.
+"""The backward candidates that a policy offers, in a fixed order.
 
 Passes are judged one by one and then combined, so the space is a product of passes that are legal by themselves. To
 keep it small enough to rank, a pass that a plan has beside its main one comes in a few kinds only: those nearest to the
@@ -70,54 +70,10 @@ class BackwardSpace:
     key_stages: tuple[int, ...] = (2, 1, 3)
     row_stages: tuple[int, ...] = (2, 1)
     slices: tuple[int, ...] = (1, 2, 3, 4)
-    ctas_per_sm: tuple[int, ...] = (1, 2)
+    ctas_per_sm: tuple[int, ...] = (1, 2, 3)
     cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
     dq_choices: int = 4
     split_choices: int = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackwardPreference:
-    """One row of a policy's default table: the key pass to try first for classes up to ``up_to``."""
-
-    up_to: int
-    block_m: int
-    block_n: int
-    warp_pairs: int
-    num_stages: int
-    query_parts: int = 1
-
-    @property
-    def keys(self) -> KeyPass:
-        """The pass."""
-        return KeyPass(
-            block_m=self.block_m,
-            block_n=self.block_n,
-            warp_pairs=self.warp_pairs,
-            num_stages=self.num_stages,
-            query_parts=self.query_parts,
-        )
-
-
-# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Not measured yet: as many rows a
-# warp as registers allow without spills, and two stages where shared memory does.
-BACKWARD_PREFERENCES: tuple[BackwardPreference, ...] = (
-    BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=2),
-    BackwardPreference(up_to=64, block_m=64, block_n=128, warp_pairs=4, num_stages=1),
-    BackwardPreference(
-        up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=2, query_parts=2
-    ),
-    BackwardPreference(
-        up_to=128, block_m=64, block_n=128, warp_pairs=4, num_stages=1, query_parts=2
-    ),
-    BackwardPreference(up_to=128, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
-    BackwardPreference(up_to=256, block_m=64, block_n=64, warp_pairs=4, num_stages=1),
-    BackwardPreference(up_to=256, block_m=32, block_n=64, warp_pairs=4, num_stages=2),
-    BackwardPreference(up_to=256, block_m=32, block_n=64, warp_pairs=4, num_stages=1),
-    BackwardPreference(up_to=512, block_m=16, block_n=64, warp_pairs=4, num_stages=1),
-    BackwardPreference(up_to=512, block_m=32, block_n=32, warp_pairs=2, num_stages=1),
-    BackwardPreference(up_to=512, block_m=16, block_n=32, warp_pairs=2, num_stages=1),
-)
 
 
 def offered(
@@ -127,7 +83,7 @@ def offered(
 
     Where the problem asks for determinism, plans that are not deterministic are no points of its space.
     """
-    passes = _Passes(problem, space, spec)
+    passes = Passes(problem, space, spec)
     plans: list[BackwardKnobs] = []
     for order in space.cta_orders:
         if not problem.deterministic:
@@ -152,39 +108,6 @@ def offered(
     return found
 
 
-def preferred(
-    problem: Problem,
-    family: Family,
-    space: BackwardSpace,
-    preferences: tuple[BackwardPreference, ...],
-    spec: ArchSpec,
-) -> Candidate | None:
-    """The first row of the default table that is legal, or None.
-
-    Fused where the problem allows and any row of the table fits so, else the pair, else the split plan.
-    """
-    passes = _Passes(problem, space, spec)
-    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
-    rows = [
-        row.keys
-        for row in preferences
-        if problem.class_v <= row.up_to and problem.class_qk <= row.up_to
-    ]
-    knobs: BackwardKnobs | None = None
-    fused = None if problem.deterministic else passes.first_legal(rows, "fused")
-    if fused is not None:
-        knobs = BackwardKnobs(plan="fused", keys=fused, cta_order=order)
-    elif (keys := passes.first_legal(rows, "pair")) is not None:
-        dq = passes.easiest("dq", space.dq_choices)
-        if dq is not None:
-            knobs = BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
-    else:
-        dq, dk, dv = (passes.easiest(name, space.split_choices) for name in ("dq", "dk", "dv"))
-        if dq is not None and dk is not None and dv is not None:
-            knobs = BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
-    return None if knobs is None else Candidate.of(problem, family, knobs)
-
-
 def _rejection(problem: Problem, family: Family, shape: PassShape, broken: Broken) -> Rejection:
     """What is known of the candidates that would have this pass."""
     plan = {"plan": "fused"} if isinstance(shape, KeyShape) and shape.fused else {}
@@ -201,7 +124,7 @@ def _rejection(problem: Problem, family: Family, shape: PassShape, broken: Broke
     return Rejection(config=config, predicate=broken[0], reason=broken[1])
 
 
-class _Passes:
+class Passes:
     """The legal passes of a problem, judged once each.
 
     Attributes:
@@ -216,9 +139,14 @@ class _Passes:
         self._keys: dict[BackwardPlan, list[KeyPass]] = {}
         self.refused: list[tuple[PassShape, Broken]] = []
 
-    def first_legal(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
+    def first_keys(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
         """The first key pass that is legal under a plan, or None."""
         legal = (c for c in choices if pass_broken(self._key_shape(c, plan), self._spec) is None)
+        return next(legal, None)
+
+    def first_rows(self, choices: Iterable[RowPass], name: str) -> RowPass | None:
+        """The first row pass that is legal for a result, or None."""
+        legal = (c for c in choices if pass_broken(self._row_shape(name, c), self._spec) is None)
         return next(legal, None)
 
     def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:

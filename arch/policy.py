@@ -10,8 +10,9 @@ from typing import ClassVar
 from ..codegen.candidate import Candidate, Family
 from ..codegen.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
-from . import backward_space, forward_space
-from .backward_space import BACKWARD_PREFERENCES, BackwardPreference, BackwardSpace
+from . import backward_defaults, backward_space, forward_space
+from .backward_defaults import BackwardPreferences
+from .backward_space import BackwardSpace
 from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
 from .legality import Rejection
 from .spec import ArchSpec
@@ -39,7 +40,7 @@ class Policy:
     forward_space: ClassVar[ForwardSpace] = ForwardSpace()
     forward_preferences: ClassVar[tuple[ForwardPreference, ...]] = FORWARD_PREFERENCES
     backward_space: ClassVar[BackwardSpace] = BackwardSpace()
-    backward_preferences: ClassVar[tuple[BackwardPreference, ...]] = BACKWARD_PREFERENCES
+    backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
@@ -88,6 +89,6 @@ class Policy:
             return forward_space.preferred(
                 problem, family, self.forward_space, self.forward_preferences, self.spec
             )
-        return backward_space.preferred(
+        return backward_defaults.preferred(
             problem, family, self.backward_space, self.backward_preferences, self.spec
         )

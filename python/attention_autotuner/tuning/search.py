@@ -35,7 +35,7 @@ from .shortlist import shortlist
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 MIN_GAIN = 0.01
 # Bytes a thread that a main loop may spill and still be timed; without a GPU, none. See docs/kernel_log.md.
-SPILL_WORTH_TIMING = 128
+SPILL_WORTH_TIMING = 256
 
 
 def tune(

@@ -1,0 +1,103 @@
+"""The backward candidate that needs no tuning, from tables of passes to try first.
+
+Which passes lead was measured on an H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ..codegen.candidate import Candidate, Family
+from ..codegen.knobs import BackwardKnobs, CtaOrder, KeyPass, RowPass
+from ..codegen.problem import Problem
+from .backward_space import BackwardSpace, Passes
+from .spec import ArchSpec
+
+Pass = TypeVar("Pass", KeyPass, RowPass)
+
+
+def _keys(*, m: int, n: int, pairs: int, stages: int, parts: int = 1, ctas: int = 1) -> KeyPass:
+    return KeyPass(
+        block_m=m,
+        block_n=n,
+        warp_pairs=pairs,
+        num_stages=stages,
+        query_parts=parts,
+        ctas_per_sm=ctas,
+    )
+
+
+def _rows(*, rows: int, columns: int, warps: int, stages: int) -> RowPass:
+    return RowPass(block_rows=rows, block_columns=columns, warps=warps, num_stages=stages)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPreferences:
+    """Passes to try in order: the first legal one wins whose number covers both head-dim classes.
+
+    Attributes:
+        keys: (greatest class, key pass).
+        dq: (greatest class, row pass for dQ beside a key pass).
+    """
+
+    keys: tuple[tuple[int, KeyPass], ...] = (
+        (64, _keys(m=64, n=64, pairs=2, stages=2, ctas=3)),
+        (64, _keys(m=64, n=128, pairs=4, stages=2, parts=2, ctas=2)),
+        (64, _keys(m=64, n=64, pairs=2, stages=2)),
+        (64, _keys(m=64, n=64, pairs=2, stages=1)),
+        (128, _keys(m=64, n=128, pairs=4, stages=2)),
+        (128, _keys(m=64, n=128, pairs=4, stages=1)),
+        (128, _keys(m=64, n=64, pairs=4, stages=1)),
+        (256, _keys(m=64, n=64, pairs=4, stages=2)),
+        (256, _keys(m=64, n=64, pairs=4, stages=1)),
+        (256, _keys(m=32, n=64, pairs=4, stages=2)),
+        (256, _keys(m=32, n=64, pairs=4, stages=1)),
+        (512, _keys(m=16, n=64, pairs=4, stages=1)),
+        (512, _keys(m=32, n=32, pairs=2, stages=1)),
+        (512, _keys(m=16, n=32, pairs=2, stages=1)),
+    )
+    dq: tuple[tuple[int, RowPass], ...] = (
+        (64, _rows(rows=128, columns=64, warps=4, stages=2)),
+        (128, _rows(rows=128, columns=32, warps=4, stages=2)),
+        (128, _rows(rows=128, columns=32, warps=4, stages=1)),
+        (256, _rows(rows=128, columns=32, warps=8, stages=2)),
+    )
+
+
+def _covering(table: Sequence[tuple[int, Pass]], problem: Problem) -> Iterator[Pass]:
+    widest = max(problem.class_qk, problem.class_v)
+    return (knobs for up_to, knobs in table if widest <= up_to)
+
+
+def preferred(
+    problem: Problem,
+    family: Family,
+    space: BackwardSpace,
+    preferences: BackwardPreferences,
+    spec: ArchSpec,
+) -> Candidate | None:
+    """The first passes of the tables that are legal, or None.
+
+    Fused where the problem allows and any key pass fits so, else the pair, else the split plan; passes that the tables
+    do not have are those of the space that compile most easily.
+    """
+    passes = Passes(problem, space, spec)
+    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
+    knobs: BackwardKnobs | None = None
+    fused = None
+    if not problem.deterministic:
+        fused = passes.first_keys(_covering(preferences.keys, problem), "fused")
+    if fused is not None:
+        knobs = BackwardKnobs(plan="fused", keys=fused, cta_order=order)
+    elif keys := passes.first_keys(_covering(preferences.keys, problem), "pair"):
+        dq = passes.first_rows(_covering(preferences.dq, problem), "dq")
+        dq = dq or passes.easiest("dq", space.dq_choices)
+        if dq is not None:
+            knobs = BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
+    else:
+        dq, dk, dv = (passes.easiest(name, space.split_choices) for name in ("dq", "dk", "dv"))
+        if dq is not None and dk is not None and dv is not None:
+            knobs = BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
+    return None if knobs is None else Candidate.of(problem, family, knobs)
