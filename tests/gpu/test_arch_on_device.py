@@ -73,10 +73,12 @@ def test_the_main_job_tunes_and_serves(capsys: pytest.CaptureFixture[str]) -> No
     small = ["--seqlen", "1024", "--dim-qk", "64", "--top-k", "2", "--no-confirm"]
     assert main(["tune", "--all", "--json", *small]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["served"]["ok"]
-    (result,) = said["results"]
-    assert result["status"] == "measured"
-    assert result["record_path"] in said["files"]
+    assert said["served"]
+    assert all(each["ok"] for each in said["served"])
+    result, backward = said["results"]
+    for each in (result, backward):
+        assert each["status"] == "measured"
+        assert each["record_path"] in said["files"]
     assert main(["why", *small[:4], "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["source"].startswith("record of ")
