@@ -44,7 +44,6 @@ class BackwardPreferences:
 
     keys: tuple[tuple[int, KeyPass], ...] = (
         (64, _keys(m=64, n=64, pairs=2, stages=2, ctas=3)),
-        (64, _keys(m=64, n=128, pairs=4, stages=2, parts=2, ctas=2)),
         (64, _keys(m=64, n=64, pairs=2, stages=2)),
         (64, _keys(m=64, n=64, pairs=2, stages=1)),
         (128, _keys(m=64, n=128, pairs=4, stages=2)),
