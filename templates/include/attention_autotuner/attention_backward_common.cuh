@@ -17,7 +17,6 @@ namespace attention_autotuner {
 using BackwardParams = attention_autotuner_attention_backward_params;
 
 inline constexpr int kStatisticsPadding = 128;  // rows of statistics beyond the sequence that a tile may read
-inline constexpr float kLog2OfE = 1.4426950408889634f;
 
 // What every kernel of one launch is given beside its list of tiles.
 struct BackwardArguments {
@@ -34,7 +33,7 @@ struct BackwardArguments {
   }
   // The first query that sees a key.
   __device__ __forceinline__ int first_query(int key) const {
-    return params.causal ? greater(key - params.causal_offset, 0) : 0;
+    return params.causal ? maximum(key - params.causal_offset, 0) : 0;
   }
   // A query sees keys below this.
   __device__ __forceinline__ int visible_keys(int query) const {
@@ -42,12 +41,6 @@ struct BackwardArguments {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 };
-
-__device__ __forceinline__ float exponential(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
 
 template <typename Element>
 __device__ __forceinline__ Element const* head_data(attention_autotuner_tensor const& tensor, int batch, int head) {
@@ -165,7 +158,7 @@ struct Walk {
   int first, end;
   int head, heads;
 
-  __device__ __forceinline__ int tiles() const { return heads * greater(end - first, 0); }
+  __device__ __forceinline__ int tiles() const { return heads * maximum(end - first, 0); }
   __device__ __forceinline__ Cursor begin() const { return {head, first}; }
   // Moves on; true where another head begins.
   __device__ __forceinline__ bool next(Cursor& cursor) const {

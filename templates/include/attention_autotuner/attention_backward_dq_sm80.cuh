@@ -38,10 +38,11 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   using Element = typename T::Element;
   constexpr int kSteps = T::kBlockN / 16;
   constexpr int kRows = 16 * T::kDqRowTiles, kColumns = 16 * T::kDqColumnPairs;
-  int const lane = thread_index() & 31, warp = thread_index() >> 5;
   // Where registers are scarce, what is needed late is asked anew: see recompute_here.
-  auto thread = [kept = thread_index()] { return T::kRegistersScarce ? thread_index() : kept; };
-  int const row0 = warp % T::kDqSplit.warps_m * kRows, column0 = thread() / 32 / T::kDqSplit.warps_m * kColumns;
+  int const lane = thread_index() & 31, warp = thread_index() >> 5;
+  auto late_lane = [lane] { return T::kRegistersScarce ? thread_index() & 31 : lane; };
+  int const row0 = warp % T::kDqSplit.warps_m * kRows;
+  int const column0 = (T::kRegistersScarce ? thread_index() >> 5 : warp) / T::kDqSplit.warps_m * kColumns;
   LaneRow const a = lane_row_a(lane), b = lane_row_b(lane);
   Operand<typename T::TileDs, kRows> const weights(ds, b.row, row0 + b.column);
   Operand<typename T::TileK, kColumns> const keys(k, a.row, column0 + a.column);
@@ -75,7 +76,7 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   for (int i = 0; i < T::kDqRowTiles; ++i) {
 #pragma unroll
     for (int j = 0; j < 2 * T::kDqColumnPairs; ++j) {
-      if (exists(8 * j)) add_fragment(first + (i * kTilesPerRow + j) * 128, thread() & 31, dq[i][j]);
+      if (exists(8 * j)) add_fragment(first + (i * kTilesPerRow + j) * 128, late_lane(), dq[i][j]);
     }
   }
 }

@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kEdgeThreads)
     attention_backward_prepare(BackwardArguments const __grid_constant__ arguments, int64_t clear_words) {
   using Element = typename Config::Element;
   BackwardParams const& p = arguments.params;
-  int const blocks = round_up_division(arguments.statistics_rows, kPrepareRows);
+  int const blocks = divide_up(arguments.statistics_rows, kPrepareRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   int const head = index % p.heads_q, batch = index / p.heads_q;
   int const lane = threadIdx.x % kLanesPerRow;
@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(kEdgeThreads)
 #pragma unroll
     for (int other = kLanesPerRow / 2; other > 0; other /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, other);
     if (lane == 0 && row < arguments.statistics_rows) {
-      float lse2 = __int_as_float(0x7f800000);
+      float lse2 = infinity();
       if (row < p.seqlen_q) {
         int64_t const place = int64_t(index) * p.seqlen_q + row;
         float const lse = p.lse[place];
-        if (lse > -__int_as_float(0x7f800000)) {
-          lse2 = lse * kLog2OfE;
+        if (lse > minus_infinity()) {
+          lse2 = lse * kLog2E;
           if (p.dlse != nullptr) delta -= p.dlse[place];
         } else {
           delta = 0.0f;

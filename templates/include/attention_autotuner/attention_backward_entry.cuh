@@ -76,7 +76,7 @@ struct BackwardEntry {
       dq_tiles = 0;
       if constexpr (kFused) {
         using T = KeyPassTraits<Config>;
-        dq_tiles = round_up_division(p.seqlen_q, T::kBlockM);
+        dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
         bytes += heads * dq_tiles * (T::kBlockM * T::kClassQK) * int64_t(sizeof(float));
       }
     }
@@ -110,7 +110,7 @@ struct BackwardEntry {
   static int32_t launch_pass(Kernel kernel, BackwardArguments const& arguments, int block, int rows, int heads,
                              int slices, bool longest_first, cudaStream_t stream) {
     Params const& p = arguments.params;
-    int const blocks = round_up_division(rows, block);
+    int const blocks = divide_up(rows, block);
     int64_t const tiles = int64_t(blocks) * heads * p.batch * slices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         longest_first,        Divider::by(blocks),
@@ -129,14 +129,14 @@ struct BackwardEntry {
     Workspace const places(p);
     char* const base = static_cast<char*>(workspace);
     BackwardArguments const arguments{p,
-                                      p.softmax_scale * kLog2OfE,
+                                      p.softmax_scale * kLog2E,
                                       reinterpret_cast<float*>(base),
                                       reinterpret_cast<float*>(base + places.minus_delta),
                                       reinterpret_cast<float*>(base + places.dq_sum),
                                       int(places.statistics_rows),
                                       int(places.dq_tiles)};
     int64_t const heads = int64_t(p.batch) * p.heads_q;
-    int64_t const prepare_grid = heads * round_up_division(arguments.statistics_rows, kPrepareRows);
+    int64_t const prepare_grid = heads * divide_up(arguments.statistics_rows, kPrepareRows);
     if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     attention_backward_prepare<Config>
         <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.bytes - places.dq_sum) / 16);
@@ -165,7 +165,7 @@ struct BackwardEntry {
     int smem = 0, threads = 0, block_m = 0, block_n = 0;
     for_each_pass([&](auto, auto traits) {
       using Traits = decltype(traits);
-      smem = greater(smem, Traits::kSmemBytes);
+      smem = maximum(smem, Traits::kSmemBytes);
       if (threads == 0) {
         threads = Traits::kThreads;
         block_m = Traits::kByQueries ? Traits::kBlockRows : Traits::kBlockColumns;

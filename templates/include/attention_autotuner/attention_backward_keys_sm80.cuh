@@ -50,8 +50,7 @@ struct KeyPassWarp {
       : arguments(arguments), smem(smem), batch(tile.batch), kv_head(tile.head), key0(tile.row_block * T::kBlockN) {
     BackwardParams const& p = arguments.params;
     int const group = p.heads_q / p.heads_kv;
-    walk = {arguments.first_query(key0) / T::kBlockM, round_up_division(p.seqlen_q, T::kBlockM), kv_head * group,
-            group};
+    walk = {arguments.first_query(key0) / T::kBlockM, divide_up(p.seqlen_q, T::kBlockM), kv_head * group, group};
     now = ahead = walk.begin();
   }
 
@@ -123,7 +122,7 @@ struct KeyPassWarp {
         for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            s[i][j][e] = exponential(fmaf(s[i][j][e], arguments.c, e % 2 == 0 ? -l.x : -l.y));
+            s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], arguments.c, e % 2 == 0 ? -l.x : -l.y));
           }
         }
       }
@@ -302,13 +301,9 @@ struct KeyPassWarp {
         } else {
           scores([](int, int) {});
         }
-        if constexpr (ValueWarp) {
-          take_p(w, s, slots.other, part);
-          named_barrier_arrive(exchange_barrier(part), 64);
-        } else {
-          named_barrier(exchange_barrier(part), 64);
-          take_ds(w, s, slots.other, part);
-        }
+        if constexpr (ValueWarp) take_p(w, s, slots.other, part);
+        named_barrier(exchange_barrier(part), 64);
+        if constexpr (!ValueWarp) take_ds(w, s, slots.other, part);
         if constexpr (ValueWarp || !T::kDkLater) accumulate<TileSecond>(sum, w, second_part);
       }
       arrive();  // dS is complete, the next tile is here, and this one's buffers are free

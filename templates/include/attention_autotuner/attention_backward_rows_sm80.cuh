@@ -55,11 +55,11 @@ struct RowPassWarp {
     BackwardParams const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
-      walk = {0, round_up_division(greater(arguments.visible_keys(last), 0), T::kBlockColumns), kv_head, 1};
+      walk = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), kv_head, 1};
     } else {
       int const group = p.heads_q / p.heads_kv;
-      walk = {arguments.first_query(row0) / T::kBlockColumns, round_up_division(p.seqlen_q, T::kBlockColumns),
-              kv_head * group, group};
+      walk = {arguments.first_query(row0) / T::kBlockColumns, divide_up(p.seqlen_q, T::kBlockColumns), kv_head * group,
+              group};
     }
     now = ahead = walk.begin();
   }
@@ -88,7 +88,7 @@ struct RowPassWarp {
           int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
           bool const exists = row < p.seqlen_q;
           int64_t const index = arguments.statistics_offset(batch, head) + row;
-          lse2[i][half] = exists ? arguments.lse2[index] : __int_as_float(0x7f800000);
+          lse2[i][half] = exists ? arguments.lse2[index] : infinity();
           minus_delta[i][half] = exists ? arguments.minus_delta[index] : 0.0f;
         }
       }
@@ -183,7 +183,7 @@ struct RowPassWarp {
           } else {
             base = e % 2 == 0 ? l.x : l.y;
           }
-          s[i][j][e] = exponential(fmaf(s[i][j][e], arguments.c, -base));
+          s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], arguments.c, -base));
         }
       }
     }

@@ -4,12 +4,10 @@
 // there. Called by: attention_backward_keys_sm80.cuh, attention_backward_rows_sm80.cuh, attention_backward_entry.cuh.
 #pragma once
 
+#include "scalars.cuh"
 #include "tile_sm80.cuh"
 
 namespace attention_autotuner {
-
-constexpr int greater(int a, int b) { return a > b ? a : b; }
-constexpr int round_up_division(int a, int b) { return (a + b - 1) / b; }
 
 enum class Result { kDq, kDk, kDv };
 
@@ -31,7 +29,7 @@ constexpr Split split_dq(int warps, int row_tiles, int column_tiles, int key_til
   int best_work = 0, best_reads = 0;
   for (int m = 1; m <= warps; m *= 2) {
     if (row_tiles % m != 0 || warps % m != 0) continue;
-    int const rows = row_tiles / m, columns = round_up_division(column_tiles, warps / m);
+    int const rows = row_tiles / m, columns = divide_up(column_tiles, warps / m);
     int const work = rows * columns, reads = (rows + columns) * key_tiles;
     if (best_work == 0 || work < best_work || (work == best_work && reads < best_reads)) {
       best = {m, warps / m};
@@ -94,7 +92,7 @@ struct KeyPassTraits : BackwardClasses<Config> {
 
   static constexpr Split kDqSplit = split_dq(2 * kPairs, kBlockM / 16, kClassQK / 16, kBlockN / 16);
   static constexpr int kDqRowTiles = kBlockM / 16 / kDqSplit.warps_m;
-  static constexpr int kDqColumnPairs = round_up_division(kClassQK / 16, kDqSplit.warps_d);  // of 16 columns
+  static constexpr int kDqColumnPairs = divide_up(kClassQK / 16, kDqSplit.warps_d);  // of 16 columns
   static constexpr bool kDqEven = kClassQK / 16 % kDqSplit.warps_d == 0;
 
   static constexpr int kStatisticsBytes = kBlockM * 2 * int(sizeof(float));  // base-2 LSE, then -delta
@@ -143,7 +141,7 @@ struct RowPassTraits : BackwardClasses<Config> {
   static_assert(kStages >= 1 && kStages <= 2, "rows_num_stages_range");
 
   // Of this CTA. Only dV reads its slice alone, so only there may the last slice reach beyond the class.
-  static constexpr int kResultColumns = round_up_division(kResultClass / 16, kSlices) * 16;
+  static constexpr int kResultColumns = divide_up(kResultClass / 16, kSlices) * 16;
   static_assert(kSlices * kResultColumns == kResultClass ||
                     (!kNeedsDp && (kSlices - 1) * kResultColumns < kResultClass),
                 "rows_slices_divide_class");
@@ -167,7 +165,7 @@ struct RowPassTraits : BackwardClasses<Config> {
   static constexpr int kStatisticsOffset = kOtherOffset + kStages * TileOther::kBytes;
   static constexpr int kLoopBytes = kStatisticsOffset + kStages * kStatisticsBytes;
   static constexpr int kReductionBytes = kBlockRows * kResultColumns * int(sizeof(float)) * (kColumnWarps - 1);
-  static constexpr int kSmemBytes = greater(greater(kLoopBytes, kReductionBytes), TileResult::kBytes);
+  static constexpr int kSmemBytes = maximum(maximum(kLoopBytes, kReductionBytes), TileResult::kBytes);
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

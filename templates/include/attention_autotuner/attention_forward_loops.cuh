@@ -30,24 +30,23 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
     return T::kSlices == 1 && event == 1 && key_tile == w.tiles - 1;
   };
   // What is fetched during `event`, counted from the first event of `key_tile`: it may belong to the next tile.
-  auto fetch_start = [&](int key_tile, int event) {
-    event += kLookahead;
-    if (event >= kEvents) {
-      event -= kEvents;
-      --key_tile;
-    }
+  struct Arrival {
+    int key_tile, event;
+    __device__ __forceinline__ Arrival(int during_tile, int during_event)
+        : key_tile(during_event + kLookahead >= kEvents ? during_tile - 1 : during_tile),
+          event(during_event + kLookahead >= kEvents ? during_event + kLookahead - kEvents
+                                                     : during_event + kLookahead) {}
+  };
+  auto fetch_start = [&](int during_tile, int during_event) {
+    auto const [key_tile, event] = Arrival(during_tile, during_event);
     if (event < T::kSlices) {
       w.start_k(key_tile, event, fetch_slot);
     } else if (!fetched_early(key_tile, event)) {
       w.start_v(key_tile, 0);
     }
   };
-  auto fetch_part = [&](int key_tile, int event, int part, int parts) {
-    event += kLookahead;
-    if (event >= kEvents) {
-      event -= kEvents;
-      --key_tile;
-    }
+  auto fetch_part = [&](int during_tile, int during_event, int part, int parts) {
+    auto const [key_tile, event] = Arrival(during_tile, during_event);
     if (event < T::kSlices) {
       w.copy_k_part(key_tile, event, fetch_slot, part, parts);
       if (T::kStages > 1 && part == parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;

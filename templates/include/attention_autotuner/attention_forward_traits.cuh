@@ -4,12 +4,10 @@
 // arch/forward_resources.py. Called by: attention_forward_sm80.cuh, attention_forward_entry.cuh.
 #pragma once
 
+#include "scalars.cuh"
 #include "tile_sm80.cuh"
 
 namespace attention_autotuner {
-
-constexpr int maximum(int a, int b) { return a > b ? a : b; }
-constexpr int minimum(int a, int b) { return a < b ? a : b; }
 
 template <typename Config>
 struct ForwardTraits {

@@ -12,20 +12,12 @@
 
 #include <cstdint>
 
+#include "scalars.cuh"
+
 namespace attention_autotuner {
 
-inline constexpr float kLog2E = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kSlack = 8.0f;       // powers of two
 inline constexpr float kLowest = -1.7e38f;  // half the range: its difference from any maximum is finite
-
-__device__ __forceinline__ float exp2_approximate(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // Reductions over the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float value) {
