@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import cast
@@ -40,6 +41,7 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 def _defaults(workshop: Workshop) -> Iterator[None]:
     """Default kernels serve, and they are built."""
     torch.compiler.reset()
+    gc.collect()  # the graph of a test before that died during a capture would end it
     with settings.override(mode="off"):
         yield
     torch.compiler.reset()
