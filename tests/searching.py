@@ -24,7 +24,7 @@ class FakeBuilt:
 
 
 def report(
-    registers: int = 128, loop_spills: bool | None = False, spilled_each_way: int = 80
+    registers: int = 128, loop_spills: bool | None = False, spilled_each_way: int = 160
 ) -> CompilerReport:
     spilled = spilled_each_way if loop_spills else 0
     return CompilerReport(
@@ -48,7 +48,7 @@ class FakePipeline:
     time_us: Callable[[str], float] = lambda name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     spills: Callable[[str], bool] = lambda name: False
-    spilled_each_way: Callable[[str], int] = lambda name: 80
+    spilled_each_way: Callable[[str], int] = lambda name: 160
     verdict: Callable[[str], Outcome] = lambda name: Ok()
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
     confirmed_ratio: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass, replace
 from math import inf
@@ -15,7 +16,15 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.occupancy import registers_per_thread
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.backward_costs import key_step, pass_named, row_step, work_of
+from attention_autotuner.codegen.render import include_root
+from attention_autotuner.tuning.backward_costs import (
+    ENOUGH_CTAS,
+    key_step,
+    pass_named,
+    row_step,
+    shares_of_group,
+    work_of,
+)
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
@@ -26,10 +35,10 @@ PROBLEM = Problem(direction="backward")
 CONFIG = "IN37_GLOBAL__N__7a84b705_5_k1_cu_7e424e306ConfigE"
 ARGUMENTS = "vNS_17BackwardArgumentsE"
 MANGLED = {
-    "keys": f"_ZN19attention_autotuner23attention_backward_keys{CONFIG}E{ARGUMENTS}NS_8TileListE",
+    "keys": f"_ZN19attention_autotuner23attention_backward_keys{CONFIG}Lb0EE{ARGUMENTS}NS_8TileListE",
     **{
         name: f"_ZN19attention_autotuner23attention_backward_rowsINS_13RowPassTraits{CONFIG}"
-        f"NS3_2D{name[1]}ELNS_6ResultE{number}EEEE{ARGUMENTS}NS_8TileListE"
+        f"NS3_2D{name[1]}ELNS_6ResultE{number}EEELb0EE{ARGUMENTS}NS_8TileListE"
         for number, name in enumerate(("dq", "dk", "dv"))
     },
 }
@@ -214,3 +223,38 @@ def test_a_shortlist_does_not_spend_itself_on_one_main_pass() -> None:
         assert chosen[0] == default
         assert len(chosen) == len(set(chosen)) == 9
         assert len({shape_of(one) for one in chosen}) >= 6
+
+
+@pytest.mark.parametrize(
+    ("heads", "heads_kv", "batch", "seqlen_k", "shares"),
+    [
+        (32, 32, 1, 128, 1),
+        (32, 8, 4, 8192, 1),
+        (8, 1, 1, 8192, 4),
+        (12, 1, 1, 4096, 12),
+        (6, 2, 1, 64, 3),
+    ],
+)
+def test_groups_are_shared_where_blocks_of_keys_are_few(
+    heads: int, heads_kv: int, batch: int, seqlen_k: int, shares: int
+) -> None:
+    problem = replace(
+        PROBLEM,
+        heads_q=heads,
+        heads_kv=heads_kv,
+        batch=batch,
+        seqlen_q=seqlen_k,
+        seqlen_k=seqlen_k,
+    )
+    assert shares_of_group(problem, FUSED) == shares
+    whole, shared = (
+        work_of(problem, keys_of(FUSED), 16, SPEC, heads_first=False, shares=n) for n in (1, shares)
+    )
+    assert shared.heads == shares * whole.heads
+    assert sum(shared.steps) * shares == sum(whole.steps)
+
+
+def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
+    header = include_root() / "attention_autotuner" / "attention_backward_entry.cuh"
+    (found,) = re.findall(r"kEnoughCtas = (\d+);", header.read_text(encoding="utf-8"))
+    assert int(found) == ENOUGH_CTAS

@@ -20,6 +20,7 @@ from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.tuning.cost_model import estimate
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.result import Row, TuneResult
+from attention_autotuner.tuning.search import SPILL_WORTH_TIMING
 from attention_autotuner.tuning.step import StepResult
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
@@ -262,7 +263,11 @@ def test_the_main_job_complains_of_too_few_kernels() -> None:
 
 @pytest.mark.parametrize(
     ("problem", "spilled", "complaint"),
-    [(PROBLEM, 4, True), (BACKWARD, 128, False), (BACKWARD, 132, True)],
+    [
+        (PROBLEM, 4, True),
+        (BACKWARD, SPILL_WORTH_TIMING, False),
+        (BACKWARD, SPILL_WORTH_TIMING + 4, True),
+    ],
 )
 def test_the_main_job_complains_of_spills_in_main_loops(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, spilled: int, complaint: bool

@@ -132,7 +132,7 @@ def test_kernels_that_spill_in_their_loops_are_not_measured(
     assert rival not in pipeline.measured
     row = next(row for row in result.rows if row.candidate.name == rival)
     assert row.outcome.kind == "spilled"
-    assert "160 bytes" in row.outcome.reason
+    assert "320 bytes" in row.outcome.reason
 
 
 def test_a_few_spilled_bytes_are_for_the_clock_to_judge(records: RecordStore, rival: str) -> None:
@@ -178,7 +178,7 @@ def test_when_all_spill_those_that_spill_little_come_first(
     pipeline = FakePipeline(
         gpu=False,
         spills=lambda name: True,
-        spilled_each_way=lambda name: 12 if name == rival else 80,
+        spilled_each_way=lambda name: 12 if name == rival else 160,
     )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.pick.name == rival

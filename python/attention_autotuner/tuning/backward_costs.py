@@ -29,11 +29,13 @@ from .kernel_costs import KernelWork, predict_kernel
 from .schedule import tiles_of_keys, tiles_of_queries
 from .tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 
+ENOUGH_CTAS = 256  # kEnoughCtas in attention_backward_entry.cuh
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 RESULTS = {"0": "dq", "1": "dk", "2": "dv"}  # attention_autotuner::Result in a mangled name
 
-_KEYS = re.compile(r"attention_backward_keysI")
-_ROWS = re.compile(r"attention_backward_rowsI.*6ResultE(\d)E")
+# Lb0: the kernels whose CTAs do not share a group of query heads; the others are for problems with few CTAs.
+_KEYS = re.compile(r"attention_backward_keysI.*Lb0E")
+_ROWS = re.compile(r"attention_backward_rowsI.*6ResultE(\d)E.*Lb0E")
 
 
 def pass_named(kernel: str) -> str | None:
@@ -59,14 +61,15 @@ def predict(
 ) -> Estimate:
     """The time of all kernels of a candidate, one after the other."""
     heads_first = candidate.backward.cta_order == "heads_first"
+    shares = shares_of_group(problem, candidate)
     passes = [
-        _pass_time(problem, shape, candidate.copy_bytes, heads_first, spec, usage, fit)
+        _pass_time(problem, shape, candidate.copy_bytes, heads_first, shares, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
     longest = max(passes, key=lambda found: found.us)
     if not longest.terms:
         return longest
-    edges = _edge_bytes(problem, fused=candidate.backward.plan == "fused")
+    edges = _edge_bytes(problem, fused=candidate.backward.plan == "fused", shares=shares)
     edges_us = sum(edges) * 1e6 / spec.hbm_bytes_per_second
     terms = {name: sum(found.terms[name] for found in passes) for name in longest.terms}
     terms["launch_us"] += len(edges) * spec.launch_overhead_us
@@ -80,15 +83,37 @@ def predict(
     )
 
 
-def _edge_bytes(problem: Problem, *, fused: bool) -> tuple[int, ...]:
+def shares_of_group(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads.
+
+    The least divisor of the group that makes enough of them, or the group; the twin of ``count_splits`` in
+    ``attention_backward_entry.cuh``.
+    """
+    block = max(
+        shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows
+        for shape in shapes(candidate)
+        if shape.name != "dq"
+    )
+    group = problem.heads_q // problem.heads_kv
+    ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
+    divisors = (n for n in range(1, group + 1) if group % n == 0)
+    return next((n for n in divisors if ctas * n >= ENOUGH_CTAS), group)
+
+
+def _edge_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:
     """Bytes through device memory of each kernel around the passes."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     sums = rows * problem.class_qk * SUM_BYTES
     # O, its gradient, the LSE and its gradient; out come the statistics.
     prepare = rows * (2 * problem.dim_v * ELEMENT_BYTES + 2 * STATISTICS_BYTES)
+    parts: tuple[int, ...] = ()
+    if shares > 1:
+        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        once = rows_k * (problem.class_qk + problem.class_v)
+        parts = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)  # written, read, and added up
     if not fused:
-        return (prepare,)
-    return prepare + sums, sums + rows * problem.dim_qk * ELEMENT_BYTES
+        return prepare, *parts
+    return prepare + sums, *parts, sums + rows * problem.dim_qk * ELEMENT_BYTES
 
 
 @lru_cache(maxsize=8192)
@@ -97,12 +122,13 @@ def _pass_time(
     shape: PassShape,
     copy_bytes: int,
     heads_first: bool,
+    shares: int,
     spec: ArchSpec,
     usage: Usage,
     fit: Coefficients,
 ) -> Estimate:
     """The time of one pass; plans share passes, so most are asked for many times."""
-    work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first)
+    work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first, shares=shares)
     return predict_kernel(work, spec, usage, fit)
 
 
@@ -172,9 +198,15 @@ def row_step(shape: RowShape, copy_bytes: int) -> StepCounts:
 
 
 def work_of(
-    problem: Problem, shape: PassShape, copy_bytes: int, spec: ArchSpec, *, heads_first: bool
+    problem: Problem,
+    shape: PassShape,
+    copy_bytes: int,
+    spec: ArchSpec,
+    *,
+    heads_first: bool,
+    shares: int = 1,
 ) -> KernelWork:
-    """All that a pass has to do for a problem."""
+    """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
     if isinstance(shape, KeyShape):
         counts = key_step(shape, copy_bytes, spec)
         block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
@@ -200,12 +232,13 @@ def work_of(
     if by_queries:
         stream_bytes = problem.seqlen_k * row_bytes
     else:
-        steps = tuple(group * count for count in steps)  # a block walks the queries of all heads
+        # A CTA walks the queries of all heads, or of its part of them.
+        steps = tuple(group // shares * count for count in steps)
         stream_bytes = group * problem.seqlen_q * (row_bytes + STATISTICS_BYTES)
     return KernelWork(
         counts=counts,
         steps=steps,
-        heads=heads_kv * (group if by_queries else 1),
+        heads=heads_kv * (group if by_queries else shares),
         slices=slices,
         heads_first=heads_first,
         causal=problem.causal,

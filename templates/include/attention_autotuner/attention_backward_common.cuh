@@ -27,6 +27,11 @@ struct BackwardArguments {
   float* dq_sum;       // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
   int statistics_rows;
   int dq_tiles;
+  // CTAs that share a block of keys, each with its part of the group's query heads. Where they are more than one, their
+  // dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, class], and are added afterwards.
+  Divider splits;
+  float* dk_parts;
+  float* dv_parts;
 
   __device__ __forceinline__ int64_t statistics_offset(int batch, int head) const {
     return (int64_t(batch) * params.heads_q + head) * statistics_rows;
@@ -153,11 +158,39 @@ struct Cursor {
   int tile;
 };
 
+// Which K/V head a CTA over keys works for, and which part of its query heads it takes: all of them, unless several
+// CTAs share it. `head` is that of the list of tiles.
+template <bool Shared>
+struct Share {
+  int kv_head, split;
+  int head, heads;  // the query heads
+
+  __device__ __forceinline__ Share(BackwardArguments const& arguments, int list_head) {
+    int const group = arguments.params.heads_q / arguments.params.heads_kv;
+    if constexpr (Shared) {
+      kv_head = arguments.splits.divide(list_head);
+      split = list_head - kv_head * arguments.splits.divisor;
+      heads = arguments.splits.divide(group);
+      head = list_head * heads;
+    } else {
+      kv_head = list_head;
+      split = 0;
+      heads = group;
+      head = list_head * group;
+    }
+  }
+};
+
 // The tiles that a CTA walks: [first, end) of every head from `head` on.
 struct Walk {
   int first, end;
   int head, heads;
 
+  // Over the queries, in tiles of `block`, that meet the keys from `key` on.
+  __device__ __forceinline__ static Walk over_queries(BackwardArguments const& arguments, int key, int block, int head,
+                                                      int heads) {
+    return {arguments.first_query(key) / block, divide_up(arguments.params.seqlen_q, block), head, heads};
+  }
   __device__ __forceinline__ int tiles() const { return heads * maximum(end - first, 0); }
   __device__ __forceinline__ Cursor begin() const { return {head, first}; }
   // Moves on; true where another head begins.
@@ -201,6 +234,31 @@ __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> c
                    : "r"(tile + Tile::offset(warp_row + in_warp, chunk))
                    : "memory");
       *reinterpret_cast<uint4*>(out + int64_t(global_row) * tensor.stride_row + chunk) = words;
+    }
+  }
+}
+
+// Writes a warp's rows of a CTA's part of dK or dV, unscaled, for attention_backward_add_parts. `columns` is the class.
+template <int RowTiles, int ColumnTiles>
+__device__ __forceinline__ void write_part(Accumulators<RowTiles, ColumnTiles> const& sum, float* parts,
+                                           BackwardParams const& p, int split, int batch, int kv_head, int row,
+                                           int column, int columns) {
+  int const lane = thread_index() & 31;
+  float* const head = parts + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
+#pragma unroll
+  for (int i = 0; i < RowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const place = row + 16 * i + 8 * half + lane / 4;
+      if (place >= p.seqlen_k) continue;
+#pragma unroll
+      for (int j = 0; j < ColumnTiles; ++j) {
+        int const at = column + 8 * j + 2 * (lane & 3);
+        if (at < columns) {
+          *reinterpret_cast<float2*>(head + int64_t(place) * columns + at) =
+              make_float2(sum[i][j][2 * half], sum[i][j][2 * half + 1]);
+        }
+      }
     }
   }
 }

@@ -14,6 +14,11 @@ namespace attention_autotuner {
 // preparation, a row pass for each result.
 enum class BackwardPlan { kFused, kPair, kSplit };
 
+// CTAs of passes over keys that are too few for a GPU of today share their query heads instead; how many do so depends
+// on the problem alone, and so do the bits of a result.
+inline constexpr int64_t kEnoughCtas = 256;
+inline constexpr int64_t kAddPartsCtas = 4096;
+
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 template <typename Config>
@@ -23,36 +28,53 @@ struct BackwardEntry {
   static constexpr bool kHasKeys = Config::kPlan != BackwardPlan::kSplit;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
-  // The plan's passes, each as (kernel, traits), in the order they run.
+  // The plan's passes in the order they run, each as (kernel, kernel whose CTAs share a group, traits). Only passes
+  // over keys can share.
   template <typename Visit>
   static int32_t for_each_pass(Visit&& visit) {
     int32_t status = ATTENTION_AUTOTUNER_OK;
     if constexpr (kHasKeys) {
-      status = visit(attention_backward_keys<Config>, KeyPassTraits<Config>{});
+      status =
+          visit(attention_backward_keys<Config, false>, attention_backward_keys<Config, true>, KeyPassTraits<Config>{});
     }
     if constexpr (!kFused) {
       using Traits = RowPassTraits<Config, typename Config::Dq, Result::kDq>;
-      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<Traits>, Traits{});
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<Traits, false>, nullptr, Traits{});
+      }
     }
     if constexpr (!kHasKeys) {
       using TraitsK = RowPassTraits<Config, typename Config::Dk, Result::kDk>;
       using TraitsV = RowPassTraits<Config, typename Config::Dv, Result::kDv>;
-      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<TraitsK>, TraitsK{});
-      if (status == ATTENTION_AUTOTUNER_OK) status = visit(attention_backward_rows<TraitsV>, TraitsV{});
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<TraitsK, false>, attention_backward_rows<TraitsK, true>, TraitsK{});
+      }
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<TraitsV, false>, attention_backward_rows<TraitsV, true>, TraitsV{});
+      }
     }
     return status;
   }
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
-    int32_t status = for_each_pass([device](auto kernel, auto traits) {
+    int32_t status = for_each_pass([device](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       int resident = 0;
-      return prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+      int32_t found = prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+      if constexpr (!Traits::kByQueries) {
+        if (found == ATTENTION_AUTOTUNER_OK) {
+          found = prepare_kernel(shared, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+        }
+      }
+      return found;
     });
     int resident = 0;
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_add_parts<Config>, kEdgeThreads, 0, device, &resident);
     }
     if constexpr (kFused) {
       if (status == ATTENTION_AUTOTUNER_OK) {
@@ -66,7 +88,8 @@ struct BackwardEntry {
   // Where the parts of the workspace start, in bytes.
   struct Workspace {
     int64_t statistics_rows, dq_tiles;
-    int64_t minus_delta, dq_sum, bytes;
+    int64_t minus_delta, dq_sum, dk_parts, dv_parts, bytes;
+    int splits;
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(p.batch) * p.heads_q;
@@ -79,6 +102,28 @@ struct BackwardEntry {
         dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
         bytes += heads * dq_tiles * (T::kBlockM * T::kClassQK) * int64_t(sizeof(float));
       }
+      dk_parts = dv_parts = bytes;
+      splits = count_splits(p);
+      if (splits > 1) {
+        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
+        dv_parts += rows * Config::kClassQK * int64_t(sizeof(float));
+        bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
+      }
+    }
+
+    // The least number of parts of a group that makes enough CTAs, or all of its heads.
+    static int count_splits(Params const& p) {
+      int block = 0;
+      for_each_pass([&block](auto, auto, auto traits) {
+        using Traits = decltype(traits);
+        if (!Traits::kByQueries) block = maximum(block, Traits::kBlockRows);
+        return int32_t(ATTENTION_AUTOTUNER_OK);
+      });
+      int const group = p.heads_q / p.heads_kv;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
+      int splits = 1;
+      while (splits < group && (group % splits != 0 || ctas * splits < kEnoughCtas)) ++splits;
+      return splits;
     }
   };
 
@@ -107,11 +152,11 @@ struct BackwardEntry {
 
   // Launches a pass over blocks of `rows` rows of `heads` heads.
   template <typename Traits, typename Kernel>
-  static int32_t launch_pass(Kernel kernel, BackwardArguments const& arguments, int block, int rows, int heads,
-                             int slices, bool longest_first, cudaStream_t stream) {
+  static int32_t launch_pass(Kernel kernel, BackwardArguments const& arguments, int rows, int heads, bool longest_first,
+                             cudaStream_t stream) {
     Params const& p = arguments.params;
-    int const blocks = divide_up(rows, block);
-    int64_t const tiles = int64_t(blocks) * heads * p.batch * slices;
+    int const blocks = divide_up(rows, Traits::kBlockRows);
+    int64_t const tiles = int64_t(blocks) * heads * p.batch * Traits::kSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         longest_first,        Divider::by(blocks),
                         Divider::by(heads), Divider::by(p.batch), Divider::by(p.heads_q / p.heads_kv)};
@@ -134,24 +179,30 @@ struct BackwardEntry {
                                       reinterpret_cast<float*>(base + places.minus_delta),
                                       reinterpret_cast<float*>(base + places.dq_sum),
                                       int(places.statistics_rows),
-                                      int(places.dq_tiles)};
+                                      int(places.dq_tiles),
+                                      Divider::by(places.splits),
+                                      reinterpret_cast<float*>(base + places.dk_parts),
+                                      reinterpret_cast<float*>(base + places.dv_parts)};
     int64_t const heads = int64_t(p.batch) * p.heads_q;
     int64_t const prepare_grid = heads * divide_up(arguments.statistics_rows, kPrepareRows);
     if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     attention_backward_prepare<Config>
-        <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.bytes - places.dq_sum) / 16);
+        <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.dk_parts - places.dq_sum) / 16);
     status = cuda_status(cudaGetLastError());
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    status = for_each_pass([&](auto kernel, auto traits) {
+    status = for_each_pass([&](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       if constexpr (Traits::kByQueries) {
-        return launch_pass<Traits>(kernel, arguments, Traits::kBlockRows, p.seqlen_q, p.heads_q, Traits::kSlices,
-                                   p.causal != 0, stream);
+        return launch_pass<Traits>(kernel, arguments, p.seqlen_q, p.heads_q, p.causal != 0, stream);
       } else {
-        return launch_pass<Traits>(kernel, arguments, Traits::kBlockRows, p.seqlen_k, p.heads_kv, Traits::kSlices,
-                                   false, stream);
+        return launch_pass<Traits>(places.splits > 1 ? shared : kernel, arguments, p.seqlen_k,
+                                   p.heads_kv * places.splits, false, stream);
       }
     });
+    if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
+      attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(arguments);
+      status = cuda_status(cudaGetLastError());
+    }
     if constexpr (kFused) {
       if (status == ATTENTION_AUTOTUNER_OK) {
         attention_backward_convert<Config><<<int(heads * places.dq_tiles), kEdgeThreads, 0, stream>>>(arguments);
@@ -163,7 +214,7 @@ struct BackwardEntry {
 
   static attention_autotuner_kernel_info info() {
     int smem = 0, threads = 0, block_m = 0, block_n = 0;
-    for_each_pass([&](auto, auto traits) {
+    for_each_pass([&](auto, auto, auto traits) {
       using Traits = decltype(traits);
       smem = maximum(smem, Traits::kSmemBytes);
       if (threads == 0) {

@@ -14,7 +14,7 @@
 // With three buffers for Q the key warp does the dK of the tile before, first thing, so that it has products to run
 // while the value warp takes exponentials.
 //
-// One CTA per block of keys and K/V head; it walks the query tiles of every query head of the group.
+// One CTA per block of keys and K/V head walks the query tiles of every query head of the group, or several share them.
 //
 // Layouts: see mma_sm80.cuh (fragments), tile_sm80.cuh (shared memory), attention_backward_traits.cuh (map).
 // Called by: attention_backward_entry.cuh.
@@ -24,7 +24,7 @@
 
 namespace attention_autotuner {
 
-template <typename Config>
+template <typename Config, bool Shared>
 struct KeyPassWarp {
   using T = KeyPassTraits<Config>;
   using Element = typename T::Element;
@@ -34,7 +34,8 @@ struct KeyPassWarp {
 
   BackwardArguments const& arguments;
   uint32_t const smem;
-  int const batch, kv_head, key0;
+  int const batch, key0;
+  Share<Shared> const share;
   Walk walk;  // over the tiles of queries
   Cursor now;
   Cursor ahead;  // fetched next
@@ -47,10 +48,12 @@ struct KeyPassWarp {
   __device__ __forceinline__ static int pair() { return warp() % T::kPairs; }
 
   __device__ __forceinline__ KeyPassWarp(BackwardArguments const& arguments, TileCoordinates const& tile, uint32_t smem)
-      : arguments(arguments), smem(smem), batch(tile.batch), kv_head(tile.head), key0(tile.row_block * T::kBlockN) {
-    BackwardParams const& p = arguments.params;
-    int const group = p.heads_q / p.heads_kv;
-    walk = {arguments.first_query(key0) / T::kBlockM, divide_up(p.seqlen_q, T::kBlockM), kv_head * group, group};
+      : arguments(arguments),
+        smem(smem),
+        batch(tile.batch),
+        key0(tile.row_block * T::kBlockN),
+        share(arguments, tile.head),
+        walk(Walk::over_queries(arguments, key0, T::kBlockM, share.head, share.heads)) {
     now = ahead = walk.begin();
   }
 
@@ -60,8 +63,8 @@ struct KeyPassWarp {
     BackwardParams const& p = arguments.params;
     using CopyK = TileCopy<T::kBlockN, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
     using CopyV = TileCopy<T::kBlockN, T::kClassV, T::kThreads, T::kCopyBytes, false>;
-    copy_resident<CopyK, Element>(smem + T::kKOffset, p.k, batch, kv_head, key0, p.seqlen_k, p.dim_qk);
-    copy_resident<CopyV, Element>(smem + T::kVOffset, p.v, batch, kv_head, key0, p.seqlen_k, p.dim_v);
+    copy_resident<CopyK, Element>(smem + T::kKOffset, p.k, batch, share.kv_head, key0, p.seqlen_k, p.dim_qk);
+    copy_resident<CopyV, Element>(smem + T::kVOffset, p.v, batch, share.kv_head, key0, p.seqlen_k, p.dim_v);
 #pragma unroll
     for (int tile = 0; tile < T::kDoStages; ++tile) {
       fetch(tile < walk.tiles(), tile, tile, true, [](auto&& copy_part) { copy_part(0, 1); });
@@ -326,26 +329,31 @@ struct KeyPassWarp {
     if constexpr (!ValueWarp && T::kDkLater) {
       if (tiles > 0) accumulate_dk(sum, slots.freed(), second + slots.q_before * T::TileQ::kBytes);
     }
-    if constexpr (T::kFused) __syncthreads();  // dQ has read K
     BackwardParams const& p = arguments.params;
+    if constexpr (Shared) {
+      write_part(sum, ValueWarp ? arguments.dv_parts : arguments.dk_parts, p, share.split, batch, share.kv_head,
+                 key0 + row0, 0, ValueWarp ? T::kClassV : T::kClassQK);
+      return;
+    }
+    if constexpr (T::kFused) __syncthreads();  // dQ has read K
     if constexpr (ValueWarp) {
-      write_rows<Element, typename T::TileV>(sum, 1.0f, smem + T::kVOffset, row0, p.dv, batch, kv_head, key0,
+      write_rows<Element, typename T::TileV>(sum, 1.0f, smem + T::kVOffset, row0, p.dv, batch, share.kv_head, key0,
                                              p.seqlen_k, 0, p.dim_v);
     } else {
-      write_rows<Element, typename T::TileK>(sum, p.softmax_scale, smem + T::kKOffset, row0, p.dk, batch, kv_head, key0,
-                                             p.seqlen_k, 0, p.dim_qk);
+      write_rows<Element, typename T::TileK>(sum, p.softmax_scale, smem + T::kKOffset, row0, p.dk, batch, share.kv_head,
+                                             key0, p.seqlen_k, 0, p.dim_qk);
     }
   }
 };
 
-template <typename Config>
+template <typename Config, bool Shared>
 __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits<Config>::kCtasPerSm)
     attention_backward_keys(BackwardArguments const __grid_constant__ arguments,
                             TileList const __grid_constant__ list) {
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
-  KeyPassWarp<Config> warp(arguments, tile_coordinates<T::kHeadsFirst, 1>(int(blockIdx.x), list),
-                           shared_address(smem_bytes));
+  KeyPassWarp<Config, Shared> warp(arguments, tile_coordinates<T::kHeadsFirst, 1>(int(blockIdx.x), list),
+                                   shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   if (warp.is_value_warp()) {
     warp.template run<true>();

@@ -16,7 +16,7 @@
 
 namespace attention_autotuner {
 
-template <typename Traits>
+template <typename Traits, bool Shared>
 struct RowPassWarp {
   using T = Traits;
   using Element = typename T::Element;
@@ -25,9 +25,10 @@ struct RowPassWarp {
 
   BackwardArguments const& arguments;
   uint32_t const smem;
-  int const batch, head, row0, slice;  // head: of the rows
-  int const kv_head;
-  Walk walk;  // over the streamed tiles; of keys where the rows are queries
+  int const batch, row0, slice;
+  Share<Shared> const share;  // where the rows are keys
+  int const head;             // of the rows
+  Walk walk;                  // over the streamed tiles; of keys where the rows are queries
   Cursor now, ahead;
   Stream stream;
   float lse2[T::kByQueries ? T::kRowTiles : 1][2];
@@ -43,10 +44,10 @@ struct RowPassWarp {
       : arguments(arguments),
         smem(smem),
         batch(tile.batch),
-        head(tile.head),
         row0(tile.row_block * T::kBlockRows),
         slice(tile.value_slice),
-        kv_head(T::kByQueries ? list.group.divide(tile.head) : tile.head),
+        share(arguments, tile.head),
+        head(T::kByQueries ? tile.head : share.kv_head),
         stream(T::kByQueries ? arguments.params.k : arguments.params.q,
                T::kByQueries ? arguments.params.v : arguments.params.dout,
                T::kByQueries ? arguments.params.seqlen_k : arguments.params.seqlen_q, arguments.params.dim_qk,
@@ -55,11 +56,9 @@ struct RowPassWarp {
     BackwardParams const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
-      walk = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), kv_head, 1};
+      walk = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
     } else {
-      int const group = p.heads_q / p.heads_kv;
-      walk = {arguments.first_query(row0) / T::kBlockColumns, divide_up(p.seqlen_q, T::kBlockColumns), kv_head * group,
-              group};
+      walk = Walk::over_queries(arguments, row0, T::kBlockColumns, share.head, share.heads);
     }
     now = ahead = walk.begin();
   }
@@ -309,6 +308,11 @@ struct RowPassWarp {
 
   __device__ __forceinline__ void write(Accumulators<T::kRowTiles, T::kResultTiles> const& sum) const {
     BackwardParams const& p = arguments.params;
+    if constexpr (Shared) {
+      write_part(sum, T::kNeedsDp ? arguments.dk_parts : arguments.dv_parts, p, share.split, batch, head,
+                 row0 + warp_row(), slice * T::kResultColumns, T::kResultClass);
+      return;
+    }
     attention_autotuner_tensor const& out = T::kResult == Result::kDq ? p.dq : T::kResult == Result::kDk ? p.dk : p.dv;
     write_rows<Element, typename T::TileResult>(sum, T::kNeedsDp ? p.softmax_scale : 1.0f, smem, warp_row(), out, batch,
                                                 head, row0, T::kByQueries ? p.seqlen_q : p.seqlen_k,
@@ -316,13 +320,14 @@ struct RowPassWarp {
   }
 };
 
-template <typename Traits>
+template <typename Traits, bool Shared>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
     attention_backward_rows(BackwardArguments const __grid_constant__ arguments,
                             TileList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
-  RowPassWarp<Traits> warp(arguments, list, tile_coordinates<Traits::kHeadsFirst, Traits::kSlices>(block_index(), list),
-                           shared_address(smem_bytes));
+  RowPassWarp<Traits, Shared> warp(arguments, list,
+                                   tile_coordinates<Traits::kHeadsFirst, Traits::kSlices>(block_index(), list),
+                                   shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   warp.run();
 }
