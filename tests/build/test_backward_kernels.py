@@ -89,24 +89,36 @@ def test_a_library_describes_itself_without_a_gpu(built: dict[str, Artifact]) ->
     assert info.dynamic_smem_bytes == resources.smem_bytes(SMALL)
 
 
+def _workspace_bytes(artifact: Artifact, one: Candidate, heads_kv: int) -> int:
+    """Of 2 sequences with 4 query heads, 100 queries and 300 keys."""
+    library = ctypes.CDLL(str(artifact.path))
+    library.attention_autotuner_workspace_bytes.restype = ctypes.c_size_t
+    params = abi.AttentionBackwardParams(
+        struct_size=ctypes.sizeof(abi.AttentionBackwardParams),
+        abi_version=abi.ABI_VERSION,
+        batch=2,
+        heads_q=4,
+        heads_kv=heads_kv,
+        seqlen_q=100,
+        seqlen_k=300,
+        dim_qk=one.class_qk,
+        dim_v=one.class_v,
+    )
+    return int(library.attention_autotuner_workspace_bytes(ctypes.byref(params)))
+
+
 def test_the_workspace_holds_statistics_and_the_sums_of_dq(built: dict[str, Artifact]) -> None:
-    sizes = {}
-    for name, artifact in built.items():
-        library = ctypes.CDLL(str(artifact.path))
-        library.attention_autotuner_workspace_bytes.restype = ctypes.c_size_t
-        params = abi.AttentionBackwardParams(
-            struct_size=ctypes.sizeof(abi.AttentionBackwardParams),
-            abi_version=abi.ABI_VERSION,
-            batch=2,
-            heads_q=4,
-            heads_kv=2,
-            seqlen_q=100,
-            seqlen_k=300,
-            dim_qk=64 if name == SMALL.name else 256,
-            dim_v=64 if name == SMALL.name else 512,
-        )
-        sizes[name] = library.attention_autotuner_workspace_bytes(ctypes.byref(params))
+    wide, small = (_workspace_bytes(built[one.name], one, heads_kv=4) for one in (WIDE, SMALL))
     # Two floats for each of 100 rows at least, with room for a tile beyond them.
-    assert 8 * 8 * 100 <= sizes[WIDE.name] <= 8 * 8 * 512
+    assert 8 * 8 * 100 <= wide <= 8 * 8 * 512
     # And 128 rows of 64 sums for each head.
-    assert sizes[SMALL.name] - sizes[WIDE.name] == 8 * 128 * 64 * 4
+    assert small - wide == 8 * 128 * 64 * 4
+
+
+@pytest.mark.parametrize("one", [SMALL, WIDE], ids=["fused", "split"])
+def test_the_workspace_holds_the_parts_of_shared_groups(
+    built: dict[str, Artifact], one: Candidate
+) -> None:
+    alone, shared = (_workspace_bytes(built[one.name], one, heads_kv=n) for n in (4, 1))
+    # dK and dV in fp32 for each of the four CTAs that share a block of keys.
+    assert shared - alone == 4 * 2 * 300 * (one.class_qk + one.class_v) * 4
