@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from attention_autotuner import flash_attn_func, settings
@@ -223,6 +224,17 @@ def test_a_gradient_that_is_sparse_is_refused(way: Way) -> None:
     o = way(tensors)
     with pytest.raises(UnsupportedProblemError, match="must be a dense strided tensor"):
         torch.autograd.grad(o, tensors, torch.ones(o.shape).half().to_sparse())
+
+
+def test_a_gradient_with_a_tangent_is_refused(way: Way) -> None:
+    tensors = gradients.make(PROBLEM)
+    o = way(tensors)
+    weights = torch.randn(o.shape).half()
+    with forward_ad.dual_level():
+        torch.autograd.grad(o, tensors, weights, retain_graph=True)  # none, no complaint
+        dual = forward_ad.make_dual(weights, torch.ones_like(weights))  # type: ignore[no-untyped-call]  # torch's
+        with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
+            torch.autograd.grad(o, tensors, dual)
 
 
 def test_only_what_requires_grad_gets_one(way: Way) -> None:

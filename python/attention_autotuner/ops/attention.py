@@ -9,9 +9,8 @@ from torch.autograd import forward_ad
 
 from ..arch import Policy, naming
 from ..codegen.problem import CausalAlignment
-from ..errors import UnsupportedProblemError
 from . import checks, interop, plan
-from .autograd import PLAIN_TYPES, AttentionFunction
+from .autograd import PLAIN_TYPES, AttentionFunction, refuse_tangents
 from .library import FORWARD_OP
 
 SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
@@ -187,8 +186,7 @@ def _through_dispatcher(
             f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
         )
         checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
-    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
-        _refuse_tangents(q, k, v)
+    refuse_tangents(q, k, v)
     policy = "" if device_type is None else _policy_name(device_type)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -208,13 +206,3 @@ def _through_dispatcher(
         deterministic,
     )
     return (o, lse) if return_lse else o
-
-
-def _refuse_tangents(*tensors: torch.Tensor) -> None:
-    """A tangent would be dropped without a word: forward-mode differentiation has no formula here."""
-    for x in tensors:
-        tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
-        if tangent is not None:
-            raise UnsupportedProblemError(
-                "attention has no forward-mode derivative: differentiate in reverse mode"
-            )

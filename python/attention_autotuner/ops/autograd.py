@@ -14,8 +14,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from .. import settings
+from ..errors import UnsupportedProblemError
 from ..reference import attention_double_backward
 from . import backward_plan, checks, plan
 from .backward_plan import Gradients
@@ -70,6 +72,7 @@ def _through_dispatcher(
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    refuse_tangents(grad_o, grad_lse, *saved)
     found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
     return found
 
@@ -155,6 +158,7 @@ def _are_plain(*tensors: Gradient) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
     ):
         return False
     try:
@@ -164,6 +168,24 @@ def _are_plain(*tensors: Gradient) -> bool:
     except RuntimeError:
         return False  # sparse, or a batch of gradients
     return True
+
+
+def refuse_tangents(*tensors: Gradient) -> None:
+    """Refuse tensors with a tangent, which would be dropped without a word: there is no formula for it here.
+
+    Raises:
+        UnsupportedProblemError: one has a tangent.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if x is None:
+            continue
+        tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
+        if tangent is not None:
+            raise UnsupportedProblemError(
+                "attention has no forward-mode derivative: differentiate in reverse mode"
+            )
 
 
 def _register() -> None:
