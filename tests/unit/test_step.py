@@ -87,6 +87,22 @@ def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) ->
     assert result.picks_us == 270.0
 
 
+def test_halves_that_were_recorded_alone_belong_to_the_step_from_then_on(
+    records: RecordStore,
+) -> None:
+    for problem in (FORWARD, BACKWARD):
+        tune(problem, POLICY, records=records, pipeline=FakeStepPipeline(time_us=times), top_k=1)
+    entries = [found(records, problem).record.entries for problem in (FORWARD, BACKWARD)]
+    pipeline = FakeStepPipeline(time_us=times)
+    result = tune_step(BACKWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
+    assert [one.status for one in result.results] == ["recorded", "recorded"]
+    assert [one.to_json()["purpose"] for one in result.results] == ["step", "step"]
+    for problem, before in zip((FORWARD, BACKWARD), entries, strict=True):
+        assert found(records, problem).record.purpose == "step"
+        assert found(records, problem).record.entries == before
+    assert pipeline.measured == []
+
+
 def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
     records: RecordStore,
 ) -> None:

@@ -116,7 +116,7 @@ class TuningRecord:
     Attributes:
         problem: bucketed; its seqlens are the buckets that the record serves, not the lengths measured.
         measured_problem: the problem that was measured.
-        purpose: what it was tuned for: its direction by itself, or the training step of which it is half.
+        purpose: what it was last tuned for: its direction by itself, or the training step of which it is half.
         arch: the policy's name.
         space_schema: see :func:`space_schema`.
         space_digest: see :func:`space_digest`.

@@ -356,6 +356,8 @@ class _Search:
     def _recorded(self, known: TuningRecord, rows: list[Row]) -> TuneResult:
         entries = {entry.candidate.name: entry for entry in known.entries}
         rows = [row.recorded(entries[row.candidate.name]) for row in rows]
+        if known.purpose != self.purpose:
+            known = self.records.put(replace(known, purpose=self.purpose))
         return self._result(
             "recorded",
             known.candidate,
