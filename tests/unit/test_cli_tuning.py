@@ -228,9 +228,11 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, str, int]] = []
+    problems: list[Problem] = []
 
     def tune(problem: Problem, device: str, **options: Any) -> TuneResult:
         asked.append((device, problem.direction, options["top_k"]))
+        problems.append(problem)
         return replace(result_of(status="predicted", problem=problem), arch=device)
 
     monkeypatch.setattr(main_job, "tune", tune)
@@ -241,6 +243,10 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
         for direction in ("forward", "backward")
     ]
     assert asked[:2] == [("A100", "forward", 8), ("A100", "backward", 1)]
+    assert not any(problem.deterministic for problem in problems)
+    problems.clear()
+    run_json(capsys, "tune", "--all", "--effort", "none", "--deterministic")
+    assert [one.deterministic for one in problems] == [False, True] * 3
     assert said["served"] == []
     assert "its gradient" in said["left_out"]
     # Nothing usable was built here: each direction is tried wider and wider.

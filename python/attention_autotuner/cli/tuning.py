@@ -70,6 +70,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     if arguments.all:
         if arguments.device_type is not None:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
+        arguments.direction = STEP  # whatever it says: the main job is about both
         return run_all(arguments)
     if arguments.direction == STEP:
         return _run_step(arguments)
