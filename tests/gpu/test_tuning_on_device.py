@@ -101,9 +101,12 @@ def test_one_entry_against_itself_is_a_tie() -> None:
     # The same buffers too: a product on buffers at other addresses is not quite the same work.
     first = matmul_entry("first", 2048)
     entries = [first, replace(first, name="second")]
-    timings = InProcessMeasurer().measure(PROBLEM, entries, budget_seconds=2.0)
-    assert [timing.name for timing in timings] == ["first", "second"]
-    assert timings[1].ratio_to_best == pytest.approx(1.0, abs=0.02)
+    in_order = 0
+    for seed in range(3):
+        timings = InProcessMeasurer(seed=seed).measure(PROBLEM, entries, budget_seconds=1.0)
+        assert timings[1].ratio_to_best == pytest.approx(1.0, abs=0.02)
+        in_order += [timing.name for timing in timings] == ["first", "second"]
+    assert in_order >= 2  # at 95 % confidence one of twenty ties looks like none
 
 
 def test_the_environment_names_the_gpu_and_its_state() -> None:

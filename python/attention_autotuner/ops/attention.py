@@ -112,8 +112,8 @@ def flash_attn_func(
 def _plain_addresses(q: Any, k: Any, v: Any) -> tuple[int, int, int] | None:
     """Where q, k and v lie, if the dispatcher would do no more than call our kernel, so that it can be left out.
 
-    It would cost a call 11 us without grad and 39 us with it (benchmarks/host_overhead.py on an H200: 23.0 and 60.6 us
-    through it, 11.5 and 21.6 beside it). None for anything unusual: subclasses, fake tensors, modes, functorch's
+    It would cost a call 11 us without grad and 39 us with it (benchmarks/host_overhead.py on an H200: 20.7 and 60.3 us
+    through it, 10.2 and 21.3 beside it). None for anything unusual: subclasses, fake tensors, modes, functorch's
     transforms, tracing, and tensors whose values are not what lies in strided memory. Asking for their dispatch keys
     would say the same of those at three times the price.
     """
