@@ -232,7 +232,7 @@ def test_a_gradient_with_a_tangent_is_refused(way: Way) -> None:
     weights = torch.randn(o.shape).half()
     with forward_ad.dual_level():
         torch.autograd.grad(o, tensors, weights, retain_graph=True)  # none, no complaint
-        dual = forward_ad.make_dual(weights, torch.ones_like(weights))  # type: ignore[no-untyped-call]  # torch's
+        dual = forward_ad.make_dual(weights, torch.ones_like(weights))
         with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
             torch.autograd.grad(o, tensors, dual)
 

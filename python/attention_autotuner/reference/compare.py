@@ -2,8 +2,8 @@
 
 ``max|out - ref| <= 2 max|low - ref| + eps`` and ``||out - ref|| <= 1.5 ||low - ref|| + eps sqrt(n)``, where ``ref`` is
 the fp32 or fp64 truth, ``low`` the formula as written in the input dtype, and eps two units in the last place of the
-output dtype at ``max|ref|``. For dQ and dK callers move ``low`` off the truth by what rounding that no kernel can avoid is
-worth there: see ``tuning.bindings.AttentionBackward.truths``.
+output dtype at ``max|ref|``. For dQ and dK callers move ``low`` off the truth by what rounding that no kernel can avoid
+is worth there: see ``tuning.bindings.AttentionBackward.truths``.
 """
 
 from __future__ import annotations
