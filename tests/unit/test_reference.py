@@ -280,6 +280,23 @@ def test_double_backward_equals_autograd_of_naive_twice(
     assert torch.equal(present[-3][:, :, ~rows], torch.zeros_like(present[-3][:, :, ~rows]))
 
 
+def test_what_reaches_the_lse_of_a_row_without_keys_reaches_nothing() -> None:
+    """Merging two such rows by ``logaddexp`` gives NaN there, which is no part of any gradient."""
+    q, k, v = (torch.randn(1, 1, n, 8, dtype=torch.float64) for n in (6, 2, 2))
+    options: dict[str, Any] = {"causal": True, "dtype": torch.float64}
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    _, lse = attention_naive(*leaves, **options)
+    grad_lse = torch.full_like(lse, math.nan)
+    grad_lse[:, :, 4:] = 1.0
+    expected = torch.autograd.grad(lse, (q, k), grad_lse)
+    found = attention_backward(None, grad_lse, q, k, v, **options)
+    for mine, truth in zip(found, expected, strict=False):
+        torch.testing.assert_close(mine, truth)
+    ones = (torch.ones_like(q), torch.ones_like(k), torch.ones_like(v))
+    twice = attention_double_backward(ones, None, grad_lse, q, k, v, **options)
+    assert all(bool(x.isfinite().all()) for x in twice if x is not None)
+
+
 def test_double_backward_can_be_differentiated_again() -> None:
     tensors = make_inputs((1, 2, 1, 3, 4, 8, 8), grad=True)
     others = [torch.randn_like(x).requires_grad_() for x in tensors]

@@ -174,7 +174,10 @@ def attention_backward(
                     ds = p * (dp - (p * dp).sum(-1, keepdim=True))
                     dvalues[:, :seen] += p.mT @ go
                 if grad_sum is not None:
-                    ds += p * grad_sum[heads, :, rows].to(dtype).flatten(1, 2)[..., None]
+                    gl = grad_sum[heads, :, rows].to(dtype).flatten(1, 2)[..., None]
+                    if empty is not None:
+                        gl = gl.masked_fill(empty, 0.0)  # perhaps NaN, of which 0 times is NaN
+                    ds += p * gl
                 dq[heads, :, rows] = plan.split_rows(scale * (ds @ keys[:, :seen]))
                 dkeys[:, :seen] += scale * (ds.mT @ queries)
             dk[heads], dv[heads] = dkeys, dvalues

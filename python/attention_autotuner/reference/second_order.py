@@ -86,6 +86,7 @@ def attention_double_backward(
                 p = s.softmax(-1)
                 if empty is not None:
                     p = p.masked_fill(empty, 0.0)
+                    gl = gl.masked_fill(empty[..., 0], 0.0)  # perhaps NaN, of which 0 times is NaN
                 dp = go @ values.mT
                 e = dp - (p * dp).sum(-1, keepdim=True) + gl[..., None]
                 by_ds = scale * (a @ keys.mT + queries @ b.mT)
