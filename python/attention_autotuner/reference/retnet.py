@@ -88,7 +88,7 @@ class MaskBlocks:
             )
         shared = mask.shape[0] == 1
         split = (1, 1) if shared else (heads_kv, plan.group)
-        return cls(plan=plan, mask=mask.unflatten(0, split))
+        return cls(plan=plan, mask=mask.reshape(*split, *scores))
 
     def hidden(self, rows: slice) -> torch.Tensor | None:
         """``[rows, keys]``: what the causal promise hides of some rows, None where it was not given."""
@@ -202,6 +202,7 @@ def retnet_attention_low(
     causal: bool = False,
     normalize: bool = True,
     r_clamp_max: float | None = None,
+    r_grad: bool = False,
     max_scores: int = MAX_SCORES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula as written, in the dtype of the inputs: the rounding that the error rule excuses.
@@ -221,6 +222,7 @@ def retnet_attention_low(
         causal=causal,
         normalize=normalize,
         r_clamp_max=r_clamp_max,
+        r_grad=r_grad,
         dtype=q.dtype,
         max_scores=max_scores,
     )
@@ -244,10 +246,10 @@ def retnet_attention_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of :func:`retnet_attention`, recomputed block by block from q, k, v and the mask.
 
-    ``dP = dO V^T``, ``dX = dP / r``, ``dS = dX * mask``, ``dQ = scale dS K``, ``dK = scale dS^T Q``, ``dV = (X/r)^T dO``,
-    ``dmask = sum over the batch of dX * (scale Q K^T)``. With ``r_grad``, in rows where r is the sum itself, ``dX = (dP
-    - sign(X) rowsum(dO * O)) / r``: ``O = X V / r`` falls by O/r as ``|X|`` grows, and ``rowsum(dO * O) = rowsum(X/r *
-    dP)``.
+    ``dP = dO V^T``, ``dX = dP / r``, ``dS = dX * mask``, ``dQ = scale dS K``, ``dK = scale dS^T Q``,
+    ``dV = (X / r)^T dO``, ``dmask = sum over the batch of dX * (scale Q K^T)``. With ``r_grad``, in rows where r is the
+    sum itself, ``dX = (dP - sign(X) rowsum(dO * O)) / r``: ``O = X V / r`` falls by O/r as ``|X|`` grows, and
+    ``rowsum(dO * O) = rowsum(X / r * dP)``.
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]``.
