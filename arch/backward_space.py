@@ -141,13 +141,13 @@ class Passes:
 
     def first_keys(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
         """The first key pass that is legal under a plan, or None."""
-        legal = (c for c in choices if pass_broken(self._key_shape(c, plan), self._spec) is None)
-        return next(legal, None)
+        found = next(self._legal(self._key_shape(keys, plan) for keys in choices), None)
+        return None if found is None else found.knobs
 
     def first_rows(self, choices: Iterable[RowPass], name: str) -> RowPass | None:
         """The first row pass that is legal for a result, or None."""
-        legal = (c for c in choices if pass_broken(self._row_shape(name, c), self._spec) is None)
-        return next(legal, None)
+        found = next(self._legal(self._row_shape(name, rows) for rows in choices), None)
+        return None if found is None else found.knobs
 
     def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:
         """A key pass under a plan."""

@@ -50,6 +50,7 @@ class Plan:
         kernel: LoadedKernel | None,
         params: ctypes.Structure,
         tensors: Gradients,
+        strides: tuple[tuple[int, ...], ...],
         copies: tuple[bool, bool, bool, bool],
         in_force: settings.Settings,
     ) -> None:
@@ -58,7 +59,8 @@ class Plan:
         Args:
             kernel: what to launch; None where q is empty.
             params: complete but for the pointers.
-            tensors: q, k and v, for shapes, strides, dtype and device of their gradients.
+            tensors: q, k and v, for shapes, dtype and device of their gradients.
+            strides: of the gradients.
             copies: which of o, the gradient of o, lse and the gradient of lse must be copied before they are read.
             in_force: the present settings.
         """
@@ -67,10 +69,7 @@ class Plan:
         self._allocate = launch.allocator(q.device)
         self._index = q.get_device()
         self._dtype = q.dtype
-        self._layouts = tuple(
-            (tuple(x.shape), checks.output_strides(x.shape, x.stride(), x.shape[3]))
-            for x in tensors
-        )
+        self._layouts = tuple((tuple(x.shape), y) for x, y in zip(tensors, strides, strict=True))
         self._copy_o, self._copy_o_gradient, self._copy_lse, self._copy_lse_gradient = copies
         self._launch = None
         self.workspace_bytes = 0
@@ -231,6 +230,7 @@ def _make_plan(
         not lse.is_contiguous(),
         grad_lse is not None and not grad_lse.is_contiguous(),
     )
+    strides = tuple(checks.output_strides(x.shape, x.stride(), x.shape[3]) for x in tensors)
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionBackwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
@@ -238,7 +238,7 @@ def _make_plan(
             q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
         )
         kernel = launch.kernel_of(problem, device_type, q.get_device())
-        dq, dk, dv = (checks.output_strides(x.shape, x.stride(), x.shape[3]) for x in tensors)
+        dq, dk, dv = strides
         params = launch.strided_params(
             problem,
             scale,
@@ -251,7 +251,7 @@ def _make_plan(
             dk=dk,
             dv=dv,
         )
-    return Plan(kernel, params, tensors, copies, in_force)
+    return Plan(kernel, params, tensors, strides, copies, in_force)
 
 
 def _is_readable(x: torch.Tensor) -> bool:

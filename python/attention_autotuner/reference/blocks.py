@@ -13,6 +13,11 @@ MAX_SCORES = 2**26
 """Scores held at a time by the blocked forms: 256 MiB in fp32."""
 
 
+def summing_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums are kept in for inputs or a computation of a dtype: fp32, or fp64 for fp64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
     """How the score matrices are cut: over (batch, kv head) pairs, and over rows where one pair is too large."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UnsupportedProblemError
-from .blocks import MAX_SCORES, full_precision
+from .blocks import MAX_SCORES, full_precision, summing_dtype
 
 CHUNK = 64
 """Tokens summed at a time by the chunkwise form."""
@@ -159,11 +159,10 @@ class Sequence:
             raise UnsupportedProblemError(
                 f"heads_q must be a multiple of heads_kv, got {heads} and {heads_kv}"
             )
-        if dtype is None:
-            dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        dtype = dtype or summing_dtype(q.dtype)
         shape = (batch, heads, dim_qk, v.shape[-1])
         if initial_state is None:
-            initial_state = torch.zeros(shape, dtype=_state_dtype(dtype), device=q.device)
+            initial_state = torch.zeros(shape, dtype=summing_dtype(dtype), device=q.device)
         check_state("initial_state", initial_state, shape)
         return cls(
             q=q,
@@ -171,7 +170,7 @@ class Sequence:
             v=v,
             log2=log2_gamma(gamma, heads, q.device),
             scale=dim_qk**-0.5 if scale is None else scale,
-            state=initial_state.to(_state_dtype(dtype)),
+            state=initial_state.to(summing_dtype(dtype)),
             dtype=dtype,
         )
 
@@ -366,7 +365,3 @@ def _concatenated(outputs: list[torch.Tensor], given: Sequence) -> torch.Tensor:
     if outputs:
         return torch.cat(outputs, dim=2)
     return given.q.new_zeros((*given.q.shape[:3], given.v.shape[-1]), dtype=given.dtype)
-
-
-def _state_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

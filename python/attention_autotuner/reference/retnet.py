@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UnsupportedProblemError
-from .blocks import MAX_SCORES, Blocks, full_precision
+from .blocks import MAX_SCORES, Blocks, full_precision, summing_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Normaliser:
             ``X / r`` in x's dtype, r ``[..., 1]`` in fp32 (fp64 for fp64), summed there so that it outlives the range
             of fp16, and where r is the row's own sum, ``[..., 1]``.
         """
-        total = x.abs().sum(-1, keepdim=True, dtype=_computing(x, None))
+        total = x.abs().sum(-1, keepdim=True, dtype=summing_dtype(x.dtype))
         if not self.normalize:
             return x, torch.ones_like(total), torch.zeros_like(total, dtype=torch.bool)
         if not self.r_grad:
@@ -169,7 +169,7 @@ def retnet_attention(
     Raises:
         UnsupportedProblemError: the mask's shape does not fit, or the arguments of r contradict each other.
     """
-    dtype = _computing(q, dtype)
+    dtype = dtype or summing_dtype(q.dtype)
     rule = Normaliser(normalize=normalize, r_clamp_max=r_clamp_max, r_grad=r_grad)
     plan = Blocks.of(q, k, causal, "bottom_right", max_scores)
     masks = MaskBlocks.of(plan, mask, k.shape[1])
@@ -274,7 +274,7 @@ def retnet_attention_backward(
     Raises:
         UnsupportedProblemError: as :func:`retnet_attention`.
     """
-    dtype = _computing(q, dtype)
+    dtype = dtype or summing_dtype(q.dtype)
     rule = Normaliser(normalize=normalize, r_clamp_max=r_clamp_max, r_grad=r_grad)
     plan = Blocks.of(q, k, causal, "bottom_right", max_scores)
     masks = MaskBlocks.of(plan, mask, k.shape[1])
@@ -283,7 +283,7 @@ def retnet_attention_backward(
     dq = torch.zeros(query.shape, dtype=q.dtype, device=q.device)
     dk = torch.zeros(key.shape, dtype=k.dtype, device=k.device)
     dv = torch.zeros(value.shape, dtype=v.dtype, device=v.device)
-    sums = _computing(q.new_empty(0, dtype=dtype), None)
+    sums = summing_dtype(dtype)
     dmask = torch.zeros(masks.mask.shape, dtype=sums, device=q.device) if need_dmask else None
     with torch.no_grad(), full_precision():
         for heads in plan.head_blocks():
@@ -312,10 +312,3 @@ def retnet_attention_backward(
             dk[heads], dv[heads] = dkeys, dvalues
     given = None if dmask is None else dmask.reshape(mask.shape).to(mask.dtype)
     return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), given
-
-
-def _computing(x: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """What to compute in: as asked, else fp32, or fp64 where x is."""
-    if dtype is not None:
-        return dtype
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
