@@ -7,21 +7,32 @@ candidate serves every problem of its class. Which candidates are legal on which
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from .knobs import (
     KNOBS,
     BackwardKnobs,
+    ChunkwiseKnobs,
     ForwardKnobs,
     Knobs,
+    ParallelKnobs,
+    RecurrentKnobs,
     knobs_from_config,
     knobs_to_config,
 )
-from .problem import Direction, DType, Op, Problem
+from .problem import Direction, DType, Form, Mask, Op, Problem
 
 Family = Literal["sm80"]
 
 FAMILIES: tuple[str, ...] = ("sm80",)
+
+_Kind = TypeVar("_Kind")
+
+_FORMS: dict[type[Knobs], Form] = {
+    ParallelKnobs: "parallel",
+    ChunkwiseKnobs: "chunkwise",
+    RecurrentKnobs: "recurrent",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +44,7 @@ class Candidate:
         op, direction, dtype: as in :class:`~.problem.Problem`.
         class_qk, class_v: padded head dims that the kernel is compiled for, elements.
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
+        mask: as in :class:`~.problem.Problem`.
         knobs: of the operation and direction, see :mod:`.knobs`.
 
     Raises:
@@ -46,13 +58,15 @@ class Candidate:
     class_qk: int
     class_v: int
     copy_bytes: Literal[2, 16] = 16
+    mask: Mask = "none"
     knobs: Knobs
 
     def __post_init__(self) -> None:
         wanted = KNOBS[self.op, self.direction]
-        if type(self.knobs) is not wanted:
+        if type(self.knobs) not in wanted:
+            names = " or ".join(kind.__name__ for kind in wanted)
             raise TypeError(
-                f"{self.op} {self.direction} takes {wanted.__name__}, got {type(self.knobs).__name__}"
+                f"{self.op} {self.direction} takes {names}, got {type(self.knobs).__name__}"
             )
 
     @classmethod
@@ -70,30 +84,43 @@ class Candidate:
             class_qk=problem.class_qk,
             class_v=problem.class_v,
             copy_bytes=problem.alignment_bytes,
+            mask=problem.mask,
             knobs=knobs,
         )
 
     @property
     def forward(self) -> ForwardKnobs:
-        """The knobs of a forward candidate.
+        """The knobs of attention's or retnet's forward.
 
         Raises:
-            TypeError: it is of another direction.
+            TypeError: it is another kind of candidate.
         """
-        if not isinstance(self.knobs, ForwardKnobs):
-            raise TypeError(f"{self.name} has no forward knobs")
-        return self.knobs
+        return self._knobs_as(ForwardKnobs)
 
     @property
     def backward(self) -> BackwardKnobs:
-        """The knobs of a backward candidate.
+        """The knobs of attention's or retnet's backward.
 
         Raises:
-            TypeError: it is of another direction.
+            TypeError: it is another kind of candidate.
         """
-        if not isinstance(self.knobs, BackwardKnobs):
-            raise TypeError(f"{self.name} has no backward knobs")
+        return self._knobs_as(BackwardKnobs)
+
+    def _knobs_as(self, kind: type[_Kind]) -> _Kind:
+        if not isinstance(self.knobs, kind):
+            raise TypeError(f"{self.name} has no {kind.__name__}")
         return self.knobs
+
+    @property
+    def form(self) -> Form:
+        """How retention forward is computed; ``auto`` where there is no choice."""
+        return _FORMS.get(type(self.knobs), "auto")
+
+    @property
+    def template(self) -> str:
+        """The template that its kernel is rendered from, under the template root."""
+        name = self.direction if self.form == "auto" else self.form
+        return f"{self.op}/{name}.cu.jinja"
 
     @property
     def deterministic(self) -> bool:
@@ -103,9 +130,11 @@ class Candidate:
     @property
     def name(self) -> str:
         """A readable, unique name made from every field; also a valid C++ and file-system identifier."""
+        mask = [] if self.mask == "none" else [self.mask]
         parts = [
             self.op,
             self.direction,
+            *mask,
             self.family,
             self.dtype,
             f"d{self.class_qk}x{self.class_v}",

@@ -11,6 +11,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from .problem import Direction, Op
+from .retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
 
 CtaOrder = Literal["rows_first", "heads_first"]
 BackwardPlan = Literal["fused", "pair", "split"]
@@ -208,38 +214,83 @@ class BackwardKnobs:
         return "_".join([self.plan, *passes, order])
 
 
-Knobs = ForwardKnobs | BackwardKnobs
+@dataclass(frozen=True, kw_only=True)
+class ParallelKnobs:
+    """Retention's parallel form: attention's kernel with a decay for the output, a pass over chunks for the states.
 
-KNOBS: dict[tuple[Op, Direction], type[ForwardKnobs] | type[BackwardKnobs]] = {
-    ("attention", "forward"): ForwardKnobs,
-    ("attention", "backward"): BackwardKnobs,
+    Attributes:
+        rows: the kernel over blocks of query rows.
+        chunk: tokens of one step of the pass over chunks.
+        states: that pass.
+    """
+
+    rows: ForwardKnobs
+    chunk: int
+    states: ChunkPass
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest kernel."""
+        return max(self.rows.num_threads, self.states.num_threads)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return f"parallel_{self.rows.label}_l{self.chunk}_{self.states.label}"
+
+
+Knobs = (
+    ForwardKnobs
+    | BackwardKnobs
+    | ParallelKnobs
+    | ChunkwiseKnobs
+    | RecurrentKnobs
+    | RetentionBackwardKnobs
+)
+
+KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
+    ("attention", "forward"): (ForwardKnobs,),
+    ("attention", "backward"): (BackwardKnobs,),
+    ("retnet", "forward"): (ForwardKnobs,),
+    ("retnet", "backward"): (BackwardKnobs,),
+    ("retention", "forward"): (ParallelKnobs, ChunkwiseKnobs, RecurrentKnobs),
+    ("retention", "backward"): (RetentionBackwardKnobs,),
 }
-"""(op, direction) -> its knob class."""
+"""(op, direction) -> its knob classes; retention forward has one for each form. No two have the same fields."""
 
-_NESTED: dict[str, type[KeyPass] | type[RowPass]] = {
-    "keys": KeyPass,
-    "dq": RowPass,
-    "dk": RowPass,
-    "dv": RowPass,
+_NESTED: dict[type[Knobs], dict[str, type[Any]]] = {
+    BackwardKnobs: {"keys": KeyPass, "dq": RowPass, "dk": RowPass, "dv": RowPass},
+    ParallelKnobs: {"rows": ForwardKnobs, "states": ChunkPass},
+    ChunkwiseKnobs: {"output": ChunkPass},
+    RetentionBackwardKnobs: {"dq": ChunkPass, "dk": ChunkPass, "dv": ChunkPass},
 }
 
 
 def knob_names(op: Op, direction: Direction) -> list[object]:
     """What the knobs of an operation can say: their names, and the words that some of them take."""
-    kind = KNOBS[op, direction]
-    names: list[object] = [[field.name for field in fields(kind)], CTA_ORDERS]
-    if kind is BackwardKnobs:
-        names += [[field.name for field in fields(one)] for one in (KeyPass, RowPass)]
-        names.append(BACKWARD_PLANS)
+    kinds = KNOBS[op, direction]
+    names: list[object] = []
+    for kind in kinds:
+        names += [[field.name for field in fields(kind)], CTA_ORDERS]
+        nested = dict.fromkeys(_NESTED.get(kind, {}).values())
+        names += [[field.name for field in fields(one)] for one in nested]
+        if kind is BackwardKnobs:
+            names.append(BACKWARD_PLANS)
     return names
 
 
 def knobs_to_config(knobs: Knobs) -> dict[str, Any]:
-    """All knobs by name, in declaration order, as JSON-ready values; passes are nested, absent ones None."""
+    """All knobs by name, in declaration order, as JSON-ready values; nested ones nested, absent ones None."""
+    nested = _NESTED.get(type(knobs), {})
     config: dict[str, Any] = {}
     for field in fields(knobs):
         value = getattr(knobs, field.name)
-        if isinstance(value, (KeyPass, RowPass)):
+        if field.name in nested and value is not None:
             value = {inner.name: getattr(value, inner.name) for inner in fields(value)}
         config[field.name] = value
     return config
@@ -251,12 +302,12 @@ def knobs_from_config(op: Op, direction: Direction, config: Mapping[str, Any]) -
     Raises:
         TypeError: a field is unknown or missing, or the operation has no knobs.
     """
-    kind = KNOBS.get((op, direction))
-    if kind is None:
+    kinds = KNOBS.get((op, direction))
+    if kinds is None:
         raise TypeError(f"no knobs are known for {op} {direction}")
+    kind = next((one for one in kinds if {f.name for f in fields(one)} == config.keys()), kinds[0])
     values: dict[str, Any] = dict(config)
-    if kind is BackwardKnobs:
-        for name, nested in _NESTED.items():
-            if values.get(name) is not None:
-                values[name] = nested(**values[name])
+    for name, nested in _NESTED.get(kind, {}).items():
+        if values.get(name) is not None:
+            values[name] = nested(**values[name])
     return kind(**values)

@@ -11,15 +11,19 @@ from typing import Literal
 
 from ..errors import UnsupportedProblemError
 
-Op = Literal["attention"]
+Op = Literal["attention", "retnet", "retention"]
 Direction = Literal["forward", "backward"]
 DType = Literal["fp16", "bf16"]
 CausalAlignment = Literal["bottom_right", "top_left"]
+Mask = Literal["none", "explicit", "decay"]
+Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
 
-OPS: tuple[str, ...] = ("attention",)
+OPS: tuple[str, ...] = ("attention", "retnet", "retention")
 DIRECTIONS: tuple[str, ...] = ("forward", "backward")
 DTYPES: tuple[str, ...] = ("fp16", "bf16")
 CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
+MASKS: tuple[str, ...] = ("none", "explicit", "decay")
+FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_CLASS = (
@@ -50,7 +54,8 @@ class Problem:
     """One operation on one shape.
 
     Attributes:
-        op: the operation.
+        op: ``attention``: softmax attention. ``retnet``: retention with a mask or a decay and, usually, a normaliser.
+            ``retention``: retention with decay that carries a state.
         direction: which pass.
         dtype: element type of q, k, v and the output; accumulation is always fp32.
         batch: number of independent sequences.
@@ -65,6 +70,8 @@ class Problem:
         alignment_bytes: 16 when all pointers and strides allow 16-byte accesses, else 2.
         deterministic: only kernels whose results agree bit for bit between runs may serve. A matter of ``backward``:
             every forward kernel is so, and a forward problem does not say it.
+        mask: of retnet: ``explicit``, a tensor, or ``decay``, powers of gamma that are never stored. A decay is causal.
+        form: of retention forward: how it must be computed; ``auto`` leaves that to the tuner.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -84,6 +91,8 @@ class Problem:
     causal_alignment: CausalAlignment = "bottom_right"
     alignment_bytes: Literal[2, 16] = 16
     deterministic: bool = False
+    mask: Mask = "none"
+    form: Form = "auto"
 
     def __post_init__(self) -> None:
         _require(self.op in OPS, f"op must be one of {OPS}, got {self.op!r}")
@@ -119,6 +128,29 @@ class Problem:
             not self.deterministic or self.direction == "backward",
             "deterministic is for backward problems: every forward kernel is, got deterministic=True",
         )
+        self._check_retention()
+
+    def _check_retention(self) -> None:
+        _require(self.mask in MASKS, f"mask must be one of {MASKS}, got {self.mask!r}")
+        _require(self.form in FORMS, f"form must be one of {FORMS}, got {self.form!r}")
+        _require(
+            (self.op == "retnet") == (self.mask != "none"),
+            f"mask must be 'explicit' or 'decay' for retnet and 'none' for others, got {self.mask!r} for {self.op}",
+        )
+        _require(
+            self.form == "auto" or (self.op, self.direction) == ("retention", "forward"),
+            f"form is for retention forward, got {self.form!r} for {self.op} {self.direction}",
+        )
+        _require(
+            self.op == "attention" or self.causal_alignment == "bottom_right",
+            f"causal_alignment must be 'bottom_right' for {self.op}, got {self.causal_alignment!r}",
+        )
+        decays = self.op == "retention" or self.mask == "decay"
+        _require(self.causal or not decays, f"{self.op} with decay is causal, got causal=False")
+        _require(
+            self.op != "retention" or self.seqlen_q == self.seqlen_k,
+            f"retention takes as many queries as keys, got {self.seqlen_q} and {self.seqlen_k}",
+        )
 
     @property
     def class_qk(self) -> int:
@@ -139,9 +171,15 @@ class Problem:
     def flops(self) -> int:
         """Floating-point operations by the field's convention, halved when causal.
 
-        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice.
+        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice. Retention
+        is counted as a recurrence: 2 b h s dqk dv for each product of a token with a state, two forward and five
+        backward.
         """
-        full = 2 * self.batch * self.heads_q * self.seqlen_q * self.seqlen_k
+        rows = 2 * self.batch * self.heads_q * self.seqlen_q
+        if self.op == "retention":
+            products = 2 if self.direction == "forward" else 5
+            return rows * self.dim_qk * self.dim_v * products
+        full = rows * self.seqlen_k
         if self.direction == "forward":
             full *= self.dim_qk + self.dim_v
         else:
@@ -153,15 +191,20 @@ class Problem:
         """Fewest bytes through device memory, each tensor read or written once.
 
         Forward: q, k, v and o. Backward: q, k, v, o, the gradient of o and those of q, k, v, and the LSE in fp32.
+        An explicit mask of every head is read, and retention reads and writes a state (and its gradient).
         """
         rows_q = self.batch * self.heads_q * self.seqlen_q
         rows_k = self.batch * self.heads_kv * self.seqlen_k
+        more = 2 * self.heads_q * self.seqlen_q * self.seqlen_k if self.mask == "explicit" else 0
+        if self.op == "retention":
+            more += 2 * 4 * self.batch * self.heads_q * self.dim_qk * self.dim_v
+        dims = self.dim_qk + self.dim_v
         if self.direction == "forward":
-            return 2 * (rows_q + rows_k) * (self.dim_qk + self.dim_v)
-        both = 2 * (
-            self.dim_qk + self.dim_v
-        )  # elements of a row of q and dq, o and do; of k and dk, v and dv
-        return 2 * (rows_q + rows_k) * both + 4 * rows_q
+            return 2 * (rows_q + rows_k) * dims + more
+        if self.op == "retention":  # reads no o and no LSE
+            return 2 * (2 * rows_k * dims + rows_q * (dims + self.dim_qk)) + 2 * more
+        # elements of a row of q and dq, o and do; of k and dk, v and dv
+        return 2 * (rows_q + rows_k) * 2 * dims + 4 * rows_q + more
 
     def bucketed(self) -> Problem:
         """The same problem with sequence lengths rounded up to their record buckets."""
@@ -181,4 +224,6 @@ class Problem:
             mask = " causal" if self.causal_alignment == "bottom_right" else " causal-top-left"
         narrow = " narrow" if self.alignment_bytes == 2 else ""
         narrow += " deterministic" if self.deterministic else ""
-        return f"{self.op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"
+        op = self.op if self.form == "auto" else f"{self.op} {self.form}"
+        mask += f" {self.mask}" if self.op == "retnet" else ""
+        return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

@@ -39,13 +39,13 @@ class RenderedKernel:
 
 
 def render(candidate: Candidate) -> RenderedKernel:
-    """Render a candidate with the template ``<op>/<direction>.cu.jinja``.
+    """Render a candidate with its template.
 
     Raises:
-        jinja2.TemplateNotFound: there is no template for this op and direction.
+        jinja2.TemplateNotFound: there is no such template.
         jinja2.UndefinedError: the template asks for something that the candidate does not have.
     """
-    template = environment().get_template(f"{candidate.op}/{candidate.direction}.cu.jinja")
+    template = environment().get_template(candidate.template)
     return RenderedKernel(
         candidate=candidate, name=candidate.name, text=template.render(candidate=candidate)
     )

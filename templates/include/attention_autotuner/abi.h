@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1001
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1002
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -82,6 +82,112 @@ typedef struct attention_autotuner_attention_backward_params {
   int32_t causal_offset;
   float softmax_scale;
 } attention_autotuner_attention_backward_params;
+
+/* Retention with an explicit mask or a decay, forward: X = (scale Q K^T) * M, r = clamp(rowsum |X|, 1, r_clamp_max) or
+ * 1, O = (X / r) V. M is the mask, or, for artifacts compiled for decay, gamma^(i + causal_offset - j) at and below the
+ * diagonal. Row i sees key j if !causal or j <= i + causal_offset. */
+typedef struct attention_autotuner_retnet_forward_params {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q;    /* [batch, heads_q, seqlen_q, dim_qk] */
+  attention_autotuner_tensor k;    /* [batch, heads_kv, seqlen_k, dim_qk] */
+  attention_autotuner_tensor v;    /* [batch, heads_kv, seqlen_k, dim_v] */
+  attention_autotuner_tensor o;    /* [batch, heads_q, seqlen_q, dim_v], always 16-byte aligned rows */
+  attention_autotuner_tensor mask; /* [heads_q, seqlen_q, seqlen_k] of q's type; stride_head 0 where heads share it,
+                                      stride_batch unused; null data for decay */
+  const float* log2_gamma;         /* [heads_q], each <= 0; null for a mask */
+  float* r;                        /* contiguous [batch, heads_q, seqlen_q], or null when not wanted */
+  int32_t batch;
+  int32_t heads_q;
+  int32_t heads_kv;
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int32_t dim_qk;
+  int32_t dim_v;
+  int32_t causal;
+  int32_t causal_offset;
+  float scale;       /* any finite value, negative and 0 included */
+  int32_t normalize; /* 0: r is 1 */
+  float r_clamp_max; /* infinity for no limit */
+} attention_autotuner_retnet_forward_params;
+
+/* Gradients of the same: of q, k and v, and of the mask where wanted. r is a constant to them unless r_grad: then,
+ * where 1 < r < r_clamp_max, rowsum |X| has a gradient, which takes o. */
+typedef struct attention_autotuner_retnet_backward_params {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q;
+  attention_autotuner_tensor k;
+  attention_autotuner_tensor v;
+  attention_autotuner_tensor o;    /* always 16-byte aligned rows; null data without r_grad */
+  attention_autotuner_tensor dout; /* shaped like o, with unit last stride */
+  attention_autotuner_tensor dq;   /* outputs, shaped like q, k and v, always 16-byte aligned rows */
+  attention_autotuner_tensor dk;
+  attention_autotuner_tensor dv;
+  attention_autotuner_tensor mask;  /* as in the forward */
+  attention_autotuner_tensor dmask; /* [heads_q, seqlen_q, seqlen_k], or summed over heads where the mask's
+                                       stride_head is 0; unit last stride; null data when not wanted */
+  const float* log2_gamma;
+  const float* r; /* as the forward wrote it; null: r is 1 */
+  int32_t batch;
+  int32_t heads_q;
+  int32_t heads_kv;
+  int32_t seqlen_q;
+  int32_t seqlen_k;
+  int32_t dim_qk;
+  int32_t dim_v;
+  int32_t causal;
+  int32_t causal_offset;
+  float scale;
+  int32_t r_grad;
+  float r_clamp_max;
+} attention_autotuner_retnet_backward_params;
+
+/* Retention with decay, forward, in whichever form: S_t = gamma S_{t-1} + k_t^T v_t, o_t = scale q_t S_t. States are
+ * contiguous fp32 [batch, heads_q, dim_qk, dim_v]; both may be the same memory. */
+typedef struct attention_autotuner_retention_forward_params {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q; /* [batch, heads_q, seqlen, dim_qk] */
+  attention_autotuner_tensor k; /* [batch, heads_kv, seqlen, dim_qk] */
+  attention_autotuner_tensor v; /* [batch, heads_kv, seqlen, dim_v] */
+  attention_autotuner_tensor o; /* [batch, heads_q, seqlen, dim_v], always 16-byte aligned rows */
+  const float* log2_gamma;      /* [heads_q], each <= 0 */
+  const float* initial_state;   /* null for zeros */
+  float* final_state;           /* null when not wanted */
+  int32_t batch;
+  int32_t heads_q;
+  int32_t heads_kv;
+  int32_t seqlen;
+  int32_t dim_qk;
+  int32_t dim_v;
+  float scale;
+} attention_autotuner_retention_forward_params;
+
+/* Gradients of the same, from those of o and, where given, of the final state. */
+typedef struct attention_autotuner_retention_backward_params {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q;
+  attention_autotuner_tensor k;
+  attention_autotuner_tensor v;
+  attention_autotuner_tensor dout; /* [batch, heads_q, seqlen, dim_v], unit last stride */
+  attention_autotuner_tensor dq;   /* outputs, shaped like q, k and v, always 16-byte aligned rows */
+  attention_autotuner_tensor dk;
+  attention_autotuner_tensor dv;
+  const float* log2_gamma;
+  const float* initial_state; /* null for zeros */
+  const float* dfinal_state;  /* gradient of the final state, null for none */
+  float* dinitial_state;      /* null when not wanted */
+  float* dlog2_gamma;         /* [batch, heads_q], gradient of log2_gamma; null when not wanted */
+  int32_t batch;
+  int32_t heads_q;
+  int32_t heads_kv;
+  int32_t seqlen;
+  int32_t dim_qk;
+  int32_t dim_v;
+  float scale;
+} attention_autotuner_retention_backward_params;
 
 /* What an artifact is, for occupancy arithmetic and for checks by loaders. Of several kernels, the main one's tile and
  * threads, and the greatest shared memory. */
