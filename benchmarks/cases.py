@@ -1,9 +1,10 @@
-"""What is benchmarked: named grids of problems. A later operation adds its own grid here."""
+"""What is benchmarked: named grids of problems."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from attention_autotuner.codegen.problem import Direction, Problem
 
@@ -80,6 +81,62 @@ def _attention(direction: Direction) -> Grid:
     )
 
 
+Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+RETNET_SHAPES: tuple[Shape, ...] = (
+    (8, 8, 2048, 256, 512),
+    (4, 8, 4096, 256, 512),
+    (8, 8, 2048, 256, 256),
+    (8, 16, 2048, 128, 128),
+    (8, 16, 2048, 64, 64),
+)
+RETENTION_SHAPES: tuple[Shape, ...] = (
+    (8, 8, 2048, 256, 512),
+    (4, 8, 4096, 256, 512),
+    (2, 8, 8192, 256, 512),
+    (1, 8, 16384, 256, 512),
+    (8, 8, 2048, 256, 256),
+    (8, 16, 2048, 128, 256),
+    (8, 16, 4096, 128, 128),
+    (8, 32, 2048, 64, 64),
+)
+DECODE_SHAPE: Shape = (64, 8, 1, 256, 512)
+
+
+def of_shape(shape: Shape, **fields: Any) -> Problem:
+    """A problem with as many heads of k and v as of q, and as many keys as queries."""
+    batch, heads, seqlen, dim_qk, dim_v = shape
+    return Problem(
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        dim_qk=dim_qk,
+        dim_v=dim_v,
+        **fields,
+    )
+
+
+def _both_directions(name: str, shapes: Sequence[Shape], **fields: Any) -> Grid:
+    return Grid(
+        name=name,
+        problems=tuple(
+            of_shape(shape, op=name, direction=direction, **fields)
+            for direction in DIRECTIONS
+            for shape in shapes
+        ),
+    )
+
+
+DECODE = of_shape(DECODE_SHAPE, op="retention", form="recurrent", causal=True)
+"""One token of retention for every sequence of a batch."""
 GRIDS: dict[str, Grid] = {
-    grid.name: grid for grid in (_attention("forward"), _attention("backward"))
+    grid.name: grid
+    for grid in (
+        _attention("forward"),
+        _attention("backward"),
+        _both_directions("retnet", RETNET_SHAPES, mask="explicit"),
+        _both_directions("retention", RETENTION_SHAPES, causal=True),
+    )
 }

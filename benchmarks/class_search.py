@@ -31,15 +31,17 @@ from attention_autotuner.tuning.search import MIN_GAIN, SPILL_WORTH_TIMING
 from attention_autotuner.tuning.shortlist import Ranked, shortlist
 
 Say = Callable[[str], None]
-ClassKey = tuple[str, str, str, int, int, int]
+ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
+MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
 
 
 def class_of(problem: Problem) -> ClassKey:
     """What problems share that can run the same kernels."""
     p = problem
-    return (p.op, p.direction, p.dtype, p.class_qk, p.class_v, p.alignment_bytes)
+    kind = (p.op, p.mask, p.direction, p.form, p.dtype)
+    return (*kind, p.class_qk, p.class_v, p.alignment_bytes)
 
 
 def pools(
@@ -87,9 +89,11 @@ def known_pools(
     for problem in problems:
         found.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for one in known:
-        key = (one.op, one.direction, one.dtype, one.class_qk, one.class_v, one.copy_bytes)
-        if key in found and check(one, policy.spec) is None:
-            found[key].setdefault(one)
+        dims = (one.dtype, one.class_qk, one.class_v, one.copy_bytes)
+        for form in dict.fromkeys(("auto", one.form)):
+            key = (one.op, one.mask, one.direction, form, *dims)
+            if key in found and check(one, policy.spec) is None:
+                found[key].setdefault(one)
     return {key: list(pool) for key, pool in found.items()}
 
 
@@ -206,19 +210,7 @@ def _prepare(
     rows: list[Row] = []
     built: dict[str, Built] = {}
     for one, result in pool:
-        small = Problem(
-            op=one.op,
-            direction=one.direction,
-            dtype=one.dtype,
-            batch=1,
-            heads_q=2,
-            heads_kv=2,
-            seqlen_q=VERIFIED_SEQLEN,
-            seqlen_k=VERIFIED_SEQLEN,
-            dim_qk=one.class_qk,
-            dim_v=one.class_v,
-            alignment_bytes=one.copy_bytes,
-        )
+        small = _small(one)
         if isinstance(result, Outcome):
             outcome = result
         else:
@@ -239,6 +231,27 @@ def _prepare(
             )
         )
     return rows, built
+
+
+def _small(one: Candidate) -> Problem:
+    """A problem that a candidate is verified on: of odd length where its copies allow that."""
+    seqlen = MASKED_SEQLEN if one.mask == "explicit" else VERIFIED_SEQLEN
+    return Problem(
+        op=one.op,
+        direction=one.direction,
+        dtype=one.dtype,
+        batch=1,
+        heads_q=2,
+        heads_kv=2,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        dim_qk=one.class_qk,
+        dim_v=one.class_v,
+        causal=one.op == "retention" or one.mask == "decay",
+        alignment_bytes=one.copy_bytes,
+        mask=one.mask,
+        form=one.form,
+    )
 
 
 def _usable(problem: Problem, one: Candidate, result: Built, policy: Policy) -> Outcome:

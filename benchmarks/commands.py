@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,12 @@ from attention_autotuner.tuning.records import RecordStore
 
 from . import class_search, comparison, report, verdict
 from .cases import GRIDS, Grid
+from .masks import RealisticMeasurer
+from .peer import Peer
 from .peers import PEERS
 from .rivals import meeting_of, variants
 from .shipping import ship, shipped
+from .side_by_side import side_by_side
 
 RESULTS = Path(__file__).resolve().parent / "results"
 STARTED = time.monotonic()
@@ -46,7 +49,7 @@ class Benchmark:
         title: what ``--help`` begins with.
         peers: whom it meets.
         top_k: candidates that a problem adds to its class.
-        class_limit: candidates of a class beside the defaults, for each mode; None is no limit.
+        class_limit: candidates of a class inspect the defaults, for each mode; None is no limit.
         tune_seconds: of timing rounds a problem while tuning.
         seconds: of a problem's rounds in the comparison.
     """
@@ -102,7 +105,7 @@ def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
             "--class-limit",
             type=int,
             default=benchmark.class_limit,
-            help="candidates of a head dim beside the defaults, for each mode",
+            help="candidates of a head dim inspect the defaults, for each mode",
         )
         option(
             "--again",
@@ -180,11 +183,11 @@ def compare(
     measurer: comparison.RacingMeasurer | None = None,
 ) -> int:
     """Race the picks, write the result as it grows, settle the records."""
-    if measurer is None:
-        from attention_autotuner.tuning.measure import InProcessMeasurer
-
-        measurer = InProcessMeasurer(seed=options.seed)
     peers = {name: PEERS[grid.name][name] for name in options.peers}
+    inspect = None
+    if measurer is None:
+        measurer, inspect = RealisticMeasurer(seed=options.seed), side_by_side
+        get_ready(grid, peers, settings_module.current().jobs)
     gpu_name = pipeline.environment.gpu_name or "unknown"
     path = options.results / slug(gpu_name) / f"{grid.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,6 +204,7 @@ def compare(
         environment=collect,
         say=say,
         seed=options.seed,
+        inspect=inspect,
     ):
         rows.append(row)
         rows.sort(key=lambda each: place[each["name"]])
@@ -214,6 +218,18 @@ def compare(
     missed = [f"{name}: {bar}" for name, each in found["summary"].items() for bar in each["missed"]]
     say("missed: " + ", ".join(missed) if missed else "every bar is met")
     return 1 if missed else 0
+
+
+def get_ready(grid: Grid, peers: Mapping[str, Peer], jobs: int) -> None:
+    """What peers do before the first race, and who does not come."""
+    for name, peer in peers.items():
+        asked = [problem for problem in grid.problems if peer.asked(problem)]
+        refusals = {peer.refusal(problem) for problem in asked}
+        if asked and "" not in refusals:
+            say(f"{name} is left out: {', '.join(sorted(refusals))}")
+        elif peer.ready is not None and asked:
+            say(f"{name} gets ready")
+            peer.ready(asked, jobs)
 
 
 def say(line: str) -> None:

@@ -1,9 +1,10 @@
 """Our picks against other implementations: paired rounds in one process.
 
-What is timed is what ``flash_attn_func`` would run, from the user's records, the shipped ones or the default. The
+What is timed is what our functions would run, from the user's records, the shipped ones or the default. The
 policy's default is in every race too: it is replaced only where this process, which did not tune, finds the pick at
 least 1 % faster, so a comparison confirms records or takes them back. A backward problem's race also holds the pick of
-deterministic mode and, where a peer is timed so, the forward and backward picks as one step.
+deterministic mode and, where a peer is timed so, the forward and backward picks as one step, or our function as a
+program calls it.
 """
 
 from __future__ import annotations
@@ -14,22 +15,21 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any, Protocol
 
-import torch
-
-from attention_autotuner import flash_attn_func
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import Entry, KernelEntry, Measurer, StepEntry
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.search import MIN_GAIN
+from attention_autotuner.tuning.verify import classify
 
-from .gradients import AutogradEntry
-from .peers import Peer
-from .rivals import AUTOGRAD, DETERMINISTIC, PICK, STEP, Meeting, Rivals, forward_of
+from .calls import OTHERS, Call, ForwardCall, StepCall, ours
+from .peer import Peer
+from .rivals import AUTOGRAD, CALL, DETERMINISTIC, PICK, STEP, Meeting, Rivals, forward_of
 
 CLOCKS = (
     "sm_clock_mhz",
@@ -40,6 +40,7 @@ CLOCKS = (
 
 Say = Callable[[str], None]
 Results = Mapping[Candidate, Built | Outcome]
+Inspect = Callable[[Problem, Call, str | None], dict[str, Any]]
 
 
 class RacingMeasurer(Measurer, Protocol):
@@ -59,6 +60,7 @@ def compare(
     environment: Callable[[], Environment],
     say: Say,
     seed: int = 0,
+    inspect: Inspect | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Race every meeting, in random order.
 
@@ -72,6 +74,7 @@ def compare(
         environment: read after each race, for its clocks.
         say: told one line at a time.
         seed: of the order.
+        inspect: answers what is not a time about a peer's call and ours, after their race; see :mod:`.side_by_side`.
 
     Yields:
         One row of the document per meeting, as each is done.
@@ -86,7 +89,7 @@ def compare(
     random.Random(seed).shuffle(order)
     for each in order:
         asked = {name: peer for name, peer in peers.items() if peer.asked(each.problem)}
-        row = _Race(each, asked, pipeline, built, device_type).row(measurer, seconds)
+        row = _Race(each, asked, pipeline, built, device_type).row(measurer, seconds, inspect)
         found = environment().to_json()
         row["clocks"] = {name: found[name] for name in CLOCKS}
         say(describe(row))
@@ -111,10 +114,10 @@ class _Race:
         self._refused = {name: peer.refusal(self._problem) for name, peer in peers.items()}
         self._outcomes: dict[str, Outcome] = {}
         self._usable: dict[Candidate, Built] = {}
-        ours = {one: self._problem for _, _, each in meeting.rivals() for one in each.ours()}
+        kernels = {one: self._problem for _, _, each in meeting.rivals() for one in each.ours()}
         if meeting.opening is not None and self._is_met(STEP):
-            ours[meeting.opening.pick] = meeting.opening.problem
-        for one, problem in ours.items():
+            kernels[meeting.opening.pick] = meeting.opening.problem
+        for one, problem in kernels.items():
             result = built[one]
             outcome = (
                 result
@@ -127,9 +130,12 @@ class _Race:
         self._race: Race | None = None
         self._timings: dict[str, Timing] = {}
 
-    def row(self, measurer: RacingMeasurer, seconds: float) -> dict[str, Any]:
+    def row(
+        self, measurer: RacingMeasurer, seconds: float, inspect: Inspect | None = None
+    ) -> dict[str, Any]:
         """Run the race."""
-        entries = [*self._ours(), *self._theirs()]
+        theirs = list(self._theirs())
+        entries = [*self._ours(), *theirs]
         if entries:
             names = [entry.name for entry in entries]
             raced = measurer.measure(self._problem, entries, budget_seconds=seconds, keep=names)
@@ -152,17 +158,33 @@ class _Race:
             if rivals.pick != rivals.default:
                 # Beside the pick stands what it beat, or what it replaced.
                 shown[beside] = rivals.default.name
-        shown |= {name: name for name in (STEP, AUTOGRAD, *self._peers) if self._stands(name)}
+        shown |= {name: name for name in (STEP, CALL, AUTOGRAD, *self._peers) if self._stands(name)}
         row["entries"] = {label: self._entry(label, name) for label, name in shown.items()}
         row["ratios"] = self._ratios(shown)
+        if inspect is not None:
+            row["calls"] = {
+                each.name: self._inspected(inspect, each)
+                for each in theirs
+                if isinstance(each, Call) and _timed(self._timings.get(each.name))
+            }
         return row
+
+    def _inspected(self, inspect: Inspect, theirs: Call) -> dict[str, Any]:
+        try:
+            return inspect(self._problem, theirs, self._device_type)
+        except (AttentionAutotunerError, RuntimeError) as error:
+            return {"outcome": classify(error).to_json()}
 
     def _ours(self) -> Iterator[Entry]:
         """A kernel that serves in both modes runs once."""
-        ours = [one for _, _, each in self._meeting.rivals() for one in each.ours()]
-        for one in dict.fromkeys(ours):
+        kernels = [one for _, _, each in self._meeting.rivals() for one in each.ours()]
+        for one in dict.fromkeys(kernels):
             if one in self._usable:
                 yield KernelEntry(name=one.name, path=self._usable[one].path, problem=self._problem)
+        function, others = ours(self._problem, self._device_type), OTHERS[self._problem.op]
+        for label, kind in ((CALL, ForwardCall), (AUTOGRAD, StepCall)):
+            if self._is_met(label):
+                yield kind(name=label, function=function, others=others)
         backward, opening = self._meeting.plain.pick, self._meeting.opening
         if opening is None:
             return
@@ -171,13 +193,6 @@ class _Race:
             yield StepEntry(
                 name=STEP, forward=both[0].path, backward=both[1].path, problem=self._problem
             )
-        if self._is_met(AUTOGRAD):
-            yield AutogradEntry(name=AUTOGRAD, function=self._through_autograd)
-
-    def _through_autograd(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        causal = self._problem.causal
-        found: torch.Tensor = flash_attn_func(q, k, v, self._device_type, causal=causal)
-        return found
 
     def _theirs(self) -> Iterator[Entry]:
         for name, peer in self._peers.items():
@@ -203,8 +218,8 @@ class _Race:
     def _ratios(self, shown: Mapping[str, str]) -> dict[str, dict[str, float]]:
         """Our speed over theirs, by contest."""
         found = {}
-        for contest, (ours, theirs) in contests(self._peers).items():
-            mine, other = shown.get(ours), shown.get(theirs)
+        for contest, labels in contests(self._peers).items():
+            mine, other = (shown.get(label) for label in labels)
             if self._race is None or mine is None or other is None:
                 continue
             if _timed(self._timings.get(mine)) and _timed(self._timings.get(other)):

@@ -1,6 +1,6 @@
-"""What is timed of others' gradients: torch's fused attentions called below autograd, and any function through it.
+"""What is timed of others' gradients below autograd: torch's fused attentions.
 
-Below autograd a backward pass is timed alone, on what its own forward pass saved. The gradient of the output is laid
+Here a backward pass is timed alone, on what its own forward pass saved. The gradient of the output is laid
 out as that output is, which is what a training step would hand over; in another layout the operators would copy it.
 """
 
@@ -100,31 +100,3 @@ class FusedBackwardEntry:
         if self.step:
             return lambda: backward(dout, given, forward(given, causal), causal)
         return lambda: backward(dout, given, saved, causal)
-
-
-@dataclass
-class AutogradEntry:
-    """A forward pass and the backward pass that autograd records for it, as a program would call them.
-
-    Attributes:
-        name: how it is reported.
-        function: attention of q, k and v.
-    """
-
-    name: str
-    function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-    _sets: list[tuple[Triple, torch.Tensor]] = field(default_factory=list, repr=False)
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Make leaves of the inputs, lay the gradient out as the output is, and run once."""
-        self._sets = []
-        for each in inputs:
-            q, k, v = (tensor.detach().requires_grad_() for tensor in (each.q, each.k, each.v))
-            o = self.function(q, k, v).detach()
-            self._sets.append(((q, k, v), torch.empty_like(o).copy_(each.tensors["dout"])))
-        self.run(0)
-
-    def run(self, index: int) -> None:
-        """One forward and one backward pass."""
-        leaves, dout = self._sets[index]
-        torch.autograd.grad(self.function(*leaves), leaves, dout)

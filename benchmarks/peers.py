@@ -1,9 +1,8 @@
-"""Whom we are compared with, by name. A later operation adds its own list here."""
+"""Whom we are compared with, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,32 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.measure import CallableEntry, Entry
 
-from .gradients import CUDNN, FLASH, AutogradEntry, FusedBackwardEntry, FusedOps
-from .rivals import AUTOGRAD, PICK, STEP
+from .calls import StepCall
+from .gradients import CUDNN, FLASH, FusedBackwardEntry, FusedOps
+from .peer import Peer
+from .retention_peers import RETENTION, RETNET
+from .rivals import AUTOGRAD, STEP
 
 Function = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 AUTOGRAD_SEQLEN = 2048  # through autograd, one length of each row of a grid is timed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peer:
-    """Another implementation.
-
-    Attributes:
-        name: in results and on the command line.
-        title: in tables.
-        entry: what is timed for a problem; what it compiles, it compiles on its first call.
-        refusal: why it cannot compute a problem the way we do, or an empty string.
-        against: the label of ours that does the same work.
-        asked: whether a problem is one of those that it is timed on.
-    """
-
-    name: str
-    title: str
-    entry: Callable[[Problem], Entry]
-    refusal: Callable[[Problem], str]
-    against: str = PICK
-    asked: Callable[[Problem], bool] = lambda problem: True
 
 
 def _sdpa(backend: SDPBackend) -> Callable[[Problem], Function]:
@@ -102,7 +83,7 @@ def _fused(name: str, ops: FusedOps, *, step: bool) -> Callable[[Problem], Entry
 
 
 def _autograd(name: str, backend: SDPBackend) -> Callable[[Problem], Entry]:
-    return lambda problem: AutogradEntry(name=name, function=_sdpa(backend)(problem))
+    return lambda problem: StepCall(name=name, function=_sdpa(backend)(problem))
 
 
 def _by_name(*peers: Peer) -> dict[str, Peer]:
@@ -169,5 +150,7 @@ ATTENTION_BACKWARD = _by_name(
 PEERS: dict[str, dict[str, Peer]] = {
     "attention_forward": ATTENTION_FORWARD,
     "attention_backward": ATTENTION_BACKWARD,
+    "retnet": RETNET,
+    "retention": RETENTION,
 }
 """Benchmark -> peer by name."""

@@ -15,6 +15,7 @@ DEFAULT = "default"
 DETERMINISTIC = "deterministic"
 DETERMINISTIC_DEFAULT = "deterministic_default"
 STEP = "step"
+CALL = "call"
 AUTOGRAD = "autograd"
 
 
@@ -81,8 +82,11 @@ def rivals_of(problem: Problem, policy: Policy, device: int = 0) -> Rivals:
 
 
 def variants(problem: Problem) -> list[Problem]:
-    """What is tuned for a problem: itself and, for a backward one, what may serve in deterministic mode."""
-    if problem.direction == "forward":
+    """What is tuned for a problem: itself and, for a backward one, what may serve in deterministic mode.
+
+    Every kernel of retention is deterministic, so that there is no second search for it.
+    """
+    if problem.direction == "forward" or problem.op == "retention":
         return [problem]
     return [problem, replace(problem, deterministic=True)]
 
@@ -90,11 +94,11 @@ def variants(problem: Problem) -> list[Problem]:
 def meeting_of(problem: Problem, policy: Policy, device: int = 0) -> Meeting:
     """Everyone of ours for a problem."""
     plain, *stricter = (rivals_of(each, policy, device) for each in variants(problem))
-    if not stricter:
+    if problem.direction == "forward":
         return Meeting(plain=plain)
     return Meeting(
         plain=plain,
-        deterministic=stricter[0],
+        deterministic=stricter[0] if stricter else None,
         opening=rivals_of(forward_of(problem), policy, device),
     )
 

@@ -16,7 +16,7 @@ from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 
 from .comparison import contests
-from .peers import Peer
+from .peer import Peer
 from .rivals import DETERMINISTIC, PICK, variants
 
 SCHEMA = 1
@@ -28,8 +28,23 @@ BARS: dict[str, dict[str, dict[str, float]]] = {
         "sdpa_flash_step": _GRADIENT_BARS,
         DETERMINISTIC: {"geometric_mean": 1 / 1.35},
     },
+    "retnet": {
+        "compiled_forward": {"geometric_mean": 1.4},
+        "compiled_backward": {"geometric_mean": 1.1},
+    },
+    "retention": {
+        "fla_forward": {"geometric_mean": 1.8, "min": 1.1},
+        "fla_step": {"geometric_mean": 2.0, "min": 1.1},
+    },
 }
 """Benchmark -> contest -> what our speed over the other's must reach."""
+DIM_BARS: dict[str, dict[str, dict[tuple[int, int], float]]] = {
+    "retnet": {
+        "compiled_forward": {(256, 512): 0.65, (128, 128): 2.2, (64, 64): 2.2},
+        "compiled_backward": {(256, 512): 0.45},
+    },
+}
+"""The same for problems of some head dims (dim_qk, dim_v), each of them."""
 
 Document = dict[str, Any]
 
@@ -64,7 +79,20 @@ def summarise(
         }
         bars = BARS.get(benchmark, {}).get(contest, {})
         missed = [name for name, bar in bars.items() if figures[name] < bar]
+        missed += _slow_dims(rows, contest, DIM_BARS.get(benchmark, {}).get(contest, {}))
         found[contest] = {**figures, "bars": bars, "missed": [*missed, *lost]}
+    return found
+
+
+def _slow_dims(
+    rows: Sequence[Mapping[str, Any]], contest: str, bars: Mapping[tuple[int, int], float]
+) -> list[str]:
+    """The problems that miss the bar of their head dims."""
+    found = []
+    for row in rows:
+        bar = bars.get((row["problem"]["dim_qk"], row["problem"]["dim_v"]))
+        if bar is not None and contest in row["ratios"] and row["ratios"][contest]["ratio"] < bar:
+            found.append(f"{row['name']} ({bar:g})")
     return found
 
 

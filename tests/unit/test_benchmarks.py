@@ -26,7 +26,8 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import attention_forward, commands, comparison, peers, report, shipping, verdict
 from benchmarks.cases import GRIDS, Grid, column_label, row_label
-from benchmarks.peers import PEERS, Peer
+from benchmarks.peer import Peer
+from benchmarks.peers import PEERS
 from benchmarks.rivals import Meeting, Rivals
 from tests.benchmarking import (
     GPU,

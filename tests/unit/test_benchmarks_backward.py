@@ -23,6 +23,7 @@ from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.tensors import Inputs
 from benchmarks import attention_backward as benchmark
 from benchmarks import (
+    calls,
     class_search,
     commands,
     comparison,
@@ -325,7 +326,7 @@ def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:
 
     tensors = {name: torch.randn(2, 4, 9, 16) for name in ("q", "dout")}
     tensors |= {name: torch.randn(2, 2, 9, 16) for name in ("k", "v")}
-    entry = gradients.AutogradEntry(name="x", function=attend)
+    entry = calls.StepCall(name="x", function=attend)
     entry.prepare([Inputs(tensors=tensors)], [])
     wanted = attention_backward(
         tensors["dout"], None, *(tensors[n] for n in ("q", "k", "v")), causal=True

@@ -1,0 +1,151 @@
+"""Functions timed as a program would call them: forward alone, backward alone on a graph that is kept, or both.
+
+Each call takes the inputs in the layout that its function wants, which is made outside any timing, and hands its
+results back in ours, so that two implementations can be held against each other.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._functorch.config as functorch_config
+
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.tensors import Inputs, Outputs
+
+Results = tuple[torch.Tensor, ...]
+Layout = Callable[[torch.Tensor], torch.Tensor]
+Function = Callable[..., Any]
+
+
+def as_given(tensor: torch.Tensor) -> torch.Tensor:
+    """Our own layout, ``[batch, heads, seqlen, dim]``."""
+    return tensor
+
+
+def rows_of_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """``[batch, seqlen, heads, dim]`` from ours, and ours from that."""
+    return tensor.transpose(1, 2)
+
+
+@dataclass(kw_only=True)
+class Call(ABC):
+    """A function of q, k and v and of tensors that have no gradient; an entry of a race.
+
+    Attributes:
+        name: how it is reported.
+        function: answers the output.
+        others: names of the tensors that it takes after q, k and v.
+        layout: between ours and the function's, either way.
+    """
+
+    name: str
+    function: Function
+    others: tuple[str, ...] = ()
+    layout: Layout = as_given
+    _runs: list[Callable[[], Results]] = field(default_factory=list, repr=False)
+
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Lay the inputs out and run once, so that what is compiled or tuned on a first call is over."""
+        self._runs = [self._bind(each) for each in inputs]
+        self.run(0)
+
+    def run(self, index: int) -> None:
+        """Call the function and drop the results."""
+        self._runs[index]()
+
+    def results(self, index: int) -> Results:
+        """Call the function; its results in our layout."""
+        return tuple(self.layout(found.detach()) for found in self._runs[index]())
+
+    def _read(self, each: Inputs) -> tuple[Results, Results]:
+        """q, k and v as leaves, and the others."""
+        given = (self.layout(tensor.detach()).contiguous() for tensor in (each.q, each.k, each.v))
+        leaves = tuple(tensor.requires_grad_() for tensor in given)
+        return leaves, tuple(each.tensors[name] for name in self.others)
+
+    def _dout(self, each: Inputs, o: torch.Tensor) -> torch.Tensor:
+        """The gradient of the output, in memory as the output is."""
+        return torch.empty_like(o).copy_(self.layout(each.tensors["dout"]))
+
+    @abstractmethod
+    def _bind(self, each: Inputs) -> Callable[[], Results]:
+        """What is timed on one set."""
+
+
+class ForwardCall(Call):
+    """The output, without a gradient recorded."""
+
+    def _bind(self, each: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(each)
+
+        def call() -> Results:
+            with torch.no_grad():
+                return (self.function(*leaves, *others),)
+
+        return call
+
+
+class BackwardCall(Call):
+    """The gradients of q, k and v from what one forward pass saved, again and again."""
+
+    def _bind(self, each: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(each)
+        # A compiled backward pass would otherwise write over what it is given, and refuse a second run.
+        with functorch_config.patch(donated_buffer=False):
+            o = self.function(*leaves, *others)
+            dout = self._dout(each, o.detach())
+
+            def call() -> Results:
+                return torch.autograd.grad(o, leaves, dout, retain_graph=True)
+
+            call()  # here a compiled function compiles its backward pass
+        return call
+
+
+class StepCall(Call):
+    """Forward and backward, each time anew."""
+
+    def _bind(self, each: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(each)
+        with torch.no_grad():
+            dout = self._dout(each, self.function(*leaves, *others))
+
+        def call() -> Results:
+            return torch.autograd.grad(self.function(*leaves, *others), leaves, dout)
+
+        return call
+
+
+OTHERS: dict[str, tuple[str, ...]] = {"attention": (), "retnet": ("mask",), "retention": ()}
+"""Operation -> what it takes beside q, k and v."""
+
+
+def scale_of(problem: Problem) -> float:
+    """The scale that every implementation is called with."""
+    return float(problem.dim_qk**-0.5)
+
+
+def ours(problem: Problem, device_type: str | None) -> Function:
+    """Our public function of a problem's operation, with a training program's choices.
+
+    Retention takes the usual decays, no initial state, and is not asked for a final one.
+    """
+    import attention_autotuner as package
+
+    causal, scale = problem.causal, scale_of(problem)
+
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        return package.flash_attn_func(q, k, v, device_type, causal=causal)
+
+    def retnet(q: Any, k: Any, v: Any, mask: Any) -> Any:
+        return package.retnet_attn_func(q, k, v, mask, device_type, scale=scale, causal=causal)
+
+    def retention(q: Any, k: Any, v: Any) -> Any:
+        return package.retention_func(q, k, v, None, device_type, output_final_state=False)[0]
+
+    return {"attention": attention, "retnet": retnet, "retention": retention}[problem.op]

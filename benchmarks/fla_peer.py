@@ -1,0 +1,128 @@
+"""fla's chunkwise retention as a peer, where fla is installed.
+
+fla has Triton try some hundred configurations of its kernels on the first call of every pair of head dims. Compiled one
+after the other they would take longer than all of a comparison, so :func:`compile_ahead` has several processes fill
+Triton's cache first; what is chosen is timed afterwards, in the process that compares.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+from attention_autotuner.codegen.problem import Problem
+
+SHARES = 3  # processes that divide the configurations of one pair of head dims
+SHORT_SEQLEN = 256  # kernels are compiled for any length
+SAMPLE_MS = (5, 25)  # of warming up and of timing a configuration
+
+
+def absence() -> str:
+    """Why fla cannot be timed here, or an empty string."""
+    for name in ("triton", "fla"):
+        if find_spec(name) is None:
+            return f"{name} is not installed"
+    return ""
+
+
+def chunk_retention(q: Any, k: Any, v: Any) -> Any:
+    """What fla computes from ``[batch, seqlen, heads, dim]``, with its own scale and decays, which are ours."""
+    from fla.ops.retention import chunk_retention as function
+
+    return function(q, k, v)[0]
+
+
+def tuned_classes(problems: Sequence[Problem]) -> list[Problem]:
+    """One problem for each (heads, dim_qk, dim_v), which is what fla compiles and tunes for."""
+    found = {(p.heads_q, p.dim_qk, p.dim_v): p for p in reversed(problems)}
+    return list(found.values())
+
+
+def compile_ahead(problems: Sequence[Problem], processes: int) -> None:
+    """Compile what fla will try, in other processes, and shorten Triton's samples in this one.
+
+    Args:
+        problems: what will be compared.
+        processes: at most this many at once.
+    """
+    if absence():
+        return
+    context = multiprocessing.get_context("spawn")
+    work = [(p, share) for p in tuned_classes(problems) for share in range(SHARES)]
+    with context.Pool(min(processes, len(work)), maxtasksperchild=1) as pool:
+        pool.starmap(_compile_share, work, chunksize=1)
+    _shorten_samples()
+
+
+def _shorten_samples() -> None:
+    from triton.runtime.autotuner import Autotuner
+    from triton.testing import do_bench
+
+    def bench(self: Any) -> Callable[..., Any]:
+        warm_up, timed = SAMPLE_MS
+        return lambda call, quantiles: do_bench(call, warm_up, timed, quantiles=quantiles)
+
+    Autotuner.do_bench = cached_property(bench)
+    Autotuner.do_bench.__set_name__(Autotuner, "do_bench")
+
+
+class _NotTunedError(Exception):
+    """Triton's cache does not hold a choice."""
+
+
+def _compile_share(problem: Problem, share: int) -> None:
+    """In a process of its own: both passes on short inputs, compiling one share of what Triton would time.
+
+    What goes wrong is printed and otherwise left to the comparison, which would compile it again.
+    """
+    try:
+        import torch
+        from triton.runtime.autotuner import Autotuner
+
+        _only_compile(Autotuner, share)
+        shape = (problem.batch, SHORT_SEQLEN, problem.heads_q)
+        dims = (problem.dim_qk, problem.dim_qk, problem.dim_v)
+        leaves = [
+            torch.randn(*shape, dim, dtype=torch.float16, device="cuda").requires_grad_()
+            for dim in dims
+        ]
+        o = chunk_retention(*leaves)
+        torch.autograd.grad(o, leaves, torch.ones_like(o))
+        torch.cuda.synchronize()
+    except Exception:  # noqa: BLE001  # whatever it is
+        traceback.print_exc()
+
+
+def _only_compile(autotuner: Any, share: int) -> None:
+    """Have Triton's tuner compile every third configuration and time none; choices that its cache holds stay."""
+    seen = 0
+
+    def bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+        nonlocal seen
+        seen += 1
+        if seen % SHARES != share:
+            return [float("inf")] * 3
+        try:
+            self.fn.run(*args, **{**meta, **config.all_kwargs(), "warmup": True})
+        except Exception:  # noqa: BLE001  # what does not compile is not chosen
+            return [float("inf")] * 3
+        return [float(seen)] * 3
+
+    read_cache = autotuner.check_disk_cache
+
+    def refuse() -> None:
+        raise _NotTunedError
+
+    def check_disk_cache(self: Any, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
+        try:
+            return bool(read_cache(self, key, configs, refuse))
+        except _NotTunedError:
+            benchmark()  # and the choice is not kept: nothing was timed
+            return False
+
+    autotuner._bench = bench
+    autotuner.check_disk_cache = check_disk_cache

@@ -1,0 +1,118 @@
+"""Whom retention is compared with: the masked formula through torch.compile and eagerly, and fla's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+
+from attention_autotuner.codegen.problem import Direction, Problem
+
+from . import fla_peer
+from .calls import BackwardCall, Call, ForwardCall, Function, StepCall, rows_of_heads, scale_of
+from .peer import Peer
+from .rivals import AUTOGRAD, CALL, PICK
+
+COMPILED, EAGER = "the formula through torch.compile", "the formula in eager PyTorch"
+FLA = "fla's chunk_retention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Going:
+    """Whether a problem goes in one direction."""
+
+    direction: Direction
+
+    def __call__(self, problem: Problem) -> bool:
+        return problem.direction == self.direction
+
+
+def formula(scale: float) -> Function:
+    """Retention with an explicit mask and its normaliser, as one would write it down."""
+
+    def retnet(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> Any:
+        x = (q @ k.transpose(-1, -2) * scale) * mask
+        r = x.abs().sum(-1, keepdim=True).clamp(min=1).detach()
+        return (x / r) @ v
+
+    return retnet
+
+
+def _compiled(problem: Problem) -> Function:
+    torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
+    compiled: Function = torch.compile(formula(scale_of(problem)), dynamic=False)
+    return compiled
+
+
+def _eager(problem: Problem) -> Function:
+    return formula(scale_of(problem))
+
+
+def _masked(
+    name: str, kind: type[Call], make: Callable[[Problem], Function]
+) -> Callable[[Problem], Call]:
+    return lambda problem: kind(name=name, function=make(problem), others=("mask",))
+
+
+def _unlike_the_formula(problem: Problem) -> str:
+    if problem.mask != "explicit":
+        return "it takes its mask as a tensor"
+    if problem.heads_q != problem.heads_kv:
+        return "it repeats no heads"
+    return ""
+
+
+def _unlike_fla(problem: Problem) -> str:
+    if problem.heads_q != problem.heads_kv:
+        return "it takes as many heads of k and v as of q"
+    return fla_peer.absence()
+
+
+def _fla(name: str, kind: type[Call]) -> Callable[[Problem], Call]:
+    return lambda problem: kind(name=name, function=fla_peer.chunk_retention, layout=rows_of_heads)
+
+
+def _retnet_peers() -> list[Peer]:
+    found = []
+    for source, title, make in (("compiled", COMPILED, _compiled), ("eager", EAGER, _eager)):
+        for direction, kind in (("forward", ForwardCall), ("backward", BackwardCall)):
+            name = f"{source}_{direction}"
+            found.append(
+                Peer(
+                    name=name,
+                    title=f"{title}, {direction}",
+                    entry=_masked(name, kind, make),
+                    refusal=_unlike_the_formula,
+                    against=PICK,
+                    asked=_Going(direction=direction),
+                )
+            )
+    return found
+
+
+RETNET = {peer.name: peer for peer in _retnet_peers()}
+RETENTION = {
+    peer.name: peer
+    for peer in (
+        Peer(
+            name="fla_forward",
+            title=f"{FLA}, forward",
+            entry=_fla("fla_forward", ForwardCall),
+            refusal=_unlike_fla,
+            against=CALL,
+            asked=_Going(direction="forward"),
+            ready=fla_peer.compile_ahead,
+        ),
+        Peer(
+            name="fla_step",
+            title=f"{FLA}, forward + backward",
+            entry=_fla("fla_step", StepCall),
+            refusal=_unlike_fla,
+            against=AUTOGRAD,
+            asked=_Going(direction="backward"),
+        ),
+    )
+}
