@@ -148,4 +148,9 @@ def ours(problem: Problem, device_type: str | None) -> Function:
     def retention(q: Any, k: Any, v: Any) -> Any:
         return package.retention_func(q, k, v, None, device_type, output_final_state=False)[0]
 
-    return {"attention": attention, "retnet": retnet, "retention": retention}[problem.op]
+    functions: dict[str, Function] = {
+        "attention": attention,
+        "retnet": retnet,
+        "retention": retention,
+    }
+    return functions[problem.op]

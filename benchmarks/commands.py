@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -187,7 +188,7 @@ def compare(
     inspect = None
     if measurer is None:
         measurer, inspect = RealisticMeasurer(seed=options.seed), side_by_side
-        get_ready(grid, peers, settings_module.current().jobs)
+        get_ready(grid, peers, settings_module.current().jobs or os.cpu_count() or 1)
     gpu_name = pipeline.environment.gpu_name or "unknown"
     path = options.results / slug(gpu_name) / f"{grid.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

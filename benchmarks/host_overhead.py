@@ -1,4 +1,4 @@
-"""Host time of a warm call: what flash_attn_func costs the CPU, beside torch's own SDPA.
+"""Host time of a warm call: what our functions cost the CPU, beside torch's own SDPA.
 
 The shape is so small that the GPU always waits for the host, so wall time over many calls is host time, launch
 included. Calls of all kinds are interleaved in random order, round after round; the figure is the median round.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_autotuner import dispatch, flash_attn_func
+from attention_autotuner import dispatch, flash_attn_func, retention_func, retnet_attn_func
 from attention_autotuner.arch import detect
 from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
@@ -52,6 +52,10 @@ def make_calls() -> dict[str, Callable[[], object]]:
         dim_v=dim,
     )
     policy = detect()
+    mask = torch.rand(heads, seqlen, seqlen, dtype=torch.float16, device="cuda")
+    token = [x[:, :, :1].contiguous() for x in (q, k, v)]
+    state = torch.zeros(batch, heads, dim, dim, device="cuda")
+    gamma = [1 - 2.0 ** (-5 - head) for head in range(heads)]
     return {
         "call": lambda: flash_attn_func(q, k, v),
         "call with LSE": lambda: flash_attn_func(q, k, v, return_lse=True),
@@ -59,6 +63,14 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "call through the dispatcher": lambda: FORWARD_OP(q, k, v, *arguments),
         "call through the dispatcher with grad": lambda: FORWARD_OP(qg, kg, vg, *arguments),
         "lookup": lambda: dispatch.lookup(problem, policy),
+        "retnet": lambda: retnet_attn_func(q, k, v, mask),
+        "retnet with grad": lambda: retnet_attn_func(qg, kg, vg, mask),
+        "retention": lambda: retention_func(q, k, v, None, output_final_state=False),
+        "retention with grad": lambda: retention_func(qg, kg, vg, None, output_final_state=False),
+        "retention, one token": lambda: retention_func(*token, None, initial_state=state),
+        "retention, one token, own gamma": lambda: retention_func(
+            *token, gamma, initial_state=state
+        ),
         "SDPA": lambda: scaled_dot_product_attention(q, k, v),
         "SDPA with grad": lambda: scaled_dot_product_attention(qg, kg, vg),
     }

@@ -17,6 +17,7 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
+from .retention_tables import decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -137,9 +138,27 @@ def backward_section(document: Mapping[str, Any]) -> list[str]:
     return [*lines, *_verdicts(document), "", _place(document)]
 
 
+def retnet_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of retention with an explicit mask, as Markdown."""
+    return [*retnet_tables(document), *_verdicts(document), "", _place(document)]
+
+
+def retention_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of retention with decay, as Markdown."""
+    return [*retention_tables(document), *_verdicts(document), "", _place(document)]
+
+
+def decode_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of decoding, as Markdown."""
+    return [*decode_table(document), "", _place(document)]
+
+
 SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "attention_forward": forward_section,
     "attention_backward": backward_section,
+    "retnet": retnet_section,
+    "retention": retention_section,
+    "decode": decode_section,
 }
 """Benchmark -> its part of the README. A result file of any other benchmark is not reported there."""
 

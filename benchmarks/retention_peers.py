@@ -77,8 +77,9 @@ def _fla(name: str, kind: type[Call]) -> Callable[[Problem], Call]:
 
 def _retnet_peers() -> list[Peer]:
     found = []
+    kinds: dict[Direction, type[Call]] = {"forward": ForwardCall, "backward": BackwardCall}
     for source, title, make in (("compiled", COMPILED, _compiled), ("eager", EAGER, _eager)):
-        for direction, kind in (("forward", ForwardCall), ("backward", BackwardCall)):
+        for direction, kind in kinds.items():
             name = f"{source}_{direction}"
             found.append(
                 Peer(

@@ -1,0 +1,249 @@
+"""Decoding with retention: one token for every sequence of a batch, as a share of the bandwidth of a copy.
+
+A step reads and writes the state of every head, far more than an L2 holds, so the bound is the device memory's. The
+state is updated where it stands or written elsewhere; a captured graph of a few steps is replayed. Copies of tensors of
+two sizes run in the same rounds, in random order, and the faster counts.
+
+    python -m benchmarks.decode --output benchmarks/results/<gpu>/decode.json
+    python -m benchmarks.decode --top-k 8     # builds and times that many candidates beside the pick, too
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attention_autotuner import dispatch, loader
+from attention_autotuner import settings as settings_module
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.files import write_atomic
+from attention_autotuner.codegen.outcome import Outcome
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.tuning.cost_model import rank
+from attention_autotuner.tuning.environment import collect
+from attention_autotuner.tuning.measure import warm_up
+from attention_autotuner.tuning.pipeline import Built, LocalPipeline
+from attention_autotuner.tuning.shortlist import shortlist
+from attention_autotuner.tuning.tensors import (
+    Inputs,
+    Outputs,
+    SharedWorkspace,
+    bind,
+    current_device,
+)
+
+from .cases import DECODE
+
+COPIES_MIB = (256, 2048)
+STEPS = 8  # in one graph
+BAR = 0.7  # of the copy's bandwidth
+WAYS = ("in place", "not in place")
+COPY = "copy"
+
+Figures = dict[str, float]
+
+
+def bytes_of_step(problem: Problem) -> int:
+    """Bytes that one step must move: the state read and written, and the rows of q, k, v and o."""
+    rows = problem.batch * problem.heads_q
+    state = 4 * rows * problem.dim_qk * problem.dim_v
+    return 2 * state + 2 * rows * 2 * (problem.dim_qk + problem.dim_v)
+
+
+def contestants(problem: Problem, policy: Policy, top_k: int) -> list[Candidate]:
+    """What dispatch would run, then the cost model's best."""
+    pick = dispatch.lookup(problem, policy).candidate
+    ranked = rank(problem, policy.legal(problem), policy.spec)
+    best = [one for one, _ in shortlist(ranked, policy.default(problem), top_k)] if top_k else []
+    return list(dict.fromkeys([pick, *best]))
+
+
+def tensors_of(problem: Problem, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """One token's rows, the usual decays, and a state."""
+    torch.manual_seed(0)
+    p, dtype = problem, torch.float16
+    heads = torch.arange(p.heads_q, dtype=torch.float64)
+    log2_gamma = torch.log1p(-(2.0 ** (-5 - heads))) / torch.log(torch.tensor(2.0))
+    return {
+        "q": torch.randn(p.batch, p.heads_q, 1, p.dim_qk, dtype=dtype, device=device),
+        "k": torch.randn(p.batch, p.heads_kv, 1, p.dim_qk, dtype=dtype, device=device),
+        "v": torch.randn(p.batch, p.heads_kv, 1, p.dim_v, dtype=dtype, device=device),
+        "log2_gamma": log2_gamma.to(device, torch.float32),
+        "initial_state": torch.randn(p.batch, p.heads_q, p.dim_qk, p.dim_v, device=device),
+    }
+
+
+def step_of(built: Built, problem: Problem, *, in_place: bool) -> Callable[[], None]:
+    """A launch of one step on the current GPU."""
+    device = current_device()
+    given = tensors_of(problem, device)
+    state = given["initial_state"]
+    o = torch.empty_like(given["v"])
+    if problem.heads_q != problem.heads_kv:
+        o = o.repeat_interleave(problem.heads_q // problem.heads_kv, 1)
+    written = {"o": o, "final_state": state if in_place else torch.empty_like(state)}
+    kernel = loader.load(built.path)
+    kernel.prepare(torch.cuda.current_device())
+    outputs = Outputs(tensors=written, workspace=SharedWorkspace(device))
+    return bind(kernel, problem, Inputs(tensors=given), outputs)
+
+
+def captured(step: Callable[[], None], steps: int) -> torch.cuda.CUDAGraph:
+    """A graph of several steps, run once."""
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(steps):
+            step()
+    graph.replay()
+    return graph
+
+
+def measure(runs: Mapping[str, Callable[[], None]], rounds: int, seed: int = 0) -> dict[str, float]:
+    """Median microseconds of every run, interleaved in random order."""
+    order = list(runs)
+    shuffle = random.Random(seed).shuffle
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    warm_up()
+    for _ in range(rounds):
+        shuffle(order)
+        events = {name: (_event(), _event()) for name in order}
+        for name in order:
+            events[name][0].record()
+            runs[name]()
+            events[name][1].record()
+        torch.cuda.synchronize()
+        for name, (start, end) in events.items():
+            times[name].append(start.elapsed_time(end) * 1e3)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+
+
+def bandwidths(times_us: Mapping[str, float], moved: Mapping[str, int]) -> Figures:
+    """GB/s by name."""
+    return {name: moved[name] / us / 1e3 for name, us in times_us.items()}
+
+
+def summarise(found: Mapping[str, float], names: Sequence[str], problem: Problem) -> dict[str, Any]:
+    """Shares of the best copy, of every candidate and way.
+
+    Args:
+        found: GB/s by ``copy ...`` and ``<way>: <candidate>``.
+        names: of the candidates that were timed, the pick first.
+        problem: what was computed.
+    """
+    copy = max(each for name, each in found.items() if name.startswith(COPY))
+    rows = []
+    for name in names:
+        ways = {}
+        for way in WAYS:
+            rate = found[f"{way}: {name}"]
+            us = bytes_of_step(problem) / rate / 1e3
+            ways[way] = {"us": us, "gb_per_s": rate, "share_of_copy": rate / copy}
+        rows.append({"candidate": name, "ways": ways})
+    return {"copy_gb_per_s": copy, "rows": rows}
+
+
+def missed(summary: Mapping[str, Any]) -> list[str]:
+    """The ways in which the pick misses the bar."""
+    ways = summary["rows"][0]["ways"]
+    return [way for way in WAYS if ways[way]["share_of_copy"] < BAR]
+
+
+def _copy(mib: int) -> tuple[Callable[[], None], int]:
+    source = torch.randn(mib * 2**18, device="cuda")
+    target = torch.empty_like(source)
+    return lambda: (target.copy_(source), None)[1], 2 * mib * 2**20
+
+
+def run(problem: Problem, built: Mapping[str, Built], rounds: int) -> dict[str, Any]:
+    """Time every candidate in both ways beside the copies."""
+    runs: dict[str, Callable[[], None]] = {}
+    moved: dict[str, int] = {}
+    for mib in COPIES_MIB:
+        name = f"{COPY} {mib} MiB"
+        runs[name], moved[name] = _copy(mib)
+    for name, each in built.items():
+        for way in WAYS:
+            graph = captured(step_of(each, problem, in_place=way == WAYS[0]), STEPS)
+            runs[f"{way}: {name}"] = graph.replay
+            moved[f"{way}: {name}"] = STEPS * bytes_of_step(problem)
+    return summarise(bandwidths(measure(runs, rounds), moved), list(built), problem)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write; answers 1 when the bar is missed and 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser.add_argument("--top-k", type=int, default=0, help="candidates beside the pick")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--jobs", type=int, help="compilations at once")
+    parser.add_argument("--cache-dir", type=Path, help="kernels and records; the setting's")
+    options = parser.parse_args(arguments)
+    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with settings_module.override(mode="cached", **changes) as settings:
+        try:
+            policy = resolve(None)
+        except UnsupportedArchitectureError as error:
+            print(f"decode: {error}", file=sys.stderr)
+            return 2
+        pipeline = LocalPipeline(policy, settings)
+        if not pipeline.can_measure():
+            print("decode: no GPU here: nothing can be measured", file=sys.stderr)
+            return 2
+        wanted = contestants(DECODE, policy, options.top_k)
+        results = pipeline.build([render(one) for one in wanted], lambda *progress: None)
+        built: dict[str, Built] = {}
+        for one, result in zip(wanted, results, strict=True):
+            outcome = (
+                result
+                if isinstance(result, Outcome)
+                else pipeline.verify(DECODE, result, deterministic=one.deterministic)
+            )
+            if outcome.ok and not isinstance(result, Outcome):
+                built[one.name] = result
+            else:
+                print(f"{one.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
+        if wanted[0].name not in built:
+            return 1
+        summary = run(DECODE, built, options.rounds)
+    for row in summary["rows"]:
+        figures = ", ".join(
+            f"{way} {each['us']:.1f} us ({each['share_of_copy']:.1%})"
+            for way, each in row["ways"].items()
+        )
+        print(f"{row['candidate']}: {figures} of a copy's {summary['copy_gb_per_s']:.0f} GB/s")
+    late = missed(summary)
+    print("missed: " + ", ".join(late) if late else "the bar is met")
+    if options.output is not None:
+        report = {
+            "benchmark": "decode",
+            "problem": DECODE.describe(),
+            "pick": wanted[0].name,
+            "bar": BAR,
+            "environment": collect(torch.cuda.current_device()).to_json(),
+            **summary,
+        }
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(options.output, json.dumps(report, indent=1) + "\n")
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
