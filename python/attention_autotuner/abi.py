@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI_VERSION = 1001
+ABI_VERSION = 1002
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -87,6 +87,118 @@ class AttentionBackwardParams(ctypes.Structure):
     )
 
 
+class RetNetForwardParams(ctypes.Structure):
+    """Retnet forward: ``r = clamp(rowsum |X|, 1, r_clamp_max)`` or 1, ``O = (X / r) V``, with a mask or a decay."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("mask", Tensor),
+        ("log2_gamma", ctypes.c_void_p),
+        ("r", ctypes.c_void_p),
+        ("batch", ctypes.c_int32),
+        ("heads_q", ctypes.c_int32),
+        ("heads_kv", ctypes.c_int32),
+        ("seqlen_q", ctypes.c_int32),
+        ("seqlen_k", ctypes.c_int32),
+        ("dim_qk", ctypes.c_int32),
+        ("dim_v", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("causal_offset", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("normalize", ctypes.c_int32),
+        ("r_clamp_max", ctypes.c_float),
+    )
+
+
+class RetNetBackwardParams(ctypes.Structure):
+    """Retnet backward: gradients of q, k, v and, unless null, the mask; ``o`` is for ``r_grad`` alone."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("mask", Tensor),
+        ("dmask", Tensor),
+        ("log2_gamma", ctypes.c_void_p),
+        ("r", ctypes.c_void_p),
+        ("batch", ctypes.c_int32),
+        ("heads_q", ctypes.c_int32),
+        ("heads_kv", ctypes.c_int32),
+        ("seqlen_q", ctypes.c_int32),
+        ("seqlen_k", ctypes.c_int32),
+        ("dim_qk", ctypes.c_int32),
+        ("dim_v", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("causal_offset", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("r_grad", ctypes.c_int32),
+        ("r_clamp_max", ctypes.c_float),
+    )
+
+
+class RetentionForwardParams(ctypes.Structure):
+    """Retention forward in any form; states are contiguous fp32 ``[batch, heads_q, dim_qk, dim_v]`` or null."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("log2_gamma", ctypes.c_void_p),
+        ("initial_state", ctypes.c_void_p),
+        ("final_state", ctypes.c_void_p),
+        ("batch", ctypes.c_int32),
+        ("heads_q", ctypes.c_int32),
+        ("heads_kv", ctypes.c_int32),
+        ("seqlen", ctypes.c_int32),
+        ("dim_qk", ctypes.c_int32),
+        ("dim_v", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class RetentionBackwardParams(ctypes.Structure):
+    """Retention backward; ``dlog2_gamma`` is ``[batch, heads_q]``, and null, like a state, when not wanted."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("abi_version", ctypes.c_uint32),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("log2_gamma", ctypes.c_void_p),
+        ("initial_state", ctypes.c_void_p),
+        ("dfinal_state", ctypes.c_void_p),
+        ("dinitial_state", ctypes.c_void_p),
+        ("dlog2_gamma", ctypes.c_void_p),
+        ("batch", ctypes.c_int32),
+        ("heads_q", ctypes.c_int32),
+        ("heads_kv", ctypes.c_int32),
+        ("seqlen", ctypes.c_int32),
+        ("dim_qk", ctypes.c_int32),
+        ("dim_v", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
 class KernelInfo(ctypes.Structure):
     """What an artifact is: its name, tile, threads, shared memory and copy width."""
 
@@ -109,6 +221,10 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "attention_autotuner_tensor": Tensor,
     "attention_autotuner_attention_forward_params": AttentionForwardParams,
     "attention_autotuner_attention_backward_params": AttentionBackwardParams,
+    "attention_autotuner_retnet_forward_params": RetNetForwardParams,
+    "attention_autotuner_retnet_backward_params": RetNetBackwardParams,
+    "attention_autotuner_retention_forward_params": RetentionForwardParams,
+    "attention_autotuner_retention_backward_params": RetentionBackwardParams,
     "attention_autotuner_kernel_info": KernelInfo,
 }
 """C name -> mirror."""
