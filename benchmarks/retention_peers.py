@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from attention_autotuner.codegen.problem import Direction, Problem
 

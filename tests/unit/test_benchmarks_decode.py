@@ -1,0 +1,218 @@
+"""The benchmark of decoding and the peer fla, as far as no GPU is needed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner.errors import UnsupportedArchitectureError
+from benchmarks import commands, decode, fla_peer, report
+from benchmarks.cases import DECODE, GRIDS
+from benchmarks.peers import PEERS
+from tests.benchmarking import GPU
+
+SMALL = replace(DECODE, batch=2, heads_q=2, heads_kv=2, dim_qk=16, dim_v=32)
+
+
+# --- decoding ---------------------------------------------------------------------------------------
+
+
+def test_a_step_is_one_token_of_64_sequences_and_moves_the_state_twice() -> None:
+    assert DECODE.describe() == "retention recurrent forward fp16 b64 h8 s1 d256/512 causal"
+    state = 64 * 8 * 256 * 512 * 4
+    rows = 64 * 8 * (256 + 512) * 2 * 2
+    assert decode.bytes_of_step(DECODE) == 2 * state + rows
+
+
+def test_tensors_are_those_of_one_token() -> None:
+    found = decode.tensors_of(SMALL, "cpu")
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
+        "q": (2, 2, 1, 16),
+        "k": (2, 2, 1, 16),
+        "v": (2, 2, 1, 32),
+        "log2_gamma": (2,),
+        "initial_state": (2, 2, 16, 32),
+    }
+    gammas = torch.tensor([1 - 2.0**-5, 1 - 2.0**-6])
+    torch.testing.assert_close(torch.exp2(found["log2_gamma"]), gammas)
+
+
+def summary(share: float) -> dict[str, Any]:
+    """Of a pick that reaches a share of the copy in place, and a tenth more elsewhere."""
+    rates = {"copy 256 MiB": 3500.0, "copy 2048 MiB": 4000.0}
+    rates |= {"in place: a": 4000.0 * share, "not in place: a": 4400.0 * share}
+    return decode.summarise(rates, ["a"], DECODE)
+
+
+def test_shares_are_of_the_faster_copy_and_have_a_bar() -> None:
+    found = summary(0.8)
+    assert found["copy_gb_per_s"] == 4000.0
+    way = found["rows"][0]["ways"]["in place"]
+    assert way["share_of_copy"] == pytest.approx(0.8)
+    assert way["us"] == pytest.approx(decode.bytes_of_step(DECODE) / 3200e9 * 1e6)
+    assert decode.missed(found) == []
+    assert decode.missed(summary(0.65)) == ["in place"]
+    assert decode.missed(summary(0.5)) == ["in place", "not in place"]
+
+
+def test_bandwidth_is_bytes_over_time() -> None:
+    assert decode.bandwidths({"x": 2.0}, {"x": 6000}) == {"x": pytest.approx(3.0)}
+
+
+def test_without_a_gpu_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(name: str | None) -> None:
+        raise UnsupportedArchitectureError("this machine has no CUDA driver")
+
+    monkeypatch.setattr(decode, "resolve", refuse)
+    assert decode.main([]) == 2
+    assert "no CUDA driver" in capsys.readouterr().err
+
+
+def test_the_readme_gets_a_table_of_the_pick() -> None:
+    document = {
+        "problem": DECODE.describe(),
+        "environment": GPU.to_json(),
+        **summary(0.8),
+    }
+    lines = report.decode_section(json.loads(json.dumps(document)))
+    assert lines[0] == "### Decoding with retention on NVIDIA H100 80GB HBM3"
+    us = decode.bytes_of_step(DECODE) / 3200e3
+    assert f"| in place | {us:.1f} | 3200 | 80% |" in lines
+    assert "of the 4000 GB/s of a copy" in "\n".join(lines)
+
+
+# --- fla --------------------------------------------------------------------------------------------
+
+
+def test_fla_tunes_once_for_each_pair_of_dims() -> None:
+    problems = GRIDS["retention"].problems
+    found = fla_peer.tuned_classes(problems)
+    pairs = [(p.heads_q, p.dim_qk, p.dim_v) for p in found]
+    assert sorted(pairs) == [
+        (8, 256, 256), (8, 256, 512), (16, 128, 128), (16, 128, 256), (32, 64, 64),
+    ]  # fmt: skip
+    assert set(found) <= set(problems)
+
+
+@pytest.mark.parametrize(("missing", "reason"), [("triton", "triton"), ("fla", "fla"), ("", "")])
+def test_what_is_absent_is_named(
+    missing: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fla_peer, "find_spec", lambda name: None if name == missing else object())
+    assert fla_peer.absence() == (f"{reason} is not installed" if reason else "")
+    refusal = PEERS["retention"]["fla_forward"].refusal
+    problem = GRIDS["retention"].problems[0]
+    assert refusal(problem) == fla_peer.absence()
+    assert "heads" in refusal(replace(problem, heads_kv=2))
+
+
+def test_the_output_is_the_first_of_what_fla_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Module:
+        @staticmethod
+        def chunk_retention(*given: Any) -> tuple[Any, None]:
+            return given, None
+
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, Module())  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "fla.ops.retention", Module())  # type: ignore[arg-type]
+    assert fla_peer.chunk_retention(1, 2, 3) == (1, 2, 3)
+
+
+class Config:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def all_kwargs(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+
+class Kernel:
+    """Compiles unless the configuration is the last one."""
+
+    def __init__(self) -> None:
+        self.compiled: list[int] = []
+
+    def run(self, *args: Any, number: int, warmup: bool, grid: int) -> None:
+        assert warmup, "nothing is launched"
+        if number == 8:
+            raise RuntimeError("out of resources")
+        self.compiled.append(number)
+
+
+def tuner(cached: bool) -> Any:
+    """Triton's tuner as far as it is replaced."""
+
+    class Autotuner:
+        def __init__(self) -> None:
+            self.fn = Kernel()
+            self.kept: list[str] = []
+
+        def check_disk_cache(self, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
+            if cached:
+                return True
+            benchmark()
+            self.kept.append(key)
+            return False
+
+    return Autotuner
+
+
+@pytest.mark.parametrize("share", range(fla_peer.SHARES))
+def test_a_share_of_the_configurations_is_compiled_and_no_choice_kept(share: int) -> None:
+    kind = tuner(cached=False)
+    fla_peer._only_compile(kind, share)
+    one = kind()
+    times: list[list[float]] = []
+
+    def benchmark() -> None:
+        times.extend(one._bench(config=Config(number), warmup=False, grid=1) for number in range(9))
+
+    assert one.check_disk_cache("key", [], benchmark) is False
+    assert one.kept == []
+    mine = [number for number in range(9) if (number + 1) % fla_peer.SHARES == share]
+    assert one.fn.compiled == [number for number in mine if number != 8]
+    finite = [number for number, each in enumerate(times) if each[0] < float("inf")]
+    assert finite == one.fn.compiled
+
+
+def test_choices_that_are_cached_are_used() -> None:
+    kind = tuner(cached=True)
+    fla_peer._only_compile(kind, 0)
+
+    def benchmark() -> None:
+        raise AssertionError("nothing is to be tried")
+
+    assert kind().check_disk_cache("key", [], benchmark) is True
+
+
+def test_peers_get_ready_and_those_who_stay_away_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[tuple[int, int]] = []
+
+    def ready(problems: Any, processes: int) -> None:
+        told.append((len(problems), processes))
+
+    peer = replace(PEERS["retention"]["fla_forward"], ready=ready)
+    for reason in ("", "fla is not installed"):
+        monkeypatch.setattr(fla_peer, "absence", lambda reason=reason: reason)
+        commands.get_ready(GRIDS["retention"], {"fla_forward": peer}, 16)
+    assert told == [(8, 16)]
+    assert "fla_forward is left out: fla is not installed" in capsys.readouterr().err
+
+
+def test_the_results_of_decoding_are_reported_from_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "nvidia-h100-80gb-hbm3"
+    folder.mkdir()
+    document = {"problem": DECODE.describe(), "environment": GPU.to_json(), **summary(0.8)}
+    (folder / "decode.json").write_text(json.dumps(document))
+    assert report.results_text(tmp_path).startswith("### Decoding with retention")
