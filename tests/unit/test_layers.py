@@ -29,6 +29,7 @@ LAYERS = {
     "codegen.problem": 0,
     "codegen.candidate": 0,
     "codegen.knobs": 0,
+    "codegen.retention_knobs": 0,
     "codegen.identity": 0,
     "codegen.cpp": 0,
     "codegen.outcome": 0,

@@ -32,10 +32,12 @@ class Inputs:
 
     Attributes:
         tensors: by name: q ``[batch, heads_q, seqlen_q, dim_qk]``, k ``[batch, heads_kv, seqlen_k, dim_qk]``, v with
-            ``dim_v``; for a backward launch also o, lse, dout and, where LSE has a gradient, dlse.
+            ``dim_v``, and what else the operation reads, such as dout, a mask or a state.
+        scalars: params beside the sizes, by name, where they are not those of :func:`.params_of`.
     """
 
     tensors: Mapping[str, torch.Tensor]
+    scalars: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def q(self) -> torch.Tensor:
@@ -114,7 +116,7 @@ class Outputs:
     """What a launch writes.
 
     Attributes:
-        tensors: by name: o and lse, or dq, dk and dv.
+        tensors: by name, such as o and lse, or dq, dk and dv.
         workspace: where launches get theirs.
         storages: of the tensors, with the guards around them; empty for outputs without guards.
     """
@@ -143,11 +145,13 @@ def bind(
     problem: Problem,
     inputs: Inputs,
     outputs: Outputs,
-    softmax_scale: float | None = None,
+    scale: float | None = None,
 ) -> Callable[[], None]:
     """A function that launches the kernel on torch's current stream with these tensors; scale as :func:`params_of`."""
-    params = params_of(problem, softmax_scale)
+    params = params_of(problem, scale)
     kinds = dict(type(params)._fields_)  # type: ignore[arg-type]  # pairs here, though ctypes allows bit fields
+    for name, number in inputs.scalars.items():
+        setattr(params, name, number)
     for name, tensor in (*inputs.tensors.items(), *outputs.tensors.items()):
         value = _abi_tensor(tensor) if kinds[name] is AbiTensor else tensor.data_ptr()
         setattr(params, name, value)
@@ -195,5 +199,9 @@ def _guards_intact(storage: torch.Tensor) -> bool:
 
 
 def _abi_tensor(tensor: torch.Tensor) -> AbiTensor:
-    batch, head, row, _ = tensor.stride()
+    """A tensor as the C ABI has it; one without a batch is a mask, which heads may share."""
+    steps = tensor.stride()
+    if tensor.dim() == 3:
+        steps = (0, 0 if tensor.shape[0] == 1 else steps[0], *steps[1:])
+    batch, head, row, _ = steps
     return AbiTensor(data=tensor.data_ptr(), stride_batch=batch, stride_head=head, stride_row=row)

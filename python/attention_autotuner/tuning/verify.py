@@ -149,8 +149,7 @@ class _Check:
         self._way = way
         self._device = device
         self._inputs = way.inputs(problem, seed=seed, device=device)
-        given = ", with a gradient of LSE" if "dlse" in self._inputs.tensors else ""
-        self._where = f"{problem.describe()}{given}, seed {seed}"
+        self._where = f"{problem.describe()}{way.note}, seed {seed}"
 
     def run(self, loaded: LoadedKernel, deterministic: bool) -> Outcome:
         """Launch twice, look beside the outputs and the workspaces, compare."""
