@@ -130,7 +130,7 @@ def _both_directions(name: str, shapes: Sequence[Shape], **fields: Any) -> Grid:
 
 
 DECODE = of_shape(DECODE_SHAPE, op="retention", form="recurrent", causal=True)
-"""One token of retention for every sequence of a batch."""
+"""One token of retention for every sequence of a batch, in the form that decoding asks for."""
 GRIDS: dict[str, Grid] = {
     grid.name: grid
     for grid in (

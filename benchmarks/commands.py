@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from attention_autotuner.tuning.records import RecordStore
 
 from . import class_search, comparison, report, verdict
 from .cases import GRIDS, Grid
-from .masks import RealisticMeasurer
 from .peer import Peer
 from .peers import PEERS
 from .rivals import meeting_of, variants
@@ -187,7 +187,9 @@ def compare(
     peers = {name: PEERS[grid.name][name] for name in options.peers}
     inspect = None
     if measurer is None:
-        measurer, inspect = RealisticMeasurer(seed=options.seed), side_by_side
+        from attention_autotuner.tuning.measure import InProcessMeasurer
+
+        measurer, inspect = InProcessMeasurer(seed=options.seed), side_by_side
         get_ready(grid, peers, settings_module.current().jobs or os.cpu_count() or 1)
     gpu_name = pipeline.environment.gpu_name or "unknown"
     path = options.results / slug(gpu_name) / f"{grid.name}.json"
@@ -222,15 +224,19 @@ def compare(
 
 
 def get_ready(grid: Grid, peers: Mapping[str, Peer], jobs: int) -> None:
-    """What peers do before the first race, and who does not come."""
-    for name, peer in peers.items():
-        asked = [problem for problem in grid.problems if peer.asked(problem)]
-        refusals = {peer.refusal(problem) for problem in asked}
-        if asked and "" not in refusals:
-            say(f"{name} is left out: {', '.join(sorted(refusals))}")
-        elif peer.ready is not None and asked:
-            say(f"{name} gets ready")
-            peer.ready(asked, jobs)
+    """What peers do before the first race, all at once, and who does not come."""
+    with ThreadPoolExecutor() as pool:
+        started = []
+        for name, peer in peers.items():
+            asked = [problem for problem in grid.problems if peer.asked(problem)]
+            refusals = {peer.refusal(problem) for problem in asked}
+            if asked and "" not in refusals:
+                say(f"{name} is left out: {', '.join(sorted(refusals))}")
+            elif peer.ready is not None and asked:
+                say(f"{name} gets ready")
+                started.append(pool.submit(peer.ready, asked, jobs))
+        for each in started:
+            each.result()
 
 
 def say(line: str) -> None:

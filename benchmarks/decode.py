@@ -1,11 +1,12 @@
-"""Decoding with retention: one token for every sequence of a batch, as a share of the bandwidth of a copy.
+r"""Decoding with retention: one token for every sequence of a batch, as a share of the bandwidth of a copy.
 
 A step reads and writes the state of every head, far more than an L2 holds, so the bound is the device memory's. The
 state is updated where it stands or written elsewhere; a captured graph of a few steps is replayed. Copies of tensors of
 two sizes run in the same rounds, in random order, and the faster counts.
 
-    python -m benchmarks.decode --output benchmarks/results/<gpu>/decode.json
-    python -m benchmarks.decode --top-k 8     # builds and times that many candidates beside the pick, too
+    python -m benchmarks.decode --tune        # records of the problem, with form recurrent and with form auto
+    python -m benchmarks.decode --output benchmarks/results/<gpu>/decode.json \
+        --ship python/attention_autotuner/tuned    # in a process that did not tune: confirms them or takes them back
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attention_autotuner import dispatch, loader
+from attention_autotuner import loader
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.codegen.candidate import Candidate
@@ -30,11 +32,11 @@ from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.errors import UnsupportedArchitectureError
-from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import warm_up
-from attention_autotuner.tuning.pipeline import Built, LocalPipeline
-from attention_autotuner.tuning.shortlist import shortlist
+from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.tensors import (
     Inputs,
     Outputs,
@@ -43,8 +45,12 @@ from attention_autotuner.tuning.tensors import (
     current_device,
 )
 
+from . import class_search, verdict
 from .cases import DECODE
+from .rivals import PICK, Rivals, rivals_of
+from .shipping import ship
 
+PROBLEMS = (DECODE, replace(DECODE, form="auto"))
 COPIES_MIB = (256, 2048)
 STEPS = 8  # in one graph
 BAR = 0.7  # of the copy's bandwidth
@@ -61,12 +67,18 @@ def bytes_of_step(problem: Problem) -> int:
     return 2 * state + 2 * rows * 2 * (problem.dim_qk + problem.dim_v)
 
 
-def contestants(problem: Problem, policy: Policy, top_k: int) -> list[Candidate]:
-    """What dispatch would run, then the cost model's best."""
-    pick = dispatch.lookup(problem, policy).candidate
-    ranked = rank(problem, policy.legal(problem), policy.spec)
-    best = [one for one, _ in shortlist(ranked, policy.default(problem), top_k)] if top_k else []
-    return list(dict.fromkeys([pick, *best]))
+def confirmed(rivals: Rivals, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's row as :func:`.verdict.settle` reads it: the pick, or the default where that is as fast.
+
+    Args:
+        rivals: of the problem; both were timed.
+        summary: from :func:`summarise`.
+    """
+    us = {row["candidate"]: row["ways"][WAYS[0]]["us"] for row in summary["rows"]}
+    pick, default = rivals.pick.name, rivals.default.name
+    kept = pick if us[default] / us[pick] - 1.0 >= MIN_GAIN else default
+    entry = {"tflops": rivals.problem.flops / us[kept] / 1e6}
+    return {"problem": asdict(rivals.problem), "pick": kept, "entries": {PICK: entry}}
 
 
 def tensors_of(problem: Problem, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -187,13 +199,17 @@ def run(problem: Problem, built: Mapping[str, Built], rounds: int) -> dict[str, 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; answers 1 when the bar is missed and 2 without a GPU."""
+    """Tune, or measure, print and write; answers 1 when the bar is missed and 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, help="JSON file to write")
-    parser.add_argument("--top-k", type=int, default=0, help="candidates beside the pick")
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--jobs", type=int, help="compilations at once")
-    parser.add_argument("--cache-dir", type=Path, help="kernels and records; the setting's")
+    option = parser.add_argument
+    option("--tune", action="store_true", help="write records and nothing else")
+    option("--top-k", type=int, default=8, help="candidates that tuning tries beside the default")
+    option("--tune-seconds", type=float, default=1.0, help="of rounds a problem while tuning")
+    option("--output", type=Path, help="JSON file to write")
+    option("--ship", type=Path, help="folder to write the GPU's picks to")
+    option("--rounds", type=int, default=30)
+    option("--jobs", type=int, help="compilations at once")
+    option("--cache-dir", type=Path, help="kernels and records; the setting's")
     options = parser.parse_args(arguments)
     changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
     changes = {name: value for name, value in changes.items() if value is not None}
@@ -207,35 +223,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not pipeline.can_measure():
             print("decode: no GPU here: nothing can be measured", file=sys.stderr)
             return 2
-        wanted = contestants(DECODE, policy, options.top_k)
-        results = pipeline.build([render(one) for one in wanted], lambda *progress: None)
-        built: dict[str, Built] = {}
-        for one, result in zip(wanted, results, strict=True):
-            outcome = (
-                result
-                if isinstance(result, Outcome)
-                else pipeline.verify(DECODE, result, deterministic=one.deterministic)
-            )
-            if outcome.ok and not isinstance(result, Outcome):
-                built[one.name] = result
-            else:
-                print(f"{one.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
-        if wanted[0].name not in built:
-            return 1
-        summary = run(DECODE, built, options.rounds)
+        records = RecordStore(settings.cache_dir / "records")
+        if options.tune:
+            tune(policy, pipeline, records, options.top_k, options.tune_seconds)
+            return 0
+        return compare(policy, pipeline, records, options)
+
+
+def tune(
+    policy: Policy, pipeline: Pipeline, records: RecordStore, top_k: int, seconds: float
+) -> None:
+    """Records for the problem in both forms."""
+    pool_of = class_search.pools(PROBLEMS, policy, top_k=top_k)
+    class_search.search(
+        PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print
+    )
+
+
+def compare(
+    policy: Policy, pipeline: Pipeline, records: RecordStore, options: argparse.Namespace
+) -> int:
+    """Time what dispatch would run and the defaults, and settle the records."""
+    rivals = [rivals_of(problem, policy) for problem in PROBLEMS]
+    built = usable([one for each in rivals for one in (each.pick, each.default)], pipeline)
+    rivals = [each for each in rivals if {each.pick.name, each.default.name} <= set(built)]
+    if not rivals or rivals[0].problem != DECODE:
+        return 1
+    summary = run(DECODE, built, options.rounds)
     for row in summary["rows"]:
         figures = ", ".join(
             f"{way} {each['us']:.1f} us ({each['share_of_copy']:.1%})"
             for way, each in row["ways"].items()
         )
         print(f"{row['candidate']}: {figures} of a copy's {summary['copy_gb_per_s']:.0f} GB/s")
+    rows = [confirmed(each, summary) for each in rivals]
+    summary["rows"].sort(key=lambda row: row["candidate"] != rows[0]["pick"])
+    settled = verdict.settle(rows, policy, records, pipeline.environment)
+    if options.ship is not None and settled:
+        print(f"wrote {ship(options.ship, pipeline.environment.gpu_name or 'unknown', settled)}")
     late = missed(summary)
     print("missed: " + ", ".join(late) if late else "the bar is met")
     if options.output is not None:
         report = {
             "benchmark": "decode",
             "problem": DECODE.describe(),
-            "pick": wanted[0].name,
+            "pick": rows[0]["pick"],
             "bar": BAR,
             "environment": collect(torch.cuda.current_device()).to_json(),
             **summary,
@@ -243,6 +275,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(options.output, json.dumps(report, indent=1) + "\n")
     return 1 if late else 0
+
+
+def usable(wanted: Sequence[Candidate], pipeline: Pipeline) -> dict[str, Built]:
+    """What builds and is right, by name."""
+    each_once = list(dict.fromkeys(wanted))
+    results = pipeline.build([render(one) for one in each_once], lambda done, total, message: None)
+    built: dict[str, Built] = {}
+    for one, result in zip(each_once, results, strict=True):
+        outcome = (
+            result
+            if isinstance(result, Outcome)
+            else pipeline.verify(DECODE, result, deterministic=one.deterministic)
+        )
+        if outcome.ok and not isinstance(result, Outcome):
+            built[one.name] = result
+        else:
+            print(f"{one.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
+    return built
 
 
 if __name__ == "__main__":

@@ -7,14 +7,16 @@ Triton's cache first; what is chosen is timed afterwards, in the process that co
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
 from attention_autotuner.codegen.problem import Problem
+
+from .ahead import blank_inputs, in_processes
+from .calls import StepCall, rows_of_heads
 
 SHARES = 3  # processes that divide the configurations of one pair of head dims
 SHORT_SEQLEN = 256  # kernels are compiled for any length
@@ -51,10 +53,8 @@ def compile_ahead(problems: Sequence[Problem], processes: int) -> None:
     """
     if absence():
         return
-    context = multiprocessing.get_context("spawn")
     work = [(p, share) for p in tuned_classes(problems) for share in range(SHARES)]
-    with context.Pool(min(processes, len(work)), maxtasksperchild=1) as pool:
-        pool.starmap(_compile_share, work, chunksize=1)
+    in_processes(_compile_share, work, processes)
     _shorten_samples()
 
 
@@ -75,26 +75,13 @@ class _NotTunedError(Exception):
 
 
 def _compile_share(problem: Problem, share: int) -> None:
-    """In a process of its own: both passes on short inputs, compiling one share of what Triton would time.
+    """In a process of its own: both passes on short inputs, compiling one share of what Triton would time."""
+    from triton.runtime.autotuner import Autotuner
 
-    What goes wrong is printed and otherwise left to the comparison, which would compile it again.
-    """
-    try:
-        import torch
-        from triton.runtime.autotuner import Autotuner
-
-        _only_compile(Autotuner, share)
-        shape = (problem.batch, SHORT_SEQLEN, problem.heads_q)
-        dims = (problem.dim_qk, problem.dim_qk, problem.dim_v)
-        leaves = [
-            torch.randn(*shape, dim, dtype=torch.float16, device="cuda").requires_grad_()
-            for dim in dims
-        ]
-        o = chunk_retention(*leaves)
-        torch.autograd.grad(o, leaves, torch.ones_like(o))
-        torch.cuda.synchronize()
-    except Exception:  # noqa: BLE001  # whatever it is
-        traceback.print_exc()
+    _only_compile(Autotuner, share)
+    short = replace(problem, seqlen_q=SHORT_SEQLEN, seqlen_k=SHORT_SEQLEN)
+    call = StepCall(name="ahead", function=chunk_retention, layout=rows_of_heads)
+    call.prepare([blank_inputs(short, "cuda")], [])
 
 
 def _only_compile(autotuner: Any, share: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,16 @@ import torch
 from attention_autotuner.codegen.problem import Direction, Problem
 
 from . import fla_peer
+from .ahead import blank_inputs, in_processes
 from .calls import BackwardCall, Call, ForwardCall, Function, StepCall, rows_of_heads, scale_of
 from .peer import Peer
 from .rivals import AUTOGRAD, CALL, PICK
 
 COMPILED, EAGER = "the formula through torch.compile", "the formula in eager PyTorch"
 FLA = "fla's chunk_retention"
+
+
+_KINDS: dict[Direction, type[Call]] = {"forward": ForwardCall, "backward": BackwardCall}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,20 @@ def _masked(
     return lambda problem: kind(name=name, function=make(problem), others=("mask",))
 
 
+def _compile_ahead(problems: Sequence[Problem], processes: int) -> None:
+    """Compile the formula for every problem at once, into the cache that torch keeps on disk."""
+    in_processes(_compile_one, [(problem,) for problem in problems], processes)
+
+
+def _compile_one(problem: Problem) -> None:
+    import torch._inductor.config as inductor_config
+
+    inductor_config.compile_threads = 1  # there are as many of these processes as cores
+    kind = _KINDS[problem.direction]
+    call = kind(name="ahead", function=_compiled(problem), others=("mask",))
+    call.prepare([blank_inputs(problem, "cuda")], [])
+
+
 def _unlike_the_formula(problem: Problem) -> str:
     if problem.mask != "explicit":
         return "it takes its mask as a tensor"
@@ -76,9 +94,8 @@ def _fla(name: str, kind: type[Call]) -> Callable[[Problem], Call]:
 
 def _retnet_peers() -> list[Peer]:
     found = []
-    kinds: dict[Direction, type[Call]] = {"forward": ForwardCall, "backward": BackwardCall}
     for source, title, make in (("compiled", COMPILED, _compiled), ("eager", EAGER, _eager)):
-        for direction, kind in kinds.items():
+        for direction, kind in _KINDS.items():
             name = f"{source}_{direction}"
             found.append(
                 Peer(
@@ -88,6 +105,7 @@ def _retnet_peers() -> list[Peer]:
                     refusal=_unlike_the_formula,
                     against=PICK,
                     asked=_Going(direction=direction),
+                    ready=_compile_ahead if make is _compiled else None,
                 )
             )
     return found

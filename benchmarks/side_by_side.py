@@ -10,7 +10,6 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.bindings import make_inputs
 
 from .calls import OTHERS, Call, Results, ours
-from .masks import realistic
 
 
 def peak_bytes(call: Call) -> int:
@@ -44,7 +43,7 @@ def side_by_side(problem: Problem, theirs: Call, device_type: str | None) -> dic
         what one tensor of all scores would take.
     """
     mine = type(theirs)(name="ours", function=ours(problem, device_type), others=OTHERS[problem.op])
-    inputs = [realistic(problem, make_inputs(problem, seed=0))]
+    inputs = [make_inputs(problem, seed=0)]
     for call in (mine, theirs):
         call.prepare(inputs, [])
     scores = problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attention_autotuner.arch import Policy
@@ -20,6 +21,7 @@ from .peer import Peer
 from .rivals import DETERMINISTIC, PICK, variants
 
 SCHEMA = 1
+PEER_LIBRARIES = ("triton", "fla-core")
 _GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
 BARS: dict[str, dict[str, dict[str, float]]] = {
     "attention_forward": {"sdpa_flash": {"geometric_mean": 1.05, "min": 0.97}},
@@ -112,9 +114,18 @@ def document(
         "peers": {name: peer.title for name, peer in peers.items()},
         "contests": {name: list(labels) for name, labels in contests(peers).items()},
         "environment": environment.to_json(),
+        "libraries": {name: _version(name) for name in PEER_LIBRARIES},
         "summary": summarise(benchmark, rows, peers),
         "rows": list(rows),
     }
+
+
+def _version(library: str) -> str | None:
+    """The version of an installed library; None where it is not."""
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
 
 
 def settle(

@@ -12,10 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import RecurrentKnobs
 from attention_autotuner.errors import UnsupportedArchitectureError
 from benchmarks import commands, decode, fla_peer, report
 from benchmarks.cases import DECODE, GRIDS
 from benchmarks.peers import PEERS
+from benchmarks.rivals import Rivals
 from tests.benchmarking import GPU
 
 SMALL = replace(DECODE, batch=2, heads_q=2, heads_kv=2, dim_qk=16, dim_v=32)
@@ -64,6 +68,26 @@ def test_shares_are_of_the_faster_copy_and_have_a_bar() -> None:
 
 def test_bandwidth_is_bytes_over_time() -> None:
     assert decode.bandwidths({"x": 2.0}, {"x": 6000}) == {"x": pytest.approx(3.0)}
+
+
+def recurrent(columns: int) -> Candidate:
+    return Candidate.of(DECODE, "sm80", RecurrentKnobs(columns=columns, warps=8))
+
+
+@pytest.mark.parametrize(("us", "kept"), [(99.5, 64), (90.0, 128)])
+def test_a_pick_must_beat_the_default_to_be_confirmed(us: float, kept: int) -> None:
+    pick, default = recurrent(128), recurrent(64)
+    rivals = Rivals(problem=DECODE, pick=pick, layer="record", default=default)
+    moved = decode.bytes_of_step(DECODE)
+    times = {pick.name: us, default.name: 100.0}
+    rates = {f"{way}: {name}": moved / t / 1e3 for name, t in times.items() for way in decode.WAYS}
+    found = decode.summarise(rates | {"copy 1 MiB": 4000.0}, list(times), DECODE)
+    row = decode.confirmed(rivals, found)
+    assert row["pick"] == recurrent(kept).name
+    assert row["entries"]["pick"]["tflops"] == pytest.approx(
+        DECODE.flops / (us if kept == 128 else 100.0) / 1e6
+    )
+    assert Problem(**row["problem"]) == DECODE
 
 
 def test_without_a_gpu_it_says_so(
@@ -122,8 +146,8 @@ def test_the_output_is_the_first_of_what_fla_answers(monkeypatch: pytest.MonkeyP
             return given, None
 
     for name in ("fla", "fla.ops"):
-        monkeypatch.setitem(sys.modules, name, Module())  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "fla.ops.retention", Module())  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, name, Module())
+    monkeypatch.setitem(sys.modules, "fla.ops.retention", Module())
     assert fla_peer.chunk_retention(1, 2, 3) == (1, 2, 3)
 
 

@@ -12,12 +12,16 @@ import torch
 
 import attention_autotuner as package
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ChunkwiseKnobs, RetentionBackwardKnobs
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import ChunkPass
+from attention_autotuner.codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RetentionBackwardKnobs,
+)
 from attention_autotuner.reference import retnet_attention, retnet_attention_backward
+from attention_autotuner.tuning.bindings.masks import decaying_mask
 from attention_autotuner.tuning.tensors import Inputs
-from benchmarks import calls, class_search, comparison, masks, report, retention, retnet, verdict
+from benchmarks import calls, class_search, comparison, report, retention, retnet, verdict
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
 from benchmarks.cases import GRIDS
 from benchmarks.peers import PEERS
@@ -97,7 +101,8 @@ def inputs(heads: int = 2, seqlen: int = 24, dims: tuple[int, int] = (16, 8)) ->
     shape = (2, heads, seqlen)
     tensors = {name: torch.randn(*shape, dims[0]) for name in ("q", "k")}
     tensors |= {name: torch.randn(*shape, dims[1]) for name in ("v", "dout")}
-    tensors["mask"] = masks.decay_mask(heads, seqlen, seqlen, causal=False)
+    small = replace(MASKED, heads_q=heads, heads_kv=heads, seqlen_q=seqlen, seqlen_k=seqlen)
+    tensors["mask"] = decaying_mask(small, torch.device("cpu")).float()
     return Inputs(tensors=tensors)
 
 
@@ -145,23 +150,6 @@ def test_another_layout_comes_back_in_ours_and_is_made_once() -> None:
 def test_differences_are_relative() -> None:
     a = torch.tensor([3.0, 4.0])
     assert difference((a, a), (a, 2 * a)) == [0.0, pytest.approx(0.5)]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_masks_are_a_retnets(causal: bool) -> None:
-    mask = masks.decay_mask(3, 5, 9, causal=causal)
-    gamma = 1 - 2.0**-6
-    row = mask[1, 0] / mask[1, 0, 4]  # the first row stands at the fifth column
-    distance = (torch.arange(9) - 4).abs()
-    wanted = gamma ** distance.double()
-    if causal:
-        wanted[5:] = 0.0
-    torch.testing.assert_close(row.double(), wanted, rtol=1e-5, atol=1e-7)
-    sums = wanted.sum()
-    assert float(mask[1, 0].sum()) == pytest.approx(float(sums.sqrt()), rel=1e-5)
-    given = Inputs(tensors={"mask": torch.full((3, 5, 9), 7.0, dtype=torch.float16)})
-    masks.realistic(replace(MASKED, causal=causal), given)
-    torch.testing.assert_close(given.tensors["mask"], mask.half())
 
 
 def test_our_functions_get_what_a_training_program_gives(monkeypatch: pytest.MonkeyPatch) -> None:

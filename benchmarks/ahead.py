@@ -1,0 +1,55 @@
+"""Compiling peers ahead, in several processes that fill the compilers' caches on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.tensors import Inputs
+
+Work = tuple[Any, ...]
+
+
+def in_processes(function: Callable[..., None], work: Sequence[Work], processes: int) -> None:
+    """Call a function of a module once for each of some arguments, each in a process of its own.
+
+    Args:
+        function: what it raises is printed and otherwise left to the comparison, which would meet it again.
+        work: arguments.
+        processes: at most this many at once.
+    """
+    if not work:
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(processes, len(work)), maxtasksperchild=1) as pool:
+        pool.starmap(_attempt, [(function, *each) for each in work], chunksize=1)
+
+
+def _attempt(function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001  # whatever it is
+        traceback.print_exc()
+
+
+def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
+    """Zeros of the shapes that a problem has; for compiling, never for timing."""
+    p = problem
+    rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (*rows_q, p.dim_qk),
+        "k": (*rows_k, p.dim_qk),
+        "v": (*rows_k, p.dim_v),
+        "dout": (*rows_q, p.dim_v),
+    }
+    if p.mask == "explicit":
+        shapes["mask"] = (p.heads_q, p.seqlen_q, p.seqlen_k)
+    dtype = torch.float16 if p.dtype == "fp16" else torch.bfloat16
+    return Inputs(
+        tensors={name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    )
