@@ -59,7 +59,7 @@ class Decoder:
     def capture(self) -> None:
         """Record a step, so that :meth:`step` only replays it; the state stays as it was."""
         state, tokens = self._state.clone(), self._tokens.clone()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP_STEPS):  # the first builds and loads what is missing

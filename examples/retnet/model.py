@@ -124,8 +124,9 @@ class RetNet(nn.Module):
 
     def use(self, retention: Retention) -> None:
         """Compute retention by another op from now on."""
-        for block in self.blocks:
-            block.retention.retention = retention
+        for module in self.modules():
+            if isinstance(module, MultiScaleRetention):
+                module.retention = retention
 
     def forward(self, tokens: torch.Tensor, *, form: str = "auto") -> torch.Tensor:
         """Logits of whole texts, as in training: fp32 ``[batch, seqlen, vocabulary]`` of int64 ``[batch, seqlen]``."""

@@ -67,7 +67,7 @@ def train(model: RetNet, config: TrainingConfig, batches: Batches) -> list[float
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
-    return torch.stack(losses).tolist()  # type: ignore[no-any-return]  # torch's own
+    return torch.stack(losses).tolist()
 
 
 def loss_of(
@@ -131,7 +131,7 @@ def judge_forms(model: RetNet, tokens: torch.Tensor, dtype: torch.dtype) -> Agre
 def logits_by_step(model: RetNet, tokens: torch.Tensor) -> torch.Tensor:
     """The logits of a text that is read one token at a time, in one state that every step changes."""
     logits, state = model.read(tokens[:, :1], form="recurrent")
-    steps = (model.step(token, state) for token in tokens[:, 1:].split(1, dim=1))
+    steps = (model.step(token[:, None], state) for token in tokens[:, 1:].unbind(1))
     return torch.cat([logits, *steps], dim=1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner import retention_func
 from attention_autotuner.reference import retention_recurrent
 from examples import train_retnet
 from examples.retnet.decoding import Decoder, with_rounded_weights
@@ -34,8 +35,8 @@ def test_the_module_agrees_with_the_definition(form: str, device: torch.device) 
     for dtype in (torch.float32, torch.float64):
         ours = dtype == torch.float32
         torch.manual_seed(0)
-        options = {} if ours else {"retention": token_by_token}
-        module = MultiScaleRetention(DIM, HEADS, train_decay=True, **options).to(device, dtype)
+        op = retention_func if ours else token_by_token
+        module = MultiScaleRetention(DIM, HEADS, train_decay=True, retention=op).to(device, dtype)
         generator = torch.Generator().manual_seed(1)
         x, before = (
             torch.randn(size, generator=generator).to(device, dtype).requires_grad_()
