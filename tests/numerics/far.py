@@ -9,10 +9,10 @@ import torch
 
 from attention_autotuner.loader import LoadedKernel
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.tensors import Inputs, Outputs, PoisonedWorkspace, bind
+from attention_autotuner.tuning.tensors import PoisonedWorkspace
 
-from .cases import Case
-from .harness import CALLS
+from .harness import HasProblem, call_of
+from .launching import launch
 
 BYTES = 14 * 2**30  # of the two storages and what counts their elements
 # Strides [batch, head, row] of a tensor of 64 columns whose last element lies more than 2**31 elements from its first.
@@ -24,30 +24,32 @@ STRIDES = {
 PIECE = 2**16  # elements of a tensor but for its far axis, at most
 
 
-def judge(kernel: LoadedKernel, case: Case, axis: str, device: torch.device) -> list[str]:
+def judge(kernel: LoadedKernel, case: HasProblem, axis: str, device: torch.device) -> list[str]:
     """What is wrong with a kernel on a small case whose tensors are spread out; skips where memory is short.
 
     Args:
         kernel: prepared.
-        case: with head dims of 64; tensors of fewer axes stay dense.
+        case: with head dims of 64; tensors in fp32, which all are contiguous, stay dense.
         axis: along which they are spread.
         device: where.
     """
     free, _ = torch.cuda.mem_get_info(device)
     if free < BYTES:
         pytest.skip(f"needs {BYTES} bytes of device memory, {free} are free")
-    call = CALLS[case.problem.direction]
+    call = call_of(case)
     near = {name: held.view for name, held in call.inputs(case, seed=0, device=device).items()}
     wanted = {name: held.view for name, held in call.outputs(case, device).items()}
     _, given = _spread(near, axis)
     storage, taken = _spread(wanted, axis)
     for name, far in given.items():
         far.copy_(near[name])
-    outputs = Outputs(tensors=wanted | taken, workspace=PoisonedWorkspace(device))
-    bind(kernel, case.problem, Inputs(tensors=near | given), outputs, case.scale)()
+    outputs = wanted | taken
+    tensors = near | given | outputs
+    workspace = PoisonedWorkspace(device)
+    launch(kernel, case.problem, tensors, call.scalars(case), workspace)
     wrong = []
     for name, ref, low in call.truths(case, near):
-        verdict = check(outputs.tensors[name].contiguous(), ref, low)
+        verdict = check(outputs[name].contiguous(), ref, low)
         if not verdict.ok:
             wrong.append(f"{name}: {verdict.reason}")
     written = sum(far.numel() for far in taken.values())
@@ -60,7 +62,11 @@ def _spread(
     tensors: Mapping[str, torch.Tensor], axis: str
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Room for the tensors of 64 columns beside each other in one storage full of NaN."""
-    wide = {name: tensor for name, tensor in tensors.items() if tensor.shape[-1] == 64}
+    wide = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.shape[-1] == 64 and tensor.element_size() == 2
+    }
     strides = (*STRIDES[axis], 1)
     reach = [
         1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))

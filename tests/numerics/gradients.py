@@ -28,6 +28,12 @@ OTHER_OUTPUT: dict[Layout, Layout] = {
 FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
 
 
+def scalars_of(case: Case) -> dict[str, float]:
+    """The softmax scale of a case, by its name in the C ABI."""
+    default = float(case.problem.dim_qk**-0.5)
+    return {"softmax_scale": default if case.scale is None else case.scale}
+
+
 class BackwardCall:
     """dq, dk and dv.
 
@@ -37,6 +43,10 @@ class BackwardCall:
 
     def __init__(self, make_inputs: Callable[[Case, torch.Generator], Tensors]) -> None:
         self._make_inputs = make_inputs
+
+    def scalars(self, case: Case) -> Mapping[str, float]:
+        """The softmax scale."""
+        return scalars_of(case)
 
     def inputs(self, case: Case, *, seed: int, device: torch.device) -> Tensors:
         """q, k, v, the o and lse that a forward pass would have left, dout and, where the case has it, dlse."""

@@ -6,19 +6,20 @@ between guards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
-from attention_autotuner.codegen.problem import Direction
+from attention_autotuner.codegen.problem import Direction, Op, Problem
 from attention_autotuner.loader import LoadedKernel
 from attention_autotuner.reference import attention, attention_low, check
 from attention_autotuner.tuning.bindings import TORCH_DTYPES
-from attention_autotuner.tuning.tensors import Inputs, Outputs, PoisonedWorkspace, bind
+from attention_autotuner.tuning.tensors import PoisonedWorkspace
 
-from . import gradients
+from . import gradients, retention_calls, retnet_calls
 from .cases import Case, Layout
+from .launching import launch
 from .storage import Held, make_input, make_output
 
 SEEDS = (0, 1)
@@ -31,16 +32,27 @@ Tensors = dict[str, Held]
 Truth = tuple[str, torch.Tensor, torch.Tensor]
 
 
+class HasProblem(Protocol):
+    """A case, as far as this module looks into it."""
+
+    @property
+    def problem(self) -> Problem:
+        """What is computed."""
+
+
 class Call(Protocol):
     """What a direction's kernels read, write and should have written; tensors by their names in the C ABI."""
 
-    def inputs(self, case: Case, *, seed: int, device: torch.device) -> Tensors:
+    def scalars(self, case: Any) -> Mapping[str, float]:
+        """The params that are neither tensors nor sizes, by their names in the C ABI."""
+
+    def inputs(self, case: Any, *, seed: int, device: torch.device) -> Tensors:
         """Everything that is read."""
 
-    def outputs(self, case: Case, device: torch.device) -> Tensors:
+    def outputs(self, case: Any, device: torch.device) -> Tensors:
         """Everything that is written, poisoned."""
 
-    def truths(self, case: Case, given: Mapping[str, torch.Tensor]) -> Iterator[Truth]:
+    def truths(self, case: Any, given: Mapping[str, torch.Tensor]) -> Iterator[Truth]:
         """Name, truth and the formula in the input dtype, of every output."""
 
 
@@ -59,6 +71,10 @@ def make_inputs(case: Case, generator: torch.Generator) -> Tensors:
 
 class ForwardCall:
     """o and, where it is wanted, lse."""
+
+    def scalars(self, case: Case) -> Mapping[str, float]:
+        """See :meth:`Call.scalars`."""
+        return gradients.scalars_of(case)
 
     def inputs(self, case: Case, *, seed: int, device: torch.device) -> Tensors:
         """See :meth:`Call.inputs`."""
@@ -83,10 +99,19 @@ class ForwardCall:
             yield "lse", lse_ref[..., None], lse_low[..., None]
 
 
-CALLS: dict[Direction, Call] = {
-    "forward": ForwardCall(),
-    "backward": gradients.BackwardCall(make_inputs),
+CALLS: dict[tuple[Op, Direction], Call] = {
+    ("attention", "forward"): ForwardCall(),
+    ("attention", "backward"): gradients.BackwardCall(make_inputs),
+    ("retnet", "forward"): retnet_calls.ForwardCall(),
+    ("retnet", "backward"): retnet_calls.BackwardCall(),
+    ("retention", "forward"): retention_calls.ForwardCall(),
+    ("retention", "backward"): retention_calls.BackwardCall(),
 }
+
+
+def call_of(case: HasProblem) -> Call:
+    """How a case's kernels are called."""
+    return CALLS[case.problem.op, case.problem.direction]
 
 
 class Run:
@@ -100,16 +125,17 @@ class Run:
     """
 
     def __init__(
-        self, kernel: LoadedKernel, case: Case, given: Mapping[str, Held], device: torch.device
+        self,
+        kernel: LoadedKernel,
+        case: HasProblem,
+        given: Mapping[str, Held],
+        device: torch.device,
     ) -> None:
-        self.written = CALLS[case.problem.direction].outputs(case, device)
+        call = call_of(case)
+        self.written = call.outputs(case, device)
         self._workspace = PoisonedWorkspace(device)
-        inputs = Inputs(tensors={name: held.view for name, held in given.items()})
-        outputs = Outputs(
-            tensors={name: held.view for name, held in self.written.items()},
-            workspace=self._workspace,
-        )
-        bind(kernel, case.problem, inputs, outputs, case.scale)()
+        tensors = {name: held.view for name, held in (*given.items(), *self.written.items())}
+        launch(kernel, case.problem, tensors, call.scalars(case), self._workspace)
 
     def leaks(self) -> Iterator[str]:
         """What else than the outputs was written."""
@@ -122,7 +148,7 @@ class Run:
 
 def judge(
     kernel: LoadedKernel,
-    case: Case,
+    case: HasProblem,
     *,
     seed: int,
     device: torch.device,
@@ -139,8 +165,26 @@ def judge(
         deterministic: whether all runs must agree bit for bit; otherwise each is held against the truth.
         repeats: how many runs.
     """
-    call = CALLS[case.problem.direction]
+    call = call_of(case)
     given = call.inputs(case, seed=seed, device=device)
+    views = {name: held.view for name, held in given.items()}
+    truths = list(call.truths(case, views))
+    return judge_on(
+        kernel, case, given, truths, device=device, deterministic=deterministic, repeats=repeats
+    )
+
+
+def judge_on(
+    kernel: LoadedKernel,
+    case: HasProblem,
+    given: Mapping[str, Held],
+    truths: Sequence[Truth],
+    *,
+    device: torch.device,
+    deterministic: bool = True,
+    repeats: int = 2,
+) -> list[str]:
+    """As :func:`judge`, on inputs at hand, whose truths are known."""
     before = {name: held.bits.clone() for name, held in given.items()}
     runs = [Run(kernel, case, given, device) for _ in range(repeats)]
     if device.type == "cuda":
@@ -157,8 +201,7 @@ def judge(
         wrong += [
             f"two runs differ in {name}" for one, other in pairs for name in _differing(one, other)
         ]
-    views = {name: held.view for name, held in given.items()}
-    for name, ref, low in call.truths(case, views):
+    for name, ref, low in truths:
         for run in runs[:1] if deterministic else runs:
             verdict = check(run.written[name].view, ref, low)
             if not verdict.ok:

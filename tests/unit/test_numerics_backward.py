@@ -176,7 +176,7 @@ def test_a_formula_with_a_part_missing_is_seen(broken: str) -> None:
 
 
 def test_the_excuse_is_widened_only_where_differences_cancel() -> None:
-    call = harness.CALLS["backward"]
+    call = harness.CALLS["attention", "backward"]
     shares = {}
     for seqlen_k in (1, 200):
         case = Case(problem=replace(SMALL, seqlen_q=100, seqlen_k=seqlen_k), lse=False)

@@ -1,0 +1,231 @@
+"""What retention with decay is held to, forward and backward.
+
+The truth is the chunkwise formula in fp32, or fp64 where a case is long or its states grow large; the excuse is the same formula in the input
+dtype. Outputs are linear in v and the initial state, so where a state would outgrow fp16 the excuse is taken on values
+that are some binary orders smaller, and scaled back: what the kernels must do one way or another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from attention_autotuner.reference import retention_backward, retention_chunkwise, retention_low
+from attention_autotuner.tuning.bindings import TORCH_DTYPES
+
+from .cases import Layout
+from .retention_cases import RetentionCase
+from .storage import Held, hold_input, make_input, make_output
+
+Tensors = dict[str, Held]
+Truth = tuple[str, torch.Tensor, torch.Tensor]
+Given = Mapping[str, torch.Tensor]
+
+LONG = 16384  # tokens, from which on the truth is fp64
+CHUNK = 256  # of the truth
+ROWS = 1024  # of pairs of tokens looked at together
+FLIPPED: dict[Layout, Layout] = {
+    "batch_broadcast": "heads_broadcast",
+    "heads_broadcast": "batch_broadcast",
+}
+
+
+def make_inputs(case: RetentionCase, generator: torch.Generator) -> Tensors:
+    """q, k, v, the logarithms of the decays and, where the case has one, the initial state."""
+    p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
+    rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+    flipped = FLIPPED.get(case.inputs, case.inputs)  # so that outputs stay varied
+    made = {
+        "q": make_input((*rows_q, p.dim_qk), flipped, dtype, generator),
+        "k": make_input((*rows_k, p.dim_qk), case.inputs, dtype, generator),
+        "v": make_input((*rows_k, p.dim_v), case.inputs, dtype, generator),
+    }
+    for name, mean in zip("kv", case.bias, strict=True):
+        if mean:
+            made[name] = hold_input(made[name].view + mean, case.inputs)
+    log2 = case.log2_gamma().to(generator.device)
+    made["log2_gamma"] = hold_input(log2[None, None, None], "dense")
+    if case.initial:
+        made["initial_state"] = make_input(_states(case), "dense", torch.float32, generator)
+    return made
+
+
+def _states(case: RetentionCase) -> tuple[int, int, int, int]:
+    p = case.problem
+    return p.batch, p.heads_q, p.dim_qk, p.dim_v
+
+
+class ForwardCall:
+    """o and, where it is wanted, the final state; the same for every form."""
+
+    def scalars(self, case: RetentionCase) -> Mapping[str, float]:
+        """The scale."""
+        return {"scale": case.true_scale}
+
+    def inputs(self, case: RetentionCase, *, seed: int, device: torch.device) -> Tensors:
+        """See :func:`make_inputs`."""
+        return make_inputs(case, torch.Generator(device=device).manual_seed(seed))
+
+    def outputs(self, case: RetentionCase, device: torch.device) -> Tensors:
+        """Poisoned."""
+        p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
+        shape = (p.batch, p.heads_q, p.seqlen_q, p.dim_v)
+        made = {"o": make_output(shape, case.output, dtype, device)}
+        if case.final:
+            made["final_state"] = make_output(_states(case), "dense", torch.float32, device)
+        return made
+
+    def truths(self, case: RetentionCase, given: Given) -> Iterator[Truth]:
+        """Of o and the final state."""
+        options = {"scale": case.true_scale, "initial_state": given.get("initial_state")}
+        wide = [given[name].to(_wide(case)) for name in "qkv"]
+        refs = retention_chunkwise(*wide, _gamma(given), chunk=CHUNK, **options)  # type: ignore[arg-type]
+        small = 2.0**-case.shrink
+        state = given.get("initial_state")
+        q, k, v = (given[name] for name in "qkv")
+        options["initial_state"] = None if state is None else state * small
+        lows = retention_low(q, k, v * small, _gamma(given), **options)  # type: ignore[arg-type]
+        for name, ref, low in zip(("o", "final_state"), refs, lows, strict=True):
+            if name == "o" or case.final:
+                yield name, ref, low.to(ref.dtype) / small
+
+
+class BackwardCall:
+    """dq, dk, dv and, where they are wanted, the gradients of the initial state and of log2 gamma."""
+
+    def scalars(self, case: RetentionCase) -> Mapping[str, float]:
+        """The scale."""
+        return {"scale": case.true_scale}
+
+    def inputs(self, case: RetentionCase, *, seed: int, device: torch.device) -> Tensors:
+        """Those of the forward pass, and the gradients of what it wrote."""
+        p = case.problem
+        generator = torch.Generator(device=device).manual_seed(seed)
+        made = make_inputs(case, generator)
+        shape = (p.batch, p.heads_q, p.seqlen_q, p.dim_v)
+        made["dout"] = make_input(shape, case.gradient, TORCH_DTYPES[p.dtype], generator)
+        if case.final:
+            made["dfinal_state"] = make_input(_states(case), "dense", torch.float32, generator)
+        return made
+
+    def outputs(self, case: RetentionCase, device: torch.device) -> Tensors:
+        """Poisoned; the gradient of log2 gamma lies in the last two axes."""
+        p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
+        rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+        shapes = {
+            "dq": (*rows_q, p.dim_qk),
+            "dk": (*rows_k, p.dim_qk),
+            "dv": (*rows_k, p.dim_v),
+        }
+        made = {
+            name: make_output(shape, case.output, dtype, device) for name, shape in shapes.items()
+        }
+        if case.initial:
+            made["dinitial_state"] = make_output(_states(case), "dense", torch.float32, device)
+        if case.dgamma:
+            shape = (1, 1, p.batch, p.heads_q)
+            made["dlog2_gamma"] = make_output(shape, "dense", torch.float32, device)
+        return made
+
+    def truths(self, case: RetentionCase, given: Given) -> Iterator[Truth]:
+        """Of all gradients; dk and dv do not feel that v is smaller in the excuse as dq does."""
+        refs = _gradients(case, given, _wide(case), 1.0, CHUNK)
+        lows = _gradients(case, given, given["q"].dtype, 2.0**-case.shrink, 64)
+        for name, ref in refs.items():
+            low = lows[name].to(ref.dtype)
+            if name == "dlog2_gamma":
+                width = rounding_of_dgamma(case, given).to(ref.dtype)
+                low = low + torch.copysign(width, low - ref)
+            yield name, ref, low
+
+
+def _gradients(
+    case: RetentionCase, given: Given, dtype: torch.dtype, small: float, chunk: int
+) -> dict[str, torch.Tensor]:
+    """All gradients by the formula in a dtype, with v and the initial state ``small`` times what they are."""
+    found: list[dict[str, torch.Tensor]] = []
+    gamma, state = _gamma(given), given.get("initial_state")
+    states = torch.float64 if dtype == torch.float64 else torch.float32
+    for one in range(case.problem.batch):  # the gradient of gamma is wanted for each of them
+
+        def part(name: str, one: int = one) -> torch.Tensor:
+            return given[name][one : one + 1]
+
+        dfinal = part("dfinal_state").to(states) if case.final else None
+        initial = None if state is None else (part("initial_state") * small).to(states)
+        dq, dk, dv, dinitial, dgamma = retention_backward(
+            part("dout").to(dtype),
+            dfinal,
+            part("q").to(dtype),
+            part("k").to(dtype),
+            part("v").to(dtype) * small,
+            gamma,
+            scale=case.true_scale,
+            initial_state=initial,
+            need_dgamma=True,
+            chunk=chunk,
+            dtype=dtype,
+        )
+        assert dgamma is not None
+        each = {"dq": dq.to(states) / small, "dk": dk.to(states) / small, "dv": dv.to(states)}
+        if case.initial:
+            each["dinitial_state"] = dinitial
+        if case.dgamma:
+            of_log2 = (dgamma * gamma * math.log(2) / small).to(states)
+            each["dlog2_gamma"] = of_log2[None, None, None]
+        found.append(each)
+    return {
+        name: torch.cat([each[name] for each in found], 2 if name == "dlog2_gamma" else 0)
+        for name in found[0]
+    }
+
+
+def rounding_of_dgamma(case: RetentionCase, given: Given) -> torch.Tensor:
+    """What one rounding of each of its terms to the input dtype is worth in the gradient of log2 gamma.
+
+    It is one number, a sum of n times what a term with ``gamma^n`` gives the loss, and an eager run may hit it by luck.
+
+    Returns:
+        ``[1, 1, batch, heads_q]``, fp32: the root of the sum of the squares.
+    """
+    p = case.problem
+    group = p.heads_q // p.heads_kv
+    q, do = given["q"].float(), given["dout"].float()
+    k, v = (given[name].float().repeat_interleave(group, dim=1) for name in "kv")
+    log2 = given["log2_gamma"].flatten().double()
+    index = torch.arange(p.seqlen_q, dtype=torch.float64, device=q.device)
+    total = torch.zeros(p.batch, p.heads_q, dtype=torch.float64, device=q.device)
+
+    def weights(distance: torch.Tensor) -> torch.Tensor:
+        """``n gamma^n`` of every head, 0 for n < 0."""
+        n = distance.clamp(min=0.0)
+        shape = (-1, *(1 for _ in distance.shape))
+        return (n * (n * log2.view(shape)).exp2()).float()
+
+    for start in range(0, p.seqlen_q, ROWS):
+        rows = slice(start, min(start + ROWS, p.seqlen_q))
+        seen = slice(rows.stop)
+        scores = (q[:, :, rows] @ k[:, :, seen].mT) * (do[:, :, rows] @ v[:, :, seen].mT)
+        terms = case.true_scale * scores * weights(index[rows, None] - index[seen])
+        total += terms.square().sum((-2, -1), dtype=torch.float64)
+    state, dstate = given.get("initial_state"), given.get("dfinal_state")
+    scaled, leaving = case.true_scale * weights(index + 1), weights(p.seqlen_q - 1 - index)
+    for held, powers, read, met in ((state, scaled, q, do), (dstate, leaving, k, v)):
+        if held is not None:
+            # A product is rounded for itself, but an element of a state for all tokens that meet it.
+            rounded = powers[..., None] * read
+            for terms in ((rounded @ held) * met, (rounded.mT @ met) * held):
+                total += terms.square().sum((-2, -1), dtype=torch.float64)
+    unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 2
+    return (unit * math.log(2) * total.sqrt()).float()[None, None]
+
+
+def _gamma(given: Given) -> torch.Tensor:
+    """The decays that the kernels' logarithms stand for, fp64 ``[heads_q]``."""
+    return given["log2_gamma"].flatten().double().exp2()
+
+
+def _wide(case: RetentionCase) -> torch.dtype:
+    return torch.float64 if case.problem.seqlen_q >= LONG or any(case.bias) else torch.float32
