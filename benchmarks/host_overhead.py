@@ -68,6 +68,9 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "retention": lambda: retention_func(q, k, v, None, output_final_state=False),
         "retention with grad": lambda: retention_func(qg, kg, vg, None, output_final_state=False),
         "retention, one token": lambda: retention_func(*token, None, initial_state=state),
+        "retention, one token, state in place": lambda: retention_func(
+            *token, None, form="recurrent", initial_state=state, inplace_state=True
+        ),
         "retention, one token, own gamma": lambda: retention_func(
             *token, gamma, initial_state=state
         ),
