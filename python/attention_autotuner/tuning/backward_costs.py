@@ -26,6 +26,7 @@ from ..codegen.problem import Problem
 from .coefficients import Coefficients
 from .estimates import Estimate, KernelSpeech, Report, Usage, limiter_of
 from .kernel_costs import KernelWork, predict_kernel
+from .retnet_costs import weighted
 from .schedule import tiles_of_keys, tiles_of_queries
 from .tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 
@@ -104,8 +105,9 @@ def _edge_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...
     """Bytes through device memory of each kernel around the passes."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     sums = rows * problem.class_qk * SUM_BYTES
-    # O, its gradient, the LSE and its gradient; out come the statistics.
-    prepare = rows * (2 * problem.dim_v * ELEMENT_BYTES + 2 * STATISTICS_BYTES)
+    # O, its gradient, the LSE and its gradient; out come the statistics. Retnet has r alone.
+    read = 0 if problem.op == "retnet" else 2 * problem.dim_v * ELEMENT_BYTES
+    prepare = rows * (read + 2 * STATISTICS_BYTES)
     parts: tuple[int, ...] = ()
     if shares > 1:
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
@@ -129,6 +131,7 @@ def _pass_time(
 ) -> Estimate:
     """The time of one pass; plans share passes, so most are asked for many times."""
     work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first, shares=shares)
+    work = weighted(work, problem)
     return predict_kernel(work, spec, usage, fit)
 
 

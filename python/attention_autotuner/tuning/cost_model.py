@@ -3,7 +3,8 @@
 A step of a main loop costs the busiest unit of an SM plus the part that the design cannot overlap (:mod:`.tile_costs`);
 the grid is the scheduler's list over the resident slots (:mod:`.schedule`); device memory and L2 bound the whole
 (:mod:`.kernel_costs`). What there is to do is counted beside each operation (:mod:`.forward_costs`,
-:mod:`.backward_costs`). Fitted constants live in :mod:`.coefficients`. :func:`estimate` works before the build,
+:mod:`.backward_costs`, :mod:`.retnet_costs`, :mod:`.parallel_costs`, :mod:`.chunkwise_costs`,
+:mod:`.recurrent_costs`). Fitted constants live in :mod:`.coefficients`. :func:`estimate` works before the build,
 :func:`refine` after it, with the compiler's report.
 """
 
@@ -14,11 +15,14 @@ from collections.abc import Iterable
 from ..arch import resources
 from ..arch.spec import ArchSpec
 from ..codegen.candidate import Candidate
+from ..codegen.knobs import BackwardKnobs, ParallelKnobs
 from ..codegen.problem import Problem
-from . import backward_costs, forward_costs
+from ..codegen.retention_knobs import ChunkwiseKnobs, RecurrentKnobs, RetentionBackwardKnobs
+from . import backward_costs, chunkwise_costs, forward_costs, parallel_costs, recurrent_costs
 from .coefficients import FITTED, Coefficients
 from .estimates import Estimate, Report, Usage, expected_usage, reported_usage
 from .kernel_costs import predict_kernel
+from .retnet_costs import weighted
 
 __all__ = ["Estimate", "Report", "Usage", "estimate", "predict", "rank", "refine"]
 
@@ -40,7 +44,7 @@ def refine(
 ) -> Estimate:
     """Predict a built candidate's time with the compiler's registers, spills and static shared memory."""
     kernels = resources.kernels(candidate)
-    if candidate.direction == "forward":
+    if not isinstance(candidate.knobs, BackwardKnobs):
         usages = tuple(reported_usage(kernel, report) for kernel in kernels)
     else:
         told = backward_costs.passes_of(report)
@@ -78,8 +82,17 @@ def predict(
     Raises:
         ValueError: there are not as many usages as kernels.
     """
-    if candidate.direction == "backward":
+    knobs = candidate.knobs
+    if isinstance(knobs, BackwardKnobs):
         return backward_costs.predict(problem, candidate, spec, usages, coefficients)
+    if isinstance(knobs, RetentionBackwardKnobs):
+        return chunkwise_costs.backward(problem, candidate, spec, usages, coefficients)
+    if isinstance(knobs, ParallelKnobs):
+        return parallel_costs.predict(problem, candidate, spec, usages, coefficients)
     (usage,) = usages
-    work = forward_costs.work_of(problem, candidate, coefficients)
+    if isinstance(knobs, ChunkwiseKnobs):
+        return chunkwise_costs.forward(problem, candidate, spec, usage, coefficients)
+    if isinstance(knobs, RecurrentKnobs):
+        return recurrent_costs.predict(problem, candidate, spec, usage, coefficients)
+    work = weighted(forward_costs.work_of(problem, candidate, coefficients), problem)
     return predict_kernel(work, spec, usage, coefficients)

@@ -97,7 +97,7 @@ class Estimate:
     Attributes:
         us: time of all kernels in microseconds, launches included; infinite when no CTA of one fits an SM.
         limiter: the largest of ``terms``, without its unit: ``tensor``, ``smem``, ``exp``, ``alu``, ``issue``, ``l2``,
-            ``hbm``, ``exposed``, ``latency``, ``spill``, ``cta``, ``imbalance``, ``edges``, ``launch``; or
+            ``hbm``, ``exposed``, ``latency``, ``chain``, ``spill``, ``cta``, ``imbalance``, ``edges``, ``launch``; or
             ``residency``.
         terms: microseconds by cause. The first seven are each unit's busy time, of which the largest counts; the others
             are added to it. Of several kernels, the sums.

@@ -56,7 +56,7 @@ def step_counts(candidate: Candidate, fit: Coefficients) -> StepCounts:
 
 
 def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> KernelWork:
-    """All that a candidate's kernel has to do for a problem."""
+    """All that a candidate's kernel has to do for a problem; of retnet and retention, without the mask or decay."""
     knobs = candidate.forward
     columns = forward_resources.value_columns(candidate)
     rows_q = problem.batch * problem.heads_q * problem.seqlen_q

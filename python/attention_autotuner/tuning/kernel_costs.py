@@ -90,7 +90,7 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
     imbalance_us = max(0.0, span - even) / COST_UNITS * round_clk * tail * to_us
 
     fills = all_steps * work.counts.fill_bytes
-    through_l2 = fills + all_steps * work.counts.sum_bytes
+    through_l2 = fills + all_steps * (work.counts.sum_bytes + work.counts.mask_bytes)
     l2_us = through_l2 / spec.l2_bytes_per_clk * to_us
     hbm_us = _hbm_bytes(work, fills, ctas, slots, spec, fit) * 1e6 / spec.hbm_bytes_per_second
     terms = _terms(tile, full, rounds * resident * to_us, rounds * to_us)

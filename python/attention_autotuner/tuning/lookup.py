@@ -86,7 +86,7 @@ def distance(problem: Problem, recorded: Problem) -> float | None:
     """How far a record's problem is from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
         "op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes",
-        "deterministic",
+        "deterministic", "mask", "form",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None

@@ -20,7 +20,8 @@ from .. import loader
 from ..codegen.outcome import Outcome
 from ..codegen.problem import Problem
 from ..errors import AttentionAutotunerError
-from .bindings import make_inputs, make_outputs
+from .bindings import make_inputs, make_outputs, ways_of
+from .params import field_names
 from .racing import Race, Timing
 from .tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
 from .verify import classify
@@ -106,12 +107,22 @@ class StepEntry:
         self._backward = KernelEntry(name=name, path=backward, problem=problem)
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Load both; the forward writes the o and lse that the backward reads."""
-        read = [Inputs(tensors={n: each.tensors[n] for n in ("q", "k", "v")}) for each in inputs]
-        written = [
-            Outputs(tensors={n: given.tensors[n] for n in ("o", "lse")}, workspace=taken.workspace)
-            for given, taken in zip(inputs, outputs, strict=True)
-        ]
+        """Load both; the forward writes what the backward reads of it, or else memory of its own."""
+        forward = self._forward.problem
+        shapes = ways_of(forward)[0].output_shapes(forward)
+        names = set(field_names(forward))
+        read, written = [], []
+        for given, taken in zip(inputs, outputs, strict=True):
+            tensors = {n: t for n, t in given.tensors.items() if n in names and n not in shapes}
+            scalars = {n: value for n, value in given.scalars.items() if n in names}
+            read.append(Inputs(tensors=tensors, scalars=scalars))
+            made = {
+                name: torch.empty(shape, dtype=dtype, device=given.q.device)
+                if name not in given.tensors
+                else given.tensors[name]
+                for name, (shape, dtype) in shapes.items()
+            }
+            written.append(Outputs(tensors=made, workspace=taken.workspace))
         self._forward.prepare(read, written)
         self._backward.prepare(inputs, outputs)
 

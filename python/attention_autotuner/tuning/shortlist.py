@@ -6,7 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import KeyPass, RowPass
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs, RowPass
+from ..codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
 from .cost_model import Estimate
 
 Ranked = tuple[Candidate, Estimate]
@@ -15,42 +21,60 @@ Ranked = tuple[Candidate, Estimate]
 def shape_of(candidate: Candidate) -> tuple[object, ...]:
     """What two candidates share that differ in pipelining, launch bounds or scheduling only.
 
-    Of backward candidates, the plan and its main pass: dQ's pass beside a key pass costs little of what both cost.
+    Of backward candidates, the plan and its main pass: dQ's pass beside a key pass costs little of what both cost. Of
+    retention's, the form or the chunks, and the tiles of every pass.
     """
-    if candidate.direction == "backward":
-        plan = candidate.backward
-        passes = [plan.keys] if plan.keys is not None else [*plan.passes.values()]
-        return (plan.plan, *(_tile_of(each) for each in passes))
-    knobs = candidate.forward
-    return (
-        knobs.block_m,
-        knobs.block_n,
-        knobs.warps_m,
-        knobs.warps_n,
-        knobs.k_slice,
-        knobs.v_slices,
-    )
+    return _shape(candidate.knobs)
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
     """What makes two candidates of one shape worth trying both: how they feed the products and walk the tiles."""
-    if candidate.direction == "backward":
-        plan = candidate.backward
-        passes = plan.passes.values()
+    return (*_shape(candidate.knobs), *_feed(candidate.knobs))
+
+
+def _shape(knobs: Knobs) -> tuple[object, ...]:
+    if isinstance(knobs, ForwardKnobs):
+        return (
+            knobs.block_m,
+            knobs.block_n,
+            knobs.warps_m,
+            knobs.warps_n,
+            knobs.k_slice,
+            knobs.v_slices,
+        )
+    if isinstance(knobs, BackwardKnobs):
+        passes = [knobs.keys] if knobs.keys is not None else [*knobs.passes.values()]
+        return (knobs.plan, *(_tile_of(each) for each in passes))
+    if isinstance(knobs, ParallelKnobs):
+        return ("parallel", *_shape(knobs.rows))
+    if isinstance(knobs, RecurrentKnobs):
+        return ("recurrent", knobs.columns)
+    tiles = map(_tile_of, _chunk_passes(knobs))
+    return ("chunkwise", knobs.chunk, knobs.super_chunk, *tiles)
+
+
+def _feed(knobs: Knobs) -> tuple[object, ...]:
+    if isinstance(knobs, ForwardKnobs):
+        return (knobs.q_in_registers, knobs.qk_ahead, knobs.persistent, knobs.cta_order)
+    if isinstance(knobs, BackwardKnobs):
+        passes = knobs.passes.values()
         stages = tuple(each.num_stages for each in passes)
-        return (*shape_of(candidate), plan.cta_order, stages, *map(_tile_of, passes))
-    knobs = candidate.forward
-    return (
-        *shape_of(candidate),
-        knobs.q_in_registers,
-        knobs.qk_ahead,
-        knobs.persistent,
-        knobs.cta_order,
-    )
+        return (knobs.cta_order, stages, *map(_tile_of, passes))
+    if isinstance(knobs, ParallelKnobs):
+        return _feed(knobs.rows)
+    if isinstance(knobs, RecurrentKnobs):
+        return (knobs.warps,)
+    return tuple((each.scores, each.num_stages) for each in _chunk_passes(knobs))
 
 
-def _tile_of(one: KeyPass | RowPass) -> tuple[int, ...]:
-    """Rows, columns, warps and slices of a pass."""
+def _chunk_passes(knobs: ChunkwiseKnobs | RetentionBackwardKnobs) -> list[ChunkPass]:
+    return [knobs.output] if isinstance(knobs, ChunkwiseKnobs) else [*knobs.passes.values()]
+
+
+def _tile_of(one: KeyPass | RowPass | ChunkPass) -> tuple[int, ...]:
+    """Rows, columns, warps and slices of a pass; of one over chunks, columns and warps."""
+    if isinstance(one, ChunkPass):
+        return (one.columns, one.column_warps, one.depth_warps)
     if isinstance(one, KeyPass):
         return (one.block_m, one.block_n, one.warp_pairs, one.query_parts)
     return (one.block_rows, one.block_columns, one.warps, one.column_warps, one.slices)

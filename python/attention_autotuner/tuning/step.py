@@ -74,10 +74,10 @@ class StepResult:
 
 
 def problems_of_step(problem: Problem) -> tuple[Problem, Problem]:
-    """The forward and the backward problem of a shape, given either of them."""
+    """The forward and the backward problem of a shape, given either of them; a form is the forward's alone."""
     return (
         replace(problem, direction="forward", deterministic=False),
-        replace(problem, direction="backward"),
+        replace(problem, direction="backward", form="auto"),
     )
 
 

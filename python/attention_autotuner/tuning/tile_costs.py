@@ -36,6 +36,9 @@ class StepCounts:
         copy_bytes: width of those reads.
         sum_bytes: bytes of fp32 sums added in L2.
         scores: elements of S.
+        exponentials: ex2 results for a score.
+        alu_share: fp32 work for a score, over that of a softmax.
+        mask_bytes: of an explicit mask, read from L2 and, once, from shared memory.
         warps: of the CTA.
         other_instructions: warp instructions beside products, operand reads, copies and the work per score: stores,
             sums, row statistics.
@@ -53,6 +56,9 @@ class StepCounts:
     copy_bytes: int
     sum_bytes: int = 0
     scores: int
+    exponentials: float = 1.0
+    alu_share: float = 1.0
+    mask_bytes: int = 0
     warps: int
     other_instructions: float = 0.0
     sharing_warps: int = 1
@@ -85,21 +91,23 @@ class TileCost:
 
 def tile_cost(counts: StepCounts, spec: ArchSpec, fit: Coefficients) -> TileCost:
     """The cost of one step of a CTA."""
-    alu_instructions = counts.scores * fit.scores_alu_instructions / WARP
+    alu_instructions = counts.scores * counts.alu_share * fit.scores_alu_instructions / WARP
+    exponentials = counts.scores * counts.exponentials
+    fill_bytes = counts.fill_bytes + counts.mask_bytes
     instructions = (
         counts.flops / MMA_FLOPS
         + counts.reads / LDMATRIX_BYTES
-        + counts.fill_bytes / LDMATRIX_BYTES * COPY_INSTRUCTIONS[counts.copy_bytes]
-        + counts.scores / WARP
+        + fill_bytes / LDMATRIX_BYTES * COPY_INSTRUCTIONS[counts.copy_bytes]
+        + exponentials / WARP
         + alu_instructions
         + counts.warps * fit.warp_tile_instructions
         + counts.other_instructions
     )
-    smem = counts.reads + counts.writes + counts.fill_bytes
+    smem = counts.reads + counts.mask_bytes + counts.writes + fill_bytes
     return TileCost(
         tensor_clk=counts.flops / (spec.mma_flops_per_clk_per_sm * fit.tensor_efficiency),
         smem_clk=smem / (spec.smem_bytes_per_clk_per_sm * fit.smem_efficiency),
-        exp_clk=counts.scores / spec.exp_per_clk_per_sm,
+        exp_clk=exponentials / spec.exp_per_clk_per_sm,
         alu_clk=alu_instructions * WARP / spec.fp32_lanes_per_clk_per_sm,
         issue_clk=instructions / SCHEDULERS_PER_SM,
         counts=counts,

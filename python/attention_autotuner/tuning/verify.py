@@ -2,8 +2,8 @@
 
 What is asked of the reference is bounded: batch, heads and, where one head alone would be too much, sequence lengths
 are reduced first (:func:`reduced`; remainders modulo the tile survive). Beside the problem itself two shapes of odd
-length run, causal and not, with enough heads for persistent kernels to loop. What differs between directions is in
-:mod:`.bindings`.
+length run, causal and not where both are possible, with enough heads for persistent kernels to loop. What differs
+between directions is in :mod:`.bindings`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from .tensors import (
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
 ODD_TILES_PER_SM = 6
+SEEN_AT_ONCE = 1024  # tokens that retention's reference holds scores of, generously; a state stands for the rest
+LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 
 def classify(error: Exception) -> Outcome:
@@ -79,15 +81,22 @@ def reduced(problem: Problem) -> Problem:
     steps += [(1, 1, 1, seqlen) for seqlen in (16384, 8192, 4096) if seqlen < whole]
     for step in steps:
         small = cut(*step)
-        if small.heads_q * small.batch * small.seqlen_q * small.seqlen_k <= MAX_SCORES:
+        seen = min(small.seqlen_k, SEEN_AT_ONCE) if problem.op == "retention" else small.seqlen_k
+        if small.heads_q * small.batch * small.seqlen_q * seen <= MAX_SCORES:
             return small
     return cut(1, 1, 1, 4096)
 
 
 def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> list[Problem]:
-    """What is run to verify a kernel for a problem: its reduced self, and odd lengths with and without the mask."""
+    """What is run to verify a kernel for a problem: its reduced self, and odd lengths with and without the mask.
+
+    A decay is always causal: of retnet more queries than keys run instead, of retention a sequence of several
+    super-chunks.
+    """
     seqlen_q, seqlen_k = 2 * block_m + 37, 3 * block_n + 13
     heads = 16
+    if problem.op == "retention":
+        seqlen_q = seqlen_k = max(seqlen_q, seqlen_k)
     odd = replace(
         problem,
         batch=max(1, ODD_TILES_PER_SM * num_sms // (3 * heads)),
@@ -96,6 +105,13 @@ def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> l
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
     )
+    if problem.op == "retention":
+        long = replace(
+            odd, batch=1, heads_q=4, heads_kv=2, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN
+        )
+        return [reduced(problem), odd, long]
+    if problem.mask == "decay":
+        return [reduced(problem), odd, replace(odd, seqlen_k=block_n + 5)]
     return [reduced(problem), replace(odd, causal=False), replace(odd, causal=True)]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ...codegen.problem import Direction, Op, Problem
+from ..decoding import decodes
 from ..tensors import Inputs, Outputs, Workspace, current_device, guarded_outputs
 from . import attention, retention, retnet
 from .common import TORCH_DTYPES, Binding, Truth
@@ -29,7 +30,7 @@ def ways_of(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call a problem's kernels, the one that is timed first."""
     if problem.op == "retnet":
         return retnet.ways(problem)
-    if retention.decodes(problem):
+    if decodes(problem):
         return retention.DECODING
     return WAYS[problem.op, problem.direction]
 

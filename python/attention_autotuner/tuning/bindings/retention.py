@@ -15,12 +15,6 @@ from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
 
 
-def decodes(problem: Problem) -> bool:
-    """Whether a problem is one of decoding: states go in and out."""
-    forward = (problem.op, problem.direction) == ("retention", "forward")
-    return forward and (problem.form == "recurrent" or problem.seqlen_q == 1)
-
-
 def _state_shape(problem: Problem) -> tuple[int, ...]:
     return (problem.batch, problem.heads_q, problem.dim_qk, problem.dim_v)
 
@@ -119,13 +113,16 @@ class RetentionBackward:
         """
         flat = {name: _as_heads(tensor) for name, tensor in inputs.tensors.items()}
         gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.batch)
-        read, dout = [flat[name] for name in ("q", "k", "v")], flat["dout"]
+        read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
         state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
         dtype = torch.float64 if self.dgamma else torch.float32
+        q, k, v = (tensor.to(dtype) for tensor in read)  # or the truth would be rounded to theirs
         refs = retention_backward(
             dout.to(dtype),
             dfinal,
-            *(tensor.to(dtype) for tensor in read),
+            q,
+            k,
+            v,
             gamma,
             initial_state=state,
             need_dgamma=self.dgamma,
@@ -144,7 +141,7 @@ class RetentionBackward:
 
     def _low(
         self,
-        read: list[torch.Tensor],
+        read: tuple[torch.Tensor, ...],
         dout: torch.Tensor,
         gamma: torch.Tensor,
         state: torch.Tensor | None,
@@ -175,7 +172,8 @@ def _rounded_shares(q: torch.Tensor, dq: torch.Tensor, gamma: torch.Tensor) -> t
     reach = index.minimum(1.0 / (1.0 - gamma[:, None]).clamp(min=2.0**-60))
     shares = (q.double() * dq.double()).sum(-1)[0] * reach
     unit = torch.finfo(q.dtype).eps / 2
-    return math.log(2) * unit * torch.linalg.vector_norm(shares, dim=-1)
+    norm: torch.Tensor = torch.linalg.vector_norm(shares, dim=-1)
+    return math.log(2) * unit * norm
 
 
 _STATES = RetentionForward(

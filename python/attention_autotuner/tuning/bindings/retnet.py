@@ -22,6 +22,8 @@ from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
 from .masks import decaying_mask, random_mask
 
+EDGE_WIDTH = 2.0**-6  # of a sum of terms in bf16, relative
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
@@ -132,7 +134,24 @@ class RetNetBackward(_Way):
             o, tensors["r"] = retnet_attention(q, k, v, mask, **self.rules(problem))
             if self.r_grad:
                 tensors["o"] = o.to(q.dtype)
+                undecided = self._at_an_edge(problem, tensors, mask)
+                tensors["dout"] = tensors["dout"].masked_fill(undecided[..., None], 0.0)
         return Inputs(tensors=tensors, scalars=scalars)
+
+    def _at_an_edge(
+        self, problem: Problem, tensors: dict[str, torch.Tensor], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """``[batch, heads, rows]``: rows whose sum is so near a limit of r that a rounding decides about r's gradient.
+
+        They are given no gradient, or the formula's rounding would excuse anything.
+        """
+        fine = 2.0**-10  # a mask so much larger lifts all sums that matter above the lower limit
+        rules = self.rules(problem) | {"r_clamp_max": None}
+        q, k, v = (tensors[name] for name in ("q", "k", "v"))
+        total = retnet_attention(q, k, v, mask / fine, **rules)[1] * fine
+        limits = (1.0,) if self.r_clamp_max is None else (1.0, self.r_clamp_max)
+        near = [(total - limit).abs() < EDGE_WIDTH * limit for limit in limits]
+        return torch.stack(near).any(0)
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
@@ -156,15 +175,19 @@ class RetNetBackward(_Way):
         dout, mask = inputs.tensors["dout"], _mask_of(problem, inputs)
         read = (inputs.q, inputs.k, inputs.v)
         rules = self.rules(problem) | {"r_grad": self.r_grad}
-        wide = [tensor.float() for tensor in read]  # or the truth would be rounded to their dtype
-        refs = retnet_attention_backward(dout.float(), *wide, mask, need_dmask=self.dmask, **rules)
+        q, k, v = (
+            tensor.float() for tensor in read
+        )  # or the truth would be rounded to their dtype
+        refs = retnet_attention_backward(
+            dout.float(), q, k, v, mask, need_dmask=self.dmask, **rules
+        )
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in (*read, mask.to(dout.dtype))]
-            o, _ = retnet_attention_low(*leaves[:3], leaves[3], **rules)
+            o, _ = retnet_attention_low(leaves[0], leaves[1], leaves[2], leaves[3], **rules)
             lows = torch.autograd.grad(o, leaves if self.dmask else leaves[:3], dout)
         shifts: dict[str, torch.Tensor] = {}
         if self.r_grad:
-            o_true, _ = retnet_attention(*wide, mask, **self.rules(problem))
+            o_true, _ = retnet_attention(q, k, v, mask, **self.rules(problem))
             shift = shift_of_delta(inputs, o_true)
             shifts = self._effect_of_shift(problem, inputs, mask, shift)
         names = ("dq", "dk", "dv", "dmask")
