@@ -76,8 +76,8 @@ class RetnetCase:
 
     Attributes:
         problem: forward or backward, with an explicit mask or a decay.
-        values: of an explicit mask. "large" ones take X beyond fp16, "small" ones keep rows' sums below 1, "sparse" ones
-            are mostly zero, "retnet" ones are powers of gamma over the root of their sum.
+        values: of an explicit mask. "large" ones take X beyond fp16, "small" ones keep rows' sums below 1, "sparse"
+            ones are mostly zero, "retnet" ones are powers of gamma over the root of their sum.
         shared: one mask for all heads.
         gamma: of a decay, for every head; None for those of :data:`GAMMAS` in turn.
         scale: None is ``1 / sqrt(dim_qk)``.

@@ -96,8 +96,8 @@ class Workshop:
 def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
     """The kernels that collected tests ask for.
 
-    A test asks by a parameter that :class:`NeedsKernel` or names ``candidates``, a module by ``PROBLEMS``, whose default kernels dispatch will
-    look for.
+    A test asks by a parameter that :class:`NeedsKernel` or whose ``candidates`` say it needs several, a module by
+    ``PROBLEMS``, whose default kernels dispatch will look for.
     """
     wanted: dict[Candidate, None] = {}
     for item in items:
