@@ -11,6 +11,7 @@
 #include "attention_backward_traits.cuh"
 #include "product_sm80.cuh"
 #include "scheduler.cuh"
+#include "tensors.cuh"
 
 namespace attention_autotuner {
 
@@ -46,20 +47,6 @@ struct BackwardArguments {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 };
-
-template <typename Element>
-__device__ __forceinline__ Element const* head_data(attention_autotuner_tensor const& tensor, int batch, int head) {
-  return static_cast<Element const*>(tensor.data) + batch * tensor.stride_batch + head * tensor.stride_head;
-}
-
-template <typename Element>
-__device__ __forceinline__ float2 unpack_pair(uint32_t packed) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    return __half22float2(*reinterpret_cast<__half2 const*>(&packed));
-  } else {
-    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&packed));
-  }
-}
 
 __device__ __forceinline__ float2 load_shared_float2(uint32_t address) {
   float2 value;

@@ -1,6 +1,6 @@
-// Host side of an attention forward artifact: checks, preparation and launch.
+// Host side of a forward artifact with scores: checks, preparation and launch.
 //
-// Called by: templates/attention/forward.cu.jinja.
+// Called by: templates/attention/forward.cu.jinja, templates/retnet/forward.cu.jinja.
 #pragma once
 
 #include <cmath>
@@ -10,10 +10,17 @@
 
 namespace attention_autotuner {
 
+// What a launch of the weights' kernels takes beside the shapes: the factor of the scores, and whether params are
+// whole.
+inline float score_factor(attention_autotuner_attention_forward_params const& p) {
+  return p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;  // 0 clears Q: see apply_scale_sign
+}
+inline float score_factor(attention_autotuner_retnet_forward_params const& p) { return p.scale; }
+
 template <typename Config>
 struct ForwardEntry {
   using T = ForwardTraits<Config>;
-  using Params = ForwardParams;
+  using Params = typename T::Params;
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
 
@@ -32,11 +39,14 @@ struct ForwardEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, T::kClassQK, Config::kClassV)) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (!takes_shape(p, T::kClassQK, Config::kClassV) || !has_weights<T::kWeights>(p)) {
+      return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    }
     constexpr int kBytes = Config::kCopyBytes;
-    bool const pointers =
-        aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-        aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) && aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q);
+    bool const pointers = aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) &&
+                          aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kWeights>(p, kBytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -50,15 +60,13 @@ struct ForwardEntry {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     int grid = int(tiles);
     if (Config::kPersistent) grid = minimum(grid, resident);
-    // A zero scale is served by a cleared Q, see apply_scale_sign.
-    float const c = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
     TileList const list{int(tiles),
                         p.causal != 0,
                         Divider::by(row_blocks),
                         Divider::by(p.heads_q),
                         Divider::by(p.batch),
                         Divider::by(p.heads_q / p.heads_kv)};
-    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, c);
+    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, score_factor(p));
     return cuda_status(cudaGetLastError());
   }
 

@@ -1,4 +1,4 @@
-// The end of an attention forward tile: normalise O, stage it in shared memory, write whole 16-byte chunks; write LSE.
+// The end of a forward tile: normalise O, stage it in shared memory, write whole 16-byte chunks; write LSE or r.
 //
 // Called by: attention_forward_loops.cuh.
 #pragma once
@@ -16,13 +16,14 @@ __device__ __forceinline__ void write_output(Warp& w) {
 
   cute::cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
   __syncthreads();
+  float (&sum)[T::kRowTiles][2] = w.weights.sum;
 #pragma unroll
   for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) w.state.sum[i][half] = quad_sum(w.state.sum[i][half]);
+    for (int half = 0; half < 2; ++half) sum[i][half] = quad_sum(sum[i][half]);
   }
   if constexpr (!T::kPInRegisters) {
-    w.combine_rows(w.state.sum, [](float a, float b) { return a + b; });
+    w.combine_rows(sum, [](float a, float b) { return a + b; });
     __syncthreads();  // the statistics may lie under O
   }
 
@@ -33,18 +34,16 @@ __device__ __forceinline__ void write_output(Warp& w) {
   for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const sum = w.state.sum[i][half];
       int const row = w.row_in_block(i, half);
-      float const inverse = sum == 0.0f ? 0.0f : 1.0f / sum;  // a row that sees no key gives 0
-      if (params.lse != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
+      float const factor = w.weights.output_factor(w, i, half);
+      if (w.weights.statistics(params) != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
         int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
-        params.lse[head * params.seqlen_q + row0 + row] =
-            sum == 0.0f ? minus_infinity() : w.state.maximum[i][half] * kLn2 + logf(sum);
+        w.weights.statistics(params)[head * params.seqlen_q + row0 + row] = w.weights.statistic(w, i, half);
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {
         asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, first_column + 8 * j)),
-                     "r"(pack_pair<Element>(w.o[i][j][2 * half] * inverse, w.o[i][j][2 * half + 1] * inverse))
+                     "r"(pack_pair<Element>(w.o[i][j][2 * half] * factor, w.o[i][j][2 * half + 1] * factor))
                      : "memory");
       }
     }

@@ -1,4 +1,4 @@
-// The main loops of attention forward and its kernel function: when tiles are fetched, and what overlaps with what.
+// The main loops of the forward kernels and their kernel function: when tiles are fetched, and what overlaps with what.
 //
 // Called by: attention_forward_entry.cuh.
 #pragma once
@@ -131,12 +131,12 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
   }
 }
 
-// Two K/V pairs in flight; a group holds V of one tile and K of the next. The exponentials of a tile are spread between
+// Two K/V pairs in flight; a group holds V of one tile and K of the next. The numerators of a tile are spread between
 // the products Q K^T of the next.
 template <typename Warp>
 __device__ __forceinline__ void loop_ahead(Warp& w) {
   using T = typename Warp::T;
-  constexpr int kUnits = T::kRowTiles * Warp::kKeySteps;  // of exponentials, 16 rows x 16 keys each
+  constexpr int kUnits = T::kRowTiles * Warp::kKeySteps;  // of numerators, 16 rows x 16 keys each
 
   int key_tile = w.tiles - 1;
   w.copy_k(key_tile, 0, key_tile & 1);
@@ -153,9 +153,9 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
     __syncthreads();
     w.start_k(key_tile - 2, 0, key_tile & 1);
     w.start_v(key_tile - 1, (key_tile - 1) & 1);
-    w.prepare_softmax(s, key_tile);
+    w.weights.prepare(w, s, key_tile, key_tile & 1);
     uint32_t p[Warp::kKeySteps][T::kRowTiles][4];
-    auto exponentials = [&](int qk_step) {
+    auto numerators = [&](int qk_step) {
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         if (unit * Warp::kQSteps / kUnits == qk_step) {
@@ -166,13 +166,13 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
     typename Warp::Scores next;
     if (key_tile > 0) {
       w.multiply_qk(next, 0, (key_tile - 1) & 1, [&](int step) {
-        exponentials(step);
+        numerators(step);
         w.copy_k_part(key_tile - 2, 0, key_tile & 1, step, Warp::kQSteps);
         w.copy_v_part(true, key_tile - 1, (key_tile - 1) & 1, step, Warp::kQSteps);
       });
     } else {
 #pragma unroll
-      for (int qk_step = 0; qk_step < Warp::kQSteps; ++qk_step) exponentials(qk_step);
+      for (int qk_step = 0; qk_step < Warp::kQSteps; ++qk_step) numerators(qk_step);
     }
     cute::cp_async_fence();
 #pragma unroll
@@ -192,8 +192,8 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
-    attention_forward_kernel(ForwardParams const __grid_constant__ params, TileList const __grid_constant__ list,
-                             float c) {
+    attention_forward_kernel(typename ForwardTraits<Config>::Params const __grid_constant__ params,
+                             TileList const __grid_constant__ list, float c) {
   using T = ForwardTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);

@@ -1,8 +1,13 @@
-// Attention forward for compute capability 8.0 and newer: O = softmax(scale Q K^T) V, one CTA per block of query rows.
+// O = W V for compute capability 8.0 and newer, W from Q K^T as the Weights of the kernel say (softmax for attention,
+// see weights.cuh): one CTA per block of query rows.
 //
 // Warps split the rows of a block; each keeps its S, P and O fragments in registers. With more than one warp along keys
-// (kWarpsN), each computes its share of S, the row maxima meet in shared memory, and P goes through shared memory so
-// that each warp can multiply all of it with its share of V's columns.
+// (kWarpsN), each computes its share of S, what rows have in common (the maxima of a softmax) meets in shared memory,
+// and P, the numerators of W, goes through shared memory so that each warp can multiply all of it with its share of V's
+// columns.
+//
+// What depends on the weights is theirs: a state of every row, what happens to S between the products (prepare), P from
+// S (numerators), and at the end what O is multiplied with and what is written beside it.
 //
 // Three main loops over the K/V tiles, last tile first (the masked ones come early):
 //   by event  one barrier per arriving K tile, K slice or V tile; least shared memory
@@ -13,16 +18,19 @@
 // Called by: attention_forward_entry.cuh.
 #pragma once
 
-#include "abi.h"
 #include "attention_forward_traits.cuh"
-#include "mma_sm80.cuh"
+#include "product_sm80.cuh"
+#include "retnet_weights_sm80.cuh"
 #include "row_warps_sm80.cuh"
 #include "scheduler.cuh"
 #include "softmax.cuh"
+#include "tensors.cuh"
 
 namespace attention_autotuner {
 
-using ForwardParams = attention_autotuner_attention_forward_params;
+template <typename Config>
+using ForwardWeights = std::conditional_t<Config::kWeights == Weights::kSoftmax, SoftmaxWeights<ForwardTraits<Config>>,
+                                          RetNetWeights<ForwardTraits<Config>>>;
 
 template <typename Config>
 struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
@@ -34,14 +42,15 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   using Place::warp_m;
   using Place::warp_n;
   using Element = typename T::Element;
-  using Scores = float[T::kRowTiles][T::kKeyTiles][4];
+  using Params = typename T::Params;
+  using Scores = Accumulators<T::kRowTiles, T::kKeyTiles>;
   using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes, T::kPadded>;
   static constexpr int kQSteps = T::kClassQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
-  ForwardParams const& params;
+  Params const& params;
   TileList const& list;
   int const index;  // of this output tile in the list
 
@@ -54,21 +63,18 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   int tiles;        // K/V tiles that some row of this block sees
   int whole_keys;   // keys that every row of this block sees
   int exact_tiles;  // K/V tiles that lie wholly inside the tensors
-  float const c;    // |scale| log2(e), a kernel parameter so that it costs no register
+  float const c;    // |scale| log2(e) for a softmax, else scale; a kernel parameter, so that it costs no register
   uint32_t q_address, k_address, v_address;
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
-  float o[T::kRowTiles][T::kColumnTiles][4];
-  SoftmaxState<T::kRowTiles> state;
+  Accumulators<T::kRowTiles, T::kColumnTiles> o;
+  ForwardWeights<Config> weights;
 
   __device__ __forceinline__ TileCoordinates tile() const {
-    return tile_coordinates<Config::kHeadsFirst, Config::kVSlices>(
+    return tile_coordinates<Config::kHeadsFirst, Config::kVSlices, T::kWeights == Weights::kMasked>(
         Config::kPersistent ? recompute_here(index) : block_index(), list);
   }
 
-  __device__ __forceinline__ static Element const* head_data(attention_autotuner_tensor const& tensor, int batch,
-                                                             int head) {
-    return static_cast<Element const*>(tensor.data) + batch * tensor.stride_batch + head * tensor.stride_head;
-  }
+  __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + weights.far_keys(); }
 
   // Row i sees keys below this.
   __device__ __forceinline__ int visible_keys(int row) const {
@@ -76,8 +82,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
   }
 
-  __device__ __forceinline__ ForwardWarp(ForwardParams const& params, TileList const& list, float c, uint32_t smem,
-                                         int index)
+  __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index)
       : Place{smem}, params(params), list(list), index(index), c(c) {
     TileCoordinates const tile = this->tile();
     int const kv_head = list.group.divide(tile.head);
@@ -85,15 +90,18 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
     whole_keys = visible_keys(tile.row_block * T::kBlockM);
     int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
-    exact_tiles = Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns
-                      ? params.seqlen_k / T::kBlockN
-                      : 0;
+    bool const exact_rows = T::kWeights != Weights::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
+    exact_tiles =
+        Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns && exact_rows
+            ? params.seqlen_k / T::kBlockN
+            : 0;
 
     int const thread = thread_index();
-    int64_t const last_key = int64_t(tiles - 1) * T::kBlockN;
-    k_next = head_data(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
+    weights.begin(*this, tile);
+    int64_t const last_key = first_key(tiles - 1);
+    k_next = head_data<Element>(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
              CopyK::column(thread);
-    v_next = head_data(params.v, tile.batch, kv_head) + (last_key + CopyV::row(thread)) * params.v.stride_row +
+    v_next = head_data<Element>(params.v, tile.batch, kv_head) + (last_key + CopyV::row(thread)) * params.v.stride_row +
              tile.value_slice * T::kValueColumns + CopyV::column(thread);
     k_target = smem + T::kKOffset + CopyK::offset(thread);
     if constexpr (!kSameCopy) v_target = smem + T::kVOffset + CopyV::offset(thread);
@@ -102,15 +110,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     q_address = smem + T::kQOffset + T::TileQ::offset(warp_m() * 16 * T::kRowTiles + a.row, a.column);
     k_address = smem + T::kKOffset + T::TileK::offset(warp_n() * 8 * T::kKeyTiles + b.row, b.column);
     v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
-    state.clear();
-#pragma unroll
-    for (auto& row : o) {
-#pragma unroll
-      for (auto& column : row) {
-#pragma unroll
-        for (float& value : column) value = 0.0f;
-      }
-    }
+    clear(o);
     if (tiles > 0) take_q(tile);
   }
 
@@ -118,7 +118,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   __device__ __forceinline__ void copy_q(TileCoordinates const& tile) const {
     int const thread = thread_index(), row0 = tile.row_block * T::kBlockM;
-    Element const* const q = head_data(params.q, tile.batch, tile.head) +
+    Element const* const q = head_data<Element>(params.q, tile.batch, tile.head) +
                              int64_t(row0 + CopyQ::row(thread)) * params.q.stride_row + CopyQ::column(thread);
     CopyQ::copy(smem + T::kQOffset + CopyQ::offset(thread), q, params.q.stride_row, params.seqlen_q - row0,
                 params.dim_qk);
@@ -131,12 +131,13 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void start_k(int key_tile, int slice, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
     CopyK::copy(k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice, params.k.stride_row,
-                params.seqlen_k - key_tile * T::kBlockN, params.dim_qk - slice * T::kKSlice);
+                params.seqlen_k - first_key(key_tile), params.dim_qk - slice * T::kKSlice);
   }
   __device__ __forceinline__ void start_v(int key_tile, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
-    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - key_tile * T::kBlockN,
+    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - first_key(key_tile),
                 params.dim_v - tile().value_slice * T::kValueColumns);
+    weights.start_mask(*this, key_tile, slot);
   }
   __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
@@ -148,8 +149,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
       CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
+      weights.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, parts);
     }
-    if (wanted && part == parts - 1) v_next -= T::kBlockN * params.v.stride_row;
+    if (wanted && part == parts - 1) {
+      v_next -= T::kBlockN * params.v.stride_row;
+      weights.next_mask();
+    }
   }
   __device__ __forceinline__ void copy_k(int key_tile, int slice, int slot) {
     start_k(key_tile, slice, slot);
@@ -166,10 +171,10 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // The kernels multiply by |scale|: a negative scale flips the signs of Q, a zero one clears it, both exactly. Rare,
   // so it is a pass over Q's shared memory behind a wait of its own; entered with all of Q's copies issued.
   __device__ __forceinline__ void apply_scale_sign() const {
-    if (params.softmax_scale > 0.0f) return;
+    if (score_scale(params) > 0.0f) return;
     cute::cp_async_wait<0>();
     __syncthreads();
-    uint32_t const keep = params.softmax_scale == 0.0f ? 0u : 0xffffffffu;
+    uint32_t const keep = score_scale(params) == 0.0f ? 0u : 0xffffffffu;
     for (int word = thread_index(); word < T::TileQ::kBytes / 4; word += T::kThreads) {
       uint32_t const address = smem + T::kQOffset + 4 * word;
       uint32_t value;
@@ -191,7 +196,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
       copy_v(tiles - 1, T::kFirstSlot);
       cute::cp_async_fence();
     }
-    apply_scale_sign();
+    if constexpr (T::kWeights == Weights::kSoftmax) apply_scale_sign();
     if constexpr (T::kQInRegisters) {
       cute::cp_async_wait<T::kFirstEarly ? 2 : 0>();
       __syncthreads();
@@ -245,12 +250,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
   }
 
-  // P as the A operand of 16 keys: exponentials of two score tiles, packed.
+  // P as the A operand of 16 keys: numerators of two score tiles, packed.
   __device__ __forceinline__ void take_p(uint32_t (&p)[4], Scores& s, int i, int key_step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float (&tile_scores)[4] = s[i][2 * key_step + half];
-      exponentiate(tile_scores, state.sum[i], state.maximum[i], c);
+      weights.numerators(*this, tile_scores, i);
       p[2 * half] = pack_pair<Element>(tile_scores[0], tile_scores[1]);
       p[2 * half + 1] = pack_pair<Element>(tile_scores[2], tile_scores[3]);
     }
@@ -285,10 +290,11 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
   }
 
-  // --- softmax between the products ----------------------------------------------------------------------------------
+  // --- between the products ------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void mask(Scores& s, int key_tile) const {
-    int const key = key_tile * T::kBlockN;
+  // Puts `hidden` where a row does not see a key.
+  __device__ __forceinline__ void hide(Scores& s, int key_tile, float hidden) const {
+    int const key = first_key(key_tile);
     if (key + T::kBlockN <= whole_keys) return;
     int const row0 = tile().row_block * T::kBlockM;
     int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane() & 3);
@@ -301,27 +307,18 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if (8 * j + e >= limit) s[i][j][2 * half + e] = minus_infinity();
+            if (8 * j + e >= limit) s[i][j][2 * half + e] = hidden;
           }
         }
       }
     }
   }
 
-  // Masks the scores of a tile and brings the running maximum up to date.
-  __device__ __forceinline__ void prepare_softmax(Scores& s, int key_tile) {
-    mask(s, key_tile);
-    float largest[T::kRowTiles][2];
-    row_maximum(largest, s);
-    if constexpr (!T::kPInRegisters) this->combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
-    update_maximum(state, largest, o, c);
-  }
-
-  // o += softmax numerators of s times V. The exponentials of the next 16 keys run between the products of these;
+  // o += P V with P from s. The numerators of the next 16 keys are taken between the products of these;
   // `between(key_step)` is other work to interleave.
   template <typename Between>
   __device__ __forceinline__ void accumulate(Scores& s, int key_tile, int v_slot, Between&& between) {
-    prepare_softmax(s, key_tile);
+    weights.prepare(*this, s, key_tile, v_slot);
     if constexpr (T::kPInRegisters) {
       uint32_t p[2][T::kRowTiles][4];
 #pragma unroll
@@ -357,13 +354,13 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
   }
 
-  // This warp's share of P into shared memory. The maxima's barrier has shown that all warps are done with the last P.
+  // This warp's share of P into shared memory. A barrier has passed since the last P was read: that of the next K tile.
   __device__ __forceinline__ void store_p(Scores& s) {
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < T::kKeyTiles; ++j) {
-        exponentiate(s[i][j], state.sum[i], state.maximum[i], c);
+        weights.numerators(*this, s[i][j], i);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t const address =

@@ -6,12 +6,15 @@
 
 #include "scalars.cuh"
 #include "tile_sm80.cuh"
+#include "weights.cuh"
 
 namespace attention_autotuner {
 
 template <typename Config>
 struct ForwardTraits {
   using Element = typename Config::Element;
+  static constexpr Weights kWeights = Config::kWeights;
+  using Params = typename WeightsParams<kWeights>::Forward;
   static constexpr int kClassQK = Config::kClassQK;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
@@ -20,6 +23,7 @@ struct ForwardTraits {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kStages = Config::kStages;
   static constexpr int kKSlice = Config::kKSlice;
+  static constexpr int kCopyBytes = Config::kCopyBytes;
   static constexpr bool kQInRegisters = Config::kQInRegisters;
 
   static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
@@ -52,6 +56,7 @@ struct ForwardTraits {
   using TileK = SmemTile<kBlockN, kKSlice, kPadded>;
   using TileV = SmemTile<kBlockN, kValueColumns, kPadded>;
   using TileP = SmemTile<kBlockM, kBlockN, kPadded>;
+  using TileM = SmemTile<kBlockM, kBlockN, kPadded>;  // of an explicit mask
   using TileO = SmemTile<kBlockM, kValueColumns, kPadded>;
 
   // Sliced K has a ring of kStages slices and one V tile; otherwise K and V have kStages tiles each.
@@ -59,8 +64,8 @@ struct ForwardTraits {
   static constexpr int kPBytes = kPInRegisters ? 0 : TileP::kBytes;
   static constexpr int kStatisticsBytes = kPInRegisters ? 0 : kWarpsN * kBlockM * int(sizeof(float));
 
-  // [Q] [V K pairs, or V and the ring of K slices] [P] [row statistics]. Q in registers needs its place only until it
-  // is read, so K/V reuse it; O reuses everything at the end.
+  // [Q] [V K pairs, or V and the ring of K slices] [masks, one for each V] [P] [row statistics]. Q in registers needs
+  // its place only until it is read, so K/V reuse it; O reuses everything at the end.
   static constexpr bool kPaired = kSlices == 1;
   static constexpr int kVSlotBytes = kPaired ? TileV::kBytes + TileK::kBytes : TileV::kBytes;
   static constexpr int kKSlotBytes = kPaired ? kVSlotBytes : TileK::kBytes;
@@ -68,12 +73,14 @@ struct ForwardTraits {
   static constexpr int kVOffset = kQInRegisters ? 0 : TileQ::kBytes;
   static constexpr int kKOffset = kVOffset + TileV::kBytes;
   static constexpr int kKvBytes = kVStages * TileV::kBytes + kStages * TileK::kBytes;
+  static constexpr int kMaskOffset = kVOffset + kKvBytes;
+  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kVStages * TileM::kBytes : 0;
 
   // The first tile goes to the last buffers. Where Q on its way to registers leaves them alone, they fill meanwhile.
   static constexpr int kFirstSlot = kQkAhead ? 0 : kStages - 1;
   static constexpr bool kFirstEarly =
       kQInRegisters && kPaired && !kQkAhead && TileQ::kBytes <= kFirstSlot * kVSlotBytes;
-  static constexpr int kPOffset = kVOffset + kKvBytes;
+  static constexpr int kPOffset = kMaskOffset + kMaskBytes;
   static constexpr int kStatisticsOffset = kPOffset + kPBytes;
   static constexpr int kSmemBytes =
       maximum(maximum(kStatisticsOffset + kStatisticsBytes, TileO::kBytes), TileQ::kBytes);

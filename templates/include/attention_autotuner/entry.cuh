@@ -10,6 +10,7 @@
 
 #include "abi.h"
 #include "tile_sm80.cuh"
+#include "weights.cuh"
 
 namespace attention_autotuner {
 
@@ -78,6 +79,27 @@ inline bool takes_shape(Params const& p, int class_qk, int class_v) {
          p.seqlen_q <= kMaxRows && p.seqlen_k >= 1 && p.seqlen_k <= kMaxRows && p.dim_qk % kChunk == 0 &&
          p.dim_qk > class_qk - 16 && p.dim_qk <= class_qk && p.dim_v % kChunk == 0 && p.dim_v > class_v - 16 &&
          p.dim_v <= class_v && p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
+}
+
+// Whether params bring what the weights are made of.
+template <Weights kWeights, typename Params>
+inline bool has_weights(Params const& p) {
+  if constexpr (kWeights == Weights::kMasked) {
+    return p.mask.data != nullptr;
+  } else if constexpr (kWeights == Weights::kDecayed) {
+    return p.causal == 1 && p.log2_gamma != nullptr;
+  } else {
+    return true;
+  }
+}
+
+template <Weights kWeights, typename Params>
+inline bool mask_aligned(Params const& p, int bytes) {
+  if constexpr (kWeights == Weights::kMasked) {
+    return aligned(p.mask, bytes, 1, p.heads_q, p.seqlen_q);
+  } else {
+    return true;
+  }
 }
 
 }  // namespace attention_autotuner

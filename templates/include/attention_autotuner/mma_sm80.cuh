@@ -62,6 +62,15 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high) {
   return packed;
 }
 
+template <typename Element>
+__device__ __forceinline__ float2 unpack_pair(uint32_t packed) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    return __half22float2(*reinterpret_cast<__half2 const*>(&packed));
+  } else {
+    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&packed));
+  }
+}
+
 // Where lane l points for the operands of a 16x16 step that starts at (row, column) (0, 0) of a shared-memory tile.
 struct LaneRow {
   int row;

@@ -41,8 +41,9 @@ struct TileCoordinates {
 };
 
 // Value slices of one row block are neighbours in the list, so that they find Q and K in L2. HeadsFirst walks all heads
-// and batches for one row block before the next row block.
-template <bool HeadsFirst, int ValueSlices>
+// and batches for one row block before the next row block. BatchFirst walks the batches of a row block and head first,
+// which share a tile of a mask.
+template <bool HeadsFirst, int ValueSlices, bool BatchFirst = false>
 __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList const& list) {
   auto take = [&index](Divider const& divider) {
     int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
@@ -52,14 +53,19 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList 
   TileCoordinates tile;
   tile.value_slice = index % ValueSlices;
   index /= ValueSlices;
+  if constexpr (BatchFirst) tile.batch = take(list.batches);
   if constexpr (HeadsFirst) {
     tile.head = take(list.heads);
-    tile.batch = take(list.batches);
+    if constexpr (!BatchFirst) tile.batch = take(list.batches);
     tile.row_block = index;
   } else {
     tile.row_block = take(list.row_blocks);
-    tile.head = take(list.heads);
-    tile.batch = index;
+    if constexpr (BatchFirst) {
+      tile.head = index;
+    } else {
+      tile.head = take(list.heads);
+      tile.batch = index;
+    }
   }
   if (list.longest_first) tile.row_block = list.row_blocks.divisor - 1 - tile.row_block;
   return tile;

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "scalars.cuh"
+#include "scheduler.cuh"
 
 namespace attention_autotuner {
 
@@ -30,23 +31,6 @@ __device__ __forceinline__ float quad_sum(float value) {
   return value + __shfl_xor_sync(0xffffffffu, value, 2);
 }
 
-template <int Tiles>
-struct SoftmaxState {
-  float maximum[Tiles][2];  // times c
-  float sum[Tiles][2];      // of this lane's columns only, until the end
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < Tiles; ++i) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        maximum[i][h] = kLowest;
-        sum[i][h] = 0.0f;
-      }
-    }
-  }
-};
-
 // The largest entry of each row, over this warp's columns.
 template <int Tiles, int Columns>
 __device__ __forceinline__ void row_maximum(float (&largest)[Tiles][2], float const (&s)[Tiles][Columns][4]) {
@@ -63,25 +47,26 @@ __device__ __forceinline__ void row_maximum(float (&largest)[Tiles][2], float co
 }
 
 // Moves the running maximum where it is due and rescales sum and O with it. Warps that share rows hold equal `largest`
-// and equal states, so they all decide alike.
+// and equal maxima, so they all decide alike.
 template <int Tiles, int OutputColumns>
-__device__ __forceinline__ void update_maximum(SoftmaxState<Tiles>& state, float const (&largest)[Tiles][2],
-                                               float (&o)[Tiles][OutputColumns][4], float c) {
+__device__ __forceinline__ void update_maximum(float (&maximum)[Tiles][2], float (&sum)[Tiles][2],
+                                               float const (&largest)[Tiles][2], float (&o)[Tiles][OutputColumns][4],
+                                               float c) {
   bool due = false;
 #pragma unroll
   for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
-    for (int h = 0; h < 2; ++h) due = due || fmaf(largest[i][h], c, -state.maximum[i][h]) > kSlack;
+    for (int h = 0; h < 2; ++h) due = due || fmaf(largest[i][h], c, -maximum[i][h]) > kSlack;
   }
   if (__any_sync(0xffffffffu, due)) {
 #pragma unroll
     for (int i = 0; i < Tiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        float const next = fmaxf(state.maximum[i][h], largest[i][h] * c);
-        float const factor = exp2_approximate(state.maximum[i][h] - next);
-        state.maximum[i][h] = next;
-        state.sum[i][h] *= factor;
+        float const next = fmaxf(maximum[i][h], largest[i][h] * c);
+        float const factor = exp2_approximate(maximum[i][h] - next);
+        maximum[i][h] = next;
+        sum[i][h] *= factor;
 #pragma unroll
         for (int j = 0; j < OutputColumns; ++j) {
           o[i][j][2 * h] *= factor;
@@ -99,5 +84,60 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], flo
   sum[0] += s[0] + s[1];
   sum[1] += s[2] + s[3];
 }
+
+// The weights of a forward kernel with traits T: see attention_forward_sm80.cuh.
+template <typename T>
+struct SoftmaxWeights {
+  float maximum[T::kRowTiles][2];  // times c
+  float sum[T::kRowTiles][2];      // of this lane's columns only, until the end
+
+  template <typename Warp>
+  __device__ __forceinline__ void begin(Warp&, TileCoordinates const&) {
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        maximum[i][h] = kLowest;
+        sum[i][h] = 0.0f;
+      }
+    }
+  }
+  __device__ __forceinline__ static constexpr int far_keys() { return 0; }
+
+  // There is no mask to copy.
+  template <typename Warp>
+  __device__ __forceinline__ void start_mask(Warp const&, int, int) const {}
+  template <typename Warp>
+  __device__ __forceinline__ void copy_mask_part(Warp const&, bool, int, int, int) const {}
+  __device__ __forceinline__ void next_mask() {}
+
+  // Masks the scores of a tile and brings the running maximum up to date.
+  template <typename Warp>
+  __device__ __forceinline__ void prepare(Warp& w, typename Warp::Scores& s, int key_tile, int) {
+    w.hide(s, key_tile, minus_infinity());
+    float largest[T::kRowTiles][2];
+    row_maximum(largest, s);
+    if constexpr (!T::kPInRegisters) w.combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });
+    update_maximum(maximum, sum, largest, w.o, w.c);
+  }
+  template <typename Warp>
+  __device__ __forceinline__ void numerators(Warp const& w, float (&s)[4], int i) {
+    exponentiate(s, sum[i], maximum[i], w.c);
+  }
+
+  // With the sums complete: what O is multiplied with (a row that sees no key gives 0), and the LSE.
+  template <typename Warp>
+  __device__ __forceinline__ float output_factor(Warp const&, int i, int half) const {
+    return sum[i][half] == 0.0f ? 0.0f : 1.0f / sum[i][half];
+  }
+  template <typename Warp>
+  __device__ __forceinline__ float statistic(Warp const&, int i, int half) const {
+    return sum[i][half] == 0.0f ? minus_infinity() : maximum[i][half] * kLn2 + logf(sum[i][half]);
+  }
+  template <typename Params>
+  __device__ __forceinline__ static float* statistics(Params const& params) {
+    return params.lse;
+  }
+};
 
 }  // namespace attention_autotuner
