@@ -12,7 +12,7 @@ from ..arch import Policy, Rejection
 from ..arch.resources import smem_bytes
 from ..codegen.candidate import Candidate
 from ..codegen.files import write_atomic
-from ..codegen.problem import Direction, Problem
+from ..codegen.problem import Problem
 from ..codegen.render import kernel_digest, render
 from ..settings import current
 from ..tuning.cost_model import rank
@@ -22,6 +22,7 @@ from ..tuning.records import RecordStore
 from ..tuning.shipped import ShippedRecords
 from ..tuning.why import Explanation, explain
 from .console import finite, microseconds, print_json, print_line, print_table
+from .knob_cells import knob_headings, knobs
 from .options import (
     Commands,
     add_choice,
@@ -93,7 +94,7 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     title = (
         f"{problem.describe()} on {policy.spec.name}: best {len(rows)} of {len(ranked)} candidates"
     )
-    columns = knob_headings(problem.direction)
+    columns = knob_headings(problem)
     headings = ["#", *columns, "smem KiB", "CTAs/SM", "estimate us", "limiter"]
     print_table(title, headings, rows)
     counts = Counter(rejection.predicate for rejection in rejections)
@@ -103,65 +104,6 @@ def run_candidates(arguments: argparse.Namespace) -> int:
         [[predicate, str(count)] for predicate, count in counts.most_common()],
     )
     return 0
-
-
-def knob_headings(direction: Direction) -> list[str]:
-    """The columns of :func:`knobs`."""
-    if direction == "backward":
-        return ["family", "plan", "passes", "schedule", "more"]
-    return ["family", "tile", "warps", "stages", "slices", "schedule", "more"]
-
-
-def knobs(candidate: Candidate) -> list[str]:
-    """A candidate's knobs as cells under :func:`knob_headings`."""
-    return _backward(candidate) if candidate.direction == "backward" else _forward(candidate)
-
-
-def _backward(candidate: Candidate) -> list[str]:
-    c = candidate.backward
-    more = [
-        name
-        for name, on in (
-            ("deterministic", c.deterministic),
-            (f"{candidate.copy_bytes}-byte copies", candidate.copy_bytes != 16),
-        )
-        if on
-    ]
-    return [
-        candidate.family,
-        c.plan,
-        " ".join(f"{name}:{one.label}" for name, one in c.passes.items()),
-        c.cta_order.replace("_", " "),
-        ", ".join(more) or "-",
-    ]
-
-
-def _forward(candidate: Candidate) -> list[str]:
-    c = candidate.forward
-    slices = []
-    if c.k_slice != candidate.class_qk:
-        slices.append(f"k{c.k_slice}")
-    if c.v_slices > 1:
-        slices.append(f"v/{c.v_slices}")
-    more = [
-        name
-        for name, on in (
-            ("Q in registers", c.q_in_registers),
-            ("QK ahead", c.qk_ahead),
-            (f"{c.ctas_per_sm} CTAs/SM", c.ctas_per_sm > 1),
-            (f"{candidate.copy_bytes}-byte copies", candidate.copy_bytes != 16),
-        )
-        if on
-    ]
-    return [
-        candidate.family,
-        f"{c.block_m}x{c.block_n}",
-        f"{c.warps_m}x{c.warps_n}",
-        str(c.num_stages),
-        " ".join(slices) or "-",
-        ("persistent " if c.persistent else "") + c.cta_order.replace("_", " "),
-        ", ".join(more) or "-",
-    ]
 
 
 def register_render(commands: Commands) -> None:

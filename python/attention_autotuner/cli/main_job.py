@@ -1,5 +1,7 @@
 """The main job, ``tune --all``, which ``make tune`` runs: all that this machine can do for one training step.
 
+The other operations join with a small step each, of few builds.
+
 With a GPU: tune both directions, then call ``flash_attn_func`` and its gradient on real input and check the answers.
 Without one: generate, build and rank for each architecture, look for spills in the main loops, and say what was left
 out.
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arch import Policy, detect
-from ..codegen.problem import Direction, Problem
+from ..codegen.problem import Direction, Mask, Op, Problem
 from ..dispatch import tune, tune_step
 from ..errors import UnsupportedArchitectureError
 from ..tuning.result import TuneResult
@@ -25,6 +27,7 @@ from .results import artifact_of, files_of, listener, print_result, print_step, 
 from .serving import Served, serve
 from .status import FAILED, INTERRUPTED, OK
 
+_SMALL_OPS: tuple[tuple[Op, Mask], ...] = (("retnet", "explicit"), ("retention", "none"))
 ARCHITECTURES = ("A100", "RTX4090", "H100")
 TOP_K = 8  # candidates beside the default, where --top-k does not say
 # Usable kernels that each architecture must come to.
@@ -38,6 +41,26 @@ WIDTHS: dict[Direction, tuple[int, ...]] = {
     "forward": (TOP_K, 2 * TOP_K, 4 * TOP_K),
     "backward": (1, 3, TOP_K),
 }
+# A small step of each operation, of which few kernels are built; those that spill a little are no complaint either.
+SMALL_STEPS = tuple(
+    Problem(
+        op=op,
+        mask=mask,
+        direction="backward",
+        batch=2,
+        heads_q=8,
+        heads_kv=8,
+        seqlen_q=1024,
+        seqlen_k=1024,
+        dim_qk=64,
+        dim_v=64,
+        causal=op == "retention",
+    )
+    for op, mask in _SMALL_OPS
+)
+SMALL_TOP_K = 2  # beside the default, where there is a GPU to choose with
+SMALL_BUDGET_SECONDS = 20.0  # of each direction of a small step
+SMALL_ARCHITECTURES = ("RTX4090", "H100")  # the least and the most shared memory
 LEFT_OUT = (
     "left out, for want of a GPU: checking the kernels against the reference, measuring them, recording a pick, and "
     "running flash_attn_func and its gradient on one"
@@ -111,28 +134,60 @@ def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Pol
     if not arguments.json:
         print_step(step)
         print_line()
-    served = () if step.interrupted else serve(problem)
-    return Finished(results=step.results, interrupted=step.interrupted, step=step, served=served)
+    interrupted = step.interrupted
+    served = () if interrupted or problem.op != "attention" else serve(problem)
+    results = list(step.results)
+    for small in small_steps(problem):
+        if interrupted:
+            break
+        with progress(quiet=arguments.json) as show:
+            options = search_options(arguments, show)
+            options |= {"top_k": SMALL_TOP_K, "budget_seconds": SMALL_BUDGET_SECONDS}
+            found = tune_step(small, present, **options)
+        if not arguments.json:
+            print_step(found)
+            print_line()
+        results += found.results
+        interrupted = found.interrupted
+    return Finished(results=tuple(results), interrupted=interrupted, step=step, served=served)
+
+
+def small_steps(problem: Problem) -> list[Problem]:
+    """A small step of every operation that a problem is not of."""
+    return [small for small in SMALL_STEPS if small.op != problem.op]
 
 
 def rank_everywhere(arguments: argparse.Namespace, problem: Problem) -> Finished:
-    """Build and rank both directions for each architecture."""
+    """Build and rank both directions for each architecture, then the defaults of small steps for some."""
+    wanted = [(device, one) for device in ARCHITECTURES for one in problems_of_step(problem)]
+    for small in small_steps(problem):
+        wanted += [
+            (device, one) for device in SMALL_ARCHITECTURES for one in problems_of_step(small)
+        ]
     results: list[TuneResult] = []
-    for device in ARCHITECTURES:
-        for one in problems_of_step(problem):
-            result = search(arguments, one, device)
-            results.append(result)
-            if not arguments.json:
-                print_result(result)
-                print_line()
-            if result.interrupted:
-                return Finished(results=tuple(results), interrupted=True)
+    for device, one in wanted:
+        result = search(arguments, one, device, widths=widths_of(arguments, one, problem.op))
+        results.append(result)
+        if not arguments.json:
+            print_result(result)
+            print_line()
+        if result.interrupted:
+            return Finished(results=tuple(results), interrupted=True)
     return Finished(results=tuple(results), interrupted=False)
 
 
-def search(arguments: argparse.Namespace, problem: Problem, device: str) -> TuneResult:
-    """Rank for one GPU; wider, unless ``--top-k`` fixes the width, while what is best spills in its main loop."""
-    widths = [arguments.top_k] if arguments.top_k else list(WIDTHS[problem.direction])
+def widths_of(arguments: argparse.Namespace, problem: Problem, asked: Op) -> list[int]:
+    """How many candidates beside the default to build, and more while the best spill; of a small step none."""
+    if problem.op != asked:
+        return [0]
+    return [arguments.top_k] if arguments.top_k else list(WIDTHS[problem.direction])
+
+
+def search(
+    arguments: argparse.Namespace, problem: Problem, device: str, widths: Sequence[int]
+) -> TuneResult:
+    """Rank for one GPU; as wide as comes first, and wider while what is best spills in its main loop."""
+    widths = list(widths)
     while True:
         with progress(quiet=arguments.json) as show:
             options = search_options(arguments, show) | {"top_k": widths.pop(0)}
@@ -160,7 +215,9 @@ def complaints_of(results: Sequence[TuneResult]) -> list[str]:
         if result.status == "recorded":
             continue
         direction = result.problem.direction
-        wanted = MIN_BUILT[direction]
+        small = result.problem.op != "attention"
+        wanted = 1 if small else MIN_BUILT[direction]
+        tolerated = SPILL_WORTH_TIMING if small else TOLERATED[direction]
         built = [row for row in result.rows if row.artifact is not None and row.outcome.ok]
         if len(built) < wanted:
             complaints.append(
@@ -171,7 +228,7 @@ def complaints_of(results: Sequence[TuneResult]) -> list[str]:
             if artifact is None or not artifact.report.loop_spills:
                 continue
             spilled = spilled_bytes(artifact)
-            if spilled > TOLERATED[direction]:
+            if spilled > tolerated:
                 complaints.append(
                     f"{result.arch}: {artifact.name} spills {spilled} bytes a thread, in its main loop too"
                 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..arch import Policy, names, resolve
 from ..codegen.candidate import Candidate
-from ..codegen.problem import CAUSAL_ALIGNMENTS, DIRECTIONS, DTYPES, OPS, Problem
+from ..codegen.problem import CAUSAL_ALIGNMENTS, DIRECTIONS, DTYPES, FORMS, MASKS, OPS, Problem
 from ..errors import NoCandidateError
 from ..tuning.cost_model import Estimate, rank
 from ..tuning.step import problems_of_step
@@ -70,7 +70,18 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     group.add_argument("--seqlen-k", type=int, metavar="N", help="default: as --seqlen")
     group.add_argument("--dim-qk", type=int, default=_DEFAULT.dim_qk, metavar="N")
     group.add_argument("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
-    group.add_argument("--causal", action="store_true")
+    group.add_argument(
+        "--mask",
+        choices=[mask for mask in MASKS if mask != "none"],
+        help="of retnet: a tensor, or powers of gamma that are never stored; default: explicit",
+    )
+    group.add_argument(
+        "--form",
+        choices=FORMS,
+        default=_DEFAULT.form,
+        help="of retention forward; default: whichever is fastest",
+    )
+    group.add_argument("--causal", action="store_true", help="a decay and retention always are")
     group.add_argument(
         "--causal-alignment", choices=CAUSAL_ALIGNMENTS, default=_DEFAULT.causal_alignment
     )
@@ -113,9 +124,12 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         UnsupportedProblemError: it is outside what kernels here solve.
     """
     a = arguments
+    mask = a.mask or ("explicit" if a.op == "retnet" else "none")
     return Problem(
         op=a.op,
         direction="backward" if a.direction == STEP else a.direction,
+        mask=mask,
+        form=a.form,
         dtype=a.dtype,
         batch=a.batch,
         heads_q=a.heads,
@@ -124,7 +138,7 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
         dim_qk=a.dim_qk,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
-        causal=a.causal,
+        causal=a.causal or a.op == "retention" or mask == "decay",
         causal_alignment=a.causal_alignment,
         alignment_bytes=a.alignment_bytes,
         deterministic=a.deterministic,

@@ -12,7 +12,7 @@ from ..tuning.progress import Event, Listener
 from ..tuning.result import Row, TuneResult
 from ..tuning.step import StepResult
 from .console import Show, microseconds, print_line, print_table
-from .inspecting import knob_headings, knobs
+from .knob_cells import knob_headings, knobs
 
 MIB = 1 << 20
 
@@ -79,7 +79,7 @@ def print_result(result: TuneResult) -> None:
     measures = ["registers", "spills B", "estimate us", "limiter", "measured us", "of best", "fate"]
     if _needs_workspace(result):
         measures.insert(2, "workspace MiB")
-    print_table(title, ["#", *knob_headings(result.problem.direction), *measures], rows)
+    print_table(title, ["#", *knob_headings(result.problem), *measures], rows)
     gain = "" if result.gain is None else f", {100 * result.gain:.1f} % faster than the default"
     how = "" if result.status != "measured" or not gain else _confirmation(result)
     print_line(f"pick: {result.pick.name}{gain}{how}")

@@ -28,9 +28,8 @@ def space_schema(op: Op, direction: Direction) -> str:
 
     A change makes old records of that operation a hard miss, and of no other.
     """
-    return digest16(
-        SCHEMA, [f.name for f in fields(Candidate)], FAMILIES, knob_names(op, direction)
-    )
+    names = [f.name for f in fields(Candidate) if f.name != "mask" or op == "retnet"]
+    return digest16(SCHEMA, names, FAMILIES, knob_names(op, direction))
 
 
 def is_present(document: Mapping[str, Any]) -> bool:
@@ -101,7 +100,8 @@ class CandidateEntry:
         """Rebuild from :meth:`to_json`."""
         timing = data["measurement"]
         return cls(
-            candidate=Candidate.from_config(data["candidate"]),
+            # Records of attention may be older than masks are.
+            candidate=Candidate.from_config({"mask": "none"} | data["candidate"]),
             kernel_digest=data["kernel_digest"],
             outcome=outcome_from_json(data["outcome"]),
             measurement=None if timing is None else Measurement(**timing),
