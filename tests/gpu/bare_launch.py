@@ -6,7 +6,7 @@ For runs under a sanitizer: nothing else touches the device, and an access outsi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -189,24 +189,29 @@ class Launch:
     """
 
     def __init__(self, call: Call, memory: Memory, seed: int) -> None:
-        self._call = call
+        self.call = call
         self._memory = memory
         self._source = np.random.default_rng(seed)
         self._outputs: dict[str, tuple[int, npt.NDArray[Any]]] = {}
         self.params: Any = params_of(call.problem, call.scale)
         self.values: dict[str, Floats] = {}
+        self._fill()
+
+    def _fill(self) -> None:
+        """Make inputs and room for outputs."""
+        call = self.call
         for name in ("q", "k", "v"):
             self._draw(name)
         if call.problem.direction == "forward":
             self._poison("o")
-            self._poison_lse()
+            self._poison_floats("lse", call.shapes["o"][:3])
             return
         self._draw("dout")
         found = forward_reference(self.values, call)
         self._place("o", found["o"])
         self.values["dlse"] = self._source.standard_normal(found["lse"].shape, dtype=np.float32)
-        self.params.lse = memory.upload(found["lse"])
-        self.params.dlse = memory.upload(self.values["dlse"])
+        self.params.lse = self._memory.upload(found["lse"])
+        self.params.dlse = self._memory.upload(self.values["dlse"])
         for name in ("dq", "dk", "dv"):
             self._poison(name)
 
@@ -219,19 +224,20 @@ class Launch:
         found = {}
         for name, (address, like) in self._outputs.items():
             bits = self._memory.download(address, like)
-            found[name] = bits if name == "lse" else decode(bits, self._call.problem.dtype)
+            wide = bits.dtype == np.float32
+            found[name] = bits if wide else decode(bits, self.call.problem.dtype)
         return found
 
     def _draw(self, name: str) -> None:
         """A normal input."""
-        *rows, columns = self._call.shapes[name]
-        pad = self._call.pad
+        *rows, columns = self.call.shapes[name]
+        pad = self.call.pad
         drawn = self._source.standard_normal((*rows, columns + pad), dtype=np.float32)
         self._place(name, drawn, columns)
 
     def _place(self, name: str, values: Floats, columns: int | None = None) -> None:
         """An input, of whose columns the last may be padding."""
-        dtype = self._call.problem.dtype
+        dtype = self.call.problem.dtype
         bits = encode(values, dtype)
         pad = 0 if columns is None else bits.shape[-1] - columns
         # The last row ends with the allocation, so that its end is a tensor's end.
@@ -239,15 +245,17 @@ class Launch:
         self.values[name] = decode(bits, dtype)[..., :columns]
 
     def _poison(self, name: str) -> None:
-        like = np.full(self._call.shapes[name], NAN, np.uint16)
+        like = np.full(self.call.shapes[name], NAN, np.uint16)
         address = self._memory.upload(like)
         self._outputs[name] = address, like
         self._set(name, address, like.shape)
 
-    def _poison_lse(self) -> None:
-        like = np.full(self._call.shapes["o"][:3], np.nan, np.float32)
-        self.params.lse = self._memory.upload(like)
-        self._outputs["lse"] = self.params.lse, like
+    def _poison_floats(self, name: str, shape: tuple[int, ...]) -> None:
+        """An output in fp32, contiguous."""
+        like = np.full(shape, np.nan, np.float32)
+        address = self._memory.upload(like)
+        setattr(self.params, name, address)
+        self._outputs[name] = address, like
 
     def _set(self, name: str, address: int, shape: tuple[int, ...]) -> None:
         _, heads, rows, row = shape
@@ -259,12 +267,22 @@ class Launch:
 
 def run(kernel: loader.LoadedKernel, call: Call, memory: Memory, seed: int = 0) -> list[str]:
     """Launch once; what is wrong with the result."""
-    launch = Launch(call, memory, seed)
-    found = launch.run(kernel)
-    memory.free()
     forward = call.problem.direction == "forward"
     reference = forward_reference if forward else backward_reference
-    return list(_complaints(found, reference(launch.values, call), TOLERANCE[call.problem.dtype]))
+    return judge(kernel, Launch(call, memory, seed), memory, reference)
+
+
+def judge(
+    kernel: loader.LoadedKernel,
+    launch: Launch,
+    memory: Memory,
+    reference: Callable[[Values, Any], dict[str, Floats]],
+) -> list[str]:
+    """Launch what lies ready, once; what is wrong with the result."""
+    found = launch.run(kernel)
+    memory.free()
+    expected = reference(launch.values, launch.call)
+    return list(_complaints(found, expected, TOLERANCE[launch.call.problem.dtype]))
 
 
 def _complaints(found: Values, expected: Values, tolerance: float) -> Iterator[str]:

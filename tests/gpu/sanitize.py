@@ -22,12 +22,15 @@ from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, RowPass
-from attention_autotuner.codegen.problem import DIRECTIONS, Problem
+from attention_autotuner.codegen.problem import DIRECTIONS, OPS, Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 
 from .bare_launch import Call, DeviceMemory, Memory, run
+from .bare_retention import RetentionCall
+from .bare_retention import run as run_retention
+from .sanitize_retention import RETENTION, RETNET, retention_calls_of
 
 MANIFEST = "sanitize.json"
 
@@ -143,7 +146,7 @@ BACKWARD: dict[str, Candidate] = {
         copy_bytes=2,
     ),
 }
-KINDS = FORWARD | BACKWARD
+KINDS = FORWARD | BACKWARD | RETNET | RETENTION
 # (batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale); causal is bottom-right.
 SHAPES = (
     (1, 2, 1, 1, 1, False, 0.5),
@@ -206,9 +209,14 @@ def run_all(paths: dict[str, str], memory: Memory) -> int:
     for kind, path in paths.items():
         kernel = loader.load(path)
         kernel.prepare(0)
-        for call in calls_of(KINDS[kind]):
+        one = KINDS[kind]
+        for call in calls_of(one) if one.op == "attention" else retention_calls_of(one):
             shape = call.problem.describe()
-            wrong += [f"{kind}, {shape}: {each}" for each in run(kernel, call, memory)]
+            of_attention = not isinstance(call, RetentionCall)
+            said = (
+                run(kernel, call, memory) if of_attention else run_retention(kernel, call, memory)
+            )
+            wrong += [f"{kind}, {shape}: {each}" for each in said]
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{len(paths)} kernels, {len(wrong)} complaints")
@@ -222,10 +230,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--build", action="store_true", help="build them and stop")
     parser.add_argument("--arch", help="to build for, e.g. 90; by default what the present GPU has")
     parser.add_argument("--direction", choices=DIRECTIONS, help="kinds of this direction alone")
+    parser.add_argument("--op", choices=OPS, help="kinds of this operation alone")
     parser.add_argument("--only", nargs="+", choices=list(KINDS), help="these kinds alone")
     options = parser.parse_args(arguments)
     kinds = options.only or [
-        kind for kind, one in KINDS.items() if options.direction in (None, one.direction)
+        kind
+        for kind, one in KINDS.items()
+        if options.direction in (None, one.direction) and options.op in (None, one.op)
     ]
     if options.build:
         return build_all(kinds, options.store, options.arch or resolve(None).build_arch)

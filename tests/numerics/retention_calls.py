@@ -1,8 +1,9 @@
 """What retention with decay is held to, forward and backward.
 
-The truth is the chunkwise formula in fp32, or fp64 where a case is long or its states grow large; the excuse is the same formula in the input
-dtype. Outputs are linear in v and the initial state, so where a state would outgrow fp16 the excuse is taken on values
-that are some binary orders smaller, and scaled back: what the kernels must do one way or another.
+The truth is the chunkwise formula in fp32, or fp64 where a case is long or its states grow large; the excuse is the
+same formula in the input dtype. Outputs are linear in v and the initial state, so where a state would outgrow fp16 the
+excuse is taken on values that are some binary orders smaller, and scaled back: what the kernels must do one way or
+another.
 """
 
 from __future__ import annotations

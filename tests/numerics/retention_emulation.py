@@ -218,3 +218,11 @@ class HostRetnetBackward(HostRetnet):
             heads = 1 if shared else p.heads_q
             target = self.at(p.dmask, (1, heads, p.seqlen_q, p.seqlen_k))[0]
             target.copy_(dmask.sum(0, keepdim=True) if shared else dmask)
+
+
+HOSTS: dict[tuple[str, str], type[Host]] = {
+    ("retention", "forward"): HostRetention,
+    ("retention", "backward"): HostRetentionBackward,
+    ("retnet", "forward"): HostRetnet,
+    ("retnet", "backward"): HostRetnetBackward,
+}

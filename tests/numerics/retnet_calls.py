@@ -121,8 +121,7 @@ class ForwardCall:
     def scalars(self, case: RetnetCase) -> Mapping[str, float]:
         """Scale and normaliser."""
         clamp = math.inf if case.r_clamp_max is None else case.r_clamp_max
-        found = {"scale": case.true_scale, "r_clamp_max": clamp, "normalize": int(case.normalize)}
-        return found
+        return {"scale": case.true_scale, "r_clamp_max": clamp, "normalize": int(case.normalize)}
 
     def inputs(self, case: RetnetCase, *, seed: int, device: torch.device) -> Tensors:
         """See :func:`make_inputs`."""

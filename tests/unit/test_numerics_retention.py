@@ -12,22 +12,15 @@ import torch
 from tests.numerics import harness, retention_cases, retnet_cases
 from tests.numerics.retention_cases import RetentionCase
 from tests.numerics.retention_emulation import (
+    HOSTS,
     Host,
     HostRetention,
     HostRetentionBackward,
-    HostRetnet,
-    HostRetnetBackward,
 )
 from tests.numerics.retnet_cases import RetnetCase
 
 CPU = torch.device("cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-HOSTS: dict[tuple[str, str], type[Host]] = {
-    ("retention", "forward"): HostRetention,
-    ("retention", "backward"): HostRetentionBackward,
-    ("retnet", "forward"): HostRetnet,
-    ("retnet", "backward"): HostRetnetBackward,
-}
 MAX_WORK = 2**14  # scores of the listed cases that are tried here
 
 Either = RetentionCase | RetnetCase

@@ -22,8 +22,9 @@ from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.reference import attention, attention_backward
-from tests.gpu import bare_launch, sanitize
+from tests.gpu import bare_launch, bare_retention, sanitize
 from tests.numerics.emulation import HostBackward
+from tests.numerics.retention_emulation import HOSTS
 
 FakeKernel = Callable[..., Path]
 
@@ -49,10 +50,11 @@ class HostMemory:
         self.held.clear()
 
 
-def test_every_kind_compiles_and_fits_every_gpu() -> None:
-    for one in sanitize.KINDS.values():
-        assert check_kernel(one) is None
-        assert check_limits(one, resolve("RTX4090").spec) is None
+@pytest.mark.parametrize("kind", sanitize.KINDS)
+def test_every_kind_compiles_and_fits_every_gpu(kind: str) -> None:
+    one = sanitize.KINDS[kind]
+    assert check_kernel(one) is None
+    assert check_limits(one, resolve("RTX4090").spec) is None
 
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
@@ -126,6 +128,28 @@ def test_a_right_kernel_passes(fake_kernel: FakeKernel, kind: str) -> None:
     for call in sanitize.calls_of(sanitize.KINDS[kind]):
         assert bare_launch.run(kernel, call, memory) == []
         assert memory.held == {}
+
+
+@pytest.mark.parametrize("kind", [*sanitize.RETNET, *sanitize.RETENTION])
+def test_a_right_kernel_of_retention_passes_and_a_wrong_one_is_told(kind: str) -> None:
+    one = sanitize.KINDS[kind]
+    dtype = torch.float16 if one.dtype == "fp16" else torch.bfloat16
+    base = HOSTS[one.op, one.direction]
+
+    class Hardwired(base):  # type: ignore[misc, valid-type]  # one of four
+        """Takes every scale for that of heads of 64."""
+
+        def compute(self, p: Any) -> None:
+            p.scale = 0.125
+            super().compute(p)
+
+    right, wrong = base(dtype), Hardwired(dtype)
+    for call in sanitize.retention_calls_of(one):
+        memory = HostMemory()
+        assert bare_retention.run(right, call, memory) == []
+        assert memory.held == {}
+    (*_, call) = sanitize.retention_calls_of(one)
+    assert bare_retention.run(wrong, call, HostMemory()) != []
 
 
 @pytest.mark.parametrize("kind", ["fused-one-stage", "split-unaligned", "fused-three-stages-bf16"])
@@ -212,8 +236,11 @@ def test_building_writes_a_manifest_and_running_reads_it(
         sanitize.main(store)
     assert f"{failing} did not build" in capsys.readouterr().err
     assert sanitize.main([*store, "--only", "one-stage", "q-in-registers"]) == 0
-    assert sanitize.main([*store, "--build", "--arch", "90", "--direction", "backward"]) == 0
+    backward = ["--direction", "backward", "--op", "attention"]
+    assert sanitize.main([*store, "--build", "--arch", "90", *backward]) == 0
     assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(sanitize.BACKWARD)
+    assert sanitize.main([*store, "--build", "--arch", "90", "--op", "retention"]) == 0
+    assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(sanitize.RETENTION)
 
 
 def test_a_call_of_the_driver_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,158 @@
+"""The kinds of retnet's and retention's kernels that a sanitizer watches, and what they are run on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import (
+    BackwardKnobs,
+    ForwardKnobs,
+    KeyPass,
+    Knobs,
+    ParallelKnobs,
+    RowPass,
+)
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
+
+from .bare_retention import RetentionCall
+
+
+def _made(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
+    backward = isinstance(knobs, (BackwardKnobs, RetentionBackwardKnobs))
+    config: dict[str, Any] = {
+        "family": "sm80",
+        "direction": "backward" if backward else "forward",
+        "dtype": "fp16",
+        "class_qk": dims[0],
+        "class_v": dims[1],
+    }
+    return Candidate(knobs=knobs, **(config | fields))
+
+
+def _retnet(
+    dims: tuple[int, int], knobs: Knobs, mask: str = "explicit", **fields: Any
+) -> Candidate:
+    return _made(dims, knobs, op="retnet", mask=mask, **fields)
+
+
+def _retention(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
+    return _made(dims, knobs, op="retention", **fields)
+
+
+FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
+ONE_STAGE = replace(FORWARD, num_stages=1)
+KEYS = KeyPass(block_m=32, block_n=64, warp_pairs=4, num_stages=2)
+ROWS = RowPass(block_rows=64, block_columns=32, warps=4, num_stages=2)
+FUSED = BackwardKnobs(plan="fused", keys=KEYS)
+PAIR = BackwardKnobs(plan="pair", keys=KEYS, dq=ROWS)
+SPLIT = BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=ROWS)
+INLINE = ChunkPass(columns=64, column_warps=2, num_stages=2)
+GIVEN = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
+SLICED = ChunkPass(columns=32, column_warps=2, num_stages=3)
+
+# Each policy of the inner loop with each way of feeding it; each plan with the passes for dmask and through r.
+RETNET: dict[str, Candidate] = {
+    "retnet-explicit": _retnet((64, 64), FORWARD),
+    "retnet-explicit-unaligned-bf16": _retnet((64, 64), ONE_STAGE, copy_bytes=2, dtype="bf16"),
+    "retnet-explicit-two-warps-along-keys": _retnet(
+        (64, 64), replace(FORWARD, block_n=64, warps_m=2, warps_n=2)
+    ),
+    "retnet-decay": _retnet((64, 64), FORWARD, "decay"),
+    "retnet-decay-unaligned": _retnet(
+        (48, 80), replace(ONE_STAGE, k_slice=48), "decay", copy_bytes=2
+    ),
+    "retnet-fused": _retnet((64, 64), FUSED),
+    "retnet-fused-decay": _retnet((64, 64), FUSED, "decay"),
+    "retnet-pair": _retnet((64, 64), PAIR, dtype="bf16"),
+    "retnet-pair-decay": _retnet((64, 64), PAIR, "decay"),
+    "retnet-split": _retnet((64, 64), SPLIT),
+    "retnet-split-unaligned": _retnet((48, 80), SPLIT, copy_bytes=2),
+}
+# Each form; chunks in one pass and over super-chunks; scores computed in a pass and before it.
+RETENTION: dict[str, Candidate] = {
+    "retention-parallel": _retention(
+        (64, 64), ParallelKnobs(rows=FORWARD, chunk=64, states=INLINE)
+    ),
+    "retention-one-pass": _retention((64, 64), ChunkwiseKnobs(chunk=32, output=INLINE)),
+    "retention-one-pass-sliced-bf16": _retention(
+        (48, 64), ChunkwiseKnobs(chunk=64, output=SLICED), dtype="bf16"
+    ),
+    "retention-super-chunks-given": _retention(
+        (64, 64), ChunkwiseKnobs(chunk=32, super_chunk=64, output=GIVEN)
+    ),
+    "retention-super-chunks-unaligned": _retention(
+        (64, 64), ChunkwiseKnobs(chunk=16, super_chunk=32, output=INLINE), copy_bytes=2
+    ),
+    "retention-recurrent": _retention((64, 64), RecurrentKnobs(columns=32, warps=2)),
+    "retention-recurrent-unaligned": _retention(
+        (64, 64), RecurrentKnobs(columns=16, warps=4), copy_bytes=2
+    ),
+    "retention-backward-inline": _retention(
+        (64, 64), RetentionBackwardKnobs(chunk=32, dq=INLINE, dk=SLICED, dv=INLINE)
+    ),
+    "retention-backward-given": _retention(
+        (64, 64),
+        RetentionBackwardKnobs(chunk=32, super_chunk=64, dq=GIVEN, dk=GIVEN, dv=GIVEN),
+        dtype="bf16",
+    ),
+    "retention-backward-super-chunks-unaligned": _retention(
+        (64, 64),
+        RetentionBackwardKnobs(chunk=32, super_chunk=64, dq=INLINE, dk=GIVEN, dv=SLICED),
+        copy_bytes=2,
+    ),
+}
+# (batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale) of retnet; seqlen_k is a multiple of 8, plus 1 where
+# tensors may be unaligned. (batch, heads_q, heads_kv, tokens, scale) of retention.
+MASKED = (
+    (1, 2, 1, 1, 8, False, 0.5),
+    (2, 2, 1, 77, 88, True, 0.125),
+    (1, 2, 2, 91, 40, True, -0.2),
+)
+TOKENS = ((1, 2, 1, 1, 0.5), (2, 2, 1, 77, 0.125), (1, 2, 2, 150, -0.2))
+
+
+def retention_calls_of(one: Candidate) -> list[RetentionCall]:
+    """What a kernel is run on; true dims are one chunk below the class."""
+    base = Problem(
+        op=one.op,
+        direction=one.direction,
+        mask=one.mask,
+        form=one.form,
+        dtype=one.dtype,
+        dim_qk=one.class_qk - 8,
+        dim_v=one.class_v - 8,
+        causal=True,
+        alignment_bytes=one.copy_bytes,
+    )
+    shapes = MASKED
+    if one.op == "retention":
+        shapes = tuple((*heads, n, n, True, scale) for *heads, n, scale in TOKENS)  # type: ignore[assignment]
+    calls = []
+    for number, (batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale) in enumerate(shapes):
+        odd = one.op == "retnet" and one.copy_bytes == 2
+        problem = replace(
+            base,
+            batch=batch,
+            heads_q=heads_q,
+            heads_kv=heads_kv,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k + odd,
+            causal=causal or one.mask != "explicit",
+        )
+        call = RetentionCall(
+            problem=problem,
+            scale=scale,
+            shared=number == 1,
+            r_grad=number == 1,
+            whole=number != 2,
+        )
+        calls.append(call)
+    return calls
