@@ -1,0 +1,130 @@
+"""Mistakes of an earlier implementation of these ops, each held off by a test that bears its name.
+
+Others are held off for every operation alike: multi-stage backward kernels and 32-wide tiles by the samples of
+``test_retention_candidates``, a dim of 192 by the groups of ``test_retention_numerics`` and ``test_retnet_numerics``,
+failed compiles, timing and checks by the tests of the search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.tensors import PoisonedWorkspace
+from tests.numerics import harness
+from tests.numerics.launching import launch
+from tests.numerics.retention_cases import FULL, RETENTION_FORMS, RetentionCase
+from tests.numerics.retnet_cases import RetnetCase
+from tests.numerics.workshop import Workshop
+
+pytestmark = pytest.mark.gpu
+
+Either = RetentionCase | RetnetCase
+
+LONG_CYCLES = 200_000_000  # a tenth of a second on any GPU of today
+REPEATS = 20
+_RETENTION = RetentionCase(
+    problem=replace(
+        FULL, batch=2, heads_q=4, heads_kv=2, seqlen_q=203, seqlen_k=203, dim_qk=128, dim_v=128
+    )
+)
+_MASKED = RetnetCase(
+    problem=Problem(
+        op="retnet",
+        mask="explicit",
+        batch=2,
+        heads_q=4,
+        heads_kv=2,
+        seqlen_q=77,
+        seqlen_k=200,
+        dim_qk=128,
+        dim_v=128,
+    ),
+    scale=None,
+)
+
+
+def backward(case: RetnetCase, **changes: Any) -> RetnetCase:
+    return replace(case, problem=replace(case.problem, direction="backward", **changes))
+
+
+CALLS: dict[str, Either] = {
+    **{form: _RETENTION.forward(form) for form in RETENTION_FORMS},
+    "retention-backward": _RETENTION.backward(),
+    "retnet": _MASKED,
+    "retnet-backward": backward(_MASKED, deterministic=True),
+    "retnet-decay": replace(_MASKED, problem=replace(_MASKED.problem, mask="decay", causal=True)),
+    "retnet-decay-backward": replace(
+        backward(_MASKED, deterministic=True, mask="decay", causal=True), dmask=False
+    ),
+}
+every_call = pytest.mark.parametrize("case", CALLS.values(), ids=CALLS)
+
+
+def judged(workshop: Workshop, case: Either, device: torch.device, repeats: int = 2) -> list[str]:
+    one = case.candidate(workshop.present)
+    kernel = workshop.kernel(one)
+    return harness.judge(
+        kernel, case, seed=0, device=device, deterministic=one.deterministic, repeats=repeats
+    )
+
+
+@every_call
+@pytest.mark.parametrize("scale", [0.125, None, -1.0])
+def test_the_scale_is_not_that_of_heads_of_64(
+    workshop: Workshop, case: Either, scale: float | None, device: torch.device
+) -> None:
+    assert judged(workshop, replace(case, scale=scale), device) == []
+
+
+@every_call
+def test_causal_is_not_ignored(workshop: Workshop, case: Either, device: torch.device) -> None:
+    """Nothing of later tokens shows in earlier rows, and nothing of earlier rows in later tokens' gradients."""
+    if isinstance(case, RetnetCase) and case.explicit:
+        case = replace(case, problem=replace(case.problem, causal=True))
+    assert judged(workshop, case, device) == []
+
+
+@every_call
+def test_no_row_of_a_tail_is_left(workshop: Workshop, case: Either, device: torch.device) -> None:
+    """Outputs arrive full of NaN, so that neither zeros nor what an allocator left can stand in for a result."""
+    for seqlen in (1, 15, 33, 65, 129, 130):
+        problem = replace(case.problem, seqlen_q=seqlen)
+        if problem.op == "retention":
+            problem = replace(problem, seqlen_k=seqlen)
+        assert judged(workshop, replace(case, problem=problem), device) == []
+
+
+@every_call
+def test_gradients_need_no_atomics_and_repeat_their_bits(
+    workshop: Workshop, case: Either, device: torch.device
+) -> None:
+    assert case.candidate(workshop.present).deterministic
+    assert judged(workshop, case, device, repeats=REPEATS) == []
+
+
+@every_call
+def test_every_kernel_of_a_launch_runs_on_the_callers_stream(
+    workshop: Workshop, case: Either, device: torch.device
+) -> None:
+    kernel = workshop.kernel(case.candidate(workshop.present))
+    call = harness.call_of(case)
+    given = {name: held.view for name, held in call.inputs(case, seed=0, device=device).items()}
+    expected = harness.Run(kernel, case, call.inputs(case, seed=0, device=device), device).written
+    late = {name: torch.full_like(x, torch.nan) for name, x in given.items()}
+    written = {name: held.view for name, held in call.outputs(case, device).items()}
+    workspace = PoisonedWorkspace(device)
+    stream = torch.cuda.Stream(device)
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(LONG_CYCLES)
+        for name, x in late.items():
+            x.copy_(given[name])
+        launch(kernel, case.problem, {**late, **written}, call.scalars(case), workspace)
+    stream.synchronize()
+    for name, found in written.items():  # a kernel on any other stream would have read NaN
+        assert torch.equal(found, expected[name].view), name
