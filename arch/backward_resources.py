@@ -27,6 +27,7 @@ class KeyShape:
         knobs: the pass.
         class_qk, class_v: padded head dims.
         fused: whether it adds its share of dQ.
+        masked: whether a tile of an explicit mask streams beside dO.
     """
 
     name: str = "keys"
@@ -34,6 +35,7 @@ class KeyShape:
     class_qk: int
     class_v: int
     fused: bool
+    masked: bool = False
 
     @property
     def stores_ds(self) -> bool:
@@ -59,12 +61,14 @@ class RowShape:
         name: of the pass, which is the result's: ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
         class_qk, class_v: padded head dims.
+        masked: whether a tile of an explicit mask streams with each step.
     """
 
     name: str
     knobs: RowPass
     class_qk: int
     class_v: int
+    masked: bool = False
 
     @property
     def needs_dp(self) -> bool:
@@ -97,14 +101,22 @@ PassShape = KeyShape | RowShape
 
 def shape_of(candidate: Candidate, name: str, knobs: KeyPass | RowPass) -> PassShape:
     """A pass of a candidate."""
+    masked = candidate.mask == "explicit"
     if isinstance(knobs, KeyPass):
         return KeyShape(
             knobs=knobs,
             class_qk=candidate.class_qk,
             class_v=candidate.class_v,
             fused=candidate.backward.plan == "fused",
+            masked=masked,
         )
-    return RowShape(name=name, knobs=knobs, class_qk=candidate.class_qk, class_v=candidate.class_v)
+    return RowShape(
+        name=name,
+        knobs=knobs,
+        class_qk=candidate.class_qk,
+        class_v=candidate.class_v,
+        masked=masked,
+    )
 
 
 def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
@@ -149,7 +161,8 @@ def _key_smem_bytes(shape: KeyShape) -> int:
     q = stages * m * shape.class_qk * ELEMENT_BYTES
     do = m * (shape.class_v * ELEMENT_BYTES + STATISTICS_BYTES)
     ds = scores if shape.stores_ds else 0
-    return resident + exchange + q + min(stages, 2) * (do + ds)
+    mask = scores if shape.masked else 0
+    return resident + exchange + q + min(stages, 2) * (do + ds + mask)
 
 
 def _key_fragment_registers(shape: KeyShape) -> int:
@@ -173,9 +186,10 @@ def _row_smem_bytes(shape: RowShape) -> int:
     resident = rows * shape.resident_columns * ELEMENT_BYTES
     streamed = columns * (shape.class_qk + shape.other_columns) * ELEMENT_BYTES
     statistics = 0 if shape.name == "dq" else columns * STATISTICS_BYTES
+    mask = rows * columns * ELEMENT_BYTES if shape.masked else 0
     result = rows * shape.result_columns
     sums = result * SUM_BYTES * (shape.knobs.column_warps - 1)
-    return max(resident + stages * (streamed + statistics), sums, result * ELEMENT_BYTES)
+    return max(resident + stages * (streamed + statistics + mask), sums, result * ELEMENT_BYTES)
 
 
 def _row_fragment_registers(shape: RowShape) -> int:

@@ -119,6 +119,7 @@ def _rejection(problem: Problem, family: Family, shape: PassShape, broken: Broke
         "class_qk": problem.class_qk,
         "class_v": problem.class_v,
         "copy_bytes": problem.alignment_bytes,
+        "mask": problem.mask,
         "knobs": plan | {shape.name: asdict(shape.knobs)},
     }
     return Rejection(config=config, predicate=broken[0], reason=broken[1])
@@ -156,6 +157,7 @@ class Passes:
             class_qk=self._problem.class_qk,
             class_v=self._problem.class_v,
             fused=plan == "fused",
+            masked=self._problem.mask == "explicit",
         )
 
     def keys(self, plan: BackwardPlan) -> list[KeyPass]:
@@ -192,6 +194,7 @@ class Passes:
             knobs=rows,
             class_qk=self._problem.class_qk,
             class_v=self._problem.class_v,
+            masked=self._problem.mask == "explicit",
         )
 
     def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:

@@ -47,7 +47,10 @@ def smem_bytes(candidate: Candidate) -> int:
     if knobs.warps_n > 1:
         p = tile_bytes(knobs.block_m, knobs.block_n)
         statistics = 4 * knobs.warps_n * knobs.block_m
-    main = (0 if knobs.q_in_registers else q) + v + k + p + statistics
+    mask = 0
+    if candidate.mask == "explicit":
+        mask = v_stages * tile_bytes(knobs.block_m, knobs.block_n)
+    main = (0 if knobs.q_in_registers else q) + v + k + mask + p + statistics
     return max(main, q, tile_bytes(knobs.block_m, value_columns(candidate)))
 
 

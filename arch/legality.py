@@ -1,7 +1,8 @@
 """Whether a candidate may exist on a GPU: one front for the rules of every operation.
 
 What the kernel headers can compile, and what never pays, is said beside each operation
-(:mod:`.forward_legality`, :mod:`.backward_legality`); what one GPU has room for, in :mod:`.rules`.
+(:mod:`.forward_legality`, :mod:`.backward_legality`, :mod:`.chunkwise_legality`, :mod:`.recurrent_legality`); what one
+GPU has room for, in :mod:`.rules`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import ForwardKnobs
-from . import backward_legality, backward_resources, forward_legality, resources
+from ..codegen.knobs import BackwardKnobs
+from ..codegen.retention_knobs import RecurrentKnobs
+from . import (
+    backward_legality,
+    backward_resources,
+    chunkwise_legality,
+    chunkwise_resources,
+    forward_legality,
+    resources,
+)
+from .recurrent_legality import RECURRENT_PREDICATES, RecurrentShape
 from .rules import CLASS_PREDICATES, COPY_PREDICATES, Broken, first_broken, limit_broken
 from .spec import ArchSpec
 
@@ -54,18 +64,28 @@ def _rejection(candidate: Candidate, broken: Broken | None) -> Rejection | None:
 
 
 def _kernel_broken(candidate: Candidate) -> Broken | None:
-    if isinstance(candidate.knobs, ForwardKnobs):
-        return first_broken(forward_legality.KERNEL_PREDICATES, candidate)
-    broken = first_broken(CLASS_PREDICATES | COPY_PREDICATES, candidate)
-    for shape in backward_resources.shapes(candidate):
-        broken = broken or backward_legality.kernel_broken(shape)
+    knobs = candidate.knobs
+    rows = resources.rows_of(candidate)
+    if rows is not None:
+        broken = first_broken(forward_legality.KERNEL_PREDICATES, rows)
+    else:
+        broken = first_broken(CLASS_PREDICATES | COPY_PREDICATES, candidate)
+    if isinstance(knobs, BackwardKnobs):
+        for shape in backward_resources.shapes(candidate):
+            broken = broken or backward_legality.kernel_broken(shape)
+    elif isinstance(knobs, RecurrentKnobs):
+        state = RecurrentShape(knobs=knobs, class_qk=candidate.class_qk)
+        broken = broken or first_broken(RECURRENT_PREDICATES, state)
+    for chunks in chunkwise_resources.shapes(candidate):
+        broken = broken or chunkwise_legality.kernel_broken(chunks)
     return broken
 
 
 def _taste_broken(candidate: Candidate) -> Broken | None:
-    if isinstance(candidate.knobs, ForwardKnobs):
-        return first_broken(forward_legality.TASTE_PREDICATES, candidate)
-    return None  # the search space of backward names what pays by its values
+    rows = resources.rows_of(candidate)
+    if rows is not None:
+        return first_broken(forward_legality.TASTE_PREDICATES, rows)
+    return None  # the search spaces of the others name what pays by their values
 
 
 def _limit_broken(candidate: Candidate, spec: ArchSpec) -> Broken | None:

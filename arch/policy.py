@@ -10,11 +10,12 @@ from typing import ClassVar
 from ..codegen.candidate import Candidate, Family
 from ..codegen.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
-from . import backward_defaults, backward_space, forward_space
+from . import backward_defaults, backward_space, forward_space, retention_space
 from .backward_defaults import BackwardPreferences
 from .backward_space import BackwardSpace
 from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
 from .legality import Rejection
+from .retention_space import RetentionSpace
 from .spec import ArchSpec
 
 
@@ -29,7 +30,7 @@ class Policy:
         build_arch: the compute capability its kernels are built for, e.g. ``"80"``.
         families: kernel families it offers, in the order they are tried.
         spec: the GPU's limits and rates.
-        forward_space, backward_space: the knobs' values.
+        forward_space, backward_space, retention_space: the knobs' values.
         forward_preferences, backward_preferences: the default tables, by rising ``up_to``.
     """
 
@@ -41,6 +42,7 @@ class Policy:
     forward_preferences: ClassVar[tuple[ForwardPreference, ...]] = FORWARD_PREFERENCES
     backward_space: ClassVar[BackwardSpace] = BackwardSpace()
     backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
+    retention_space: ClassVar[RetentionSpace] = RetentionSpace()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
@@ -60,7 +62,11 @@ class Policy:
         """
         found: list[Candidate | Rejection] = []
         for family in self.families:
-            if problem.direction == "forward":
+            if problem.op == "retention":
+                found += retention_space.offered(
+                    problem, family, self.retention_space, self.forward_space, self.spec
+                )
+            elif problem.direction == "forward":
                 found += forward_space.offered(problem, family, self.forward_space, self.spec)
             else:
                 found += backward_space.offered(problem, family, self.backward_space, self.spec)
@@ -85,6 +91,15 @@ class Policy:
         raise NoCandidateError(f"no candidate of {self!r} is legal for {problem.describe()}")
 
     def _preferred(self, problem: Problem, family: Family) -> Candidate | None:
+        if problem.op == "retention":
+            return retention_space.preferred(
+                problem,
+                family,
+                self.retention_space,
+                self.forward_space,
+                self.forward_preferences,
+                self.spec,
+            )
         if problem.direction == "forward":
             return forward_space.preferred(
                 problem, family, self.forward_space, self.forward_preferences, self.spec

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import ForwardKnobs
-from . import backward_resources, forward_resources
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs
+from ..codegen.retention_knobs import RecurrentKnobs
+from . import backward_resources, chunkwise_resources, forward_resources, recurrent_resources
 from .occupancy import KernelNeeds
+
+
+def rows_of(candidate: Candidate) -> Candidate | None:
+    """The forward candidate of the kernel over blocks of rows: itself, or parallel retention's, or None."""
+    if isinstance(candidate.knobs, ForwardKnobs):
+        return candidate
+    if isinstance(candidate.knobs, ParallelKnobs):
+        return replace(candidate, op="attention", knobs=candidate.knobs.rows)
+    return None
 
 
 def kernels(candidate: Candidate) -> tuple[KernelNeeds, ...]:
     """The kernels that a candidate's tiles size, in the order they run; of backward, the plan's passes."""
-    if isinstance(candidate.knobs, ForwardKnobs):
-        return (forward_resources.needs(candidate),)
-    return tuple(backward_resources.needs(shape) for shape in backward_resources.shapes(candidate))
+    knobs = candidate.knobs
+    if isinstance(knobs, BackwardKnobs):
+        shapes = backward_resources.shapes(candidate)
+        return tuple(backward_resources.needs(shape) for shape in shapes)
+    if isinstance(knobs, RecurrentKnobs):
+        return (recurrent_resources.needs(candidate, knobs),)
+    passes = tuple(map(chunkwise_resources.needs, chunkwise_resources.shapes(candidate)))
+    rows = rows_of(candidate)
+    if rows is None:
+        return passes
+    needs = forward_resources.needs(rows)
+    return (replace(needs, name="rows"), *passes) if passes else (needs,)
 
 
 def smem_bytes(candidate: Candidate) -> int:

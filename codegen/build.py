@@ -20,7 +20,7 @@ from .candidate import Candidate
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
-from .knobs import ForwardKnobs
+from .knobs import ForwardKnobs, ParallelKnobs
 from .outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from .project import Project, configure
 from .render import RenderedKernel, kernel_digest
@@ -102,7 +102,9 @@ def _inspect(
 
 def _persistent(candidate: Candidate) -> bool:
     """Whether the kernels loop over tiles around their main loop."""
-    return isinstance(candidate.knobs, ForwardKnobs) and candidate.knobs.persistent
+    knobs = candidate.knobs
+    rows = knobs.rows if isinstance(knobs, ParallelKnobs) else knobs
+    return isinstance(rows, ForwardKnobs) and rows.persistent
 
 
 def _classify(

@@ -6,7 +6,20 @@ from dataclasses import fields, replace
 from typing import Any
 
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
+from attention_autotuner.codegen.knobs import (
+    BackwardKnobs,
+    ForwardKnobs,
+    KeyPass,
+    Knobs,
+    ParallelKnobs,
+    RowPass,
+)
+from attention_autotuner.codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
 
 _FORWARD = {field.name for field in fields(ForwardKnobs)}
 _BACKWARD = {field.name for field in fields(BackwardKnobs)}
@@ -39,3 +52,27 @@ def backward(plan: str, **changes: Any) -> Candidate:
     rest = {name: value for name, value in changes.items() if name not in _BACKWARD}
     made = BackwardKnobs(plan=plan, **(passes[plan] | knobs))  # type: ignore[arg-type]  # from tests
     return replace(PLAIN, direction="backward", knobs=made, **rest)
+
+
+CHUNKS = ChunkPass(columns=64, column_warps=2, num_stages=2)
+RETENTION: dict[str, Knobs] = {
+    "parallel": ParallelKnobs(rows=PLAIN.forward, chunk=64, states=CHUNKS),
+    "chunkwise": ChunkwiseKnobs(chunk=64, output=CHUNKS),
+    "recurrent": RecurrentKnobs(columns=32, warps=4),
+    "backward": RetentionBackwardKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS),
+}
+
+
+def retention(kind: str, **changes: Any) -> Candidate:
+    """A retention candidate of a form, or of ``backward``, but for given fields."""
+    direction: Any = "backward" if kind == "backward" else "forward"
+    values: dict[str, Any] = {"knobs": RETENTION[kind], "class_qk": 64, "class_v": 64}
+    return replace(PLAIN, op="retention", direction=direction, **(values | changes))
+
+
+RETNET = (
+    replace(PLAIN, op="retnet", mask="explicit"),
+    replace(PLAIN, op="retnet", mask="decay"),
+    replace(backward("pair"), op="retnet", mask="explicit"),
+    replace(backward("fused"), op="retnet", mask="decay"),
+)

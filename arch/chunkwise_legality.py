@@ -1,0 +1,128 @@
+"""Which passes over chunks may exist: named predicates, each giving the reason when it says no.
+
+They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in the
+traits of the pass over chunks.
+"""
+
+from __future__ import annotations
+
+from .chunkwise_resources import ChunkShape, needs
+from .rules import Broken, Rule, first_broken, limit_broken
+from .spec import ArchSpec
+
+CHUNKS = (16, 32, 64, 128)
+DEPTH_WARPS = (1, 2, 4)
+MAX_STAGES = 3
+MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
+MAX_WARPS = 16
+MIN_COLUMNS = 32  # two warps of 16 columns: what the narrowest heads need to have MIN_WARPS
+MAX_STATE_REGISTERS = 128
+
+
+def _chunk_range(s: ChunkShape) -> str | None:
+    return None if s.chunk in CHUNKS else f"chunk must be one of {CHUNKS}, got {s.chunk}"
+
+
+def _chunk_stages_range(s: ChunkShape) -> str | None:
+    if 1 <= s.knobs.num_stages <= MAX_STAGES:
+        return None
+    return f"num_stages must be in 1..{MAX_STAGES}, got {s.knobs.num_stages}"
+
+
+def _depth_warps_range(s: ChunkShape) -> str | None:
+    if s.knobs.depth_warps in DEPTH_WARPS:
+        return None
+    return f"depth_warps must be one of {DEPTH_WARPS}, got {s.knobs.depth_warps}"
+
+
+def _chunk_warps_range(s: ChunkShape) -> str | None:
+    along, deep = s.knobs.column_warps, s.knobs.depth_warps
+    if MIN_WARPS <= along * deep <= MAX_WARPS:
+        return None
+    return f"column_warps * depth_warps must be in {MIN_WARPS}..{MAX_WARPS}, got {along} * {deep}"
+
+
+def _columns_divide_among_warps(s: ChunkShape) -> str | None:
+    if s.knobs.columns % (16 * s.knobs.column_warps) == 0:
+        return None
+    return (
+        f"columns must be a multiple of 16 * column_warps, got {s.knobs.columns} for "
+        f"{s.knobs.column_warps} warps"
+    )
+
+
+def _columns_within_class(s: ChunkShape) -> str | None:
+    most = max(s.width, MIN_COLUMNS)
+    if s.knobs.columns <= most:
+        return None
+    return f"columns must be at most {most} for a head dim of {s.width}, got {s.knobs.columns}"
+
+
+def _depth_divides_among_warps(s: ChunkShape) -> str | None:
+    if s.depth % (16 * s.knobs.depth_warps) == 0:
+        return None
+    return (
+        f"the inner head dim must be a multiple of 16 * depth_warps, got {s.depth} for "
+        f"{s.knobs.depth_warps} depth warps"
+    )
+
+
+def _inline_needs_one_depth_warp(s: ChunkShape) -> str | None:
+    if s.name == "states" or s.knobs.scores == "given":
+        return None
+    if s.knobs.depth_warps == 1 and s.chunk % (8 * s.knobs.column_warps) == 0:
+        return None
+    return (
+        "inline scores need depth_warps == 1 and a chunk that is a multiple of 8 * column_warps, got "
+        f"{s.knobs.depth_warps} depth warps, {s.knobs.column_warps} column warps and chunk {s.chunk}"
+    )
+
+
+def _given_divides_chunk(s: ChunkShape) -> str | None:
+    if s.knobs.scores == "inline" or s.chunk % (16 * s.knobs.depth_warps) == 0:
+        return None
+    return (
+        f"given scores need a chunk that is a multiple of 16 * depth_warps, got {s.chunk} for "
+        f"{s.knobs.depth_warps} depth warps"
+    )
+
+
+def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
+    if s.super_chunk >= 0 and s.super_chunk % s.chunk == 0:
+        return None
+    return f"super_chunk must be a multiple of chunk, got {s.super_chunk} and {s.chunk}"
+
+
+def _state_fits_registers(s: ChunkShape) -> str | None:
+    if s.state_registers <= MAX_STATE_REGISTERS:
+        return None
+    return (
+        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"{s.state_registers}"
+    )
+
+
+CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
+    "chunk_range": _chunk_range,
+    "chunk_stages_range": _chunk_stages_range,
+    "depth_warps_range": _depth_warps_range,
+    "chunk_warps_range": _chunk_warps_range,
+    "columns_divide_among_warps": _columns_divide_among_warps,
+    "columns_within_class": _columns_within_class,
+    "depth_divides_among_warps": _depth_divides_among_warps,
+    "inline_needs_one_depth_warp": _inline_needs_one_depth_warp,
+    "given_divides_chunk": _given_divides_chunk,
+    "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
+    "state_fits_registers": _state_fits_registers,
+}
+
+
+def kernel_broken(shape: ChunkShape) -> Broken | None:
+    """The first rule of the kernel headers that a pass breaks."""
+    broken = first_broken(CHUNK_PREDICATES, shape)
+    return None if broken is None else (broken[0], f"{shape.name}: {broken[1]}")
+
+
+def pass_broken(shape: ChunkShape, spec: ArchSpec) -> Broken | None:
+    """The first rule of the kernel headers, or limit of a GPU, that a pass breaks."""
+    return kernel_broken(shape) or limit_broken(needs(shape), spec)

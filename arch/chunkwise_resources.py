@@ -1,0 +1,114 @@
+"""What the passes over chunks of a retention candidate cost an SM, as pure formulas over their knobs.
+
+Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler has spoken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.candidate import Candidate
+from ..codegen.knobs import ParallelKnobs
+from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RetentionBackwardKnobs
+from .occupancy import KernelNeeds
+
+ELEMENT_BYTES = 2  # fp16 and bf16
+SUM_BYTES = 4  # fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkShape:
+    """A pass over chunks with what its formulas need of the candidate.
+
+    Attributes:
+        name: ``output``, ``states`` (Y and Z alone: no X, no scores), ``dq``, ``dk`` or ``dv``.
+        knobs: the pass.
+        chunk: tokens of one step.
+        super_chunk: tokens that one CTA walks; 0 for all.
+        depth: padded head dim of X and Y.
+        width: padded head dim of Z, of which a CTA takes ``columns``.
+    """
+
+    name: str
+    knobs: ChunkPass
+    chunk: int
+    super_chunk: int = 0
+    depth: int
+    width: int
+
+    @property
+    def slices(self) -> int:
+        """CTAs that share a head's chunks, each with its columns; the last may reach beyond the width."""
+        return -(-self.width // self.knobs.columns)
+
+    @property
+    def columns_per_warp(self) -> int:
+        """Columns that a warp owns."""
+        return self.knobs.columns // self.knobs.column_warps
+
+    @property
+    def state_registers(self) -> int:
+        """Registers of a thread for its part of the fp32 state."""
+        return self.columns_per_warp * (self.depth // self.knobs.depth_warps) // 32
+
+
+def shape_of(
+    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, classes: tuple[int, int]
+) -> ChunkShape:
+    """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
+    class_qk, class_v = classes
+    depth, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    return ChunkShape(
+        name=name, knobs=knobs, chunk=chunk, super_chunk=super_chunk, depth=depth, width=width
+    )
+
+
+def shapes(candidate: Candidate) -> tuple[ChunkShape, ...]:
+    """The passes over chunks of a candidate, in the order they run; none for candidates that have no such pass."""
+    knobs = candidate.knobs
+    classes = (candidate.class_qk, candidate.class_v)
+    if isinstance(knobs, ParallelKnobs):
+        return (shape_of("states", knobs.states, knobs.chunk, 0, classes),)
+    if isinstance(knobs, ChunkwiseKnobs):
+        return (shape_of("output", knobs.output, knobs.chunk, knobs.super_chunk, classes),)
+    if isinstance(knobs, RetentionBackwardKnobs):
+        return tuple(
+            shape_of(name, one, knobs.chunk, knobs.super_chunk, classes)
+            for name, one in knobs.passes.items()
+        )
+    return ()
+
+
+def smem_bytes(shape: ChunkShape) -> int:
+    """Dynamic shared memory of one CTA, bytes."""
+    knobs, chunk = shape.knobs, shape.chunk
+    y, z = chunk * shape.depth, chunk * knobs.columns
+    if shape.name == "states":
+        return knobs.num_stages * (y + z) * ELEMENT_BYTES
+    scores = chunk * chunk
+    given = scores if knobs.scores == "given" else 0
+    inline = scores - given
+    sums = SUM_BYTES * chunk * knobs.columns * (knobs.depth_warps - 1)
+    return (knobs.num_stages * (2 * y + z + given) + inline) * ELEMENT_BYTES + sums
+
+
+def fragment_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for the state, and for the output or the scores, whichever takes more."""
+    if shape.name == "states":
+        return shape.state_registers
+    output = shape.chunk * shape.columns_per_warp // 32
+    scores = 0
+    if shape.knobs.scores == "inline":
+        scores = shape.chunk * -(-shape.chunk // (8 * shape.knobs.column_warps)) * 8 // 32
+    return shape.state_registers + max(output, scores)
+
+
+def needs(shape: ChunkShape) -> KernelNeeds:
+    """What a pass takes."""
+    return KernelNeeds(
+        name=shape.name,
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=shape.knobs.ctas_per_sm,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=fragment_registers(shape),
+    )
