@@ -70,9 +70,9 @@ def test_config_with_unknown_or_missing_fields_is_refused() -> None:
 def test_knobs_are_those_of_the_direction() -> None:
     assert CANDIDATE.forward.block_n == 64
     assert PAIR.backward.keys == KEYS
-    with pytest.raises(TypeError, match="no backward knobs"):
+    with pytest.raises(TypeError, match="has no BackwardKnobs"):
         _ = CANDIDATE.backward
-    with pytest.raises(TypeError, match="no forward knobs"):
+    with pytest.raises(TypeError, match="has no ForwardKnobs"):
         _ = PAIR.forward
     with pytest.raises(TypeError, match="attention backward takes BackwardKnobs, got ForwardKnobs"):
         replace(PAIR, knobs=CANDIDATE.knobs)
