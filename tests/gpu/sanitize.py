@@ -210,17 +210,20 @@ def run_all(paths: dict[str, str], memory: Memory) -> int:
         kernel = loader.load(path)
         kernel.prepare(0)
         one = KINDS[kind]
-        for call in calls_of(one) if one.op == "attention" else retention_calls_of(one):
+        calls: Sequence[Call] = calls_of(one) if one.op == "attention" else retention_calls_of(one)
+        for call in calls:
             shape = call.problem.describe()
-            of_attention = not isinstance(call, RetentionCall)
-            said = (
-                run(kernel, call, memory) if of_attention else run_retention(kernel, call, memory)
-            )
-            wrong += [f"{kind}, {shape}: {each}" for each in said]
+            wrong += [f"{kind}, {shape}: {each}" for each in _complaints(kernel, call, memory)]
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{len(paths)} kernels, {len(wrong)} complaints")
     return 1 if wrong else 0
+
+
+def _complaints(kernel: loader.LoadedKernel, call: Call, memory: Memory) -> list[str]:
+    if isinstance(call, RetentionCall):
+        return run_retention(kernel, call, memory)
+    return run(kernel, call, memory)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -199,7 +199,10 @@ def test_a_state_may_be_updated_in_place(
     assert torch.equal(written["o"], expected["o"])
 
 
-FAR = {**{form: PLAIN.forward(form) for form in RETENTION_FORMS}, "backward": PLAIN.backward()}
+FAR: dict[str, RetentionCase] = {
+    **{str(form): PLAIN.forward(form) for form in RETENTION_FORMS},
+    "backward": PLAIN.backward(),
+}
 
 
 @pytest.mark.parametrize("axis", far.STRIDES)

@@ -17,9 +17,11 @@ from attention_autotuner.reference import attention, attention_low, check
 from attention_autotuner.tuning.bindings import TORCH_DTYPES
 from attention_autotuner.tuning.tensors import PoisonedWorkspace
 
-from . import gradients, retention_calls, retnet_calls
+from . import gradients
 from .cases import Case, Layout
 from .launching import launch
+from .retention_calls import RetentionBackwardCall, RetentionForwardCall
+from .retnet_calls import RetnetBackwardCall, RetnetForwardCall
 from .storage import Held, make_input, make_output
 
 SEEDS = (0, 1)
@@ -102,10 +104,10 @@ class ForwardCall:
 CALLS: dict[tuple[Op, Direction], Call] = {
     ("attention", "forward"): ForwardCall(),
     ("attention", "backward"): gradients.BackwardCall(make_inputs),
-    ("retnet", "forward"): retnet_calls.ForwardCall(),
-    ("retnet", "backward"): retnet_calls.BackwardCall(),
-    ("retention", "forward"): retention_calls.ForwardCall(),
-    ("retention", "backward"): retention_calls.BackwardCall(),
+    ("retnet", "forward"): RetnetForwardCall(),
+    ("retnet", "backward"): RetnetBackwardCall(),
+    ("retention", "forward"): RetentionForwardCall(),
+    ("retention", "backward"): RetentionBackwardCall(),
 }
 
 

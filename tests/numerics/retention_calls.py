@@ -58,7 +58,7 @@ def _states(case: RetentionCase) -> tuple[int, int, int, int]:
     return p.batch, p.heads_q, p.dim_qk, p.dim_v
 
 
-class ForwardCall:
+class RetentionForwardCall:
     """o and, where it is wanted, the final state; the same for every form."""
 
     def scalars(self, case: RetentionCase) -> Mapping[str, float]:
@@ -80,20 +80,27 @@ class ForwardCall:
 
     def truths(self, case: RetentionCase, given: Given) -> Iterator[Truth]:
         """Of o and the final state."""
-        options = {"scale": case.true_scale, "initial_state": given.get("initial_state")}
-        wide = [given[name].to(_wide(case)) for name in "qkv"]
-        refs = retention_chunkwise(*wide, _gamma(given), chunk=CHUNK, **options)  # type: ignore[arg-type]
-        small = 2.0**-case.shrink
-        state = given.get("initial_state")
+        state, scale = given.get("initial_state"), case.true_scale
         q, k, v = (given[name] for name in "qkv")
-        options["initial_state"] = None if state is None else state * small
-        lows = retention_low(q, k, v * small, _gamma(given), **options)  # type: ignore[arg-type]
+        wide, gamma = _wide(case), _gamma(given)
+        refs = retention_chunkwise(
+            q.to(wide),
+            k.to(wide),
+            v.to(wide),
+            gamma,
+            scale=scale,
+            initial_state=state,
+            chunk=CHUNK,
+        )
+        small = 2.0**-case.shrink
+        state = None if state is None else state * small
+        lows = retention_low(q, k, v * small, gamma, scale=scale, initial_state=state)
         for name, ref, low in zip(("o", "final_state"), refs, lows, strict=True):
             if name == "o" or case.final:
                 yield name, ref, low.to(ref.dtype) / small
 
 
-class BackwardCall:
+class RetentionBackwardCall:
     """dq, dk, dv and, where they are wanted, the gradients of the initial state and of log2 gamma."""
 
     def scalars(self, case: RetentionCase) -> Mapping[str, float]:

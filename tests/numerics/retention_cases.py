@@ -61,7 +61,7 @@ class Group:
 
 GROUPS: tuple[Group, ...] = (
     Group(dims=((64, 64), (56, 64), (64, 56)), count=26),
-    Group(dims=((64, 64), (56, 56)), dtype="bf16", like=FEW),
+    Group(dims=((64, 64), (56, 56)), dtype="bf16", like=FEW, count=22),
     Group(dims=((16, 16), (8, 16), (16, 8)), like=FEW),
     Group(dims=((40, 72), (40, 80), (48, 72))),
     Group(dims=((96, 112), (96, 104), (88, 112)), dtype="bf16"),
@@ -70,8 +70,7 @@ GROUPS: tuple[Group, ...] = (
     Group(dims=((256, 512), (248, 504)), count=12),
     Group(dims=((256, 512), (256, 504)), dtype="bf16", like=FEW, count=10),
     Group(dims=((64, 64), (56, 64)), narrow=True, count=10),
-    Group(dims=((72, 40), (80, 40)), dtype="bf16", narrow=True, like=FEW, count=8),
-    Group(dims=((128, 128),), policy="A100", count=4),
+    Group(dims=((48, 80), (40, 80)), dtype="bf16", narrow=True, like=FEW, count=8),
     Group(dims=((256, 512),), policy="A100", like=FEW, count=3),
     Group(dims=((128, 128),), policy="RTX4090", count=4),
     Group(dims=((256, 512),), policy="RTX4090", like=FEW, count=3),

@@ -100,8 +100,9 @@ def _flattened(prefix: str, config: dict[str, Any], one: Candidate) -> Iterator[
 
 def cases_of(one: Candidate) -> list[RetentionCase | RetnetCase]:
     """What a candidate is run on; tensors are unaligned where it is made for that."""
-    makers = {"retnet": _retnet_cases, "retention": _retention_cases}
-    return list(makers[one.op](one))
+    if one.op == "retnet":
+        return list(_retnet_cases(one))
+    return list(_retention_cases(one))
 
 
 def _problem(one: Candidate, batch: int, heads: tuple[int, int], q: int, k: int) -> Problem:
@@ -154,7 +155,7 @@ def _retnet_cases(one: Candidate) -> Iterator[RetnetCase]:
         problem = _problem(one, batch, heads, seqlen_q, keys)
         yield RetnetCase(
             problem=replace(problem, causal=causal or one.mask == "decay"),
-            values=("normal", "retnet", "large", "zero_rows")[number],  # type: ignore[arg-type]
+            values=("normal", "retnet", "large", "zero_rows")[number],
             shared=number == 1,
             scale=(None, -0.3)[number % 2],
             r_clamp_max=40.0 if number == 1 else None,

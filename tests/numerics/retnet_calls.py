@@ -115,7 +115,7 @@ def mask_of(case: RetnetCase, given: Given) -> torch.Tensor:
     return decay_mask(gamma, p.heads_q, p.seqlen_q, p.seqlen_k, gamma.device).float()
 
 
-class ForwardCall:
+class RetnetForwardCall:
     """o and, where it is wanted, r."""
 
     def scalars(self, case: RetnetCase) -> Mapping[str, float]:
@@ -138,10 +138,10 @@ class ForwardCall:
 
     def truths(self, case: RetnetCase, given: Given) -> Iterator[Truth]:
         """Of o and r."""
-        read, mask = [given[name] for name in "qkv"], mask_of(case, given)
-        o_ref, r_ref = retnet_attention(*read, mask, **options_of(case))
+        (q, k, v), mask = (given[name] for name in "qkv"), mask_of(case, given)
+        o_ref, r_ref = retnet_attention(q, k, v, mask, **options_of(case))
         small = 2.0**-case.shrink
-        o_low, r_low = retnet_attention_low(*read, mask, **options_of(case, small))
+        o_low, r_low = retnet_attention_low(q, k, v, mask, **options_of(case, small))
         if case.shrink:  # rows that the smaller scale takes below r's least value excuse nothing
             o_low = torch.where((r_ref * small > 2.0)[..., None], o_low.float(), o_ref)
         yield "o", o_ref, o_low
@@ -149,7 +149,7 @@ class ForwardCall:
             yield "r", r_ref[..., None], r_low[..., None] / small
 
 
-class BackwardCall:
+class RetnetBackwardCall:
     """dq, dk, dv and, where it is wanted, dmask."""
 
     def scalars(self, case: RetnetCase) -> Mapping[str, float]:
@@ -165,8 +165,8 @@ class BackwardCall:
         shape = (p.batch, p.heads_q, p.seqlen_q, p.dim_v)
         made["dout"] = make_input(shape, case.gradient, dtype, generator)
         views = {name: held.view for name, held in made.items()}
-        read = [views[name] for name in "qkv"]
-        o, r = retnet_attention(*read, mask_of(case, views), **options_of(case))
+        q, k, v = (views[name] for name in "qkv")
+        o, r = retnet_attention(q, k, v, mask_of(case, views), **options_of(case))
         if case.normalize:
             made["r"] = hold_input(r[..., None], "dense")
         if case.r_grad:
@@ -193,11 +193,13 @@ class BackwardCall:
     def truths(self, case: RetnetCase, given: Given) -> Iterator[Truth]:
         """Of all gradients."""
         mask, wanted = mask_of(case, given), case.has("dmask")
-        names, r_grad = ("q", "k", "v"), case.has("r_grad")
-        wide = [given[name].float() for name in names]  # or the truth would be rounded
+        r_grad = case.has("r_grad")
+        q, k, v = (given[name] for name in "qkv")
         refs = retnet_attention_backward(
             given["dout"].float(),
-            *wide,
+            q.float(),  # or the truth would be rounded
+            k.float(),
+            v.float(),
             mask.float(),
             need_dmask=wanted,
             r_grad=r_grad,
@@ -205,11 +207,13 @@ class BackwardCall:
         )
         lows = retnet_attention_backward(
             given["dout"],
-            *(given[name] for name in names),
+            q,
+            k,
+            v,
             mask,
             need_dmask=wanted,
             r_grad=r_grad,
-            dtype=given["q"].dtype,
+            dtype=q.dtype,
             **options_of(case, 2.0**-case.shrink),
         )
         widths = rounding_through_r(case, given) if r_grad else {}
@@ -219,7 +223,9 @@ class BackwardCall:
             low = low.float()
             if name in widths:
                 low = low + torch.copysign(widths[name], low - ref)
-            yield name, *(x[None] if name == "dmask" else x for x in (ref, low))
+            if name == "dmask":
+                ref, low = ref[None], low[None]
+            yield name, ref, low
 
 
 def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor]:

@@ -63,7 +63,6 @@ GROUPS: tuple[Group, ...] = (
     Group(dims=((96, 112), (96, 104)), dtype="bf16", count=10),
     Group(dims=((64, 64), (56, 64)), narrow=True),
     Group(dims=((192, 192), (192, 184)), narrow=True, dtype="bf16", count=10),
-    Group(dims=((128, 128),), policy="A100", count=4),
     Group(dims=((256, 512),), policy="A100", count=3),
     Group(dims=((128, 128),), policy="RTX4090", count=4),
     Group(dims=((256, 512),), policy="RTX4090", count=3),

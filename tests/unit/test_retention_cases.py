@@ -40,7 +40,7 @@ def test_retnets_list_is_as_varied_as_promised(direction: Direction) -> None:
     assert {case.shared for case in explicit} == {True, False}
     assert {case.problem.causal for case in explicit} == {True, False}
     assert any(case.problem.seqlen_k % 2 for case in explicit)
-    assert {case.gamma for case in found if not case.explicit} == {None, *retnet_cases.GAMMAS}
+    assert {case.gamma for case in found if not case.explicit} == {None, *retention_cases.GAMMAS}
     assert {case.scale for case in found} >= {None, 0.0, -0.125, 8.0}
     for flag in ("normalize", "r_grad", "dmask", "r"):
         assert {getattr(case, flag) for case in found} == {True, False}

@@ -22,7 +22,7 @@ from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.reference import attention, attention_backward
-from tests.gpu import bare_launch, bare_retention, sanitize
+from tests.gpu import bare_launch, bare_retention, sanitize, sanitize_retention
 from tests.numerics.emulation import HostBackward
 from tests.numerics.retention_emulation import HOSTS
 
@@ -130,7 +130,7 @@ def test_a_right_kernel_passes(fake_kernel: FakeKernel, kind: str) -> None:
         assert memory.held == {}
 
 
-@pytest.mark.parametrize("kind", [*sanitize.RETNET, *sanitize.RETENTION])
+@pytest.mark.parametrize("kind", [*sanitize_retention.RETNET, *sanitize_retention.RETENTION])
 def test_a_right_kernel_of_retention_passes_and_a_wrong_one_is_told(kind: str) -> None:
     one = sanitize.KINDS[kind]
     dtype = torch.float16 if one.dtype == "fp16" else torch.bfloat16
@@ -143,12 +143,13 @@ def test_a_right_kernel_of_retention_passes_and_a_wrong_one_is_told(kind: str) -
             p.scale = 0.125
             super().compute(p)
 
-    right, wrong = base(dtype), Hardwired(dtype)
-    for call in sanitize.retention_calls_of(one):
+    right: Any = base(dtype)
+    wrong: Any = Hardwired(dtype)
+    for call in sanitize_retention.retention_calls_of(one):
         memory = HostMemory()
         assert bare_retention.run(right, call, memory) == []
         assert memory.held == {}
-    (*_, call) = sanitize.retention_calls_of(one)
+    (*_, call) = sanitize_retention.retention_calls_of(one)
     assert bare_retention.run(wrong, call, HostMemory()) != []
 
 
@@ -240,7 +241,9 @@ def test_building_writes_a_manifest_and_running_reads_it(
     assert sanitize.main([*store, "--build", "--arch", "90", *backward]) == 0
     assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(sanitize.BACKWARD)
     assert sanitize.main([*store, "--build", "--arch", "90", "--op", "retention"]) == 0
-    assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(sanitize.RETENTION)
+    assert set(json.loads((tmp_path / sanitize.MANIFEST).read_text())) == set(
+        sanitize_retention.RETENTION
+    )
 
 
 def test_a_call_of_the_driver_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
