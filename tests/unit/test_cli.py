@@ -115,6 +115,15 @@ def test_candidates_prints_a_table_of_the_best(capsys: Capture) -> None:
             ["--direction", "backward", "--deterministic"],
             Problem(direction="backward", deterministic=True),
         ),
+        (["--op", "retnet"], Problem(op="retnet", mask="explicit")),
+        (
+            ["--op", "retnet", "--mask", "decay"],
+            Problem(op="retnet", mask="decay", causal=True),
+        ),
+        (
+            ["--op", "retention", "--form", "chunkwise"],
+            Problem(op="retention", form="chunkwise", causal=True),
+        ),
     ],
 )
 def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Problem) -> None:
@@ -133,6 +142,8 @@ def test_flags_name_the_problem(capsys: Capture, flags: list[str], problem: Prob
         ),
         (["--device-type", "V100"], "UnsupportedArchitectureError", "'V100'"),
         (["--device-type", "A100", "--deterministic"], "UnsupportedProblemError", "deterministic"),
+        (["--device-type", "A100", "--form", "parallel"], "UnsupportedProblemError", "form"),
+        (["--device-type", "A100", "--mask", "decay"], "UnsupportedProblemError", "mask"),
     ],
 )
 def test_a_typed_error_is_one_line_and_status_1(
@@ -152,7 +163,8 @@ def test_a_typed_error_is_one_line_and_status_1(
     [
         [],
         ["nonsense"],
-        ["candidates", "--op", "retnet"],
+        ["candidates", "--op", "conv"],
+        ["candidates", "--op", "retnet", "--mask", "none"],
         ["candidates", "--limit", "0"],
         ["build", "--count", "1", "--default"],
         ["candidates", "--direction", "step"],

@@ -214,7 +214,7 @@ def test_the_main_job_with_a_gpu_serves_and_fails_on_a_wrong_answer(
         assert said["gpu"] == "H200"
         assert said["served"] == [each.to_json() for each in tensors]
         assert said["left_out"] == ""
-        assert said["files"] == ["/records/one.json"] * 2
+        assert said["files"] == ["/records/one.json"] * 2 * 3  # retnet's and retention's steps too
         assert said["step"]["picks_us"] == 270.0
     assert said["complaints"] == ["dq is wrong: NaN"]
     monkeypatch.setattr(main_job, "serve", lambda problem: (served("o"), served("dk")))
@@ -239,14 +239,16 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
     said = run_json(capsys, "tune", "--all", "--effort", "none")
     assert [(each["arch"], each["direction"]) for each in said["results"]] == [
         (arch, direction)
-        for arch in ("A100", "RTX4090", "H100")
+        for arch in ("A100", "RTX4090", "H100", *("RTX4090", "H100") * 2)
         for direction in ("forward", "backward")
     ]
+    assert [problem.op for problem in problems[6:]] == ["retnet"] * 4 + ["retention"] * 4
+    assert [width for _, _, width in asked[6:]] == [0] * 8
     assert asked[:2] == [("A100", "forward", 8), ("A100", "backward", 1)]
     assert not any(problem.deterministic for problem in problems)
     problems.clear()
     run_json(capsys, "tune", "--all", "--effort", "none", "--deterministic")
-    assert [one.deterministic for one in problems] == [False, True] * 3
+    assert [one.deterministic for one in problems[:6]] == [False, True] * 3
     assert said["served"] == []
     assert "its gradient" in said["left_out"]
     # Nothing usable was built here: each direction is tried wider and wider.

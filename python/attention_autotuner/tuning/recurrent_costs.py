@@ -22,9 +22,7 @@ TOKEN_CLK = (
     500.0  # of a token beside these: k, q and v from shared memory, the sum over warps, a barrier
 )
 BANDWIDTH_SHARE = 0.9  # of the peak, that states read and written once reach
-THREADS_TO_FILL = (
-    512  # resident threads of an SM, sixteen bytes in flight each, that keep its memory busy
-)
+BYTES_TO_FILL = 49152  # of states in flight on an SM, that keep its share of the memory busy
 
 
 def predict(
@@ -60,8 +58,8 @@ def predict(
 
     rows = heads * problem.seqlen_q * (problem.dim_qk + problem.dim_v) * 2 * ELEMENT_BYTES
     states = 2 * STATE_BYTES * heads * problem.dim_qk * problem.dim_v if decodes(problem) else 0
-    filled = min(1.0, ctas * knobs.num_threads / (spec.num_sms * THREADS_TO_FILL))
-    share = BANDWIDTH_SHARE * filled * min(1.0, resident * knobs.num_threads / THREADS_TO_FILL)
+    in_flight = ctas / (waves * spec.num_sms) * knobs.columns * candidate.class_qk * STATE_BYTES
+    share = BANDWIDTH_SHARE * min(1.0, in_flight / BYTES_TO_FILL)
     hbm_us = (rows + states) * 1e6 / (spec.hbm_bytes_per_second * share)
     # Every slice reads all of q and k again, out of L2.
     again = slices * heads * problem.seqlen_q * problem.dim_qk * 2 * ELEMENT_BYTES

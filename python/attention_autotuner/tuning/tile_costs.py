@@ -134,6 +134,8 @@ class RoundCost:
 def _blend(first: float, second: float, sharpness: float) -> float:
     """Time of two units that feed each other: the greater when they are far apart, more when they compete."""
     greater, lesser = max(first, second), min(first, second)
+    if not lesser:
+        return greater
     return float(greater * (1.0 + (lesser / greater) ** sharpness) ** (1.0 / sharpness))
 
 

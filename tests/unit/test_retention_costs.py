@@ -1,0 +1,132 @@
+"""The cost model of retention: what grows with what, and which form is ahead where."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from attention_autotuner.arch import resolve
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs, Knobs, ParallelKnobs
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
+from attention_autotuner.tuning.cost_model import Estimate, estimate, rank
+from attention_autotuner.tuning.exhaustive import stratum_of
+from attention_autotuner.tuning.shortlist import kind_of, shape_of
+
+SPEC = resolve("H200").spec
+PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
+CHUNKWISE = ChunkwiseKnobs(chunk=64, output=PASS)
+ROWS = ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128)
+PARALLEL = ParallelKnobs(
+    rows=ROWS, chunk=64, states=ChunkPass(columns=64, column_warps=4, num_stages=1)
+)
+RECURRENT = RecurrentKnobs(columns=32, warps=4)
+BACKWARD = RetentionBackwardKnobs(chunk=64, dq=PASS, dk=PASS, dv=PASS)
+
+
+def problem(seqlen: int = 2048, batch: int = 8) -> Problem:
+    return Problem(
+        op="retention",
+        causal=True,
+        batch=batch,
+        heads_q=8,
+        heads_kv=8,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+    )
+
+
+def predicted(asked: Problem, knobs: Knobs) -> Estimate:
+    return estimate(asked, Candidate.of(asked, "sm80", knobs), SPEC)
+
+
+def test_the_parallel_form_is_ahead_on_short_sequences_and_the_chunkwise_on_long_ones() -> None:
+    for seqlen, ahead in ((256, PARALLEL), (4096, CHUNKWISE)):
+        asked = problem(seqlen)
+        candidates = [Candidate.of(asked, "sm80", knobs) for knobs in (CHUNKWISE, PARALLEL)]
+        assert rank(asked, candidates, SPEC)[0][0].knobs == ahead
+
+
+def test_chunks_cost_by_the_token_and_rows_by_the_square() -> None:
+    for knobs, low, high in ((CHUNKWISE, 1.9, 2.1), (PARALLEL, 3.3, 4.1)):
+        long, longer = (predicted(problem(seqlen), knobs).us for seqlen in (8192, 16384))
+        assert low < longer / long < high
+
+
+def test_super_chunks_fill_a_gpu_that_few_heads_leave_empty_and_cost_what_is_full_more() -> None:
+    split = replace(CHUNKWISE, super_chunk=1024)
+    few, many = problem(16384, batch=1), problem(16384, batch=16)
+    assert predicted(few, split).us < predicted(few, CHUNKWISE).us
+    assert predicted(many, split).us > predicted(many, CHUNKWISE).us
+    short = problem(1024)  # one super-chunk is no split
+    assert predicted(short, split).us == predicted(short, CHUNKWISE).us
+
+
+def test_scores_in_the_pass_cost_every_slice_and_save_a_kernel() -> None:
+    inline = replace(
+        CHUNKWISE, output=replace(PASS, scores="inline", column_warps=4, depth_warps=1)
+    )
+    asked = problem()
+    assert (
+        predicted(asked, inline).terms["tensor_us"] > predicted(asked, CHUNKWISE).terms["tensor_us"]
+    )
+    assert predicted(asked, inline).terms["edges_us"] == 0.0
+    assert predicted(asked, CHUNKWISE).terms["edges_us"] > 0.0
+
+
+def test_decoding_is_bound_by_the_states_and_long_sequences_by_the_chain() -> None:
+    decode = replace(problem(1, batch=64), form="recurrent", dim_qk=256, dim_v=512)
+    found = predicted(decode, RECURRENT)
+    states = 2 * 4 * 64 * 8 * 256 * 512
+    assert found.limiter == "hbm"
+    assert 1.0 < found.us / (states * 1e6 / SPEC.hbm_bytes_per_second) < 1.5
+    long = predicted(problem(), RECURRENT)
+    assert long.limiter == "chain"
+    assert long.us > 5 * predicted(problem(), CHUNKWISE).us
+
+
+def test_backward_has_three_passes_and_adds_up_groups() -> None:
+    asked = replace(problem(), direction="backward")
+    whole = predicted(asked, BACKWARD)
+    forward = predicted(problem(), CHUNKWISE)
+    assert 2 < whole.us / forward.us < 4
+    grouped = predicted(replace(asked, heads_kv=4), BACKWARD)
+    assert grouped.terms["edges_us"] > whole.terms["edges_us"]
+
+
+def test_a_mask_is_read_and_costs_no_exponentials() -> None:
+    plain = Problem(batch=8, heads_q=8, heads_kv=8, seqlen_q=2048, seqlen_k=2048)
+    masked = replace(plain, op="retnet", mask="explicit")
+    with_softmax, with_mask = (predicted(each, ROWS) for each in (plain, masked))
+    assert with_mask.terms["exp_us"] == 0.0 < with_softmax.terms["exp_us"]
+    mask_us = 2 * 8 * 2048 * 2048 * 1e6 / SPEC.hbm_bytes_per_second
+    assert with_mask.terms["hbm_us"] == pytest.approx(with_softmax.terms["hbm_us"] + mask_us)
+    assert with_mask.terms["l2_us"] == pytest.approx(1.5 * with_softmax.terms["l2_us"])
+
+
+@pytest.mark.parametrize("knobs", [CHUNKWISE, PARALLEL, RECURRENT])
+def test_forms_are_shapes_and_strata_of_their_own(knobs: Knobs) -> None:
+    asked = problem()
+    others = [each for each in (CHUNKWISE, PARALLEL, RECURRENT) if each != knobs]
+    candidate = Candidate.of(asked, "sm80", knobs)
+    for other in others:
+        against = Candidate.of(asked, "sm80", other)
+        for told_apart in (shape_of, kind_of, stratum_of):
+            assert told_apart(candidate) != told_apart(against)
+
+
+def test_stages_are_another_kind_and_bounds_are_not() -> None:
+    asked = problem()
+    bases = [
+        Candidate.of(asked, "sm80", replace(CHUNKWISE, output=each))
+        for each in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
+    ]
+    assert len({shape_of(each) for each in bases}) == 1
+    assert kind_of(bases[0]) == kind_of(bases[2]) != kind_of(bases[1])
