@@ -8,7 +8,16 @@ from typing import Any
 
 from ..arch import Policy, names, resolve
 from ..codegen.candidate import Candidate
-from ..codegen.problem import CAUSAL_ALIGNMENTS, DIRECTIONS, DTYPES, FORMS, MASKS, OPS, Problem
+from ..codegen.problem import (
+    CAUSAL_ALIGNMENTS,
+    DIRECTIONS,
+    DTYPES,
+    FORMS,
+    MASKS,
+    OPS,
+    Mask,
+    Problem,
+)
 from ..errors import NoCandidateError
 from ..tuning.cost_model import Estimate, rank
 from ..tuning.step import problems_of_step
@@ -124,7 +133,7 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         UnsupportedProblemError: it is outside what kernels here solve.
     """
     a = arguments
-    mask = a.mask or ("explicit" if a.op == "retnet" else "none")
+    mask: Mask = a.mask or ("explicit" if a.op == "retnet" else "none")
     return Problem(
         op=a.op,
         direction="backward" if a.direction == STEP else a.direction,

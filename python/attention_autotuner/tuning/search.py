@@ -20,6 +20,7 @@ from ..codegen.candidate import Candidate
 from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
 from ..codegen.problem import Problem
 from ..codegen.render import RenderedKernel, kernel_digest, render, unique
+from ..codegen.retention_knobs import RecurrentKnobs
 from ..settings import Effort, Settings
 from .cost_model import rank, refine
 from .failures import require_legal, require_usable
@@ -220,7 +221,9 @@ class _Search:
         outcome: Outcome = Ok()
         spilled = spilled_bytes(built)
         tolerated = SPILL_WORTH_TIMING if self.pipeline.can_measure() else 0
-        if report.loop_spills and spilled > tolerated:
+        # The recurrent form's loop is all there is of it, and holds no tensor-core instruction to be found by.
+        in_loop = report.loop_spills or isinstance(row.candidate.knobs, RecurrentKnobs)
+        if in_loop and spilled > tolerated:
             outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
         elif estimate.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
