@@ -1,13 +1,18 @@
-// What the passes of attention backward share: arguments, the stream of tiles, the write of a result.
+// What the passes of a backward share: arguments, the stream of tiles, the write of a result.
 //
-// Notation: S = Q K^T, P = exp2(c S - lse2) with c = scale log2(e) and lse2 the LSE in base 2, dP = dO V^T,
-// dS = P (dP - delta). Then dV = P^T dO, dK = scale dS^T Q, dQ = scale dS K. Rows without a visible key, and rows
-// beyond the sequence, carry lse2 = +inf, so that their P is 0.
+// Notation: S = Q K^T, P the weights that come of it, dP = dO V^T, dS the gradient of S but for its scale. Then dV =
+// P^T dO, dK = scale dS^T Q, dQ = scale dS K. A row has two statistics, which P and dS need beside S and dP:
+//
+//   softmax     P = exp2(c S - base), c = scale log2(e), base the LSE in base 2; dS = P (dP + shift), shift = -delta
+//   retention   P = c S M base, c = scale, base = 1 / r; dS = (dP base + sign(P) shift) M, shift = -delta / r, where r
+//               has a gradient, else 0
+//
+// with delta = rowsum(dO O). Rows without a visible key, and rows beyond the sequence, carry a base that makes their P
+// 0 and, for retention, their dS.
 //
 // Called by: attention_backward_{keys_sm80,rows_sm80,edges,entry}.cuh.
 #pragma once
 
-#include "abi.h"
 #include "attention_backward_traits.cuh"
 #include "product_sm80.cuh"
 #include "scheduler.cuh"
@@ -15,17 +20,16 @@
 
 namespace attention_autotuner {
 
-using BackwardParams = attention_autotuner_attention_backward_params;
-
 inline constexpr int kStatisticsPadding = 128;  // rows of statistics beyond the sequence that a tile may read
 
 // What every kernel of one launch is given beside its list of tiles.
+template <typename Params>
 struct BackwardArguments {
-  BackwardParams params;
-  float c;             // scale log2(e)
-  float* lse2;         // workspace: [batch, heads_q, statistics_rows]
-  float* minus_delta;  // alike
-  float* dq_sum;       // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
+  Params params;
+  float c;
+  float* base;    // workspace: [batch, heads_q, statistics_rows]
+  float* shift;   // alike
+  float* dq_sum;  // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
   int statistics_rows;
   int dq_tiles;
   // CTAs that share a block of keys, each with its part of the group's query heads. Where they are more than one, their
@@ -127,17 +131,45 @@ struct PairStream {
   }
 };
 
-// Copies the statistics of `Rows` queries into shared memory: first all lse2, then all -delta.
-template <int Rows>
-__device__ __forceinline__ void copy_statistics(BackwardArguments const& arguments, uint32_t target, int batch,
-                                                int head, int row) {
+// Copies the statistics of `Rows` queries into shared memory: first all bases, then all shifts.
+template <int Rows, typename Arguments>
+__device__ __forceinline__ void copy_statistics(Arguments const& arguments, uint32_t target, int batch, int head,
+                                                int row) {
   constexpr int kChunks = Rows / 4;  // of 16 bytes
   int const chunk = thread_index();
   if (chunk >= 2 * kChunks) return;
-  float const* const source = (chunk < kChunks ? arguments.lse2 : arguments.minus_delta) +
+  float const* const source = (chunk < kChunks ? arguments.base : arguments.shift) +
                               arguments.statistics_offset(batch, head) + row + chunk % kChunks * 4;
   copy_chunk<16>(target + chunk * 16, source, true);
 }
+
+// The tiles of an explicit mask beside the streamed ones. Other weights have none.
+template <Weights kWeights, typename T>
+struct MaskStream {
+  template <typename Arguments>
+  __device__ __forceinline__ void seek(Arguments const&, uint32_t, int, int, int) {}
+  template <typename Arguments>
+  __device__ __forceinline__ void start(Arguments const&, bool, int) const {}
+  template <typename Arguments>
+  __device__ __forceinline__ void copy_part(Arguments const&, bool, int, int, int) const {}
+};
+
+// Where a thread of a pass stands, and what all passes do alike.
+template <typename T>
+struct PassWarp {
+  uint32_t const smem;  // where the CTA's shared memory starts
+
+  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
+  __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
+  __device__ __forceinline__ static void arrive() {
+    cute::cp_async_fence();
+    cute::cp_async_wait<0>();
+    __syncthreads();
+  }
+  __device__ __forceinline__ uint32_t statistics(int slot) const {
+    return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
+  }
+};
 
 // Which streamed tile: of which head of the group, and which of its tiles.
 struct Cursor {
@@ -152,7 +184,8 @@ struct Share {
   int kv_head, split;
   int head, heads;  // the query heads
 
-  __device__ __forceinline__ Share(BackwardArguments const& arguments, int list_head) {
+  template <typename Arguments>
+  __device__ __forceinline__ Share(Arguments const& arguments, int list_head) {
     int const group = arguments.params.heads_q / arguments.params.heads_kv;
     if constexpr (Shared) {
       kv_head = arguments.splits.divide(list_head);
@@ -174,7 +207,8 @@ struct Walk {
   int head, heads;
 
   // Over the queries, in tiles of `block`, that meet the keys from `key` on.
-  __device__ __forceinline__ static Walk over_queries(BackwardArguments const& arguments, int key, int block, int head,
+  template <typename Arguments>
+  __device__ __forceinline__ static Walk over_queries(Arguments const& arguments, int key, int block, int head,
                                                       int heads) {
     return {arguments.first_query(key) / block, divide_up(arguments.params.seqlen_q, block), head, heads};
   }
@@ -226,10 +260,10 @@ __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> c
 }
 
 // Writes a warp's rows of a CTA's part of dK or dV, unscaled, for attention_backward_add_parts. `columns` is the class.
-template <int RowTiles, int ColumnTiles>
+template <int RowTiles, int ColumnTiles, typename Params>
 __device__ __forceinline__ void write_part(Accumulators<RowTiles, ColumnTiles> const& sum, float* parts,
-                                           BackwardParams const& p, int split, int batch, int kv_head, int row,
-                                           int column, int columns) {
+                                           Params const& p, int split, int batch, int kv_head, int row, int column,
+                                           int columns) {
   int const lane = thread_index() & 31;
   float* const head = parts + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
 #pragma unroll

@@ -1,4 +1,4 @@
-// What comes before and after the passes of attention backward: row statistics, dQ from its fp32 sums, and dK and dV
+// What comes before and after the passes of a backward: row statistics, dQ from its fp32 sums, and dK and dV
 // from the parts of several CTAs.
 //
 // Called by: attention_backward_entry.cuh.
@@ -7,6 +7,9 @@
 #include "attention_backward_dq_sm80.cuh"
 
 namespace attention_autotuner {
+
+template <typename Config>
+using ArgumentsOf = BackwardArguments<typename BackwardClasses<Config>::Params>;
 
 inline constexpr int kEdgeThreads = 128;
 inline constexpr int kLanesPerRow = 8;
@@ -30,13 +33,14 @@ __device__ __forceinline__ void load_eight(float (&values)[kChunk], Element cons
   }
 }
 
-// Statistics of 64 rows: lse2 and -(delta - dLSE) with delta = rowsum(dO O). Rows beyond the sequence get their neutral
-// ones. Every CTA also clears its share of `clear_words` 16-byte words at dq_sum.
+// Statistics of 64 rows, with delta = rowsum(dO O) where they want it. Rows beyond the sequence get their neutral ones.
+// Every CTA also clears its share of `clear_words` 16-byte words at dq_sum.
 template <typename Config>
 __global__ void __launch_bounds__(kEdgeThreads)
-    attention_backward_prepare(BackwardArguments const __grid_constant__ arguments, int64_t clear_words) {
+    attention_backward_prepare(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
   using Element = typename Config::Element;
-  BackwardParams const& p = arguments.params;
+  using Statistics = RowStatistics<Config::kWeights>;
+  auto const& p = arguments.params;
   int const blocks = divide_up(arguments.statistics_rows, kPrepareRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
   int const head = index % p.heads_q, batch = index / p.heads_q;
@@ -46,7 +50,7 @@ __global__ void __launch_bounds__(kEdgeThreads)
   for (int pass = 0; pass < kPrepareRows / kRowsPerPass; ++pass) {
     int const row = block * kPrepareRows + pass * kRowsPerPass + threadIdx.x / kLanesPerRow;
     float delta = 0.0f;
-    if (row < p.seqlen_q) {
+    if (row < p.seqlen_q && Statistics::want_delta(p)) {
       Element const* const o = head_data<Element>(p.o, batch, head) + row * p.o.stride_row;
       Element const* const dout = head_data<Element>(p.dout, batch, head) + row * p.dout.stride_row;
 #pragma unroll 4
@@ -61,20 +65,11 @@ __global__ void __launch_bounds__(kEdgeThreads)
 #pragma unroll
     for (int other = kLanesPerRow / 2; other > 0; other /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, other);
     if (lane == 0 && row < arguments.statistics_rows) {
-      float lse2 = infinity();
-      if (row < p.seqlen_q) {
-        int64_t const place = int64_t(index) * p.seqlen_q + row;
-        float const lse = p.lse[place];
-        if (lse > minus_infinity()) {
-          lse2 = lse * kLog2E;
-          if (p.dlse != nullptr) delta -= p.dlse[place];
-        } else {
-          delta = 0.0f;
-        }
-      }
+      float2 found = make_float2(Statistics::neutral_base(), 0.0f);
+      if (row < p.seqlen_q) found = Statistics::find(p, int64_t(index) * p.seqlen_q + row, delta);
       int64_t const place = arguments.statistics_offset(batch, head) + row;
-      arguments.lse2[place] = lse2;
-      arguments.minus_delta[place] = -delta;
+      arguments.base[place] = found.x;
+      arguments.shift[place] = found.y;
     }
   }
   int64_t const threads = int64_t(gridDim.x) * kEdgeThreads;
@@ -86,10 +81,10 @@ __global__ void __launch_bounds__(kEdgeThreads)
 // dQ in 16 bits from the sums that key passes left in fragment order; one CTA a tile of block_m rows.
 template <typename Config>
 __global__ void __launch_bounds__(kEdgeThreads)
-    attention_backward_convert(BackwardArguments const __grid_constant__ arguments) {
+    attention_backward_convert(ArgumentsOf<Config> const __grid_constant__ arguments) {
   using T = KeyPassTraits<Config>;
   using Element = typename T::Element;
-  BackwardParams const& p = arguments.params;
+  auto const& p = arguments.params;
   int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
   int const head = index % p.heads_q, batch = index / p.heads_q;
   float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockM * T::kClassQK);
@@ -112,7 +107,7 @@ __global__ void __launch_bounds__(kEdgeThreads)
       for (int i = 0; i < 4; ++i) {
         int const lane = adds_by_lane() ? quarter : i;
         int const element = adds_by_lane() ? i : quarter;
-        values[element / 2 * 8 + 2 * lane + element % 2] = found[i] * p.softmax_scale;
+        values[element / 2 * 8 + 2 * lane + element % 2] = found[i] * score_scale(p);
       }
     }
 #pragma unroll
@@ -130,11 +125,10 @@ __global__ void __launch_bounds__(kEdgeThreads)
 }
 
 // One result in 16 bits from the parts of the CTAs that shared its rows, always added in the same order.
-template <typename Element>
-__device__ __forceinline__ void add_parts(BackwardArguments const& arguments, float const* parts, int columns,
-                                          float scale, attention_autotuner_tensor const& out, int dim, int64_t first,
-                                          int64_t step) {
-  BackwardParams const& p = arguments.params;
+template <typename Element, typename Arguments>
+__device__ __forceinline__ void add_parts(Arguments const& arguments, float const* parts, int columns, float scale,
+                                          attention_autotuner_tensor const& out, int dim, int64_t first, int64_t step) {
+  auto const& p = arguments.params;
   int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
   int const chunks = columns / kChunk;
   for (int64_t unit = first; unit < rows * chunks; unit += step) {
@@ -163,11 +157,11 @@ __device__ __forceinline__ void add_parts(BackwardArguments const& arguments, fl
 
 template <typename Config>
 __global__ void __launch_bounds__(kEdgeThreads)
-    attention_backward_add_parts(BackwardArguments const __grid_constant__ arguments) {
+    attention_backward_add_parts(ArgumentsOf<Config> const __grid_constant__ arguments) {
   using Element = typename Config::Element;
-  BackwardParams const& p = arguments.params;
+  auto const& p = arguments.params;
   int64_t const first = int64_t(blockIdx.x) * kEdgeThreads + threadIdx.x, step = int64_t(gridDim.x) * kEdgeThreads;
-  add_parts<Element>(arguments, arguments.dk_parts, Config::kClassQK, p.softmax_scale, p.dk, p.dim_qk, first, step);
+  add_parts<Element>(arguments, arguments.dk_parts, Config::kClassQK, score_scale(p), p.dk, p.dim_qk, first, step);
   add_parts<Element>(arguments, arguments.dv_parts, Config::kClassV, 1.0f, p.dv, p.dim_v, first, step);
 }
 

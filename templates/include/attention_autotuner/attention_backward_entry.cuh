@@ -1,12 +1,13 @@
-// Host side of an attention backward artifact: workspace, checks, preparation, and the launches of its plan.
+// Host side of a backward artifact with scores: workspace, checks, preparation, and the launches of its plan.
 //
-// Called by: templates/attention/backward.cu.jinja.
+// Called by: templates/attention/backward.cu.jinja, retnet_backward_entry.cuh.
 #pragma once
 
 #include "attention_backward_edges.cuh"
 #include "attention_backward_keys_sm80.cuh"
 #include "attention_backward_rows_sm80.cuh"
 #include "entry.cuh"
+#include "softmax_backward_sm80.cuh"
 
 namespace attention_autotuner {
 
@@ -21,9 +22,15 @@ inline constexpr int64_t kAddPartsCtas = 4096;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// The factor of the scores: see attention_backward_common.cuh.
+inline float score_factor(attention_autotuner_attention_backward_params const& p) { return p.softmax_scale * kLog2E; }
+inline float score_factor(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
+
 template <typename Config>
 struct BackwardEntry {
-  using Params = BackwardParams;
+  static constexpr Weights kWeights = Config::kWeights;
+  using Params = typename WeightsParams<kWeights>::Backward;
+  using Arguments = BackwardArguments<Params>;
   static constexpr bool kFused = Config::kPlan == BackwardPlan::kFused;
   static constexpr bool kHasKeys = Config::kPlan != BackwardPlan::kSplit;
   static inline std::atomic<bool> prepared[kMaxDevices];
@@ -88,14 +95,14 @@ struct BackwardEntry {
   // Where the parts of the workspace start, in bytes.
   struct Workspace {
     int64_t statistics_rows, dq_tiles;
-    int64_t minus_delta, dq_sum, dk_parts, dv_parts, bytes;
+    int64_t shift, dq_sum, dk_parts, dv_parts, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(p.batch) * p.heads_q;
       statistics_rows = round_up(p.seqlen_q + kStatisticsPadding, kStatisticsPadding);
-      minus_delta = heads * statistics_rows * int64_t(sizeof(float));
-      dq_sum = bytes = 2 * minus_delta;
+      shift = heads * statistics_rows * int64_t(sizeof(float));
+      dq_sum = bytes = 2 * shift;
       dq_tiles = 0;
       if constexpr (kFused) {
         using T = KeyPassTraits<Config>;
@@ -133,7 +140,8 @@ struct BackwardEntry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    return takes_shape(p, Config::kClassQK, Config::kClassV) ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_weights<kWeights>(p);
+    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
     int32_t const status = check_shape(p);
@@ -146,13 +154,14 @@ struct BackwardEntry {
       return aligned(tensor, bytes, p.batch, p.heads_kv, p.seqlen_k);
     };
     bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
-                          queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16);
+                          queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16) &&
+                          mask_aligned<kWeights>(p, kBytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
   // Launches a pass over blocks of `rows` rows of `heads` heads.
   template <typename Traits, typename Kernel>
-  static int32_t launch_pass(Kernel kernel, BackwardArguments const& arguments, int rows, int heads, bool longest_first,
+  static int32_t launch_pass(Kernel kernel, Arguments const& arguments, int rows, int heads, bool longest_first,
                              cudaStream_t stream) {
     Params const& p = arguments.params;
     int const blocks = divide_up(rows, Traits::kBlockRows);
@@ -164,6 +173,21 @@ struct BackwardEntry {
     return cuda_status(cudaGetLastError());
   }
 
+  static Arguments arguments_of(Params const& p, void* workspace) {
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    return {p,
+            score_factor(p),
+            at(0),
+            at(places.shift),
+            at(places.dq_sum),
+            int(places.statistics_rows),
+            int(places.dq_tiles),
+            Divider::by(places.splits),
+            at(places.dk_parts),
+            at(places.dv_parts)};
+  }
+
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -172,17 +196,7 @@ struct BackwardEntry {
     }
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
-    char* const base = static_cast<char*>(workspace);
-    BackwardArguments const arguments{p,
-                                      p.softmax_scale * kLog2E,
-                                      reinterpret_cast<float*>(base),
-                                      reinterpret_cast<float*>(base + places.minus_delta),
-                                      reinterpret_cast<float*>(base + places.dq_sum),
-                                      int(places.statistics_rows),
-                                      int(places.dq_tiles),
-                                      Divider::by(places.splits),
-                                      reinterpret_cast<float*>(base + places.dk_parts),
-                                      reinterpret_cast<float*>(base + places.dv_parts)};
+    Arguments const arguments = arguments_of(p, workspace);
     int64_t const heads = int64_t(p.batch) * p.heads_q;
     int64_t const prepare_grid = heads * divide_up(arguments.statistics_rows, kPrepareRows);
     if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;

@@ -1,4 +1,4 @@
-// The pass of attention backward over blocks of keys: dK and dV of a block, and its share of every query's dQ.
+// The pass of a backward over blocks of keys: dK and dV of a block, and its share of every query's dQ.
 //
 // Scores are computed transposed, keys as rows: P^T and dS^T then are, as accumulators, the A operands of dV and dK,
 // and only dQ needs dS through shared memory. Warps work in pairs that share 16 to 64 key rows, one warp holding dV,
@@ -6,7 +6,7 @@
 // from shared memory:
 //
 //   value warp   S^T = K Q^T, P^T, hands P^T over, dV += P^T dO
-//   key warp     dP^T = V dO^T, takes P^T, dS^T, dK += dS^T Q
+//   key warp     dP^T = V dO^T, takes P^T where dS wants it, dS^T, dK += dS^T Q
 //   both         dQ += dS K, shared by all warps of the CTA, added to fp32 sums in global memory (fused plan)
 //
 // A step's queries can be taken in parts, so that scores need fewer registers than dQ's product would like queries.
@@ -25,31 +25,36 @@
 namespace attention_autotuner {
 
 template <typename Config, bool Shared>
-struct KeyPassWarp {
+struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   using T = KeyPassTraits<Config>;
+  using Place = PassWarp<T>;
+  using Place::arrive;
+  using Place::lane;
+  using Place::smem;
+  using Place::statistics;
+  using Place::warp;
+  using Weigh = BackwardWeights<T::kWeights, T>;
+  using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
   using Stream = PairStream<Element, T::kBlockM, T::kClassQK, T::kClassV, T::kThreads, T::kCopyBytes>;
   using Scores = Accumulators<T::kRowTiles, T::kQueryTiles>;
   using Packed = uint32_t[T::kQuerySteps][T::kRowTiles][4];  // A operands, 16 queries each
 
-  BackwardArguments const& arguments;
-  uint32_t const smem;
+  Arguments const& arguments;
   int const batch, key0;
   Share<Shared> const share;
   Walk walk;  // over the tiles of queries
   Cursor now;
   Cursor ahead;  // fetched next
 
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
-  __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
   __device__ __forceinline__ static bool is_value_warp() {
     return __shfl_sync(0xffffffffu, warp(), 0) < T::kPairs;  // the same for a warp, and the compiler knows
   }
   __device__ __forceinline__ static int pair() { return warp() % T::kPairs; }
 
-  __device__ __forceinline__ KeyPassWarp(BackwardArguments const& arguments, TileCoordinates const& tile, uint32_t smem)
-      : arguments(arguments),
-        smem(smem),
+  __device__ __forceinline__ KeyPassWarp(Arguments const& arguments, TileCoordinates const& tile, uint32_t smem)
+      : Place{smem},
+        arguments(arguments),
         batch(tile.batch),
         key0(tile.row_block * T::kBlockN),
         share(arguments, tile.head),
@@ -60,7 +65,7 @@ struct KeyPassWarp {
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load_first() {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     using CopyK = TileCopy<T::kBlockN, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
     using CopyV = TileCopy<T::kBlockN, T::kClassV, T::kThreads, T::kCopyBytes, false>;
     copy_resident<CopyK, Element>(smem + T::kKOffset, p.k, batch, share.kv_head, key0, p.seqlen_k, p.dim_qk);
@@ -71,29 +76,27 @@ struct KeyPassWarp {
     }
     arrive();
   }
-  __device__ __forceinline__ static void arrive() {
-    cute::cp_async_fence();
-    cute::cp_async_wait<0>();
-    __syncthreads();
-  }
   // Fetches the next tile of queries, if there is one, Q into `q_slot` and the rest into `slot`. `work` is called with
   // a function that copies a part of it, to spread over other work.
   template <typename Work>
   __device__ __forceinline__ void fetch(bool wanted, int q_slot, int slot, bool moves, Work&& work) {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     int const row = ahead.tile * T::kBlockM;
     Stream stream(p.q, p.dout, p.seqlen_q, p.dim_qk, p.dim_v, 0, smem + T::kQOffset, smem + T::kDoOffset);
     stream.seek(batch, ahead.head, row);
+    MaskStream<T::kWeights, T> masks;
+    masks.seek(arguments, smem, ahead.head, row, key0);
     if (wanted) copy_statistics<T::kBlockM>(arguments, statistics(slot), batch, ahead.head, row);
     stream.start(wanted, q_slot, slot);
-    work([&](int part, int parts) { stream.copy_part(wanted, q_slot, slot, part, parts); });
+    masks.start(arguments, wanted, slot);
+    work([&](int part, int parts) {
+      stream.copy_part(wanted, q_slot, slot, part, parts);
+      masks.copy_part(arguments, wanted, slot, part, parts);
+    });
     if (moves) walk.next(ahead);
   }
-  __device__ __forceinline__ uint32_t statistics(int slot) const {
-    return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
-  }
 
-  // --- between the products ------------------------------------------------------------------------------------------
+  // --- between the products (see BackwardWeights) --------------------------------------------------------------------
 
   __device__ __forceinline__ uint32_t exchange(int part, int step, int i) const {
     return smem + T::kExchangeOffset +
@@ -101,100 +104,34 @@ struct KeyPassWarp {
   }
   __device__ __forceinline__ static int exchange_barrier(int part) { return 1 + part * T::kPairs + pair(); }
 
-  // P^T from S^T, packed, and handed to the other warp of the pair.
-  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part) {
+  // P^T from S^T, packed, and handed to the other warp of the pair where dS wants it.
+  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part) const {
     int const query0 = now.tile * T::kBlockM + part * T::kPartRows, key = key0 + pair() * T::kRowsPerWarp;
-    bool const whole =
-        key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
-    if (whole) {
-      take_p<true>(p, s, slot, part, query0, key);
+    if (is_whole(query0, key)) {
+      Weigh::template take_p<true>(*this, p, s, slot, part, query0, key);
     } else {
-      take_p<false>(p, s, slot, part, query0, key);
+      Weigh::template take_p<false>(*this, p, s, slot, part, query0, key);
     }
   }
-  template <bool Whole>
-  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part, int query0, int key) {
-    uint32_t const lse2 = statistics(slot) + 4 * part * T::kPartRows + 8 * (lane() & 3);
-#pragma unroll
-    for (int step = 0; step < T::kQuerySteps; ++step) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const j = 2 * step + half;
-        float2 const l = load_shared_float2(lse2 + 32 * j);
-#pragma unroll
-        for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], arguments.c, e % 2 == 0 ? -l.x : -l.y));
-          }
-        }
-      }
-      if constexpr (!Whole) mask(s, step, query0, key);
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-        uint32_t (&a)[4] = p[step][i];
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          a[r] = pack_pair<Element>(s[i][2 * step + r / 2][r % 2 * 2], s[i][2 * step + r / 2][r % 2 * 2 + 1]);
-        }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(a[0]), "r"(a[1]),
-                     "r"(a[2]), "r"(a[3])
-                     : "memory");
-      }
-    }
+  // Whether the queries of a part see all keys of this warp.
+  __device__ __forceinline__ bool is_whole(int query0, int key) const {
+    return key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
   }
-  // Clears the probabilities of 16 queries' unseen keys.
-  __device__ __forceinline__ void mask(Scores& s, int step, int query0, int key) const {
-#pragma unroll
-    for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = key + 16 * i + 8 * half + lane() / 4;
-        int const first = row < arguments.params.seqlen_k
-                              ? arguments.first_query(row) - query0 - 16 * step - 2 * (lane() & 3)
-                              : INT32_MAX;
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            if (8 * j + e < first) s[i][2 * step + j][2 * half + e] = 0.0f;
-          }
-        }
-      }
-    }
+  __device__ __forceinline__ void give(uint32_t const (&p)[4], int part, int step, int i) const {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(p[0]), "r"(p[1]),
+                 "r"(p[2]), "r"(p[3])
+                 : "memory");
   }
-
-  // dS^T = P^T (dP^T - delta) from dP^T and the other warp's P^T, packed: kept for dK at once, stored for dQ and for a
-  // later dK.
-  __device__ __forceinline__ void take_ds(Packed& ds, Scores const& dp, int slot, int part) const {
-    uint32_t const store = smem + T::kDsOffset + slot * T::kDsBytes +
-                           T::TileDs::offset(pair() * T::kRowsPerWarp + lane() / 4, 2 * (lane() & 3));
-    uint32_t const minus_delta =
-        statistics(slot) + T::kStatisticsBytes / 2 + 4 * part * T::kPartRows + 8 * (lane() & 3);
-#pragma unroll
-    for (int step = 0; step < T::kQuerySteps; ++step) {
-      float2 const delta[2] = {load_shared_float2(minus_delta + 64 * step),
-                               load_shared_float2(minus_delta + 64 * step + 32)};
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-        uint32_t p[4];
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                     : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
-                     : "r"(exchange(part, step, i))
-                     : "memory");
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          float2 const probability = unpack_pair<Element>(p[r]);
-          float const(&d)[4] = dp[i][2 * step + r / 2];
-          ds[step][i][r] = pack_pair<Element>(probability.x * (d[r % 2 * 2] + delta[r / 2].x),
-                                              probability.y * (d[r % 2 * 2 + 1] + delta[r / 2].y));
-          if constexpr (T::kStoresDs) {
-            store_shared(T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kPartRows + 16 * step + 8 * (r / 2)),
-                         ds[step][i][r]);
-          }
-        }
-      }
-    }
+  __device__ __forceinline__ void take(uint32_t (&p)[4], int part, int step, int i) const {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
+                 : "r"(exchange(part, step, i))
+                 : "memory");
+  }
+  // Where this lane stores dS^T of a slot.
+  __device__ __forceinline__ uint32_t ds_address(int slot) const {
+    return smem + T::kDsOffset + slot * T::kDsBytes +
+           T::TileDs::offset(pair() * T::kRowsPerWarp + lane() / 4, 2 * (lane() & 3));
   }
 
   // --- products ------------------------------------------------------------------------------------------------------
@@ -305,8 +242,8 @@ struct KeyPassWarp {
           scores([](int, int) {});
         }
         if constexpr (ValueWarp) take_p(w, s, slots.other, part);
-        named_barrier(exchange_barrier(part), 64);
-        if constexpr (!ValueWarp) take_ds(w, s, slots.other, part);
+        if (Weigh::hands_over(arguments)) named_barrier(exchange_barrier(part), 64);
+        if constexpr (!ValueWarp) Weigh::take_ds(*this, w, s, slots.other, part);
         if constexpr (ValueWarp || !T::kDkLater) accumulate<TileSecond>(sum, w, second_part);
       }
       arrive();  // dS is complete, the next tile is here, and this one's buffers are free
@@ -329,7 +266,7 @@ struct KeyPassWarp {
     if constexpr (!ValueWarp && T::kDkLater) {
       if (tiles > 0) accumulate_dk(sum, slots.freed(), second + slots.q_before * T::TileQ::kBytes);
     }
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     if constexpr (Shared) {
       write_part(sum, ValueWarp ? arguments.dv_parts : arguments.dk_parts, p, share.split, batch, share.kv_head,
                  key0 + row0, 0, ValueWarp ? T::kClassV : T::kClassQK);
@@ -340,7 +277,7 @@ struct KeyPassWarp {
       write_rows<Element, typename T::TileV>(sum, 1.0f, smem + T::kVOffset, row0, p.dv, batch, share.kv_head, key0,
                                              p.seqlen_k, 0, p.dim_v);
     } else {
-      write_rows<Element, typename T::TileK>(sum, p.softmax_scale, smem + T::kKOffset, row0, p.dk, batch, share.kv_head,
+      write_rows<Element, typename T::TileK>(sum, score_scale(p), smem + T::kKOffset, row0, p.dk, batch, share.kv_head,
                                              key0, p.seqlen_k, 0, p.dim_qk);
     }
   }
@@ -348,12 +285,13 @@ struct KeyPassWarp {
 
 template <typename Config, bool Shared>
 __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits<Config>::kCtasPerSm)
-    attention_backward_keys(BackwardArguments const __grid_constant__ arguments,
+    attention_backward_keys(BackwardArguments<typename KeyPassTraits<Config>::Params> const __grid_constant__ arguments,
                             TileList const __grid_constant__ list) {
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
-  KeyPassWarp<Config, Shared> warp(arguments, tile_coordinates<T::kHeadsFirst, 1>(int(blockIdx.x), list),
-                                   shared_address(smem_bytes));
+  KeyPassWarp<Config, Shared> warp(
+      arguments, tile_coordinates<T::kHeadsFirst, 1, T::kWeights == Weights::kMasked>(int(blockIdx.x), list),
+      shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   if (warp.is_value_warp()) {
     warp.template run<true>();

@@ -1,4 +1,4 @@
-// A pass of attention backward with one result, by blocks of its rows: dQ by queries, or dK or dV by keys.
+// A pass of a backward with one result, by blocks of its rows: dQ by queries, or dK or dV by keys.
 //
 //   dQ   rows are queries: Q and dO stay, K and V stream     dQ += dS K
 //   dK   rows are keys:    K and V stay, Q and dO stream     dK += dS^T Q
@@ -17,32 +17,38 @@
 namespace attention_autotuner {
 
 template <typename Traits, bool Shared>
-struct RowPassWarp {
+struct RowPassWarp : PassWarp<Traits> {
   using T = Traits;
+  using Place = PassWarp<T>;
+  using Place::arrive;
+  using Place::lane;
+  using Place::smem;
+  using Place::statistics;
+  using Place::warp;
+  using Weigh = BackwardWeights<T::kWeights, T>;
+  using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
   using Stream = PairStream<Element, T::kBlockColumns, T::kClassQK, T::kOtherColumns, T::kThreads, T::kCopyBytes>;
   using Scores = Accumulators<T::kRowTiles, T::kColumnTiles>;
 
-  BackwardArguments const& arguments;
-  uint32_t const smem;
+  Arguments const& arguments;
   int const batch, row0, slice;
   Share<Shared> const share;  // where the rows are keys
   int const head;             // of the rows
   Walk walk;                  // over the streamed tiles; of keys where the rows are queries
   Cursor now, ahead;
   Stream stream;
-  float lse2[T::kByQueries ? T::kRowTiles : 1][2];
-  float minus_delta[T::kByQueries ? T::kRowTiles : 1][2];
+  MaskStream<T::kWeights, T> masks;
+  float base[T::kByQueries ? T::kRowTiles : 1][2];
+  float shift[T::kByQueries ? T::kRowTiles : 1][2];
 
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
-  __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
   __device__ __forceinline__ static int warp_row() { return warp() % T::kWarps * (16 * T::kRowTiles); }
   __device__ __forceinline__ static int warp_column() { return warp() / T::kWarps * (8 * T::kColumnTiles); }
 
-  __device__ __forceinline__ RowPassWarp(BackwardArguments const& arguments, TileList const& list,
-                                         TileCoordinates const& tile, uint32_t smem)
-      : arguments(arguments),
-        smem(smem),
+  __device__ __forceinline__ RowPassWarp(Arguments const& arguments, TileList const& list, TileCoordinates const& tile,
+                                         uint32_t smem)
+      : Place{smem},
+        arguments(arguments),
         batch(tile.batch),
         row0(tile.row_block * T::kBlockRows),
         slice(tile.value_slice),
@@ -53,7 +59,7 @@ struct RowPassWarp {
                T::kByQueries ? arguments.params.seqlen_k : arguments.params.seqlen_q, arguments.params.dim_qk,
                arguments.params.dim_v, T::kNeedsDp ? 0 : tile.value_slice * T::kResultColumns, smem + T::kQKOffset,
                smem + T::kOtherOffset) {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
       walk = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
@@ -66,7 +72,7 @@ struct RowPassWarp {
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load_first() {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     using CopyQK = TileCopy<T::kBlockRows, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
     using CopyV = TileCopy<T::kBlockRows, T::kClassV, T::kThreads, T::kCopyBytes, false>;
     int const rows = T::kByQueries ? p.seqlen_q : p.seqlen_k;
@@ -87,17 +93,12 @@ struct RowPassWarp {
           int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
           bool const exists = row < p.seqlen_q;
           int64_t const index = arguments.statistics_offset(batch, head) + row;
-          lse2[i][half] = exists ? arguments.lse2[index] : infinity();
-          minus_delta[i][half] = exists ? arguments.minus_delta[index] : 0.0f;
+          base[i][half] = exists ? arguments.base[index] : RowStatistics<T::kWeights>::neutral_base();
+          shift[i][half] = exists ? arguments.shift[index] : 0.0f;
         }
       }
     }
     arrive();
-  }
-  __device__ __forceinline__ static void arrive() {
-    cute::cp_async_fence();
-    cute::cp_async_wait<0>();
-    __syncthreads();
   }
   // The next streamed tile into `slot`: start_next, then all parts of copy_next.
   __device__ __forceinline__ void start_next(bool wanted, int slot) {
@@ -108,9 +109,14 @@ struct RowPassWarp {
       }
     }
     stream.start(wanted, slot, slot);
+    int const column = ahead.tile * T::kBlockColumns;
+    masks.seek(arguments, smem, T::kByQueries ? head : ahead.head, T::kByQueries ? row0 : column,
+               T::kByQueries ? column : row0);
+    masks.start(arguments, wanted, slot);
   }
   __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int parts) {
     stream.copy_part(wanted, slot, slot, part, parts);
+    masks.copy_part(arguments, wanted, slot, part, parts);
     if (part != parts - 1) return;
     if (walk.next(ahead)) {
       if (ahead.head < walk.head + walk.heads) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
@@ -118,35 +124,12 @@ struct RowPassWarp {
       stream.next();
     }
   }
-  __device__ __forceinline__ uint32_t statistics(int slot) const {
-    return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
-  }
 
-  // --- between the products ------------------------------------------------------------------------------------------
+  // --- between the products (see BackwardWeights) --------------------------------------------------------------------
 
-  // dP starts from -delta, so that its product gives dP - delta.
-  __device__ __forceinline__ void begin_dp(Scores& dp, int slot) const {
-    uint32_t const delta = statistics(slot) + T::kStatisticsBytes / 2 + 4 * warp_column() + 8 * (lane() & 3);
-#pragma unroll
-    for (int j = 0; j < T::kColumnTiles; ++j) {
-      float2 d;
-      if constexpr (!T::kByQueries) d = load_shared_float2(delta + 32 * j);
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if constexpr (T::kByQueries) {
-            dp[i][j][e] = minus_delta[i][e / 2];
-          } else {
-            dp[i][j][e] = e % 2 == 0 ? d.x : d.y;
-          }
-        }
-      }
-    }
-  }
   // Whether every row of this warp meets every column of the tile.
   __device__ __forceinline__ bool is_whole() const {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     if constexpr (T::kByQueries) {
       return (now.tile + 1) * T::kBlockColumns <= arguments.visible_keys(row0 + warp_row());
     } else {
@@ -160,56 +143,6 @@ struct RowPassWarp {
       return column < arguments.visible_keys(row);
     } else {
       return row < arguments.params.seqlen_k && column >= arguments.first_query(row);
-    }
-  }
-
-  // The weights of sixteen columns, packed: P, or dS = P (dP - delta).
-  __device__ __forceinline__ void take_weights(uint32_t (&w)[T::kRowTiles][4], Scores& s, Scores const& dp, int step,
-                                               bool whole, int slot) const {
-    uint32_t const lse2_address = statistics(slot) + 4 * warp_column() + 8 * (lane() & 3);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const j = 2 * step + half;
-      float2 l;
-      if constexpr (!T::kByQueries) l = load_shared_float2(lse2_address + 32 * j);
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float base;
-          if constexpr (T::kByQueries) {
-            base = lse2[i][e / 2];
-          } else {
-            base = e % 2 == 0 ? l.x : l.y;
-          }
-          s[i][j][e] = exp2_approximate(fmaf(s[i][j][e], arguments.c, -base));
-        }
-      }
-    }
-    if (!whole) {
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          int const row = row0 + warp_row() + 16 * i + e / 2 % 2 * 8 + lane() / 4;
-          int const column =
-              now.tile * T::kBlockColumns + warp_column() + 16 * step + e / 4 * 8 + 2 * (lane() & 3) + e % 2;
-          if (!meets(row, column)) s[i][2 * step + e / 4][e % 4] = 0.0f;
-        }
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < T::kRowTiles; ++i) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        int const j = 2 * step + r / 2, e = r % 2 * 2;
-        float low = s[i][j][e], high = s[i][j][e + 1];
-        if constexpr (T::kNeedsDp) {
-          low *= dp[i][j][e];
-          high *= dp[i][j][e + 1];
-        }
-        w[i][r] = pack_pair<Element>(low, high);
-      }
     }
   }
 
@@ -233,27 +166,35 @@ struct RowPassWarp {
       bool const more = left > 1, whole = is_whole();
       if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
       Scores s, dp;
-      clear(s);
-      multiply_rows<Element, typename T::TileRowsQK, typename T::TileQK, T::kClassQK / 16>(
-          s, rows_qk, qk + slot * T::TileQK::kBytes, [&](int step) {
-            if constexpr (T::kStages > 1) copy_next(more, slot ^ 1, step, T::kClassQK / 16);
-          });
+      // The next tile's copies run under the first product that is always there.
+      constexpr bool kCopiesUnderS = !T::kNeedsDp || Weigh::kAlwaysNeedsScores;
+      if (!T::kNeedsDp || Weigh::needs_scores(arguments)) {
+        clear(s);
+        multiply_rows<Element, typename T::TileRowsQK, typename T::TileQK, T::kClassQK / 16>(
+            s, rows_qk, qk + slot * T::TileQK::kBytes, [&](int step) {
+              if constexpr (T::kStages > 1 && kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kClassQK / 16);
+            });
+      }
       if constexpr (T::kNeedsDp) {
-        begin_dp(dp, slot);
+        Weigh::begin_dp(*this, dp, slot);
         multiply_rows<Element, typename T::TileRowsV, typename T::TileOther, T::kClassV / 16>(
-            dp, rows_v, other + slot * T::TileOther::kBytes, [](int) {});
+            dp, rows_v, other + slot * T::TileOther::kBytes, [&](int step) {
+              if constexpr (T::kStages > 1 && !kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kClassV / 16);
+            });
       }
       Operand<TileX, T::kResultColumns> const x(smem + kXOffset + slot * TileX::kBytes, warp_column() + a.row,
                                                 x_column + a.column);
       uint32_t w[2][T::kRowTiles][4];
-      take_weights(w[0], s, dp, 0, whole, slot);
+      Weigh::take_weights(*this, w[0], s, dp, 0, whole, slot);
 #pragma unroll
       for (int step = 0; step < kWeightSteps; ++step) {
         multiply_step<Element>(
             sum, w[step % 2],
             [&](int j, uint32_t (&registers)[4]) { load_matrix_x4_transposed(registers, x.at(16 * step, 8 * j)); },
             [&](int j) {
-              if (j == 0 && step + 1 < kWeightSteps) take_weights(w[(step + 1) % 2], s, dp, step + 1, whole, slot);
+              if (j == 0 && step + 1 < kWeightSteps) {
+                Weigh::take_weights(*this, w[(step + 1) % 2], s, dp, step + 1, whole, slot);
+              }
             });
       }
       if constexpr (T::kStages == 1) {
@@ -307,14 +248,14 @@ struct RowPassWarp {
   }
 
   __device__ __forceinline__ void write(Accumulators<T::kRowTiles, T::kResultTiles> const& sum) const {
-    BackwardParams const& p = arguments.params;
+    auto const& p = arguments.params;
     if constexpr (Shared) {
       write_part(sum, T::kNeedsDp ? arguments.dk_parts : arguments.dv_parts, p, share.split, batch, head,
                  row0 + warp_row(), slice * T::kResultColumns, T::kResultClass);
       return;
     }
     attention_autotuner_tensor const& out = T::kResult == Result::kDq ? p.dq : T::kResult == Result::kDk ? p.dk : p.dv;
-    write_rows<Element, typename T::TileResult>(sum, T::kNeedsDp ? p.softmax_scale : 1.0f, smem, warp_row(), out, batch,
+    write_rows<Element, typename T::TileResult>(sum, T::kNeedsDp ? score_scale(p) : 1.0f, smem, warp_row(), out, batch,
                                                 head, row0, T::kByQueries ? p.seqlen_q : p.seqlen_k,
                                                 slice * T::kResultColumns, T::kNeedsDp ? p.dim_qk : p.dim_v);
   }
@@ -322,12 +263,13 @@ struct RowPassWarp {
 
 template <typename Traits, bool Shared>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
-    attention_backward_rows(BackwardArguments const __grid_constant__ arguments,
+    attention_backward_rows(BackwardArguments<typename Traits::Params> const __grid_constant__ arguments,
                             TileList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
-  RowPassWarp<Traits, Shared> warp(arguments, list,
-                                   tile_coordinates<Traits::kHeadsFirst, Traits::kSlices>(block_index(), list),
-                                   shared_address(smem_bytes));
+  RowPassWarp<Traits, Shared> warp(
+      arguments, list,
+      tile_coordinates<Traits::kHeadsFirst, Traits::kSlices, Traits::kWeights == Weights::kMasked>(block_index(), list),
+      shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   warp.run();
 }

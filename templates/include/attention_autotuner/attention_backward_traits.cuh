@@ -1,4 +1,4 @@
-// Compile-time shapes of the passes of attention backward and their shared-memory maps.
+// Compile-time shapes of the passes of a backward and their shared-memory maps.
 //
 // Every static_assert here is the twin of a named predicate in arch/, and kSmemBytes of the shared-memory formulas
 // there. Called by: attention_backward_keys_sm80.cuh, attention_backward_rows_sm80.cuh, attention_backward_entry.cuh.
@@ -6,6 +6,7 @@
 
 #include "scalars.cuh"
 #include "tile_sm80.cuh"
+#include "weights.cuh"
 
 namespace attention_autotuner {
 
@@ -13,6 +14,11 @@ enum class Result { kDq, kDk, kDv };
 
 template <typename Config>
 struct BackwardClasses {
+  static constexpr Weights kWeights = Config::kWeights;
+  using Params = typename WeightsParams<kWeights>::Backward;
+  static constexpr int kClassQK = Config::kClassQK;
+  static constexpr int kClassV = Config::kClassV;
+  static constexpr int kCopyBytes = Config::kCopyBytes;
   static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
   static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
   static_assert(Config::kCopyBytes == 16 || Config::kCopyBytes == 2, "copy_bytes_known");
@@ -45,9 +51,9 @@ template <typename Config>
 struct KeyPassTraits : BackwardClasses<Config> {
   using Element = typename Config::Element;
   using Pass = typename Config::Keys;
-  static constexpr int kClassQK = Config::kClassQK;
-  static constexpr int kClassV = Config::kClassV;
-  static constexpr int kCopyBytes = Config::kCopyBytes;
+  using BackwardClasses<Config>::kWeights;
+  using BackwardClasses<Config>::kClassQK;
+  using BackwardClasses<Config>::kClassV;
   static constexpr bool kHeadsFirst = Config::kHeadsFirst;
   static constexpr int kBlockM = Pass::kBlockM;
   static constexpr int kBlockN = Pass::kBlockN;
@@ -82,6 +88,7 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static constexpr int kRowTiles = kRowsPerWarp / 16;
   static constexpr int kPartRows = kBlockM / kParts;  // queries whose scores a warp holds at a time
   static constexpr int kQueryTiles = kPartRows / 8;
+  static constexpr int kScoreColumnTiles = kQueryTiles;
   static constexpr int kQuerySteps = kPartRows / 16;
 
   using TileK = SmemTile<kBlockN, kClassQK, false>;
@@ -89,13 +96,14 @@ struct KeyPassTraits : BackwardClasses<Config> {
   using TileQ = SmemTile<kBlockM, kClassQK, false>;
   using TileDo = SmemTile<kBlockM, kClassV, false>;
   using TileDs = SmemTile<kBlockN, kBlockM, false>;  // transposed: keys x queries
+  using TileM = SmemTile<kBlockM, kBlockN, false>;   // of an explicit mask
 
   static constexpr Split kDqSplit = split_dq(2 * kPairs, kBlockM / 16, kClassQK / 16, kBlockN / 16);
   static constexpr int kDqRowTiles = kBlockM / 16 / kDqSplit.warps_m;
   static constexpr int kDqColumnPairs = divide_up(kClassQK / 16, kDqSplit.warps_d);  // of 16 columns
   static constexpr bool kDqEven = kClassQK / 16 % kDqSplit.warps_d == 0;
 
-  static constexpr int kStatisticsBytes = kBlockM * 2 * int(sizeof(float));  // base-2 LSE, then -delta
+  static constexpr int kStatisticsBytes = kBlockM * 2 * int(sizeof(float));  // all bases, then all shifts
   static constexpr int kExchangeBytes = kBlockN * kBlockM * kElementBytes;
   static constexpr bool kStoresDs = kFused || kDkLater;
   static constexpr int kDsBytes = kStoresDs ? TileDs::kBytes : 0;
@@ -105,7 +113,9 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static constexpr int kQOffset = kVOffset + TileV::kBytes;
   static constexpr int kDoOffset = kQOffset + kQStages * TileQ::kBytes;
   static constexpr int kDsOffset = kDoOffset + kDoStages * TileDo::kBytes;
-  static constexpr int kExchangeOffset = kDsOffset + kDoStages * kDsBytes;
+  static constexpr int kMaskOffset = kDsOffset + kDoStages * kDsBytes;
+  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kDoStages * TileM::kBytes : 0;
+  static constexpr int kExchangeOffset = kMaskOffset + kMaskBytes;
   static constexpr int kStatisticsOffset = kExchangeOffset + kExchangeBytes;
   static constexpr int kSmemBytes = kStatisticsOffset + kDoStages * kStatisticsBytes;
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
@@ -119,9 +129,9 @@ struct RowPassTraits : BackwardClasses<Config> {
   static constexpr Result kResult = kResultOf;
   static constexpr bool kByQueries = kResult == Result::kDq;  // the rows are queries, else keys
   static constexpr bool kNeedsDp = kResult != Result::kDv;
-  static constexpr int kClassQK = Config::kClassQK;
-  static constexpr int kClassV = Config::kClassV;
-  static constexpr int kCopyBytes = Config::kCopyBytes;
+  using BackwardClasses<Config>::kWeights;
+  using BackwardClasses<Config>::kClassQK;
+  using BackwardClasses<Config>::kClassV;
   static constexpr bool kHeadsFirst = Config::kHeadsFirst;
   static constexpr int kBlockRows = Pass::kBlockRows;
   static constexpr int kBlockColumns = Pass::kBlockColumns;
@@ -147,6 +157,7 @@ struct RowPassTraits : BackwardClasses<Config> {
                 "rows_slices_divide_class");
   static constexpr int kRowTiles = kBlockRows / kWarps / 16;
   static constexpr int kColumnTiles = kBlockColumns / kColumnWarps / 8;  // of a warp's scores
+  static constexpr int kScoreColumnTiles = kColumnTiles;
   static constexpr int kResultTiles = kResultColumns / 8;
   // What streams beside Q (or K): dO (or V), of which the pass for dV needs its slice alone.
   static constexpr int kOtherColumns = kResult == Result::kDv ? kResultColumns : kClassV;
@@ -156,13 +167,17 @@ struct RowPassTraits : BackwardClasses<Config> {
   using TileQK = SmemTile<kBlockColumns, kClassQK, false>;   // K or Q, streamed
   using TileOther = SmemTile<kBlockColumns, kOtherColumns, false>;
   using TileResult = SmemTile<kBlockRows, kResultColumns, false>;
+  // Of an explicit mask, queries as rows.
+  using TileM = SmemTile<kByQueries ? kBlockRows : kBlockColumns, kByQueries ? kBlockColumns : kBlockRows, false>;
 
   static constexpr int kStatisticsBytes = kByQueries ? 0 : kBlockColumns * 2 * int(sizeof(float));
   static constexpr int kRowsQKOffset = 0;
   static constexpr int kRowsVOffset = kRowsQKOffset + TileRowsQK::kBytes;
   static constexpr int kQKOffset = kRowsVOffset + (kNeedsDp ? TileRowsV::kBytes : 0);
   static constexpr int kOtherOffset = kQKOffset + kStages * TileQK::kBytes;
-  static constexpr int kStatisticsOffset = kOtherOffset + kStages * TileOther::kBytes;
+  static constexpr int kMaskOffset = kOtherOffset + kStages * TileOther::kBytes;
+  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kStages * TileM::kBytes : 0;
+  static constexpr int kStatisticsOffset = kMaskOffset + kMaskBytes;
   static constexpr int kLoopBytes = kStatisticsOffset + kStages * kStatisticsBytes;
   static constexpr int kReductionBytes = kBlockRows * kResultColumns * int(sizeof(float)) * (kColumnWarps - 1);
   static constexpr int kSmemBytes = maximum(maximum(kLoopBytes, kReductionBytes), TileResult::kBytes);

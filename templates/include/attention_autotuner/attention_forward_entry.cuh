@@ -7,6 +7,7 @@
 
 #include "attention_forward_loops.cuh"
 #include "entry.cuh"
+#include "softmax.cuh"
 
 namespace attention_autotuner {
 

@@ -20,17 +20,12 @@
 
 #include "attention_forward_traits.cuh"
 #include "product_sm80.cuh"
-#include "retnet_weights_sm80.cuh"
 #include "row_warps_sm80.cuh"
 #include "scheduler.cuh"
-#include "softmax.cuh"
 #include "tensors.cuh"
+#include "weights.cuh"
 
 namespace attention_autotuner {
-
-template <typename Config>
-using ForwardWeights = std::conditional_t<Config::kWeights == Weights::kSoftmax, SoftmaxWeights<ForwardTraits<Config>>,
-                                          RetNetWeights<ForwardTraits<Config>>>;
 
 template <typename Config>
 struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
@@ -67,7 +62,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   uint32_t q_address, k_address, v_address;
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
   Accumulators<T::kRowTiles, T::kColumnTiles> o;
-  ForwardWeights<Config> weights;
+  ForwardWeights<T::kWeights, T> weights;
 
   __device__ __forceinline__ TileCoordinates tile() const {
     return tile_coordinates<Config::kHeadsFirst, Config::kVSlices, T::kWeights == Weights::kMasked>(

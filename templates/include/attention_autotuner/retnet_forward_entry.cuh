@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention_forward_entry.cuh"
+#include "retnet_weights_sm80.cuh"
 
 namespace attention_autotuner {
 

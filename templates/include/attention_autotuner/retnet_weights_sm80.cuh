@@ -9,14 +9,14 @@
 // a factor of the row, which joins the factor above. That needs gamma^block_n not too small; other heads take an
 // exponential an element.
 //
-// Called by: attention_forward_sm80.cuh, attention_forward_epilogue.cuh.
+// Called by: retnet_forward_entry.cuh; through ForwardWeights by attention_forward_sm80.cuh.
 #pragma once
 
 #include "mask_tile_sm80.cuh"
 #include "product_sm80.cuh"
+#include "row_warps_sm80.cuh"
 #include "scalars.cuh"
 #include "scheduler.cuh"
-#include "softmax.cuh"
 #include "tensors.cuh"
 #include "weights.cuh"
 
@@ -28,12 +28,12 @@ inline constexpr float kFarthest = 150.0f;  // a decay of 2^-150 is none to fp32
 inline constexpr int kMaxReach = 1 << 30;
 inline constexpr float kSteepest = 60.0f;  // a tile whose decay spans more powers of two takes exponentials
 
-template <typename T>
-struct RetNetWeights {
+template <Weights kWeights, typename T>
+struct ForwardWeights {
   using Element = typename T::Element;
   using Copy = MaskCopy<T::kBlockM, T::kBlockN, T::kThreads, T::kCopyBytes, T::kPadded>;
   using Rows = float[T::kRowTiles][2];
-  static constexpr bool kMasked = T::kWeights == Weights::kMasked;
+  static constexpr bool kMasked = kWeights == Weights::kMasked;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;  // P could overflow
   static constexpr bool kScaled = kGuarded || !kMasked;              // P is Y times a factor
 
@@ -84,8 +84,7 @@ struct RetNetWeights {
     }
   }
 
-  // --- the mask's tiles, which travel with V's
-  // ------------------------------------------------------------------------
+  // --- the mask's tiles, which travel with V's -----------------------------------------------------------------------
 
   template <typename Warp>
   __device__ __forceinline__ static uint32_t mask_buffer(Warp const& w, int slot) {
@@ -108,8 +107,7 @@ struct RetNetWeights {
     if constexpr (kMasked) mask_next -= T::kBlockN;
   }
 
-  // --- between the products
-  // -------------------------------------------------------------------------------------------
+  // --- between the products ------------------------------------------------------------------------------------------
 
   // Y from S, its sums, and the factors of P.
   template <typename Warp>
@@ -200,18 +198,19 @@ struct RetNetWeights {
   }
   template <typename Warp>
   __device__ __forceinline__ void multiply_steep_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
+    // Where it is negative, what becomes of S is hidden.
     int const first = w.tile().row_block * T::kBlockM + w.params.causal_offset - w.first_key(key_tile) -
                       w.warp_n() * 8 * T::kKeyTiles - 2 * (w.lane() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        int const distance = first + w.row_in_block(i, h);
+        float const distance = first + w.row_in_block(i, h);
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            s[i][j][2 * h + e] *= exp2_approximate(log2_gamma * maximum(distance - 8 * j - e, 0));
+            s[i][j][2 * h + e] *= exp2_approximate(log2_gamma * (distance - float(8 * j + e)));
           }
         }
         factor[i][h] = 1.0f;
@@ -262,8 +261,7 @@ struct RetNetWeights {
     }
   }
 
-  // --- the end of a row
-  // -----------------------------------------------------------------------------------------------
+  // --- the end of a row ----------------------------------------------------------------------------------------------
 
   // With the sums complete: r, and what O is multiplied with.
   template <typename Warp>

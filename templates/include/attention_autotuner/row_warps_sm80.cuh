@@ -1,12 +1,23 @@
 // Where a warp stands in a CTA whose warps split the rows of a tile, and how the warps that share rows talk to each
 // other.
 //
-// Called by: attention_forward_sm80.cuh, attention_forward_epilogue.cuh.
+// Called by: attention_forward_sm80.cuh, attention_forward_epilogue.cuh, softmax.cuh, retnet_weights_sm80.cuh.
 #pragma once
 
 #include "tile_sm80.cuh"
 
 namespace attention_autotuner {
+
+// Reductions over the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float value) {
+  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
+  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float value) {
+  value += __shfl_xor_sync(0xffffffffu, value, 1);
+  return value + __shfl_xor_sync(0xffffffffu, value, 2);
+}
 
 template <typename T>
 struct RowWarps {

@@ -7,29 +7,20 @@
 // kLowest, which is finite, so that its masked scores (-inf) give exp2(-inf) = 0 and never NaN.
 //
 // Layout: fragments of mma_sm80.cuh; entry [tile][half] is row 16 tile + 8 half + lane / 4 of the warp's rows.
-// Called by: attention_forward_sm80.cuh.
+// Called by: attention_forward_entry.cuh; through ForwardWeights by attention_forward_sm80.cuh.
 #pragma once
 
 #include <cstdint>
 
+#include "row_warps_sm80.cuh"
 #include "scalars.cuh"
 #include "scheduler.cuh"
+#include "weights.cuh"
 
 namespace attention_autotuner {
 
 inline constexpr float kSlack = 8.0f;       // powers of two
 inline constexpr float kLowest = -1.7e38f;  // half the range: its difference from any maximum is finite
-
-// Reductions over the four lanes that share a row.
-__device__ __forceinline__ float quad_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
 
 // The largest entry of each row, over this warp's columns.
 template <int Tiles, int Columns>
@@ -87,7 +78,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], flo
 
 // The weights of a forward kernel with traits T: see attention_forward_sm80.cuh.
 template <typename T>
-struct SoftmaxWeights {
+struct ForwardWeights<Weights::kSoftmax, T> {
   float maximum[T::kRowTiles][2];  // times c
   float sum[T::kRowTiles][2];      // of this lane's columns only, until the end
 

@@ -25,6 +25,15 @@ struct WeightsParams<Weights::kSoftmax> {
   using Backward = attention_autotuner_attention_backward_params;
 };
 
+// What differs between weights in kernels of traits T: see the specialisations in softmax.cuh,
+// softmax_backward_sm80.cuh, retnet_weights_sm80.cuh and retnet_backward_sm80.cuh.
+template <Weights kWeights, typename T>
+struct ForwardWeights;
+template <Weights kWeights, typename T>
+struct BackwardWeights;
+template <Weights kWeights>
+struct RowStatistics;
+
 // What the scores are multiplied by.
 inline __host__ __device__ float score_scale(attention_autotuner_attention_forward_params const& p) {
   return p.softmax_scale;
