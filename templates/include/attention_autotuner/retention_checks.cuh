@@ -1,0 +1,31 @@
+// What every retention artifact asks of its params.
+//
+// Called by: retention_entry.cuh, retention_recurrent_entry.cuh.
+#pragma once
+
+#include "entry.cuh"
+
+namespace attention_autotuner {
+
+using RetentionForwardParams = attention_autotuner_retention_forward_params;
+using RetentionBackwardParams = attention_autotuner_retention_backward_params;
+
+inline constexpr int64_t kMaxGridY = 65535;
+
+template <typename Params>
+inline int32_t check_retention_shape(Params const& p, int class_qk, int class_v) {
+  if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+  bool const sizes = p.batch >= 1 && p.heads_q >= 1 && p.heads_kv >= 1 && p.heads_q % p.heads_kv == 0 &&
+                     int64_t(p.batch) * p.heads_q <= kMaxGridY && p.seqlen >= 1 && p.seqlen <= kMaxRows &&
+                     takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.log2_gamma != nullptr;
+  return sizes ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+}
+
+template <typename Params>
+inline bool takes_retention_inputs(Params const& p, int copy_bytes) {
+  return aligned(p.q, copy_bytes, p.batch, p.heads_q, p.seqlen) &&
+         aligned(p.k, copy_bytes, p.batch, p.heads_kv, p.seqlen) &&
+         aligned(p.v, copy_bytes, p.batch, p.heads_kv, p.seqlen);
+}
+
+}  // namespace attention_autotuner
