@@ -258,9 +258,17 @@ struct BackwardWeights {
     int const column = w.now.tile * T::kBlockColumns + w.warp_column();
     ScoreFactors<T> const factors(w.arguments, w.smem, slot, w.lane(), T::kByQueries ? w.head : w.now.head,
                                   w.row0 + w.warp_row(), column, w.warp_row(), w.warp_column());
-    uint32_t const base_address = w.statistics(slot) + 4 * w.warp_column() + 8 * (w.lane() & 3) + 64 * step;
     float const c = w.arguments.c;
     bool const r_grad = needs_scores(w.arguments);
+    float2 bases[2], shifts[2];  // of the columns, where they are queries
+    if constexpr (!T::kByQueries) {
+      uint32_t const address = w.statistics(slot) + 4 * w.warp_column() + 8 * (w.lane() & 3) + 64 * step;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        bases[half] = load_shared_float2(address + 32 * half);
+        if (T::kNeedsDp && r_grad) shifts[half] = load_shared_float2(address + 32 * half + T::kStatisticsBytes / 2);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
       float m[8];
@@ -276,10 +284,8 @@ struct BackwardWeights {
             base = w.base[i][r % 2];
             shift = w.shift[i][r % 2];
           } else {
-            float2 const b = load_shared_float2(base_address + 32 * (r / 2));
-            float2 const d = load_shared_float2(base_address + 32 * (r / 2) + T::kStatisticsBytes / 2);
-            base = e == 0 ? b.x : b.y;
-            shift = e == 0 ? d.x : d.y;
+            base = e == 0 ? bases[r / 2].x : bases[r / 2].y;
+            shift = e == 0 ? shifts[r / 2].x : shifts[r / 2].y;
           }
           if constexpr (T::kNeedsDp) {
             float dx = dp[i][j][at] * base;
