@@ -107,15 +107,13 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   // P^T from S^T, packed, and handed to the other warp of the pair where dS wants it.
   __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part) const {
     int const query0 = now.tile * T::kBlockM + part * T::kPartRows, key = key0 + pair() * T::kRowsPerWarp;
-    if (is_whole(query0, key)) {
+    bool const whole =
+        key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
+    if (whole) {
       Weigh::template take_p<true>(*this, p, s, slot, part, query0, key);
     } else {
       Weigh::template take_p<false>(*this, p, s, slot, part, query0, key);
     }
-  }
-  // Whether the queries of a part see all keys of this warp.
-  __device__ __forceinline__ bool is_whole(int query0, int key) const {
-    return key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
   }
   __device__ __forceinline__ void give(uint32_t const (&p)[4], int part, int step, int i) const {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(p[0]), "r"(p[1]),

@@ -184,7 +184,7 @@ struct BackwardWeights {
   __device__ __forceinline__ static void take_ds(Warp const& w, typename Warp::Packed& ds,
                                                  typename Warp::Scores const& dp, int slot, int part) {
     int const query0 = w.now.tile * T::kBlockM + part * T::kPartRows, key = w.key0 + w.pair() * T::kRowsPerWarp;
-    bool const whole = w.is_whole(query0, key);
+    bool const whole = w.arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
     if (hands_over(w.arguments)) {
       take_ds<false, true>(w, ds, dp, slot, part, query0, key);
     } else if (whole) {
