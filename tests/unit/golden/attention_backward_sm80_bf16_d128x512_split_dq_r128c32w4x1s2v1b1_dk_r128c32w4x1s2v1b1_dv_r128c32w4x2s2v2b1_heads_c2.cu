@@ -6,6 +6,7 @@ namespace {
 
 struct Config {
   using Element = __nv_bfloat16;
+  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2";
   static constexpr int kClassQK = 128;
   static constexpr int kClassV = 512;

@@ -6,6 +6,7 @@ namespace {
 
 struct Config {
   using Element = __half;
+  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_backward_sm80_fp16_d128x128_pair_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_rows_c16";
   static constexpr int kClassQK = 128;
   static constexpr int kClassV = 128;

@@ -6,6 +6,7 @@ namespace {
 
 struct Config {
   using Element = __nv_bfloat16;
+  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_forward_sm80_bf16_d256x512_m64n32_w2x4_s1_k128_v2_qreg_ahead_persistent_heads_b2_c2";
   static constexpr int kClassQK = 256;
   static constexpr int kClassV = 512;

@@ -6,6 +6,7 @@ namespace {
 
 struct Config {
   using Element = __half;
+  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_forward_sm80_fp16_d64x64_m128n64_w4x1_s2_k64_v1_qsmem_inorder_grid_rows_b1_c16";
   static constexpr int kClassQK = 64;
   static constexpr int kClassV = 64;
