@@ -7,9 +7,10 @@
 // shared memory. Scores X Y^T are computed along with X S, from the same fragments of X, each warp the scores of its
 // share of the chunk's tokens, and pass through shared memory; or they are given.
 //
-// fp16 holds the rounded state scaled by a power of two, which brings its largest element to 2^13: states grow with the
-// sequence and may exceed what fp16 holds. Decays are powers of gamma with exponents of at most a chunk, never
-// negative.
+// What registers hold is the state over a weight: the decay of a chunk goes to the weight, which is one number, and
+// only when it has fallen below 1 do the registers take it over. So what is added to them is never scaled up. States
+// grow with the sequence and may exceed what fp16 holds: that shows in the product with X, which is then done again
+// with a greater weight. Decays are powers of gamma with exponents of at most a chunk, never negative.
 //
 // Layouts: see mma_sm80.cuh (fragments), tile_sm80.cuh (shared memory), retention_traits.cuh (map, which tensor is
 // which). Called by: retention_entry.cuh.
@@ -29,7 +30,10 @@ struct ChunkWarp {
   using CopyP = TileCopy<T::kChunk, T::kChunk, T::kThreads, 16, false>;
   using Output = Accumulators<T::kTokenTiles, 2 * T::kRowTiles>;
   static constexpr bool kComputesScores = !StatesOnly && !T::kGiven;
+  static constexpr bool kReadsScores = !StatesOnly && T::kGiven;
   static constexpr int kDepthSteps = T::kDepth / 16;
+  static constexpr int kOwned = T::kTokenTiles / T::kDepthWarps;  // token tiles that a warp writes
+  static constexpr float kFreshWeight = 4.0f;
 
   ChunkArguments const& arguments;
   uint32_t const smem;
@@ -37,7 +41,8 @@ struct ChunkWarp {
   int first, end;  // chunks
   float log2_gamma;
   Element const *x, *y, *z;
-  Accumulators<T::kRowTiles, T::kDepthTiles> state;
+  Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the weight
+  float weight;
 
   __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   // Warps that share columns wait for each other, so they are neighbours.
@@ -68,7 +73,7 @@ struct ChunkWarp {
   }
 
   // gamma^n for 0 <= n, and 1 below.
-  __device__ __forceinline__ float power(int n) const { return exp2f(log2_gamma * float(maximum(n, 0))); }
+  __device__ __forceinline__ float power(int n) const { return exp2_approximate(log2_gamma * float(maximum(n, 0))); }
 
   // --- states --------------------------------------------------------------------------------------------------------
 
@@ -95,55 +100,84 @@ struct ChunkWarp {
   }
   __device__ __forceinline__ void load_state() {
     clear(state);
+    weight = kFreshWeight;
     if (StatesOnly || arguments.first_states == nullptr) return;
     float const* const source = arguments.first_states + state_place(arguments.first_slots);
-    visit_state([source](float& value, int offset) { value = source[offset]; });
+    visit_state([source](float& value, int offset) { value = source[offset] / kFreshWeight; });
   }
   __device__ __forceinline__ void store_state() {
     if (arguments.last_states == nullptr) return;
     float* const target = arguments.last_states + state_place(arguments.last_slots);
-    visit_state([target](float& value, int offset) { target[offset] = value; });
+    visit_state([target, this](float& value, int offset) { target[offset] = value * weight; });
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
 
-  // Copies a chunk's tiles into a stage, spread over `parts` calls where they are whole.
-  template <typename Copy>
-  __device__ __forceinline__ static void copy_tile_part(bool wanted, uint32_t tile, Element const* data,
-                                                        int64_t stride_row, int row, int rows, int columns, int part,
-                                                        int parts) {
-    int const thread = thread_index();
-    Element const* const source = data + int64_t(row + Copy::row(thread)) * stride_row + Copy::column(thread);
-    uint32_t const target = tile + Copy::offset(thread);
-    bool const exact = T::kCopyBytes == 16 && rows >= T::kChunk && columns >= Copy::kChunks * kChunk;
-    if constexpr (T::kCopyBytes == 16) Copy::copy_part(wanted && exact, target, source, stride_row, part, parts);
-    if (part == 0 && wanted && !exact) Copy::copy(target, source, stride_row, rows, columns);
-  }
-  __device__ __forceinline__ void fetch_part(bool wanted, int chunk, int stage, int part, int parts) const {
+  // A chunk's tiles on their way into a stage: start copies what is not whole, at once; the parts copy what is, spread
+  // over other work.
+  struct Fetch {
+    bool wanted, exact_depth, exact_columns;
+    uint32_t xy, z_target;  // this thread's first chunk in X's tile and in Z's
+    Element const *x, *y, *z;
+    Element const* scores;
+    uint32_t scores_target;
+  };
+  __device__ __forceinline__ Fetch start_fetch(bool wanted, int chunk, int stage) const {
+    int const thread = thread_index(), row = chunk * T::kChunk, rows = arguments.seqlen - row;
+    int const columns = arguments.columns - slice * T::kColumns;
+    bool const whole = T::kCopyBytes == 16 && rows >= T::kChunk;
     uint32_t const base = smem + stage * T::kStageBytes;
-    int const row = chunk * T::kChunk, rows = arguments.seqlen - row;
-    if constexpr (!StatesOnly) {
-      copy_tile_part<CopyX>(wanted, base, x, arguments.x.stride_row, row, rows, arguments.depth, part, parts);
-    }
-    copy_tile_part<CopyX>(wanted, base + T::kYOffset, y, arguments.y.stride_row, row, rows, arguments.depth, part,
-                          parts);
-    copy_tile_part<CopyZ>(wanted, base + T::kZOffset, z, arguments.z.stride_row, row, rows,
-                          arguments.columns - slice * T::kColumns, part, parts);
-    if constexpr (!StatesOnly && T::kGiven) {
+    int64_t const row_x = row + CopyX::row(thread), row_z = row + CopyZ::row(thread);
+    Fetch fetch{wanted,
+                whole && arguments.depth >= T::kD,
+                whole && columns >= T::kColumns,
+                base + CopyX::offset(thread),
+                base + T::kZOffset + CopyZ::offset(thread),
+                x + row_x * arguments.x.stride_row + CopyX::column(thread),
+                y + row_x * arguments.y.stride_row + CopyX::column(thread),
+                z + row_z * arguments.z.stride_row + CopyZ::column(thread),
+                nullptr,
+                0};
+    if constexpr (kReadsScores) {
       int64_t const place = (int64_t(batch) * arguments.heads.divisor + head) * arguments.chunks + chunk;
-      int const thread = thread_index();
-      CopyP::copy_part(wanted, base + T::kPOffset + CopyP::offset(thread),
-                       static_cast<Element const*>(arguments.scores) +
-                           (place * T::kChunk + CopyP::row(thread)) * T::kChunk + CopyP::column(thread),
-                       T::kChunk, part, parts);
+      fetch.scores = static_cast<Element const*>(arguments.scores) +
+                     (place * T::kChunk + CopyP::row(thread)) * T::kChunk + CopyP::column(thread);
+      fetch.scores_target = base + T::kPOffset + CopyP::offset(thread);
+    }
+    if (wanted && !fetch.exact_depth) {
+      if constexpr (!StatesOnly) CopyX::copy(fetch.xy, fetch.x, arguments.x.stride_row, rows, arguments.depth);
+      CopyX::copy(fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, rows, arguments.depth);
+    }
+    if (wanted && !fetch.exact_columns) CopyZ::copy(fetch.z_target, fetch.z, arguments.z.stride_row, rows, columns);
+    return fetch;
+  }
+  __device__ __forceinline__ void fetch_part(Fetch const& fetch, int part, int parts) const {
+    if constexpr (T::kCopyBytes == 16) {
+      bool const depth = fetch.wanted && fetch.exact_depth;
+      if constexpr (!StatesOnly) CopyX::copy_part(depth, fetch.xy, fetch.x, arguments.x.stride_row, part, parts);
+      CopyX::copy_part(depth, fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, part, parts);
+      CopyZ::copy_part(fetch.wanted && fetch.exact_columns, fetch.z_target, fetch.z, arguments.z.stride_row, part,
+                       parts);
+    }
+    if constexpr (kReadsScores) {
+      CopyP::copy_part(fetch.wanted, fetch.scores_target, fetch.scores, T::kChunk, part, parts);
     }
   }
 
   // --- products ------------------------------------------------------------------------------------------------------
 
-  // A power of two that brings the state into the range of the 16-bit type, as its exponent.
-  __device__ __forceinline__ int state_exponent() const {
-    if constexpr (!std::is_same_v<Element, __half>) return 0;
+  __device__ __forceinline__ void scale_state(float factor) {
+#pragma unroll
+    for (auto& row : state) {
+#pragma unroll
+      for (auto& tile : row) {
+#pragma unroll
+        for (float& value : tile) value *= factor;
+      }
+    }
+  }
+  // Makes the weight so great that the registers' largest element is about 2^8.
+  __device__ __forceinline__ void raise_weight() {
     float largest = 0.0f;
 #pragma unroll
     for (auto const& row : state) {
@@ -155,16 +189,29 @@ struct ChunkWarp {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    int const exponent = (__float_as_int(largest) >> 23) - 127;
-    return 13 - minimum(maximum(exponent, -100), 100);
+    int const exponent = minimum((__float_as_int(largest) >> 23) - 127, 100) - 8;
+    scale_state(__int_as_float((127 - exponent) << 23));
+    weight *= __int_as_float((127 + exponent) << 23);
   }
-  __device__ __forceinline__ static float power_of_two(int exponent) { return __int_as_float((127 + exponent) << 23); }
+  // Whether the registers hold something that the 16-bit type does not, as a product with them shows. What comes from
+  // inputs that are not finite shows alike, and stays: the weight is raised once.
+  __device__ __forceinline__ static bool overflows(Output const& out) {
+    if constexpr (!std::is_same_v<Element, __half>) return false;
+    float sum = 0.0f;
+#pragma unroll
+    for (auto const& row : out) {
+#pragma unroll
+      for (auto const& tile : row) {
+#pragma unroll
+        for (float const& value : tile) sum = fmaf(value, 0.0f, sum);
+      }
+    }
+    return __any_sync(0xffffffffu, sum != 0.0f);
+  }
 
-  // out = X S scaled by 2^exponent, and the scores of this warp's tokens; `between(step)` is other work.
+  // out = X S over the weight, and the scores of this warp's tokens; `between(step)` is other work.
   template <typename Scores, typename Between>
-  __device__ __forceinline__ void multiply_x(Output& out, Scores& scores, int exponent, uint32_t stage,
-                                             Between&& between) const {
-    float const factor = power_of_two(exponent);
+  __device__ __forceinline__ void multiply_x(Output& out, Scores& scores, uint32_t stage, Between&& between) const {
     LaneRow const a = lane_row_a(lane());
     Operand<typename T::TileX, T::kDepth> const x_tile(stage, a.row, warp_depth() + a.column);
     // Where a warp has eight tokens, lanes 16 and on repeat what 0 to 15 point at.
@@ -180,9 +227,7 @@ struct ChunkWarp {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           float const(&tile)[4] = state[r][2 * step + e % 2];
-          float const low = tile[e / 2 * 2], high = tile[e / 2 * 2 + 1];
-          s[r][e] = std::is_same_v<Element, __half> ? pack_pair<Element>(low * factor, high * factor)
-                                                    : pack_pair<Element>(low, high);
+          s[r][e] = pack_pair<Element>(tile[e / 2 * 2], tile[e / 2 * 2 + 1]);
         }
       }
       uint32_t k[kComputesScores ? divide_up(T::kScoreTiles, 2) : 1][4];
@@ -216,26 +261,34 @@ struct ChunkWarp {
     }
   }
 
-  // Decays this warp's scores and puts them where all warps find them.
+  // Decays this warp's scores and puts them where all warps find them; blocks above the diagonal are never read.
   template <typename Scores>
   __device__ __forceinline__ void store_scores(Scores const& scores) const {
-    int const token = column_warp() * 8 * T::kScoreTiles + 2 * (lane() & 3);  // of Y
+    constexpr int kSign = T::kReversed ? -1 : 1;
+    int const warp_token = __shfl_sync(0xffffffffu, column_warp(), 0) * 8 * T::kScoreTiles;  // of Y, the warp's first
+    // A distance is that of two 8x8 blocks and that of the lane's place in them.
+    int const inside = kSign * (lane() / 4 - 2 * (lane() & 3));
+    float const lane_log2[2] = {log2_gamma * float(inside), log2_gamma * float(inside - kSign)};
 #pragma unroll
-    for (int i = 0; i < T::kTokenTiles; ++i) {
+    for (int j = 0; j < T::kScoreTiles; ++j) {
+      int const token = warp_token + 8 * j;
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = 16 * i + 8 * half + lane() / 4;
+      for (int i = 0; i < T::kTokenTiles; ++i) {
+        if (T::kReversed ? 16 * i > token : 16 * i + 15 < token) continue;
 #pragma unroll
-        for (int j = 0; j < T::kScoreTiles; ++j) {
+        for (int half = 0; half < 2; ++half) {
+          int const block = kSign * (16 * i + 8 * half - token);
+          float const block_log2 = log2_gamma * float(block);
           float value[2];
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            int const distance = T::kReversed ? token + 8 * j + e - row : row - token - 8 * j - e;
-            float const decay = exp2_approximate(log2_gamma * float(maximum(distance, 0)));
-            value[e] = distance < 0 ? 0.0f : scores[i][j][2 * half + e] * (arguments.scale * decay);
+            bool const seen = block > 0 || (block == 0 && inside - kSign * e >= 0);
+            float const decay = exp2_approximate(lane_log2[e] + block_log2);
+            value[e] = seen ? scores[i][j][2 * half + e] * arguments.scale * decay : 0.0f;
           }
           asm volatile(
-              "st.shared.b32 [%0], %1;\n" ::"r"(smem + T::kScoresOffset + T::TileP::offset(row, token + 8 * j)),
+              "st.shared.b32 [%0], %1;\n" ::"r"(
+                  smem + T::kScoresOffset + T::TileP::offset(16 * i + 8 * half + lane() / 4, token + 2 * (lane() & 3))),
               "r"(pack_pair<Element>(value[0], value[1]))
               : "memory");
         }
@@ -284,15 +337,12 @@ struct ChunkWarp {
     LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
     Operand<typename T::TileZ, T::kWarpColumns> const z_tile(stage + T::kZOffset, b.row, warp_column() + b.column);
     Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, a.row, warp_depth() + a.column);
-    float const whole = power(length), scale = T::kReversed ? arguments.scale : 1.0f;
-#pragma unroll
-    for (auto& row : state) {
-#pragma unroll
-      for (auto& tile : row) {
-#pragma unroll
-        for (float& value : tile) value *= whole;
-      }
+    weight *= exp2f(log2_gamma * float(length));
+    if (weight < 1.0f) {
+      scale_state(weight / kFreshWeight);
+      weight = kFreshWeight;
     }
+    float const scale = (T::kReversed ? arguments.scale : 1.0f) / weight;
 #pragma unroll
     for (int step = 0; step < T::kTokenTiles; ++step) {
       uint32_t w[T::kRowTiles][4];
@@ -320,14 +370,15 @@ struct ChunkWarp {
 
   // --- output --------------------------------------------------------------------------------------------------------
 
+  // Where a warp hands the fragments of `owner`'s token tiles over, this lane's 16 bytes.
+  __device__ __forceinline__ uint32_t exchanged(int giver, int turn, int owner, int n) const {
+    int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
+    int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
+    return smem + T::kExchangeOffset + ((group * kOwned + turn) * 2 * T::kRowTiles + n) * 512 + lane() * 16;
+  }
   // Adds the outputs of the warps that share columns: each gets the token tiles of its turn.
   __device__ __forceinline__ void add_depth_warps(Output& out) const {
-    constexpr int kOwned = T::kTokenTiles / T::kDepthWarps, kTiles = 2 * T::kRowTiles;
-    auto place = [&](int giver, int turn, int owner, int n) {  // of a fragment of `owner`'s tile
-      int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
-      int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
-      return smem + T::kExchangeOffset + ((group * kOwned + turn) * kTiles + n) * 512 + lane() * 16;
-    };
+    constexpr int kTiles = 2 * T::kRowTiles;
     int const me = depth_warp();
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
@@ -336,7 +387,7 @@ struct ChunkWarp {
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
         float const(&v)[4] = out[i][n];
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(place(me, i / T::kDepthWarps, owner, n)),
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchanged(me, i / T::kDepthWarps, owner, n)),
                      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                      : "memory");
       }
@@ -352,7 +403,7 @@ struct ChunkWarp {
           float v[4];
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                        : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                       : "r"(place((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n))
+                       : "r"(exchanged((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n))
                        : "memory");
 #pragma unroll
           for (int e = 0; e < 4; ++e) out[i][n][e] += v[e];
@@ -361,10 +412,53 @@ struct ChunkWarp {
     }
   }
 
-  __device__ __forceinline__ void write(Output const& out, int chunk) const {
-    int const column0 = slice * T::kColumns + warp_column() + 2 * (lane() & 3);
+  // Writes the output of a chunk through shared memory that only this warp uses by now: its columns of Z, or what the
+  // warps that share columns have handed it.
+  __device__ __forceinline__ void write(Output const& out, int chunk, uint32_t stage) const {
+    using TileOwned = SmemTile<16 * kOwned, T::kWarpColumns, false>;
+    using Tile = std::conditional_t<T::kDepthWarps == 1, typename T::TileZ, TileOwned>;
+    constexpr int kRowChunks = T::kWarpColumns / kChunk;
+    uint32_t const tile = T::kDepthWarps == 1
+                              ? stage + T::kZOffset
+                              : exchanged((depth_warp() + 1) % T::kDepthWarps, 0, depth_warp(), 0) - lane() * 16;
+    int const first_column = T::kDepthWarps == 1 ? warp_column() : 0;
+    Operand<Tile, T::kWarpColumns> const place(tile, lane() / 4, first_column + 2 * (lane() & 3));
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < T::kTokenTiles; ++i) {
+      if (T::kDepthWarps > 1 && i % T::kDepthWarps != depth_warp()) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int n = 0; n < 2 * T::kRowTiles; ++n) {
+          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(place.at(16 * (i / T::kDepthWarps) + 8 * half, 8 * n)),
+                       "r"(pack_pair<Element>(out[i][n][2 * half], out[i][n][2 * half + 1]))
+                       : "memory");
+        }
+      }
+    }
+    __syncwarp();
     auto* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
-                       head * arguments.out.stride_head;
+                       head * arguments.out.stride_head + slice * T::kColumns + warp_column();
+    int const rows_left = arguments.seqlen - chunk * T::kChunk;
+    int const columns_left = arguments.columns - slice * T::kColumns - warp_column();
+#pragma unroll
+    for (int unit = 0; unit < divide_up(16 * kOwned * kRowChunks, 32); ++unit) {
+      int const index = 32 * unit + lane(), row = index / kRowChunks, column = index % kRowChunks * kChunk;
+      int const token = (row / 16 * T::kDepthWarps + depth_warp()) * 16 + row % 16;
+      if (row < 16 * kOwned && token < rows_left && column < columns_left) {
+        uint4 words;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                     : "r"(tile + Tile::offset(row, first_column + column))
+                     : "memory");
+        int64_t const place_in_out = int64_t(chunk * T::kChunk + token) * arguments.out.stride_row + column;
+        *reinterpret_cast<uint4*>(rows + place_in_out) = words;
+      }
+    }
+  }
+  // The same in fp32, to the parts.
+  __device__ __forceinline__ void write_parts(Output const& out, int chunk) const {
     float* const parts =
         arguments.parts + (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen * arguments.columns;
 #pragma unroll
@@ -376,15 +470,10 @@ struct ChunkWarp {
         if (row >= arguments.seqlen) continue;
 #pragma unroll
         for (int n = 0; n < 2 * T::kRowTiles; ++n) {
-          int const column = column0 + 8 * n;
+          int const column = slice * T::kColumns + warp_column() + 2 * (lane() & 3) + 8 * n;
           if (column >= arguments.columns) continue;
-          float const low = out[i][n][2 * half], high = out[i][n][2 * half + 1];
-          if (arguments.parts != nullptr) {
-            *reinterpret_cast<float2*>(parts + int64_t(row) * arguments.columns + column) = make_float2(low, high);
-          } else {
-            *reinterpret_cast<uint32_t*>(rows + int64_t(row) * arguments.out.stride_row + column) =
-                pack_pair<Element>(low, high);
-          }
+          *reinterpret_cast<float2*>(parts + int64_t(row) * arguments.columns + column) =
+              make_float2(out[i][n][2 * half], out[i][n][2 * half + 1]);
         }
       }
     }
@@ -392,17 +481,19 @@ struct ChunkWarp {
 
   // --- main loop -----------------------------------------------------------------------------------------------------
 
-  // The output of one chunk; `between` as in multiply_x.
+  // The output of one chunk, in registers; `between` as in multiply_x.
   template <typename Between>
-  __device__ __forceinline__ void output(int chunk, int length, uint32_t stage, Between&& between) {
-    Output out;
+  __device__ __forceinline__ void take_output(Output& out, int length, uint32_t stage, Between&& between) {
     Accumulators<T::kTokenTiles, maximum(T::kScoreTiles, 1)> scores;
-    clear(out);
-    clear(scores);
-    int const exponent = state_exponent();
-    multiply_x(out, scores, exponent, stage, between);
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      clear(out);
+      clear(scores);
+      multiply_x(out, scores, stage, between);
+      if (attempt > 0 || !overflows(out)) break;
+      raise_weight();
+    }
     if constexpr (kComputesScores) store_scores(scores);
-    float const scale = (T::kReversed ? 1.0f : arguments.scale) * power_of_two(-exponent);
+    float const scale = (T::kReversed ? 1.0f : arguments.scale) * weight;
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll
@@ -419,18 +510,18 @@ struct ChunkWarp {
     if constexpr (kComputesScores) __syncthreads();
     multiply_z(out, stage);
     if constexpr (T::kDepthWarps > 1) add_depth_warps(out);
-    write(out, chunk);
   }
 
   __device__ __forceinline__ void run() {
     constexpr int kAhead = T::kStages - 1;
     int const count = end - first;
     auto chunk_at = [&](int index) { return T::kReversed ? end - 1 - index : first + index; };
-#pragma unroll
-    for (int stage = 0; stage < maximum(kAhead, 1); ++stage) {
-      fetch_part(stage < count, chunk_at(stage), stage, 0, 1);
+    auto fetch_whole = [&](int index, int stage) {
+      fetch_part(start_fetch(index < count, chunk_at(index), stage), 0, 1);
       cute::cp_async_fence();
-    }
+    };
+#pragma unroll
+    for (int index = 0; index < maximum(kAhead, 1); ++index) fetch_whole(index, index);
     load_state();
     int stage = 0;
     for (int index = 0; index < count; ++index) {
@@ -440,21 +531,28 @@ struct ChunkWarp {
       __syncthreads();
       uint32_t const base = smem + stage * T::kStageBytes;
       int const free_stage = stage == 0 ? T::kStages - 1 : stage - 1;
-      bool const more = index + kAhead < count;
-      auto fetch = [&](int part, int parts) {
-        if constexpr (kAhead > 0) fetch_part(more, chunk_at(index + kAhead), free_stage, part, parts);
-      };
       if constexpr (StatesOnly) {
-        fetch(0, 1);
+        if constexpr (kAhead > 0) fetch_whole(index + kAhead, free_stage);
+        update_state(base, length);
       } else {
-        output(chunk, length, base, [&](int step) { fetch(step, kDepthSteps); });
+        Output out;
+        if constexpr (kAhead > 0) {
+          Fetch const fetch = start_fetch(index + kAhead < count, chunk_at(index + kAhead), free_stage);
+          take_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
+          cute::cp_async_fence();
+        } else {
+          take_output(out, length, base, [](int) {});
+        }
+        update_state(base, length);
+        if (arguments.parts != nullptr) {
+          write_parts(out, chunk);
+        } else {
+          write(out, chunk, base);
+        }
       }
-      if constexpr (kAhead > 0) cute::cp_async_fence();
-      update_state(base, length);
       if constexpr (kAhead == 0) {
         __syncthreads();
-        fetch_part(index + 1 < count, chunk_at(index + 1), 0, 0, 1);
-        cute::cp_async_fence();
+        fetch_whole(index + 1, 0);
       }
       stage = stage + 1 == T::kStages ? 0 : stage + 1;
     }
