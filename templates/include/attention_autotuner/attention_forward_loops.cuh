@@ -37,16 +37,16 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
           event(during_event + kLookahead >= kEvents ? during_event + kLookahead - kEvents
                                                      : during_event + kLookahead) {}
   };
-  auto fetch_start = [&](int during_tile, int during_event) {
-    auto const [key_tile, event] = Arrival(during_tile, during_event);
+  auto fetch_start = [&](Arrival const& arrival) {
+    auto const [key_tile, event] = arrival;
     if (event < T::kSlices) {
       w.start_k(key_tile, event, fetch_slot);
     } else if (!fetched_early(key_tile, event)) {
       w.start_v(key_tile, 0);
     }
   };
-  auto fetch_part = [&](int during_tile, int during_event, int part, int parts) {
-    auto const [key_tile, event] = Arrival(during_tile, during_event);
+  auto fetch_part = [&](Arrival const& arrival, int part, int parts) {
+    auto const [key_tile, event] = arrival;
     if (event < T::kSlices) {
       w.copy_k_part(key_tile, event, fetch_slot, part, parts);
       if (T::kStages > 1 && part == parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
@@ -67,8 +67,9 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
   int key_tile = w.tiles - 1;
 #pragma unroll
   for (int event = -kLookahead; event < 0; ++event) {
-    fetch_start(key_tile, event);
-    fetch_part(key_tile, event, 0, 1);
+    Arrival const arrival(key_tile, event);
+    fetch_start(arrival);
+    fetch_part(arrival, 0, 1);
   }
   if (T::kSlices == 1) {
     w.copy_v(key_tile, 0);
@@ -79,13 +80,15 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
 #pragma unroll
     for (int slice = 0; slice < T::kSlices; ++slice) {
       arrive(key_tile == w.tiles - 1);
-      fetch_start(key_tile, slice);
-      w.multiply_qk(s, slice, slot, [&](int step) { fetch_part(key_tile, slice, step, kQkSteps); });
+      Arrival const arrival(key_tile, slice);
+      fetch_start(arrival);
+      w.multiply_qk(s, slice, slot, [&](int step) { fetch_part(arrival, step, kQkSteps); });
       if (T::kStages > 1) slot = slot + 1 == T::kStages ? 0 : slot + 1;
     }
     arrive(false);
-    fetch_start(key_tile, T::kSlices);
-    w.accumulate(s, key_tile, 0, [&](int step) { fetch_part(key_tile, T::kSlices, step, Warp::kKeySteps); });
+    Arrival const arrival(key_tile, T::kSlices);
+    fetch_start(arrival);
+    w.accumulate(s, key_tile, 0, [&](int step) { fetch_part(arrival, step, Warp::kKeySteps); });
   }
 }
 

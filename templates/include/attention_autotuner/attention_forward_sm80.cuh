@@ -272,17 +272,9 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void multiply_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
                                               Between&& between) {
     uint32_t const v_slot = v_address + slot * T::kVSlotBytes;
-#pragma unroll
-    for (int j = 0; j < T::kColumnTiles; j += 2) {
-      uint32_t b[4];
-      load_matrix_x4_transposed(b, v_operand(v_slot, 16 * key_step, 8 * j));
-#pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) {
-        mma_m16n8k16<Element>(o[i][j], p[i], b[0], b[1]);
-        mma_m16n8k16<Element>(o[i][j + 1], p[i], b[2], b[3]);
-      }
-      between(j / 2);
-    }
+    multiply_step<Element>(
+        o, p, [&](int j, uint32_t (&b)[4]) { load_matrix_x4_transposed(b, v_operand(v_slot, 16 * key_step, 8 * j)); },
+        between);
   }
 
   // --- between the products ------------------------------------------------------------------------------------------
