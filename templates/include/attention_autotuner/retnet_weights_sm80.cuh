@@ -5,8 +5,8 @@
 // tile's sum of |Y| says that an element might leave the range of P (or come near enough): then the row's power of two
 // goes down and its O is rescaled, which is rare.
 //
-// A decay needs no mask in memory. Within a tile it is a factor of the column, the distance to the tile's last key, and
-// a factor of the row, which joins the factor above. That needs gamma^block_n not too small; other heads take an
+// A decay needs no mask in memory. Within a tile it is a factor of the column, by its distance to the tile's last key,
+// and a factor of the row, which the one above joins. That needs gamma^block_n not too small; other heads take an
 // exponential an element.
 //
 // Called by: retnet_forward_entry.cuh; through ForwardWeights by attention_forward_sm80.cuh.
@@ -35,11 +35,9 @@ struct ForwardWeights {
   using Rows = float[T::kRowTiles][2];
   static constexpr bool kMasked = kWeights == Weights::kMasked;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;  // P could overflow
-  static constexpr bool kScaled = kGuarded || !kMasked;              // P is Y times a factor
 
-  Rows sum;                                      // of |Y|, over this lane's columns only, until the end
-  float guard[kGuarded ? T::kRowTiles : 1][2];   // scale times the row's power of two
-  float factor[!kMasked ? T::kRowTiles : 1][2];  // of this tile's P: guard times the row's decay
+  Rows sum;  // of |Y|, or of |P| for a decay, over this lane's columns, until the end
+  float guard[kGuarded ? T::kRowTiles : 1][2];  // scale times the row's power of two
 
   Element const* mask_next;  // this thread's first chunk of the mask tile that is fetched next
   float log2_gamma;
@@ -109,7 +107,7 @@ struct ForwardWeights {
 
   // --- between the products ------------------------------------------------------------------------------------------
 
-  // Y from S, its sums, and the factors of P.
+  // Y from S, or P at once for a decay, and its sums.
   template <typename Warp>
   __device__ __forceinline__ void prepare(Warp& w, typename Warp::Scores& s, int key_tile, int slot) {
     if constexpr (kMasked) {
@@ -128,24 +126,16 @@ struct ForwardWeights {
         found[i][h] = 0.0f;
 #pragma unroll
         for (int j = 0; j < T::kKeyTiles; ++j) found[i][h] += fabsf(s[i][j][2 * h]) + fabsf(s[i][j][2 * h + 1]);
-        if constexpr (!kMasked) found[i][h] *= factor[i][h];  // the row's decay, so far
         sum[i][h] += found[i][h];
-        if constexpr (!kMasked && kGuarded) factor[i][h] *= guard[i][h];
       }
     }
-    if constexpr (kGuarded) lower(w, found);
+    if constexpr (kGuarded) lower(w, s, found);
   }
   template <typename Warp>
   __device__ __forceinline__ void numerators(Warp const&, float (&s)[4], int i) const {
-    if constexpr (kScaled) {
+    if constexpr (kMasked && kGuarded) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if constexpr (kMasked) {
-          s[e] *= guard[i][e / 2];
-        } else {
-          s[e] *= factor[i][e / 2];
-        }
-      }
+      for (int e = 0; e < 4; ++e) s[e] *= guard[i][e / 2];
     }
   }
 
@@ -192,7 +182,13 @@ struct ForwardWeights {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        factor[i][h] = exp2_approximate(log2_gamma * maximum(row0 + w.row_in_block(i, h), -T::kBlockN));
+        float factor = exp2_approximate(log2_gamma * maximum(row0 + w.row_in_block(i, h), -T::kBlockN));
+        if constexpr (kGuarded) factor *= guard[i][h];
+#pragma unroll
+        for (int j = 0; j < T::kKeyTiles; ++j) {
+          s[i][j][2 * h] *= factor;
+          s[i][j][2 * h + 1] *= factor;
+        }
       }
     }
   }
@@ -210,18 +206,26 @@ struct ForwardWeights {
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            s[i][j][2 * h + e] *= exp2_approximate(log2_gamma * (distance - float(8 * j + e)));
+            float& value = s[i][j][2 * h + e];
+            value *= exp2_approximate(log2_gamma * (distance - float(8 * j + e)));
+            if constexpr (kGuarded) value *= guard[i][h];
           }
         }
-        factor[i][h] = 1.0f;
       }
     }
   }
 
-  // Lowers the factor of rows whose P might leave the range of fp16. `found`: this lane's sums of |Y| in the tile,
-  // times the row's decay. Warps that share rows combine them, so that they decide alike.
+  // Lowers the factor of rows whose P might leave the range of fp16, by this lane's sums of what s holds. Warps that
+  // share rows combine them, so that they decide alike.
   template <typename Warp>
-  __device__ __forceinline__ void lower(Warp& w, Rows& found) {
+  __device__ __forceinline__ void lower(Warp& w, typename Warp::Scores& s, Rows& found) {
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) found[i][h] *= fabsf(guard[i][h]);
+      }
+    }
     if constexpr (!T::kPInRegisters) {
       quad_maxima(found);
       w.combine_rows(found, [](float a, float b) { return fmaxf(a, b); });
@@ -230,7 +234,7 @@ struct ForwardWeights {
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) due = due || found[i][h] * fabsf(guard[i][h]) > kPLimit;
+      for (int h = 0; h < 2; ++h) due = due || found[i][h] > kPLimit;
     }
     if (__any_sync(0xffffffffu, due)) {
       if constexpr (T::kPInRegisters) quad_maxima(found);
@@ -238,16 +242,21 @@ struct ForwardWeights {
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          float const size = found[i][h] * fabsf(guard[i][h]);
-          // 2^(9 - exponent of size)
-          float const less =
-              size > kPLimit ? __int_as_float(((254 + kPExponent) << 23) - (__float_as_int(size) & 0x7f800000)) : 1.0f;
-          guard[i][h] *= less;
-          if constexpr (!kMasked) factor[i][h] *= less;
+          // 2^(9 - exponent of what was found)
+          int const bits = ((254 + kPExponent) << 23) - (__float_as_int(found[i][h]) & 0x7f800000);
+          float const less = found[i][h] > kPLimit ? __int_as_float(bits) : 1.0f;
+          auto scale = [&](auto& tiles) {
 #pragma unroll
-          for (auto& tile : w.o[i]) {
-            tile[2 * h] *= less;
-            tile[2 * h + 1] *= less;
+            for (auto& tile : tiles) {
+              tile[2 * h] *= less;
+              tile[2 * h + 1] *= less;
+            }
+          };
+          guard[i][h] *= less;
+          scale(w.o[i]);
+          if constexpr (!kMasked) {
+            sum[i][h] *= less;
+            scale(s[i]);
           }
         }
       }
@@ -263,18 +272,23 @@ struct ForwardWeights {
 
   // --- the end of a row ----------------------------------------------------------------------------------------------
 
-  // With the sums complete: r, and what O is multiplied with.
+  // With the sums complete: r, and what O is multiplied with. P is X times `powers` (of two), in bf16
+  // over scale.
+  template <typename Warp>
+  __device__ __forceinline__ float powers(Warp const& w, int i, int half) const {
+    if constexpr (kGuarded) return guard[i][half] / w.c;
+    return 1.0f;
+  }
   template <typename Warp>
   __device__ __forceinline__ float statistic(Warp const& w, int i, int half) const {
-    if (!w.params.normalize) return 1.0f;
-    return fminf(fmaxf(sum[i][half] * fabsf(w.c), 1.0f), w.params.r_clamp_max);
+    if (!w.params.normalize || w.c == 0.0f) return 1.0f;
+    float const total = kMasked || !kGuarded ? sum[i][half] * fabsf(w.c) : sum[i][half] / powers(w, i, half);
+    return fminf(fmaxf(total, 1.0f), w.params.r_clamp_max);
   }
   template <typename Warp>
   __device__ __forceinline__ float output_factor(Warp const& w, int i, int half) const {
     if (w.c == 0.0f) return 0.0f;
-    float powers = 1.0f;  // of two, as P has them
-    if constexpr (kGuarded) powers = guard[i][half] / w.c;
-    return (kGuarded ? 1.0f : w.c) / (powers * statistic(w, i, half));
+    return (kGuarded ? 1.0f : w.c) / (powers(w, i, half) * statistic(w, i, half));
   }
   template <typename Params>
   __device__ __forceinline__ static float* statistics(Params const& params) {
