@@ -1,6 +1,6 @@
 // A warp's product of two operands, sixteen columns of the common dimension at a time.
 //
-// Called by: attention_backward_{keys,dq,rows}_sm80.cuh.
+// Called by: attention_forward_sm80.cuh, attention_backward_{keys,dq,rows}_sm80.cuh, retnet_mask_gradient_sm80.cuh.
 #pragma once
 
 #include "mma_sm80.cuh"

@@ -1,6 +1,6 @@
 // How the weights of O = W V come from the scores S = Q K^T: the choice that the kernels over scores are compiled for.
 //
-// Called by: the traits of forward and backward, scheduler.cuh.
+// Called by: the traits of forward and backward, entry.cuh.
 #pragma once
 
 #include "abi.h"
