@@ -13,14 +13,29 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import errors, settings
     from .dispatch import tune, tune_step
-    from .ops import flash_attn_func
+    from .ops import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
 
-__all__ = ["__version__", "errors", "flash_attn_func", "settings", "tune", "tune_step"]
+__all__ = [
+    "Decay",
+    "RetNetAttnFunc",
+    "__version__",
+    "errors",
+    "flash_attn_func",
+    "retention_func",
+    "retnet_attn_func",
+    "settings",
+    "tune",
+    "tune_step",
+]
 
 # Public name -> (module, attribute); no attribute means the module itself.
 _EXPORTS = {
+    "Decay": (".ops", "Decay"),
+    "RetNetAttnFunc": (".ops", "RetNetAttnFunc"),
     "errors": (".errors", ""),
     "flash_attn_func": (".ops", "flash_attn_func"),
+    "retention_func": (".ops", "retention_func"),
+    "retnet_attn_func": (".ops", "retnet_attn_func"),
     "settings": (".settings", ""),
     "tune": (".dispatch", "tune"),
     "tune_step": (".dispatch", "tune_step"),

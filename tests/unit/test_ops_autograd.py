@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import attention, autograd, backward_plan, library
+from attention_autotuner.ops import attention, autograd, backward_plan, library, plain
 from attention_autotuner.reference import attention_naive
 from tests import gradients
 from tests.desk import Desk, open_desk
@@ -135,7 +135,7 @@ class Subclass(torch.Tensor):
 
 def test_only_plain_tensors_pass_by_the_dispatcher() -> None:
     x = torch.zeros(2, 2, 3, 8).half()
-    assert autograd._are_plain(x, None, torch.nn.Parameter(x))
+    assert plain.are_plain(x, None, torch.nn.Parameter(x))
     for other in (
         x.as_subclass(Subclass),
         torch._neg_view(x),
@@ -144,16 +144,16 @@ def test_only_plain_tensors_pass_by_the_dispatcher() -> None:
         x.to_sparse(),
         x.to("meta"),
     ):
-        assert not autograd._are_plain(x, other)
+        assert not plain.are_plain(x, other)
     seen = []
 
     def look(y: torch.Tensor) -> torch.Tensor:
-        seen.append(autograd._are_plain(x))
+        seen.append(plain.are_plain(x))
         return y
 
     torch.vmap(look)(x)
     with torch.utils._python_dispatch.TorchDispatchMode():
-        seen.append(autograd._are_plain(x))
+        seen.append(plain.are_plain(x))
     assert seen == [False, False]
 
 

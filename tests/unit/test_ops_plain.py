@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_autotuner.ops import attention
+from attention_autotuner.ops import plain
 
 SHAPE = (2, 2, 3, 8)
 
@@ -70,7 +70,7 @@ def test_plain_tensors_tell_where_they_lie() -> None:
     with torch.inference_mode():
         inference = make()
     for x in (v, inference, make()[:, :1].expand(SHAPE), make().requires_grad_()):
-        assert attention._plain_addresses(q, k, x) == (q.data_ptr(), k.data_ptr(), x.data_ptr())
+        assert plain.addresses(q, k, x) == [q.data_ptr(), k.data_ptr(), x.data_ptr()]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -78,7 +78,7 @@ def test_plain_tensors_tell_where_they_lie() -> None:
 def test_unusual_tensors_go_through_the_dispatcher(kind: str, place: int) -> None:
     tensors: list[object] = [make(), make(), make()]
     tensors[place] = UNUSUAL[kind]()
-    assert attention._plain_addresses(*tensors) is None
+    assert plain.addresses(*tensors) is None
 
 
 class _FunctionMode(TorchFunctionMode):
@@ -95,8 +95,8 @@ def test_modes_go_through_the_dispatcher(
 ) -> None:
     q = make()
     with mode():
-        assert attention._plain_addresses(q, q, q) is None
-    assert attention._plain_addresses(q, q, q) is not None
+        assert plain.addresses(q, q, q) is None
+    assert plain.addresses(q, q, q) is not None
 
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
@@ -104,7 +104,7 @@ def test_transforms_and_traces_go_through_the_dispatcher(transform: Callable[...
     outside, found = make(), []
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        found.append(attention._plain_addresses(outside, outside, outside))
+        found.append(plain.addresses(outside, outside, outside))
         return x.float().sum()
 
     transform(function)(make())  # type: ignore[operator]  # a function

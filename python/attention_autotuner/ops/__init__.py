@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from .attention import flash_attn_func
+from .gammas import Decay
+from .retention import retention_func
+from .retnet import RetNetAttnFunc, retnet_attn_func
 
-__all__ = ["flash_attn_func"]
+__all__ = ["Decay", "RetNetAttnFunc", "flash_attn_func", "retention_func", "retnet_attn_func"]

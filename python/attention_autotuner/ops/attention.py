@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ..arch import Policy, naming
 from ..codegen.problem import CausalAlignment
-from . import checks, interop, plan
-from .autograd import PLAIN_TYPES, AttentionFunction, refuse_tangents
+from . import checks, interop, plain, plan
+from .autograd import AttentionFunction
 from .library import FORWARD_OP
 
-SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
 _MAX_SCALE = checks.MAX_SCALE
 _CHOICES = (bool, type(None))
 
@@ -83,7 +81,7 @@ def flash_attn_func(
         or type(return_lse) is not bool
     ):
         checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
-    addresses = None if torch.compiler.is_compiling() else _plain_addresses(q, k, v)
+    addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
     if addresses is None or not (q.is_cuda and k.is_cuda and v.is_cuda):
         return _through_dispatcher(
             q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
@@ -109,44 +107,6 @@ def flash_attn_func(
     return (o, lse) if return_lse else o
 
 
-def _plain_addresses(q: Any, k: Any, v: Any) -> tuple[int, int, int] | None:
-    """Where q, k and v lie, if the dispatcher would do no more than call our kernel, so that it can be left out.
-
-    It would cost a call 11 us without grad and 39 us with it (benchmarks/host_overhead.py on an H200: 20.7 and 60.3 us
-    through it, 10.2 and 21.3 beside it). None for anything unusual: subclasses, fake tensors, modes, functorch's
-    transforms, tracing, and tensors whose values are not what lies in strided memory. Asking for their dispatch keys
-    would say the same of those at three times the price.
-    """
-    if (
-        type(q) not in PLAIN_TYPES
-        or type(k) not in PLAIN_TYPES
-        or type(v) not in PLAIN_TYPES
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or torch._C._is_tracing()
-        or forward_ad._current_level >= 0
-        or q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-        or q.is_nested
-        or k.is_nested
-        or v.is_nested
-    ):
-        return None
-    try:
-        addresses = q_address, k_address, v_address = q.data_ptr(), k.data_ptr(), v.data_ptr()
-    except RuntimeError:
-        return None  # sparse, or a wrapper that a finished transform left behind
-    # Tensors known to be zero, functional wrappers and empty tensors lie nowhere.
-    return addresses if q_address and k_address and v_address else None
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own
-def _policy_name(device_type: str | Policy | type[Policy]) -> str:
-    return naming.policy_name(device_type)
-
-
 def _through_dispatcher(
     q: Any,
     k: Any,
@@ -158,20 +118,14 @@ def _through_dispatcher(
     return_lse: bool,
     deterministic: bool | None,
 ) -> Any:
-    tensors = [isinstance(x, torch.Tensor) for x in (q, k, v)]
-    if not all(tensors):
-        kinds = [type(x).__name__ for x in (q, k, v)]
-        checks.fail_unless(
-            not any(tensors), f"q, k and v must be arrays of one library, got {', '.join(kinds)}"
-        )
-        q_tensor, k_tensor, v_tensor = (
-            interop.to_torch(name, x) for name, x in (("q", q), ("k", k), ("v", v))
-        )
-        give_back = interop.importer(q)
+    if not (
+        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    ):
+        tensors, give_back = interop.all_to_torch(q=q, k=k, v=v)
         found = _through_dispatcher(
-            q_tensor,
-            k_tensor,
-            v_tensor,
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
             device_type,
             softmax_scale,
             causal,
@@ -180,14 +134,9 @@ def _through_dispatcher(
             deterministic,
         )
         return tuple(map(give_back, found)) if return_lse else give_back(found)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        checks.fail_unless(
-            x.device.type in SUPPORTED_DEVICES,
-            f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
-        )
-        checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
-    refuse_tangents(q, k, v)
-    policy = "" if device_type is None else _policy_name(device_type)
+    checks.check_places(q=q, k=k, v=v)
+    plain.refuse_tangents(q, k, v)
+    policy = "" if device_type is None else plain.policy_name(device_type)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.

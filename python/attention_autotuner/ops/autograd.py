@@ -2,32 +2,20 @@
 
 The forward keeps q, k, v, O and LSE, and the backward recomputes the probabilities from them: memory is linear in the
 sequence lengths. The gradients can be differentiated again, by the reference formula and as often as is wanted.
-
-Torch computes the gradients of GPU tensors in threads of its own, where no override of the settings is in force; so the
-settings of the forward call are kept for them. Code that torch compiled calls the ops itself: its gradients are decided
-under the process's settings.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from .. import settings
-from ..errors import UnsupportedProblemError
 from ..reference import attention_double_backward
 from . import backward_plan, checks, plan
 from .backward_plan import Gradients
-from .library import BACKWARD_OP, FORWARD_OP, LIBRARY, NAMESPACE, alignment, notice
-
-PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-
-Gradient = torch.Tensor | None
-
-_UNCHANGED = nullcontext()
+from .library import BACKWARD_OP, FORWARD_OP, alignment, differentiate_by
+from .plain import Gradient, are_plain, notice, refuse_tangents, settings_of
 
 
 def save_for_backward(
@@ -49,7 +37,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
         grad_lse = None
     if grad_o is None and grad_lse is None:
         return (None,) * 9
-    with _settings_of(ctx):
+    with settings_of(ctx):
         if not ctx.return_lse:
             # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
             # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
@@ -57,13 +45,6 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
             _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
         found = _through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse)
     return (*found, None, None, None, None, None, None)
-
-
-def _settings_of(ctx: Any) -> AbstractContextManager[None]:
-    """Inside it the settings of the forward call are in force."""
-    if torch.compiler.is_compiling() or settings.current() is ctx.settings:
-        return _UNCHANGED
-    return settings.adopted(ctx.settings)
 
 
 def _through_dispatcher(
@@ -144,58 +125,13 @@ class AttentionFunction(torch.autograd.Function):
             return (None,) * 9
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
-        with _settings_of(ctx):
-            if torch.is_grad_enabled() or not _are_plain(grad_o, grad_lse, *saved):
+        with settings_of(ctx):
+            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
                 found = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
             else:
                 found = backward_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
         return (*found, None, None, None, None, None, None)
 
 
-def _are_plain(*tensors: Gradient) -> bool:
-    """Whether the dispatcher would do no more with these than call our kernel."""
-    if (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-    ):
-        return False
-    try:
-        for x in tensors:
-            if x is not None and (type(x) not in PLAIN_TYPES or x.is_neg() or not x.data_ptr()):
-                return False  # empty tensors and those known to be zero lie nowhere
-    except RuntimeError:
-        return False  # sparse, or a batch of gradients
-    return True
-
-
-def refuse_tangents(*tensors: Gradient) -> None:
-    """Refuse tensors with a tangent, which would be dropped without a word: there is no formula for it here.
-
-    Raises:
-        UnsupportedProblemError: one has a tangent.
-    """
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    for x in tensors:
-        if x is None:
-            continue
-        tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
-        if tangent is not None:
-            raise UnsupportedProblemError(
-                "attention has no forward-mode derivative: differentiate in reverse mode"
-            )
-
-
-def _register() -> None:
-    for name, save, formula in (
-        ("attention_forward", save_for_backward, differentiate),
-        ("attention_backward", save_for_double_backward, differentiate_twice),
-    ):
-        torch.library.register_autograd(
-            f"{NAMESPACE}::{name}", formula, setup_context=save, lib=LIBRARY
-        )
-
-
-_register()
+differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
+differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

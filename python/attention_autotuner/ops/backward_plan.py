@@ -95,13 +95,13 @@ class Plan:
             return dq, dk.zero_(), dv.zero_()
         # The copies live until the launch is enqueued; torch reuses their memory for later work of this stream only.
         if self._copy_o:
-            o = _copy(o)
+            o = launch.copy_of(o)
         if self._copy_o_gradient:
-            grad_o = _copy(grad_o)
+            grad_o = launch.copy_of(grad_o)
         if self._copy_lse:
-            lse = _copy(lse)
+            lse = launch.copy_of(lse)
         if grad_lse is not None and self._copy_lse_gradient:
-            grad_lse = _copy(grad_lse)
+            grad_lse = launch.copy_of(grad_lse)
         held = self._launch.params()
         words = held[1]
         words[_Q], words[_K], words[_V] = addresses
@@ -225,8 +225,8 @@ def _make_plan(
     scale = q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     checks.check_scale(scale)
     copies = (
-        not _is_readable(o),
-        not _is_readable(grad_o),
+        not launch.is_readable(o),
+        not launch.is_readable(grad_o),
         not lse.is_contiguous(),
         grad_lse is not None and not grad_lse.is_contiguous(),
     )
@@ -245,28 +245,10 @@ def _make_plan(
             q=q.stride(),
             k=k.stride(),
             v=v.stride(),
-            o=_strides_read(o, copied=copies[0]),
-            dout=_strides_read(grad_o, copied=copies[1]),
+            o=launch.strides_read(o, copied=copies[0]),
+            dout=launch.strides_read(grad_o, copied=copies[1]),
             dq=dq,
             dk=dk,
             dv=dv,
         )
     return Plan(kernel, params, tensors, strides, copies, in_force)
-
-
-def _is_readable(x: torch.Tensor) -> bool:
-    """Whether kernels can read a tensor's rows where they lie, 16 bytes at a time."""
-    return x.stride(3) == 1 and checks.is_aligned(x)
-
-
-def _strides_read(x: torch.Tensor, *, copied: bool) -> tuple[int, ...]:
-    """Strides of what the kernel reads: the tensor itself, or its copy."""
-    if not copied:
-        return x.stride()
-    _, heads, rows, columns = x.shape
-    return (heads * rows * columns, rows * columns, columns, 1)
-
-
-def _copy(x: torch.Tensor) -> torch.Tensor:
-    """A dense copy in memory of its own, whose address is a multiple of 16 bytes as all of torch's are."""
-    return x.clone(memory_format=torch.contiguous_format)

@@ -6,7 +6,7 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 
@@ -17,6 +17,7 @@ DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: 
 VECTOR_BYTES = 16
 VECTOR_ELEMENTS = 8
 MAX_SCALE = torch.finfo(torch.float32).max
+SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
 
 
 def fail_unless(condition: bool, message: str) -> None:
@@ -56,15 +57,15 @@ def check_options(
         check_scale(cast("float", softmax_scale))
 
 
-def check_scale(softmax_scale: float) -> None:
+def check_scale(scale: float, name: str = "softmax_scale") -> None:
     """Check that a scale is a finite fp32 number.
 
     Raises:
         UnsupportedProblemError: it is not.
     """
     # NaN is in no range. A plain `if`, as torch.compile cannot put a symbolic float into a message.
-    if not -MAX_SCALE <= softmax_scale <= MAX_SCALE:
-        raise UnsupportedProblemError(f"softmax_scale must be finite in fp32, got {softmax_scale}")
+    if not -MAX_SCALE <= scale <= MAX_SCALE:
+        raise UnsupportedProblemError(f"{name} must be finite in fp32, got {scale}")
 
 
 def check_layout(name: str, x: torch.Tensor) -> None:
@@ -79,6 +80,33 @@ def check_layout(name: str, x: torch.Tensor) -> None:
     )
 
 
+def check_dims(name: str, x: torch.Tensor) -> None:
+    """Check that a tensor is ``[batch, heads, seqlen, dim]``.
+
+    Raises:
+        UnsupportedProblemError: it has more or fewer dimensions.
+    """
+    fail_unless(
+        x.dim() == 4, f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}"
+    )
+
+
+def check_places(**tensors: torch.Tensor | None) -> None:
+    """Check that the dispatcher has a kernel to hand tensors to, each given under its name; None is passed over.
+
+    Raises:
+        UnsupportedProblemError: one is on another kind of device, or in no strided memory.
+    """
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        fail_unless(
+            x.device.type in SUPPORTED_DEVICES,
+            f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
+        )
+        check_layout(name, x)
+
+
 def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
 
@@ -88,10 +116,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
         check_layout(name, x)
-        fail_unless(
-            x.dim() == 4,
-            f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}",
-        )
+        check_dims(name, x)
         fail_unless(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
     fail_unless(
         q.dtype == k.dtype == v.dtype,
@@ -168,14 +193,24 @@ def check_gradients(
     ):
         if x is None:
             continue
-        check_layout(name, x)
-        fail_unless(
-            tuple(x.shape) == shape, f"{name} must have the shape {shape}, got {tuple(x.shape)}"
-        )
-        fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
-        fail_unless(
-            x.device == q.device, f"{name} must be on q's device {q.device}, got {x.device}"
-        )
+        check_like(name, x, shape, dtype, q.device)
+
+
+def check_like(
+    name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Check a tensor whose shape, dtype and device follow from those of q, k and v; strides are free.
+
+    Raises:
+        UnsupportedProblemError: one is another.
+    """
+    check_layout(name, x)
+    fail_unless(
+        tuple(x.shape) == tuple(shape),
+        f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}",
+    )
+    fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
+    fail_unless(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
 
 
 def make_problem(
@@ -184,36 +219,47 @@ def make_problem(
     v: torch.Tensor,
     *,
     causal: bool,
-    top_left: bool,
+    top_left: bool = False,
     backward: bool = False,
     deterministic: bool = False,
 ) -> Problem:
-    """The problem that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
-    aligned = all(is_aligned(x) for x in (q, k, v))
+    """The attention that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
     alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
     return Problem(
         direction="backward" if backward else "forward",
-        dtype=DTYPE_NAMES[q.dtype],
-        batch=q.shape[0],
-        heads_q=q.shape[1],
-        heads_kv=k.shape[1],
-        seqlen_q=q.shape[2],
-        seqlen_k=k.shape[2],
-        dim_qk=q.shape[3],
-        dim_v=v.shape[3],
         causal=causal,
         causal_alignment=alignment,
-        alignment_bytes=16 if aligned else 2,
+        alignment_bytes=alignment_bytes(q, k, v),
         deterministic=deterministic,
+        **sizes(q, k, v),
     )
 
 
+def sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
+    """What checked, non-empty tensors say of a problem by their dtype and shapes."""
+    return {
+        "dtype": DTYPE_NAMES[q.dtype],
+        "batch": q.shape[0],
+        "heads_q": q.shape[1],
+        "heads_kv": k.shape[1],
+        "seqlen_q": q.shape[2],
+        "seqlen_k": k.shape[2],
+        "dim_qk": q.shape[3],
+        "dim_v": v.shape[3],
+    }
+
+
+def alignment_bytes(*tensors: torch.Tensor) -> Literal[2, 16]:
+    """The widest accesses that all rows of some tensors allow."""
+    return 16 if all(is_aligned(x) for x in tensors) else 2
+
+
 def is_aligned(x: torch.Tensor) -> bool:
-    """Whether every row of a ``[batch, heads, seqlen, dim]`` tensor starts at a multiple of 16 bytes.
+    """Whether every row of a tensor with unit stride in its last dim starts at a multiple of 16 bytes.
 
     Strides of dimensions of size 1 do not matter.
     """
-    rows = zip(x.shape[:3], x.stride()[:3], strict=True)
+    rows = zip(x.shape[:-1], x.stride()[:-1], strict=True)
     return x.data_ptr() % VECTOR_BYTES == 0 and all(
         size <= 1 or stride % VECTOR_ELEMENTS == 0 for size, stride in rows
     )

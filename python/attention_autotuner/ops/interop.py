@@ -52,3 +52,21 @@ def importer(like: Any) -> Callable[[torch.Tensor], Any]:
             f"{type(like).__name__} cannot be given back: {namespace.__name__} has no from_dlpack"
         )
     return function
+
+
+def all_to_torch(
+    **arrays: Any,
+) -> tuple[dict[str, torch.Tensor], Callable[[torch.Tensor], Any]]:
+    """View arrays as tensors, by their names; and what makes results arrays of the first one's library.
+
+    Raises:
+        UnsupportedProblemError: some are tensors, one is no array, or one cannot be shared.
+    """
+    *most, last = arrays
+    if any(isinstance(array, torch.Tensor) for array in arrays.values()):
+        kinds = ", ".join(type(array).__name__ for array in arrays.values())
+        raise UnsupportedProblemError(
+            f"{', '.join(most)} and {last} must be arrays of one library, got {kinds}"
+        )
+    tensors = {name: to_torch(name, array) for name, array in arrays.items()}
+    return tensors, importer(next(iter(arrays.values())))

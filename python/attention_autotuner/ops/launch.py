@@ -6,18 +6,22 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from .. import abi, dispatch
+from .. import abi, dispatch, settings
 from ..arch import naming
 from ..codegen.problem import Problem
 from ..loader import LoadedKernel
 from ..tuning.params import params_of
+from . import checks
 
 MAX_PLANS = 4096
 """Kinds of call remembered per operation; the oldest are forgotten first."""
+
+SOMEWHERE = 256
+"""What stands for an address that is not known yet."""
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -131,6 +135,183 @@ class Launch:
         params = self._kind.from_buffer_copy(self._template)
         address = ctypes.c_void_p(ctypes.addressof(params))
         return address, memoryview(params).cast("B").cast("Q"), params
+
+
+# What CUDA graphs read of what plans keep: graphs may outlive the plans, so it is never let go.
+_recorded: dict[int, torch.Tensor] = {}
+
+
+class Layout(NamedTuple):
+    """An output that a plan allocates.
+
+    Attributes:
+        name: of the params' field.
+        shape: elements.
+        strides: elements.
+        dtype: of the elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def contiguous(name: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
+    """The layout of an output whose last dimension moves first, and so on."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return Layout(name, tuple(shape), tuple(reversed(strides)), dtype)
+
+
+def gradients(**tensors: torch.Tensor) -> list[Layout]:
+    """The layouts of gradients, by their names: dense, each with its tensor's order of dimensions."""
+    return [
+        Layout(
+            name,
+            tuple(x.shape),
+            checks.output_strides(x.shape, x.stride(), x.shape[3]),
+            x.dtype,
+        )
+        for name, x in tensors.items()
+    ]
+
+
+def signature(*tensors: torch.Tensor | None) -> tuple[Any, ...]:
+    """All that a plan depends on of tensors but their values and what their addresses are beyond 16 bytes."""
+    return tuple(
+        [
+            None
+            if x is None
+            else (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15 == 0)
+            for x in tensors
+        ]
+    )
+
+
+def given(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    """Those that are there."""
+    return [x for x in tensors if x is not None]
+
+
+def names_given(**tensors: torch.Tensor | None) -> list[str]:
+    """The names of those that are there."""
+    return [name for name, x in tensors.items() if x is not None]
+
+
+class Plan:
+    """A call of one kind: everything but the addresses is fixed, and a warm call only replays it.
+
+    It touches no file, never synchronises, may run under CUDA-graph capture, and holds no tensor of a caller's.
+
+    Attributes:
+        settings: those in force when it was made, held so that their ``id`` in a key stays theirs.
+        workspace_bytes: device memory that a call needs beside its tensors, and frees again.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_copies",
+        "_index",
+        "_input_words",
+        "_keep",
+        "_launch",
+        "_layouts",
+        "_output_words",
+        "settings",
+        "workspace_bytes",
+    )
+
+    def __init__(
+        self,
+        kernel: LoadedKernel | None,
+        params: ctypes.Structure,
+        device: torch.device,
+        *,
+        index: int,
+        inputs: Sequence[str],
+        outputs: Sequence[Layout],
+        in_force: settings.Settings,
+        copies: Sequence[str] = (),
+        keep: torch.Tensor | None = None,
+    ) -> None:
+        """Prepare a call.
+
+        Args:
+            kernel: what to launch; None where there is nothing to read, and outputs are 0.
+            params: complete but for the pointers of inputs and outputs. Those not named in either stay as they are.
+            device: of all tensors.
+            index: what ``get_device`` says of them.
+            inputs: fields of the params that are given, in the order of :meth:`run`'s arguments.
+            outputs: what is allocated.
+            in_force: the present settings.
+            copies: those inputs that must be copied before they are read.
+            keep: what the params already refer to.
+        """
+        self.settings = in_force
+        self._allocate = allocator(device)
+        self._index = index
+        self._keep = keep
+        self._copies = tuple(inputs.index(name) for name in copies)
+        self._layouts = tuple(tuple(layout[1:]) for layout in outputs)
+        kind = type(params)
+        self._input_words = words_of(kind, *inputs)
+        self._output_words = words_of(kind, *(layout.name for layout in outputs))
+        self._launch = None
+        self.workspace_bytes = 0
+        if kernel is not None:
+            # A kernel may need more memory for what is there than for what is not: none of it may look absent.
+            words = memoryview(params).cast("B").cast("Q")
+            for word in (*self._input_words, *self._output_words):
+                words[word] = SOMEWHERE
+            self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
+            self.workspace_bytes = self._launch.workspace_bytes
+
+    def run(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Allocate the outputs and enqueue the kernel on torch's current stream of the tensors' device.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the outputs or the workspace.
+        """
+        if current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self.run(*inputs)
+        if self._keep is not None and torch.cuda.is_current_stream_capturing():
+            _recorded[id(self._keep)] = self._keep
+        allocate = self._allocate
+        results = [allocate(*layout) for layout in self._layouts]
+        if self._launch is None:
+            return [x.zero_() for x in results]
+        if self._copies:
+            # They live until the launch is enqueued; torch reuses their memory for later work of this stream only.
+            inputs = tuple(
+                copy_of(x) if position in self._copies else x for position, x in enumerate(inputs)
+            )
+        held = self._launch.params()
+        words = held[1]
+        for word, x in zip(self._input_words, inputs, strict=True):
+            words[word] = x.data_ptr()
+        for word, x in zip(self._output_words, results, strict=True):
+            words[word] = x.data_ptr()
+        self._launch.enqueue(held)
+        return results
+
+
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A dense copy in memory of its own, whose address is a multiple of 16 bytes as all of torch's are."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def is_readable(x: torch.Tensor) -> bool:
+    """Whether kernels can read a tensor's rows where they lie, 16 bytes at a time."""
+    return x.stride(-1) == 1 and checks.is_aligned(x)
+
+
+def strides_read(x: torch.Tensor, *, copied: bool) -> tuple[int, ...]:
+    """Strides of what the kernel reads: the tensor itself, or its copy."""
+    return contiguous("", x.shape, x.dtype).strides if copied else x.stride()
 
 
 def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:

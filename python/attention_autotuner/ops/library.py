@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from typing import Any
 
 import torch
@@ -15,8 +13,7 @@ from ..codegen.problem import CausalAlignment
 from ..reference import attention, attention_backward
 from . import backward_plan, checks, plan
 from .backward_plan import Gradients
-
-_log = logging.getLogger(__name__)
+from .plain import notice
 
 NAMESPACE = "attention_autotuner"
 # `deterministic` is for the gradients that the forward may be asked for later: its own result always is.
@@ -29,12 +26,6 @@ BACKWARD = (
     "float? softmax_scale, bool causal, bool top_left, str device_type, bool deterministic) "
     "-> (Tensor, Tensor, Tensor)"
 )
-
-
-@functools.cache
-def notice(message: str) -> None:
-    """Log a message once a process."""
-    _log.warning(message)
 
 
 def alignment(top_left: bool) -> CausalAlignment:
@@ -183,27 +174,36 @@ def _backward_fake(
     return dq, dk, dv
 
 
-def _register() -> torch.library.Library:
-    library: Any = torch.library.Library  # untyped in torch
-    library = library(NAMESPACE, "DEF")
-    for schema, name, cuda, cpu, fake in (
-        (FORWARD, "attention_forward", _forward_cuda, _forward_cpu, _forward_fake),
-        (
-            BACKWARD,
-            "attention_backward",
-            backward_plan.attention_backward,
-            _backward_cpu,
-            _backward_fake,
-        ),
-    ):
-        library.define(schema)
-        library.impl(name, cuda, "CUDA")
-        library.impl(name, cpu, "CPU")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=library)
-    return library  # type: ignore[no-any-return]  # see above
+def define(schema: str, *, cuda: Any, cpu: Any, fake: Any) -> Any:
+    """Add an op to the library.
+
+    Args:
+        schema: in torch's own notation.
+        cuda: what computes it on a GPU.
+        cpu: what computes it on the CPU.
+        fake: what makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
+
+    Returns:
+        The op, to be called.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema)
+    LIBRARY.impl(name, cuda, "CUDA")
+    LIBRARY.impl(name, cpu, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+    return getattr(torch.ops.attention_autotuner, name).default
+
+
+def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
+    """Give an op a derivative, as ``torch.library.register_autograd`` has it."""
+    torch.library.register_autograd(
+        f"{NAMESPACE}::{op._opname}", formula, setup_context=setup_context, lib=LIBRARY
+    )
 
 
 # Lives as long as the module: the ops vanish with it.
-LIBRARY = _register()
-FORWARD_OP = torch.ops.attention_autotuner.attention_forward.default
-BACKWARD_OP = torch.ops.attention_autotuner.attention_backward.default
+LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
+FORWARD_OP = define(FORWARD, cuda=_forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
+BACKWARD_OP = define(
+    BACKWARD, cuda=backward_plan.attention_backward, cpu=_backward_cpu, fake=_backward_fake
+)

@@ -7,6 +7,7 @@ kernel's C entry. It touches no file, never synchronises, and may run under CUDA
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ def attention_forward(
     top_left: bool,
     device_type: str,
     return_lse: bool,
-    addresses: tuple[int, int, int] | None = None,
+    addresses: Sequence[int] | None = None,
 ) -> Outputs:
     """Attention forward through a kernel.
 
