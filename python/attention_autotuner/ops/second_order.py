@@ -1,0 +1,75 @@
+"""Second derivatives by the PyTorch reference, for ops whose backward has no formula of its own derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Tensors = Sequence["torch.Tensor | None"]
+Found = list["torch.Tensor | None"]
+
+
+def differentiate_again(
+    function: Callable[..., Sequence[torch.Tensor]],
+    inputs: Tensors,
+    gradients: Tensors,
+    directions: Tensors,
+) -> tuple[Found, Found]:
+    """What a loss of an op's gradients says of what they were computed from.
+
+    Where gradients are being recorded the result can be differentiated further.
+
+    Args:
+        function: the op by differentiable steps, of all inputs, in fp32.
+        inputs: of the op; None for those not given.
+        gradients: that were given for the op's outputs; None for none.
+        directions: gradients of the loss by the op's gradients, one for each input; None for those not computed.
+
+    Returns:
+        Gradients of the loss by the inputs and by the gradients given, None where those are.
+    """
+    further = torch.is_grad_enabled()
+
+    def wide(x: torch.Tensor | None) -> torch.Tensor | None:
+        """In fp32 and differentiable: by what came before x as well, if anybody may ask."""
+        if x is None:
+            return None
+        if further and x.requires_grad:
+            return x.float()
+        return x.detach().float().requires_grad_()
+
+    leaves, given = [wide(x) for x in inputs], [wide(x) for x in gradients]
+    with torch.enable_grad():
+        outputs = function(*leaves)
+        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
+        wanted = [
+            (leaf, d)
+            for leaf, d in zip(leaves, directions, strict=True)
+            if leaf is not None and d is not None
+        ]
+        first = torch.autograd.grad(
+            [o for o, _ in pairs],
+            [leaf for leaf, _ in wanted],
+            [g for _, g in pairs],
+            create_graph=True,
+            materialize_grads=True,
+        )
+        # A gradient that is zero whatever the inputs are hangs on nothing.
+        moving = [
+            (x, d.float()) for x, (_, d) in zip(first, wanted, strict=True) if x.requires_grad
+        ]
+        second = iter(
+            torch.autograd.grad(
+                [x for x, _ in moving],
+                [x for x in (*leaves, *given) if x is not None],
+                [d for _, d in moving],
+                create_graph=further,
+                materialize_grads=True,
+            )
+        )
+    by_inputs, by_gradients = (
+        [None if x is None else next(second).to(x.dtype) for x in group]
+        for group in (inputs, gradients)
+    )
+    return by_inputs, by_gradients
