@@ -37,7 +37,7 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// --- both ends in the super-chunk ---------------------------------------------------------------------------------
+// --- both ends in the super-chunk -----------------------------------------------------------------------------------
 
 template <typename Config>
 struct GammaPairsTraits {
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(T::kThreads)
   if (lane == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + warp] = arguments.scale * sum;
 }
 
-// --- beyond the super-chunk ---------------------------------------------------------------------------------------
+// --- beyond the super-chunk -----------------------------------------------------------------------------------------
 
 struct GammaWalkArguments {
   ChunkArguments chunks;   // but for the states
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
   if ((thread_index() & 31) == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + index] = sum;
 }
 
-// --- all of it ----------------------------------------------------------------------------------------------------
+// --- all of it ------------------------------------------------------------------------------------------------------
 
 // The sum of a sequence's `count` parts, times ln 2. A block for a sequence.
 inline __global__ void __launch_bounds__(kGammaSumThreads)
