@@ -172,7 +172,12 @@ class MultiScaleRetention(GatedHeads):
 
 
 class NormalisedRetention(GatedHeads):
-    """The same function by the normalised op: the whole sequence at once, without states."""
+    """The same function by the normalised op: the whole sequence at once, without states, its decay not trained."""
+
+    def fixed_gamma(self) -> torch.Tensor | None:
+        """The decay of each head without its gradient, which this op does not compute."""
+        gamma = self.gamma()
+        return None if gamma is None else gamma.detach()
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Retention of a whole text.
@@ -193,6 +198,6 @@ class NormalisedRetention(GatedHeads):
                 "a mask takes the place of the decay, and this module trains its decay"
             )
         q, k, v, gate = self.project(x, 0)
-        weights = Decay(self.gamma()) if mask is None else mask
+        weights = Decay(self.fixed_gamma()) if mask is None else mask
         o = retnet_attn_func(q, k, v, weights, scale=self.dim_qk**-0.5, causal=True)
         return self.finish(o, gate)
