@@ -53,7 +53,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
     )
     policy = detect()
     mask = torch.rand(heads, seqlen, seqlen, dtype=torch.float16, device="cuda")
-    token = [x[:, :, :1].contiguous() for x in (q, k, v)]
+    q_one, k_one, v_one = (x[:, :, :1].contiguous() for x in (q, k, v))
     state = torch.zeros(batch, heads, dim, dim, device="cuda")
     gamma = [1 - 2.0 ** (-5 - head) for head in range(heads)]
     return {
@@ -67,12 +67,14 @@ def make_calls() -> dict[str, Callable[[], object]]:
         "retnet with grad": lambda: retnet_attn_func(qg, kg, vg, mask),
         "retention": lambda: retention_func(q, k, v, None, output_final_state=False),
         "retention with grad": lambda: retention_func(qg, kg, vg, None, output_final_state=False),
-        "retention, one token": lambda: retention_func(*token, None, initial_state=state),
+        "retention, one token": lambda: retention_func(
+            q_one, k_one, v_one, None, initial_state=state
+        ),
         "retention, one token, state in place": lambda: retention_func(
-            *token, None, form="recurrent", initial_state=state, inplace_state=True
+            q_one, k_one, v_one, None, form="recurrent", initial_state=state, inplace_state=True
         ),
         "retention, one token, own gamma": lambda: retention_func(
-            *token, gamma, initial_state=state
+            q_one, k_one, v_one, gamma, initial_state=state
         ),
         "SDPA": lambda: scaled_dot_product_attention(q, k, v),
         "SDPA with grad": lambda: scaled_dot_product_attention(qg, kg, vg),

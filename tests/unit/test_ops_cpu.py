@@ -13,7 +13,7 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.arch import A100, H100
-from attention_autotuner.ops import checks, library
+from attention_autotuner.ops import checks, library, plain
 from attention_autotuner.reference import attention_low, attention_naive, check
 
 MASKS: list[dict[str, Any]] = [
@@ -182,7 +182,7 @@ def test_an_array_of_a_library_that_takes_none_back_is_refused() -> None:
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    library.notice.cache_clear()
+    plain.notice.cache_clear()
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             flash_attn_func(*make())

@@ -82,7 +82,7 @@ def flash_attn_func(
     ):
         checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
     addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
-    if addresses is None or not (q.is_cuda and k.is_cuda and v.is_cuda):
+    if addresses is None or len(addresses) != 3 or not (q.is_cuda and k.is_cuda and v.is_cuda):
         return _through_dispatcher(
             q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
         )

@@ -255,7 +255,7 @@ class Plan:
         self._index = index
         self._keep = keep
         self._copies = tuple(inputs.index(name) for name in copies)
-        self._layouts = tuple(tuple(layout[1:]) for layout in outputs)
+        self._layouts = [(layout.shape, layout.strides, layout.dtype) for layout in outputs]
         kind = type(params)
         self._input_words = words_of(kind, *inputs)
         self._output_words = words_of(kind, *(layout.name for layout in outputs))

@@ -12,8 +12,6 @@ from . import checks, gammas, interop, plain, retention_checks, retention_plan
 from .retention_autograd import RetentionFunction
 from .retention_library import FORWARD_OP, IN_PLACE_OP
 
-_FORMS = frozenset(FORMS)
-
 
 def retention_func(
     q: Any,
@@ -30,9 +28,9 @@ def retention_func(
     """Retention with decay by the fastest kernel known for this problem, and the state that it leaves.
 
     ``S_t = gamma S_{t-1} + k_t^T v_t`` and ``o_t = q_t S_t / sqrt(dim_qk)``, from ``S_{-1} = initial_state``;
-    states are not scaled. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU are
-    served by the PyTorch reference. With one token and its state in place a call may be captured in a CUDA graph and
-    replayed.
+    states are not scaled. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the
+    CPU are served by the PyTorch reference. With one token and its state in place a call may be captured in a CUDA
+    graph and replayed.
 
     q, k, v, gamma and the initial state have gradients, through o and through the final state, by kernels too. They are
     computed by chunks whichever form this call takes, and are the same bits every time. Gradients can be differentiated
@@ -66,12 +64,7 @@ def retention_func(
         ToolchainError, BuildError: the kernel had to be built and could not be.
     """
     # What is plainly right needs no call of the check that knows what is wrong.
-    if (
-        type(form) is not str
-        or form not in _FORMS
-        or type(output_final_state) is not bool
-        or type(inplace_state) is not bool
-    ):
+    if form not in FORMS or type(output_final_state) is not bool or type(inplace_state) is not bool:
         retention_checks.check_types(form, output_final_state, inplace_state)
     if not (
         isinstance(q, torch.Tensor)

@@ -6,7 +6,7 @@ A call has logarithms of decays, or decays as numbers, or, with neither, the usu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ BACKWARD = (
     f"retention_backward(Tensor? grad_o, Tensor? grad_state, {_INPUTS}, Tensor? initial_state, str device_type, "
     "bool need_state, bool need_gamma) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-REFERENCE = {
+REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
     "auto": retention_chunkwise,
     "parallel": retention_parallel,
     "chunkwise": retention_chunkwise,
@@ -251,7 +251,7 @@ def _backward_cpu(
         result.copy_(gradient)
     if need_state:
         dstate.copy_(dinitial)
-    if need_gamma:
+    if dgamma is not None:
         dlog2.copy_(dgamma * decays * math.log(2))
     return results
 

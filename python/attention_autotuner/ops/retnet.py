@@ -34,8 +34,8 @@ def retnet_attn_func(
     """Retention, ``X = (scale q k^T) * mask``, ``o = (X / r) v``, by the fastest kernel known for this problem.
 
     ``r = clamp(rowsum(|X|), 1, r_clamp_max)``. Neither scores nor weights are ever in memory; nor is the mask, if it is
-    a :class:`Decay`. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU are
-    served by the PyTorch reference.
+    a :class:`Decay`. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU
+    are served by the PyTorch reference.
 
     q, k, v and a mask that is a tensor have gradients, by kernels too. r is a constant to them, as RetNet trains it,
     unless ``r_grad``. The gradient of the mask is computed only where the mask requires it: it is the one result of the
@@ -75,10 +75,10 @@ def retnet_attn_func(
     if (
         type(scale) is not float
         or not -_MAX_SCALE <= scale <= _MAX_SCALE
-        or type(causal) is not bool
+        or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or normalize is not True
         or r_clamp_max is not None
-        or type(r_grad) is not bool
+        or type(r_grad) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_r) is not bool
     ):
         retnet_checks.check_types(rules, return_r)
