@@ -2,18 +2,17 @@
 //
 // dq walks forward with the states computed again, dk and dv walk backward with the gradient of the state. Where a
 // sequence is cut into super-chunks, states and their gradients at the cuts come first, each from a pass of its own:
-// they are all that is ever stored of either. Gradients of K and V under a group of query heads, and what the gradient
-// of gamma needs, go through fp32 parts.
+// they are all that is ever stored of either, and the gradient of gamma is computed from them and the inputs. Gradients
+// of K and V under a group of query heads go through fp32 parts.
 //
 // Called by: templates/retention/backward.cu.jinja.
 #pragma once
 
 #include "retention_entry.cuh"
+#include "retention_gamma_sm80.cuh"
 
 namespace attention_autotuner {
 
-// Tokens of a super-chunk where the gradient of gamma asks for them and the kernel would not cut.
-inline constexpr int kGammaSuperChunk = 512;
 inline constexpr int kAddPartsBlocks = 512;
 
 template <typename Config>
@@ -25,24 +24,32 @@ struct RetentionBackwardEntry {
   using Dv = ChunkTraits<Config, typename Config::Dv, ChunkResult::kDv>;
   using ScoresQK = ScoresTraits<Config, Config::kClassQK>;
   using ScoresV = ScoresTraits<Config, Config::kClassV>;
+  using Pairs = GammaPairsTraits<Config>;
   static constexpr bool kGivenQK = Dv::kGiven;
   static constexpr bool kGivenV = Dq::kGiven || Dk::kGiven;
   static_assert(Config::kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
+  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kClassQK, Config::kClassV);
+  static constexpr int kGammaSuperChunk =
+      Config::kSuperChunk == 0 ? kLongestForGamma : minimum(Config::kSuperChunk, kLongestForGamma);
   static inline std::atomic<bool> prepared[kMaxDevices];
 
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
-    auto prepare_small = [&](auto kernel) { return prepare_kernel(kernel, kStateThreads, 0, device, &resident); };
+    auto prepare_one = [&](auto kernel, int threads, int smem_bytes) {
+      return prepare_kernel(kernel, threads, smem_bytes, device, &resident);
+    };
     Steps steps;
     steps.then([&] { return prepare_chunks<Dq>(true, device); })
         .then([&] { return prepare_chunks<Dk>(false, device); })
         .then([&] { return prepare_chunks<Dv>(true, device); })
-        .then([&] { return prepare_small(retention_scan<false>); })
-        .then([&] { return prepare_small(retention_scan<true>); })
-        .then([&] { return prepare_small(retention_add_parts<Element>); })
-        .then([&] { return prepare_small(retention_gamma_parts<Element>); })
-        .then([&] { return prepare_small(retention_gamma_sum); });
+        .then([&] { return prepare_one(retention_scan<false>, kStateThreads, 0); })
+        .then([&] { return prepare_one(retention_scan<true>, kStateThreads, 0); })
+        .then([&] { return prepare_one(retention_add_parts<Element>, kStateThreads, 0); })
+        .then([&] { return prepare_one(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
+        .then([&] { return prepare_one(retention_gamma_walk<Dq>, Dq::kThreads, Dq::kSmemBytes); })
+        .then([&] { return prepare_one(retention_gamma_walk<Dv>, Dv::kThreads, Dv::kSmemBytes); })
+        .then([&] { return prepare_one(retention_gamma_sum, kGammaSumThreads, 0); });
     if constexpr (kGivenQK) steps.then([&] { return prepare_scores<ScoresQK>(device); });
     if constexpr (kGivenV) steps.then([&] { return prepare_scores<ScoresV>(device); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
@@ -57,24 +64,30 @@ struct RetentionBackwardEntry {
   struct Workspace {
     SuperChunks cut;
     bool stores_states;
-    float *states, *gradients, *dq, *dk, *dv, *gamma;
+    float *states, *gradients, *dk, *dv;
+    int gamma_tiles, pair_parts, query_parts, key_parts;  // of a sequence
+    float *gamma_pairs, *gamma_queries, *gamma_keys;
     Element *scores_qk, *scores_v;
     int64_t bytes;
 
     Workspace(Params const& p, void* base)
-        : cut(p.seqlen, Config::kChunk,
-              Config::kSuperChunk == 0 && p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk) {
+        : cut(p.seqlen, Config::kChunk, p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk) {
       bool const gamma_too = p.dlog2_gamma != nullptr, grouped = p.heads_q != p.heads_kv;
       stores_states = cut.supers > 1 || gamma_too;
       WorkspaceParts parts(base);
       int64_t const sequences = int64_t(p.batch) * p.heads_q, rows = sequences * p.seqlen;
       int64_t const elements = int64_t(p.dim_qk) * p.dim_v;
-      states = parts.take<float>(stores_states, sequences * (cut.supers + 1) * elements);
+      states = parts.take<float>(stores_states, sequences * cut.supers * elements);
       gradients = parts.take<float>(stores_states, sequences * cut.supers * elements);
-      dq = parts.take<float>(gamma_too, rows * p.dim_qk);
-      dk = parts.take<float>(gamma_too || grouped, rows * p.dim_qk);
+      dk = parts.take<float>(grouped, rows * p.dim_qk);
       dv = parts.take<float>(grouped, rows * p.dim_v);
-      gamma = parts.take<float>(gamma_too, sequences * cut.supers);
+      gamma_tiles = divide_up(cut.super_chunk, Pairs::kRows);
+      pair_parts = cut.supers * gamma_tiles * Pairs::kWarps;
+      query_parts = cut.supers * Dv::kSlices * Dv::kWarps;
+      key_parts = cut.supers * Dq::kSlices * Dq::kWarps;
+      gamma_pairs = parts.take<float>(gamma_too, sequences * pair_parts);
+      gamma_queries = parts.take<float>(gamma_too, sequences * query_parts);
+      gamma_keys = parts.take<float>(gamma_too, sequences * key_parts);
       scores_qk = parts.take<Element>(kGivenQK, score_elements(sequences, cut, Config::kChunk));
       scores_v = parts.take<Element>(kGivenV, score_elements(sequences, cut, Config::kChunk));
       bytes = parts.used();
@@ -144,52 +157,64 @@ struct RetentionBackwardEntry {
       walk.y = p.v;
       walk.z = p.k;
       steps.then([&] {
-        return launch_states<Dq>(walk, w.states, w.cut.supers + 1, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch,
-                                 stream);
+        return launch_states<Dq>(walk, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch, stream);
       });
       walk.y = p.q;
       walk.z = p.dout;
       steps.then([&] {
-        return launch_states<Dv>(walk, w.gradients, w.cut.supers, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v,
-                                 p.batch, stream);
+        return launch_states<Dv>(walk, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v, p.batch,
+                                 stream);
       });
       forward.first_states = w.states;
-      forward.first_slots = w.cut.supers + 1;
+      forward.first_slots = w.cut.supers;
       reversed.first_states = w.gradients;
       reversed.first_slots = w.cut.supers;
       reversed_dv = reversed;
     }
     int const group = p.heads_q / p.heads_kv;
-    steps.then([&] { return launch_pass<Dq>(forward, p, p.dout, p.v, p.k, p.dq, w.dq, w.scores_v, stream); })
+    steps.then([&] { return launch_pass<Dq>(forward, p, p.dout, p.v, p.k, p.dq, nullptr, w.scores_v, stream); })
         .then([&] { return launch_pass<Dk>(reversed, p, p.v, p.dout, p.q, p.dk, w.dk, w.scores_v, stream); })
         .then([&] { return launch_pass<Dv>(reversed_dv, p, p.k, p.q, p.dout, p.dv, w.dv, w.scores_qk, stream); });
     if (p.dlog2_gamma != nullptr) steps.then([&] { return launch_gamma(p, w, stream); });
-    return steps.then([&] { return add_parts(w.dq, p.dq, 1, p, p.dim_qk, stream); })
-        .then([&] { return add_parts(w.dk, p.dk, group, p, p.dim_qk, stream); })
+    return steps.then([&] { return add_parts(w.dk, p.dk, group, p, p.dim_qk, stream); })
         .then([&] { return add_parts(w.dv, p.dv, group, p, p.dim_v, stream); })
         .status();
   }
 
   static int32_t launch_gamma(Params const& p, Workspace const& w, cudaStream_t stream) {
     int const sequences = p.batch * p.heads_q;
-    GammaArguments const arguments{p.q,
-                                   p.k,
-                                   w.dq,
-                                   w.dk,
-                                   w.states,
-                                   w.gradients,
-                                   w.gamma,
-                                   p.heads_q,
-                                   p.heads_q / p.heads_kv,
-                                   p.seqlen,
-                                   p.dim_qk,
-                                   p.dim_v,
-                                   w.cut.supers,
-                                   w.cut.super_chunk};
-    retention_gamma_parts<Element><<<dim3(w.cut.supers, sequences), kStateThreads, 0, stream>>>(arguments);
-    int32_t const status = cuda_status(cudaGetLastError());
-    if (status != ATTENTION_AUTOTUNER_OK) return status;
-    retention_gamma_sum<<<sequences, kStateThreads, 0, stream>>>(w.gamma, p.dlog2_gamma, w.cut.supers);
+    ChunkArguments keys = common_arguments(p, w.cut), queries = keys;
+    keys.y = p.v;
+    keys.z = p.k;
+    queries.y = p.q;
+    queries.z = p.dout;
+    GammaPairsArguments const pairs{p.q,           p.k,          p.v,       p.dout,
+                                    w.gamma_pairs, p.log2_gamma, p.seqlen,  w.cut.super_chunk,
+                                    p.dim_qk,      p.dim_v,      p.scale,   Divider::by(w.gamma_tiles),
+                                    keys.supers,   keys.heads,   keys.group};
+    int64_t const ctas = int64_t(sequences) * w.cut.supers * w.gamma_tiles;
+    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
+    Steps steps;
+    return steps.then([] { return cuda_status(cudaGetLastError()); })
+        .then([&] { return launch_gamma_walk<Dv>(queries, p, w, w.gamma_queries, stream); })
+        .then([&] { return launch_gamma_walk<Dq>(keys, p, w, w.gamma_keys, stream); })
+        .then([&] {
+          retention_gamma_sum<<<sequences, kGammaSumThreads, 0, stream>>>(
+              w.gamma_pairs, w.pair_parts, w.gamma_queries, w.query_parts, w.gamma_keys, w.key_parts, p.dlog2_gamma);
+          return cuda_status(cudaGetLastError());
+        })
+        .status();
+  }
+  template <typename T>
+  static int32_t launch_gamma_walk(ChunkArguments arguments, Params const& p, Workspace const& w, float* parts,
+                                   cudaStream_t stream) {
+    arguments.depth = T::kTransposed ? p.dim_v : p.dim_qk;
+    arguments.columns = T::kTransposed ? p.dim_qk : p.dim_v;
+    int64_t const ctas = int64_t(p.batch) * p.heads_q * w.cut.supers * T::kSlices;
+    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    GammaWalkArguments const mine{arguments, w.states, w.gradients, parts};
+    retention_gamma_walk<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
     return cuda_status(cudaGetLastError());
   }
 

@@ -113,8 +113,8 @@ struct ChunkWarp {
 
   // --- loads ---------------------------------------------------------------------------------------------------------
 
-  // A chunk's tiles on their way into a stage: start copies what is not whole, at once; the parts copy what is, spread
-  // over other work.
+  // A chunk's tiles on their way into a stage: planned before it is free, then start copies what is not whole, at once,
+  // and the parts copy what is, spread over other work.
   struct Fetch {
     bool wanted, exact_depth, exact_columns;
     uint32_t xy, z_target;  // this thread's first chunk in X's tile and in Z's
@@ -122,7 +122,7 @@ struct ChunkWarp {
     Element const* scores;
     uint32_t scores_target;
   };
-  __device__ __forceinline__ Fetch start_fetch(bool wanted, int chunk, int stage) const {
+  __device__ __forceinline__ Fetch plan_fetch(bool wanted, int chunk, int stage) const {
     int const thread = thread_index(), row = chunk * T::kChunk, rows = arguments.seqlen - row;
     int const columns = arguments.columns - slice * T::kColumns;
     bool const whole = T::kCopyBytes == 16 && rows >= T::kChunk;
@@ -144,12 +144,18 @@ struct ChunkWarp {
                      (place * T::kChunk + CopyP::row(thread)) * T::kChunk + CopyP::column(thread);
       fetch.scores_target = base + T::kPOffset + CopyP::offset(thread);
     }
-    if (wanted && !fetch.exact_depth) {
+    return fetch;
+  }
+  __device__ __forceinline__ void start_fetch(Fetch const& fetch, int chunk) const {
+    if (!fetch.wanted || (fetch.exact_depth && fetch.exact_columns)) return;
+    int const rows = arguments.seqlen - chunk * T::kChunk;
+    if (!fetch.exact_depth) {
       if constexpr (!StatesOnly) CopyX::copy(fetch.xy, fetch.x, arguments.x.stride_row, rows, arguments.depth);
       CopyX::copy(fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, rows, arguments.depth);
     }
-    if (wanted && !fetch.exact_columns) CopyZ::copy(fetch.z_target, fetch.z, arguments.z.stride_row, rows, columns);
-    return fetch;
+    if (!fetch.exact_columns) {
+      CopyZ::copy(fetch.z_target, fetch.z, arguments.z.stride_row, rows, arguments.columns - slice * T::kColumns);
+    }
   }
   __device__ __forceinline__ void fetch_part(Fetch const& fetch, int part, int parts) const {
     if constexpr (T::kCopyBytes == 16) {
@@ -334,23 +340,31 @@ struct ChunkWarp {
 
   // state = gamma^length state + (decayed Z)^T Y.
   __device__ __forceinline__ void update_state(uint32_t stage, int length) {
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
-    Operand<typename T::TileZ, T::kWarpColumns> const z_tile(stage + T::kZOffset, b.row, warp_column() + b.column);
-    Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, a.row, warp_depth() + a.column);
     weight *= exp2f(log2_gamma * float(length));
     if (weight < 1.0f) {
       scale_state(weight / kFreshWeight);
       weight = kFreshWeight;
     }
     float const scale = (T::kReversed ? arguments.scale : 1.0f) / weight;
+    float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
+    add_tokens(stage, [&](float token) {  // tokens beyond the sequence count for nothing
+      return scale * exp2_approximate(fminf(fmaf(T::kReversed ? log2_gamma : -log2_gamma, token, last), 0.0f));
+    });
+  }
+  // Adds (Z, each token times its factor)^T Y to the registers.
+  template <typename Factor>
+  __device__ __forceinline__ void add_tokens(uint32_t stage, Factor&& factor) {
+    float const lane_token = float(2 * (lane() & 3));
+    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    Operand<typename T::TileZ, T::kWarpColumns> const z_tile(stage + T::kZOffset, b.row, warp_column() + b.column);
+    Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, a.row, warp_depth() + a.column);
 #pragma unroll
     for (int step = 0; step < T::kTokenTiles; ++step) {
       uint32_t w[T::kRowTiles][4];
       float factors[4];  // of tokens 2t, 2t + 1 and the same 8 further
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        int const token = 16 * step + e / 2 * 8 + 2 * (lane() & 3) + e % 2;
-        factors[e] = scale * power(T::kReversed ? token + 1 : length - 1 - token);
+        factors[e] = factor(lane_token + float(16 * step + e / 2 * 8 + e % 2));
       }
 #pragma unroll
       for (int r = 0; r < T::kRowTiles; ++r) {
@@ -438,22 +452,27 @@ struct ChunkWarp {
       }
     }
     __syncwarp();
+    constexpr int kUnits = divide_up(16 * kOwned * kRowChunks, 32);
+    uint4 words[kUnits];
+#pragma unroll
+    for (int unit = 0; unit < kUnits; ++unit) {
+      int const index = 32 * unit + lane(), row = index / kRowChunks, column = index % kRowChunks * kChunk;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=r"(words[unit].x), "=r"(words[unit].y), "=r"(words[unit].z), "=r"(words[unit].w)
+                   : "r"(tile + Tile::offset(row % (16 * kOwned), first_column + column))
+                   : "memory");
+    }
     auto* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
-                       head * arguments.out.stride_head + slice * T::kColumns + warp_column();
-    int const rows_left = arguments.seqlen - chunk * T::kChunk;
+                       head * arguments.out.stride_head + slice * T::kColumns + warp_column() +
+                       int64_t(chunk) * T::kChunk * arguments.out.stride_row;
+    int const rows_left = minimum(arguments.seqlen - chunk * T::kChunk, T::kChunk);
     int const columns_left = arguments.columns - slice * T::kColumns - warp_column();
 #pragma unroll
-    for (int unit = 0; unit < divide_up(16 * kOwned * kRowChunks, 32); ++unit) {
+    for (int unit = 0; unit < kUnits; ++unit) {
       int const index = 32 * unit + lane(), row = index / kRowChunks, column = index % kRowChunks * kChunk;
       int const token = (row / 16 * T::kDepthWarps + depth_warp()) * 16 + row % 16;
-      if (row < 16 * kOwned && token < rows_left && column < columns_left) {
-        uint4 words;
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                     : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-                     : "r"(tile + Tile::offset(row, first_column + column))
-                     : "memory");
-        int64_t const place_in_out = int64_t(chunk * T::kChunk + token) * arguments.out.stride_row + column;
-        *reinterpret_cast<uint4*>(rows + place_in_out) = words;
+      if (token < rows_left && column < columns_left) {
+        *reinterpret_cast<uint4*>(rows + token * arguments.out.stride_row + column) = words[unit];
       }
     }
   }
@@ -517,7 +536,9 @@ struct ChunkWarp {
     int const count = end - first;
     auto chunk_at = [&](int index) { return T::kReversed ? end - 1 - index : first + index; };
     auto fetch_whole = [&](int index, int stage) {
-      fetch_part(start_fetch(index < count, chunk_at(index), stage), 0, 1);
+      Fetch const fetch = plan_fetch(index < count, chunk_at(index), stage);
+      start_fetch(fetch, chunk_at(index));
+      fetch_part(fetch, 0, 1);
       cute::cp_async_fence();
     };
 #pragma unroll
@@ -527,22 +548,20 @@ struct ChunkWarp {
     for (int index = 0; index < count; ++index) {
       int const chunk = chunk_at(index);
       int const length = minimum(T::kChunk, arguments.seqlen - chunk * T::kChunk);
+      int const free_stage = stage == 0 ? T::kStages - 1 : stage - 1, ahead = chunk_at(index + kAhead);
+      Fetch const fetch = plan_fetch(kAhead > 0 && index + kAhead < count, ahead, free_stage);
       cute::cp_async_wait<maximum(kAhead - 1, 0)>();
       __syncthreads();
+      start_fetch(fetch, ahead);
       uint32_t const base = smem + stage * T::kStageBytes;
-      int const free_stage = stage == 0 ? T::kStages - 1 : stage - 1;
       if constexpr (StatesOnly) {
-        if constexpr (kAhead > 0) fetch_whole(index + kAhead, free_stage);
+        fetch_part(fetch, 0, 1);
+        cute::cp_async_fence();
         update_state(base, length);
       } else {
         Output out;
-        if constexpr (kAhead > 0) {
-          Fetch const fetch = start_fetch(index + kAhead < count, chunk_at(index + kAhead), free_stage);
-          take_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
-          cute::cp_async_fence();
-        } else {
-          take_output(out, length, base, [](int) {});
-        }
+        take_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
+        cute::cp_async_fence();
         update_state(base, length);
         if (arguments.parts != nullptr) {
           write_parts(out, chunk);

@@ -78,8 +78,8 @@ struct ChunkwiseEntry {
     if constexpr (Config::kSuperChunk != 0) {
       if (places.cut.supers > 1) {
         steps.then([&] {
-          return launch_states<T>(arguments, places.states, places.cut.supers, p.initial_state, p.final_state, p.dim_qk,
-                                  p.dim_v, p.batch, stream);
+          return launch_states<T>(arguments, places.states, p.initial_state, p.final_state, p.dim_qk, p.dim_v, p.batch,
+                                  stream);
         });
         arguments.first_states = places.states;
         arguments.first_slots = places.cut.supers;

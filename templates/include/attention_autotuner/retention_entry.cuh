@@ -89,20 +89,20 @@ inline int32_t launch_chunks(ChunkArguments arguments, int dim_qk, int dim_v, in
   return cuda_status(cudaGetLastError());
 }
 
-// States of super-chunks into `states`, [batch, heads, slots, dim_qk, dim_v], by a pass over Y and Z and a scan:
+// States of super-chunks into `states`, [batch, heads, supers, dim_qk, dim_v], by a pass over Y and Z and a scan:
 // before each one in the order of time that is walked.
 template <typename T>
-inline int32_t launch_states(ChunkArguments arguments, float* states, int slots, float const* first, float* last,
-                             int dim_qk, int dim_v, int batch, cudaStream_t stream) {
+inline int32_t launch_states(ChunkArguments arguments, float* states, float const* first, float* last, int dim_qk,
+                             int dim_v, int batch, cudaStream_t stream) {
   arguments.first_states = nullptr;
   arguments.last_states = states;
-  arguments.last_slots = slots;
+  arguments.last_slots = arguments.supers.divisor;
   int32_t const status = launch_chunks<T, true>(arguments, dim_qk, dim_v, batch, stream);
   if (status != ATTENTION_AUTOTUNER_OK) return status;
   int const elements = dim_qk * dim_v, heads = arguments.heads.divisor;
   dim3 const grid(divide_up(elements, kStateThreads), batch * heads);
   retention_scan<T::kReversed><<<grid, kStateThreads, 0, stream>>>(states, first, last, arguments.log2_gamma, heads,
-                                                                   arguments.supers.divisor, slots, elements,
+                                                                   arguments.supers.divisor, elements,
                                                                    arguments.super_chunk, arguments.seqlen);
   return cuda_status(cudaGetLastError());
 }
