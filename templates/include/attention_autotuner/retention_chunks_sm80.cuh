@@ -40,9 +40,9 @@ struct ChunkWarp {
   int slice, super, head, batch;
   int first, end;  // chunks
   float log2_gamma;
-  Element const *x, *y, *z;
   Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the weight
   float weight;
+  uint32_t decays[T::kTokenTiles][kComputesScores ? T::kScoreTiles : 1][2];
 
   __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   // Warps that share columns wait for each other, so they are neighbours.
@@ -66,10 +66,6 @@ struct ChunkWarp {
     first = super * (arguments.super_chunk / T::kChunk);
     end = minimum(first + arguments.super_chunk / T::kChunk, arguments.chunks);
     log2_gamma = arguments.log2_gamma[head];
-    int const kv_head = arguments.group.divide(head);
-    x = head_data<Element>(arguments.x, batch, T::kReversed ? kv_head : head);
-    y = head_data<Element>(arguments.y, batch, T::kReversed ? head : kv_head);
-    z = head_data<Element>(arguments.z, batch, T::kReversed ? head : kv_head) + slice * T::kColumns;
   }
 
   // gamma^n for 0 <= n, and 1 below.
@@ -111,6 +107,18 @@ struct ChunkWarp {
     visit_state([target, this](float& value, int offset) { target[offset] = value * weight; });
   }
 
+  // Where the head's tensors start, Z's at this CTA's columns. Computed where they are needed: registers are scarce.
+  __device__ __forceinline__ Element const* x() const {
+    return head_data<Element>(arguments.x, batch, T::kReversed ? arguments.group.divide(head) : head);
+  }
+  __device__ __forceinline__ Element const* y() const {
+    return head_data<Element>(arguments.y, batch, T::kReversed ? head : arguments.group.divide(head));
+  }
+  __device__ __forceinline__ Element const* z() const {
+    return head_data<Element>(arguments.z, batch, T::kReversed ? head : arguments.group.divide(head)) +
+           slice * T::kColumns;
+  }
+
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   // A chunk's tiles on their way into a stage: planned before it is free, then start copies what is not whole, at once,
@@ -133,9 +141,9 @@ struct ChunkWarp {
                 whole && columns >= T::kColumns,
                 base + CopyX::offset(thread),
                 base + T::kZOffset + CopyZ::offset(thread),
-                x + row_x * arguments.x.stride_row + CopyX::column(thread),
-                y + row_x * arguments.y.stride_row + CopyX::column(thread),
-                z + row_z * arguments.z.stride_row + CopyZ::column(thread),
+                x() + row_x * arguments.x.stride_row + CopyX::column(thread),
+                y() + row_x * arguments.y.stride_row + CopyX::column(thread),
+                z() + row_z * arguments.z.stride_row + CopyZ::column(thread),
                 nullptr,
                 0};
     if constexpr (kReadsScores) {
@@ -203,15 +211,9 @@ struct ChunkWarp {
   // inputs that are not finite shows alike, and stays: the weight is raised once.
   __device__ __forceinline__ static bool overflows(Output const& out) {
     if constexpr (!std::is_same_v<Element, __half>) return false;
-    float sum = 0.0f;
+    float sum = 0.0f;  // a column of the state that is not finite shows in every token
 #pragma unroll
-    for (auto const& row : out) {
-#pragma unroll
-      for (auto const& tile : row) {
-#pragma unroll
-        for (float const& value : tile) sum = fmaf(value, 0.0f, sum);
-      }
-    }
+    for (auto const& tile : out[0]) sum = fmaf(tile[0], 0.0f, fmaf(tile[1], 0.0f, sum));
     return __any_sync(0xffffffffu, sum != 0.0f);
   }
 
@@ -224,7 +226,7 @@ struct ChunkWarp {
     constexpr bool kSingle = T::kScoreTiles == 1;
     LaneRow const b = lane_row_b(kSingle ? lane() & 15 : lane());
     Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, column_warp() * 8 * T::kScoreTiles + b.row,
-                                                       b.column);
+                                                       warp_depth() + b.column);
 #pragma unroll
     for (int step = 0; step < kDepthSteps; ++step) {
       uint32_t s[T::kRowTiles][4];
@@ -267,36 +269,43 @@ struct ChunkWarp {
     }
   }
 
-  // Decays this warp's scores and puts them where all warps find them; blocks above the diagonal are never read.
-  template <typename Scores>
-  __device__ __forceinline__ void store_scores(Scores const& scores) const {
+  // gamma to the distance of every pair of tokens whose score this lane holds, 0 above the diagonal, packed.
+  __device__ __forceinline__ void prepare_decays() {
     constexpr int kSign = T::kReversed ? -1 : 1;
-    int const warp_token = __shfl_sync(0xffffffffu, column_warp(), 0) * 8 * T::kScoreTiles;  // of Y, the warp's first
-    // A distance is that of two 8x8 blocks and that of the lane's place in them.
-    int const inside = kSign * (lane() / 4 - 2 * (lane() & 3));
-    float const lane_log2[2] = {log2_gamma * float(inside), log2_gamma * float(inside - kSign)};
 #pragma unroll
-    for (int j = 0; j < T::kScoreTiles; ++j) {
-      int const token = warp_token + 8 * j;
+    for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll
-      for (int i = 0; i < T::kTokenTiles; ++i) {
-        if (T::kReversed ? 16 * i > token : 16 * i + 15 < token) continue;
+      for (int j = 0; j < T::kScoreTiles; ++j) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          int const block = kSign * (16 * i + 8 * half - token);
-          float const block_log2 = log2_gamma * float(block);
-          float value[2];
+          int const distance = kSign * (16 * i + 8 * half + lane() / 4 - warp_token() - 8 * j - 2 * (lane() & 3));
+          int const next = distance - kSign;
+          decays[i][j][half] = pack_pair<Element>(distance < 0 ? 0.0f : power(distance), next < 0 ? 0.0f : power(next));
+        }
+      }
+    }
+  }
+  // The first token of Y whose scores this warp computes.
+  __device__ __forceinline__ static int warp_token() { return column_warp() * 8 * T::kScoreTiles; }
+
+  // Decays this warp's scores and puts them where all warps find them.
+  template <typename Scores>
+  __device__ __forceinline__ void store_scores(Scores const& scores) const {
+    Operand<typename T::TileP, 8 * T::kScoreTiles> const place(smem + T::kScoresOffset, lane() / 4,
+                                                               warp_token() + 2 * (lane() & 3));
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            bool const seen = block > 0 || (block == 0 && inside - kSign * e >= 0);
-            float const decay = exp2_approximate(lane_log2[e] + block_log2);
-            value[e] = seen ? scores[i][j][2 * half + e] * arguments.scale * decay : 0.0f;
-          }
-          asm volatile(
-              "st.shared.b32 [%0], %1;\n" ::"r"(
-                  smem + T::kScoresOffset + T::TileP::offset(16 * i + 8 * half + lane() / 4, token + 2 * (lane() & 3))),
-              "r"(pack_pair<Element>(value[0], value[1]))
-              : "memory");
+    for (int i = 0; i < T::kTokenTiles; ++i) {
+      if (T::kDepthWarps > 1 && i % T::kDepthWarps != depth_warp()) continue;
+#pragma unroll
+      for (int j = 0; j < T::kScoreTiles; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float const(&tile)[4] = scores[i][j];
+          uint32_t const packed =
+              pack_pair<Element>(tile[2 * half] * arguments.scale, tile[2 * half + 1] * arguments.scale);
+          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(place.at(16 * i + 8 * half, 8 * j)),
+                       "r"(multiply_pairs<Element>(packed, decays[i][j][half]))
+                       : "memory");
         }
       }
     }
@@ -361,18 +370,18 @@ struct ChunkWarp {
 #pragma unroll
     for (int step = 0; step < T::kTokenTiles; ++step) {
       uint32_t w[T::kRowTiles][4];
-      float factors[4];  // of tokens 2t, 2t + 1 and the same 8 further
+      uint32_t factors[2];  // of tokens 2t, 2t + 1 and the same 8 further
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        factors[e] = factor(lane_token + float(16 * step + e / 2 * 8 + e % 2));
+      for (int half = 0; half < 2; ++half) {
+        float const token = lane_token + float(16 * step + 8 * half);
+        factors[half] = pack_pair<Element>(factor(token), factor(token + 1.0f));
       }
 #pragma unroll
       for (int r = 0; r < T::kRowTiles; ++r) {
         load_matrix_x4_transposed(w[r], z_tile.at(16 * step, 16 * r));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          float2 const pair = unpack_pair<Element>(w[r][e]);
-          w[r][e] = pack_pair<Element>(pair.x * factors[e / 2 * 2], pair.y * factors[e / 2 * 2 + 1]);
+          w[r][e] = multiply_pairs<Element>(w[r][e], factors[e / 2]);
         }
       }
       multiply_step<Element>(
@@ -384,24 +393,23 @@ struct ChunkWarp {
 
   // --- output --------------------------------------------------------------------------------------------------------
 
-  // Where a warp hands the fragments of `owner`'s token tiles over, this lane's 16 bytes.
-  __device__ __forceinline__ uint32_t exchanged(int giver, int turn, int owner, int n) const {
-    int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
-    int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
-    return smem + T::kExchangeOffset + ((group * kOwned + turn) * 2 * T::kRowTiles + n) * 512 + lane() * 16;
-  }
-  // Adds the outputs of the warps that share columns: each gets the token tiles of its turn.
-  __device__ __forceinline__ void add_depth_warps(Output& out) const {
-    constexpr int kTiles = 2 * T::kRowTiles;
+  // Adds what the warps that share columns have of the same tiles: each gets the token tiles of its turn.
+  template <int Tiles>
+  __device__ __forceinline__ void add_depth_warps(Accumulators<T::kTokenTiles, Tiles>& sum) const {
+    auto place = [&](int giver, int turn, int owner, int n) {  // of this lane's part of a tile for `owner`
+      int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
+      int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
+      return smem + T::kExchangeOffset + ((group * kOwned + turn) * Tiles + n) * 512 + lane() * 16;
+    };
     int const me = depth_warp();
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
       int const owner = i % T::kDepthWarps;
       if (owner == me) continue;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        float const(&v)[4] = out[i][n];
-        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchanged(me, i / T::kDepthWarps, owner, n)),
+      for (int n = 0; n < Tiles; ++n) {
+        float const(&v)[4] = sum[i][n];
+        asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(place(me, i / T::kDepthWarps, owner, n)),
                      "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                      : "memory");
       }
@@ -413,86 +421,57 @@ struct ChunkWarp {
 #pragma unroll
       for (int other = 1; other < T::kDepthWarps; ++other) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) {
+        for (int n = 0; n < Tiles; ++n) {
           float v[4];
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                        : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
-                       : "r"(exchanged((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n))
+                       : "r"(place((me + other) % T::kDepthWarps, i / T::kDepthWarps, me, n))
                        : "memory");
 #pragma unroll
-          for (int e = 0; e < 4; ++e) out[i][n][e] += v[e];
+          for (int e = 0; e < 4; ++e) sum[i][n][e] += v[e];
         }
       }
     }
   }
 
-  // Writes the output of a chunk through shared memory that only this warp uses by now: its columns of Z, or what the
-  // warps that share columns have handed it.
-  __device__ __forceinline__ void write(Output const& out, int chunk, uint32_t stage) const {
-    using TileOwned = SmemTile<16 * kOwned, T::kWarpColumns, false>;
-    using Tile = std::conditional_t<T::kDepthWarps == 1, typename T::TileZ, TileOwned>;
-    constexpr int kRowChunks = T::kWarpColumns / kChunk;
-    uint32_t const tile = T::kDepthWarps == 1
-                              ? stage + T::kZOffset
-                              : exchanged((depth_warp() + 1) % T::kDepthWarps, 0, depth_warp(), 0) - lane() * 16;
-    int const first_column = T::kDepthWarps == 1 ? warp_column() : 0;
-    Operand<Tile, T::kWarpColumns> const place(tile, lane() / 4, first_column + 2 * (lane() & 3));
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < T::kTokenTiles; ++i) {
-      if (T::kDepthWarps > 1 && i % T::kDepthWarps != depth_warp()) continue;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-#pragma unroll
-        for (int n = 0; n < 2 * T::kRowTiles; ++n) {
-          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(place.at(16 * (i / T::kDepthWarps) + 8 * half, 8 * n)),
-                       "r"(pack_pair<Element>(out[i][n][2 * half], out[i][n][2 * half + 1]))
-                       : "memory");
-        }
-      }
+  // Writes the token tiles of this warp's turn as pairs of neighbours, rounded, or to the parts.
+  __device__ __forceinline__ void write(Output const& out, int chunk) const {
+    int const row0 = chunk * T::kChunk, lane_row = lane() / 4, column0 = slice * T::kColumns + warp_column();
+    if (arguments.parts != nullptr) {
+      int64_t const first_row = (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen + row0;
+      float* const parts = arguments.parts + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane() & 3);
+      write_pairs<true>(out, parts, arguments.columns, row0, column0, [](float* to, float low, float high) {
+        *reinterpret_cast<float2*>(to) = make_float2(low, high);
+      });
+      return;
     }
-    __syncwarp();
-    constexpr int kUnits = divide_up(16 * kOwned * kRowChunks, 32);
-    uint4 words[kUnits];
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      int const index = 32 * unit + lane(), row = index / kRowChunks, column = index % kRowChunks * kChunk;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=r"(words[unit].x), "=r"(words[unit].y), "=r"(words[unit].z), "=r"(words[unit].w)
-                   : "r"(tile + Tile::offset(row % (16 * kOwned), first_column + column))
-                   : "memory");
-    }
-    auto* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
-                       head * arguments.out.stride_head + slice * T::kColumns + warp_column() +
-                       int64_t(chunk) * T::kChunk * arguments.out.stride_row;
-    int const rows_left = minimum(arguments.seqlen - chunk * T::kChunk, T::kChunk);
-    int const columns_left = arguments.columns - slice * T::kColumns - warp_column();
-#pragma unroll
-    for (int unit = 0; unit < kUnits; ++unit) {
-      int const index = 32 * unit + lane(), row = index / kRowChunks, column = index % kRowChunks * kChunk;
-      int const token = (row / 16 * T::kDepthWarps + depth_warp()) * 16 + row % 16;
-      if (token < rows_left && column < columns_left) {
-        *reinterpret_cast<uint4*>(rows + token * arguments.out.stride_row + column) = words[unit];
-      }
+    int64_t const stride = arguments.out.stride_row;
+    Element* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
+                          head * arguments.out.stride_head + (row0 + lane_row) * stride + column0 + 2 * (lane() & 3);
+    auto const store = [](Element* to, float low, float high) {
+      *reinterpret_cast<uint32_t*>(to) = pack_pair<Element>(low, high);
+    };
+    if (row0 + T::kChunk <= arguments.seqlen && column0 + T::kWarpColumns <= arguments.columns) {
+      write_pairs<false>(out, rows, stride, row0, column0, store);
+    } else {
+      write_pairs<true>(out, rows, stride, row0, column0, store);
     }
   }
-  // The same in fp32, to the parts.
-  __device__ __forceinline__ void write_parts(Output const& out, int chunk) const {
-    float* const parts =
-        arguments.parts + (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen * arguments.columns;
+  // `rows` is where the lane's first pair goes.
+  template <bool Checks, typename Type, typename Store>
+  __device__ __forceinline__ void write_pairs(Output const& out, Type* rows, int64_t stride, int row0, int column0,
+                                              Store&& store) const {
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
       if (T::kDepthWarps > 1 && i % T::kDepthWarps != depth_warp()) continue;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = chunk * T::kChunk + 16 * i + 8 * half + lane() / 4;
-        if (row >= arguments.seqlen) continue;
+        int const row = 16 * i + 8 * half;
+        if (Checks && row0 + row + lane() / 4 >= arguments.seqlen) continue;
 #pragma unroll
         for (int n = 0; n < 2 * T::kRowTiles; ++n) {
-          int const column = slice * T::kColumns + warp_column() + 2 * (lane() & 3) + 8 * n;
-          if (column >= arguments.columns) continue;
-          *reinterpret_cast<float2*>(parts + int64_t(row) * arguments.columns + column) =
-              make_float2(out[i][n][2 * half], out[i][n][2 * half + 1]);
+          if (Checks && column0 + 8 * n + 2 * (lane() & 3) >= arguments.columns) continue;
+          store(rows + row * stride + 8 * n, out[i][n][2 * half], out[i][n][2 * half + 1]);
         }
       }
     }
@@ -511,7 +490,10 @@ struct ChunkWarp {
       if (attempt > 0 || !overflows(out)) break;
       raise_weight();
     }
-    if constexpr (kComputesScores) store_scores(scores);
+    if constexpr (kComputesScores) {
+      if constexpr (T::kDepthWarps > 1) add_depth_warps(scores);
+      store_scores(scores);
+    }
     float const scale = (T::kReversed ? 1.0f : arguments.scale) * weight;
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
@@ -544,6 +526,7 @@ struct ChunkWarp {
 #pragma unroll
     for (int index = 0; index < maximum(kAhead, 1); ++index) fetch_whole(index, index);
     load_state();
+    if constexpr (kComputesScores) prepare_decays();
     int stage = 0;
     for (int index = 0; index < count; ++index) {
       int const chunk = chunk_at(index);
@@ -562,12 +545,8 @@ struct ChunkWarp {
         Output out;
         take_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
         cute::cp_async_fence();
+        write(out, chunk);
         update_state(base, length);
-        if (arguments.parts != nullptr) {
-          write_parts(out, chunk);
-        } else {
-          write(out, chunk, base);
-        }
       }
       if constexpr (kAhead == 0) {
         __syncthreads();

@@ -183,10 +183,10 @@ struct GammaWarp : ChunkWarp<T, true> {
         int const thread = thread_index(), row = chunk * T::kChunk, rows = arguments.seqlen - row;
         uint32_t const base = smem + stage * T::kStageBytes;
         CopyY::copy(base + T::kYOffset + CopyY::offset(thread),
-                    this->y + (row + CopyY::row(thread)) * arguments.y.stride_row + CopyY::column(thread),
+                    this->y() + (row + CopyY::row(thread)) * arguments.y.stride_row + CopyY::column(thread),
                     arguments.y.stride_row, rows, arguments.depth);
         CopyZ::copy(base + T::kZOffset + CopyZ::offset(thread),
-                    this->z + (row + CopyZ::row(thread)) * arguments.z.stride_row + CopyZ::column(thread),
+                    this->z() + (row + CopyZ::row(thread)) * arguments.z.stride_row + CopyZ::column(thread),
                     arguments.z.stride_row, rows, arguments.columns - this->slice * T::kColumns);
       }
       cute::cp_async_fence();

@@ -52,8 +52,9 @@ struct ChunkTraits {
   static_assert(kWarps >= 2 && kWarps <= 16, "chunk_warps_range");
   static_assert(kDepthWarps == 1 || kDepthWarps == 2 || kDepthWarps == 4, "depth_warps_range");
   static_assert(kColumns % (16 * kColumnWarps) == 0, "columns_divide_among_warps");
-  static_assert(kGiven || (kDepthWarps == 1 && kChunk % (8 * kColumnWarps) == 0), "inline_needs_one_depth_warp");
-  static_assert(!kGiven || (kChunk >= 32 && kChunk % (16 * kDepthWarps) == 0), "given_divides_chunk");
+  static_assert(kChunk % (16 * kDepthWarps) == 0, "chunk_divides_among_depth_warps");
+  static_assert(kGiven || kChunk % (8 * kColumnWarps) == 0, "inline_divides_chunk");
+  static_assert(!kGiven || kChunk >= 32, "given_needs_chunk_of_32");
 
   static constexpr int kTokenTiles = kChunk / 16;
   static constexpr int kRowTiles = kColumns / kColumnWarps / 16;  // of a warp's state, whose rows are columns of Z
@@ -75,7 +76,8 @@ struct ChunkTraits {
   static constexpr int kStageBytes = kPOffset + (kGiven ? TileP::kBytes : 0);
   static constexpr int kScoresOffset = kStages * kStageBytes;
   static constexpr int kExchangeOffset = kScoresOffset + (kGiven ? 0 : TileP::kBytes);
-  static constexpr int kExchangeBytes = kChunk * kColumns * int(sizeof(float)) * (kDepthWarps - 1);
+  static constexpr int kExchangeColumns = kGiven ? kColumns : maximum(kColumns, kChunk);
+  static constexpr int kExchangeBytes = kChunk * kExchangeColumns * int(sizeof(float)) * (kDepthWarps - 1);
   static constexpr int kSmemBytes = kExchangeOffset + kExchangeBytes;
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
