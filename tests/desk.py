@@ -45,13 +45,16 @@ class Desk:
 
 @contextmanager
 def open_desk(
-    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...] = ()
+    fake_kernel: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...] = (),
+    source: str = "fake_kernel.c",
 ) -> Iterator[Desk]:
-    """Dispatch asks the desk, and CPU tensors pass for a GPU's; the options are for both kernel libraries."""
+    """Dispatch asks the desk, and CPU tensors pass for a GPU's; options and source are for both kernel libraries."""
     desk = Desk(
         {
-            "forward": loader.load(fake_kernel(*options)),
-            "backward": loader.load(fake_kernel("-DBACKWARD", *options)),
+            "forward": loader.load(fake_kernel(*options, source=source)),
+            "backward": loader.load(fake_kernel("-DBACKWARD", *options, source=source)),
         }
     )
     monkeypatch.setattr(launch, "current_device", lambda: CPU)

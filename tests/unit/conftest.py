@@ -18,17 +18,27 @@ INCLUDE = Path(next(iter(templates.__path__))) / "include"
 
 @pytest.fixture(scope="session")
 def fake_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds a kernel library that runs on the host; each call gives a file of its own, options are gcc's."""
+    """Builds a kernel library that runs on the host; each call gives a file of its own, options are gcc's.
+
+    ``source`` is a file beside this one, attention's unless another is named.
+    """
     root = tmp_path_factory.mktemp("fake_kernels")
     serial = itertools.count()
     compiled: dict[str, Path] = {}
 
-    def build(*options: str) -> Path:
-        key = hashlib.sha256(" ".join(options).encode()).hexdigest()[:16]
+    def build(*options: str, source: str = FAKE_KERNEL.name) -> Path:
+        key = hashlib.sha256(" ".join([source, *options]).encode()).hexdigest()[:16]
         if key not in compiled:
             library = root / f"{key}.so"
             command = ["gcc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-            command += [*options, f"-I{INCLUDE}", str(FAKE_KERNEL), "-o", str(library), "-lm"]
+            command += [
+                *options,
+                f"-I{INCLUDE}",
+                str(FAKE_KERNEL.with_name(source)),
+                "-o",
+                str(library),
+                "-lm",
+            ]
             subprocess.run(command, check=True)
             compiled[key] = library
         folder = root / f"{key}.{next(serial)}"

@@ -61,6 +61,8 @@ def read(gamma: Any, q: torch.Tensor) -> Given:
             return None, tuple(gamma)
         return None, tuple(_number(x, f" for head {head}") for head, x in enumerate(gamma))
     checks.check_dims("q", q)
+    if type(gamma) is float:
+        return None, (gamma,) * q.shape[1]
     if isinstance(gamma, torch.Tensor):
         return _read_tensor(gamma, q.shape[1], q.device)
     if interop.is_array(gamma) and not isinstance(gamma, Real):

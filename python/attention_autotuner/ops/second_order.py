@@ -36,7 +36,8 @@ def differentiate_again(
         if x is None:
             return None
         if further and x.requires_grad:
-            return x.float()
+            # Never x itself: the gradients given may depend on it too, and that is not for us to count.
+            return x.view_as(x).float()
         return x.detach().float().requires_grad_()
 
     leaves, given = [wide(x) for x in inputs], [wide(x) for x in gradients]

@@ -45,7 +45,8 @@ def log2_gamma(gamma: torch.Tensor | None, heads: int, device: torch.device) -> 
         device: where it is needed.
 
     Raises:
-        UnsupportedProblemError: the shape is another, or a gamma lies outside (0, 1].
+        UnsupportedProblemError: the shape is another, or a gamma lies outside (0, 1]; what is traced has no values to be
+            checked.
     """
     if gamma is None:
         return default_log2_gamma(heads).to(device)
@@ -53,7 +54,8 @@ def log2_gamma(gamma: torch.Tensor | None, heads: int, device: torch.device) -> 
         raise UnsupportedProblemError(
             f"gamma must be floats [{heads}], one per query head, got {gamma.dtype} {list(gamma.shape)}"
         )
-    for head, value in enumerate(gamma.detach().tolist()):
+    traced = type(gamma.detach()) is not torch.Tensor
+    for head, value in enumerate([] if traced else gamma.detach().tolist()):
         if not 0 < value <= 1:
             raise UnsupportedProblemError(f"gamma must lie in (0, 1], got {value} for head {head}")
     return gamma.to(device, torch.float64).log2()
