@@ -71,14 +71,16 @@ struct RetentionBackwardEntry {
     int64_t bytes;
 
     Workspace(Params const& p, void* base)
-        : cut(p.seqlen, Config::kChunk, p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk) {
+        : cut(p.seqlen, Config::kChunk, p.dlog2_gamma != nullptr ? kGammaSuperChunk : Config::kSuperChunk,
+              p.dlog2_gamma != nullptr ? kEnoughPieces
+                                       : int64_t(p.batch) * p.heads_q * minimum(Dq::kSlices, Dv::kSlices)) {
       bool const gamma_too = p.dlog2_gamma != nullptr, grouped = p.heads_q != p.heads_kv;
       stores_states = cut.supers > 1 || gamma_too;
       WorkspaceParts parts(base);
       int64_t const sequences = int64_t(p.batch) * p.heads_q, rows = sequences * p.seqlen;
       int64_t const elements = int64_t(p.dim_qk) * p.dim_v;
-      states = parts.take<float>(stores_states, sequences * cut.supers * elements);
-      gradients = parts.take<float>(stores_states, sequences * cut.supers * elements);
+      states = parts.take<float>(stores_states, sequences * cut.slots * elements);
+      gradients = parts.take<float>(stores_states, sequences * cut.slots * elements);
       dk = parts.take<float>(grouped, rows * p.dim_qk);
       dv = parts.take<float>(grouped, rows * p.dim_v);
       gamma_tiles = divide_up(cut.super_chunk, Pairs::kRows);
@@ -157,18 +159,18 @@ struct RetentionBackwardEntry {
       walk.y = p.v;
       walk.z = p.k;
       steps.then([&] {
-        return launch_states<Dq>(walk, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch, stream);
+        return launch_states<Dq>(walk, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch, stream);
       });
       walk.y = p.q;
       walk.z = p.dout;
       steps.then([&] {
-        return launch_states<Dv>(walk, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v, p.batch,
+        return launch_states<Dv>(walk, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v, p.batch,
                                  stream);
       });
       forward.first_states = w.states;
-      forward.first_slots = w.cut.supers;
+      forward.first_slots = w.cut.slots;
       reversed.first_states = w.gradients;
-      reversed.first_slots = w.cut.supers;
+      reversed.first_slots = w.cut.slots;
       reversed_dv = reversed;
     }
     int const group = p.heads_q / p.heads_kv;

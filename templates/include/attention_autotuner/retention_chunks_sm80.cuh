@@ -60,7 +60,7 @@ struct ChunkWarp {
     };
     slice = index % T::kSlices;
     index /= T::kSlices;
-    super = take(arguments.supers);
+    super = take(arguments.supers) + arguments.super_offset;
     head = take(arguments.heads);
     batch = index;
     first = super * (arguments.super_chunk / T::kChunk);
@@ -90,20 +90,25 @@ struct ChunkWarp {
       }
     }
   }
-  __device__ __forceinline__ int64_t state_place(int slots) const {
+  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
     int64_t const sequence = int64_t(batch) * arguments.heads.divisor + head;
-    return (sequence * slots + (slots > 1 ? super : 0)) * arguments.depth * arguments.columns;
+    return (sequence * slots + (slots > 1 ? slot : 0)) * arguments.depth * arguments.columns;
+  }
+  // Of the pieces of this super-chunk, the one that is walked first.
+  __device__ __forceinline__ int first_slot() const {
+    int const slot = super * arguments.pieces;
+    return T::kReversed ? minimum(slot + arguments.pieces, arguments.first_slots) - 1 : slot;
   }
   __device__ __forceinline__ void load_state() {
     clear(state);
     weight = kFreshWeight;
     if (StatesOnly || arguments.first_states == nullptr) return;
-    float const* const source = arguments.first_states + state_place(arguments.first_slots);
+    float const* const source = arguments.first_states + state_place(arguments.first_slots, first_slot());
     visit_state([source](float& value, int offset) { value = source[offset] / kFreshWeight; });
   }
   __device__ __forceinline__ void store_state() {
     if (arguments.last_states == nullptr) return;
-    float* const target = arguments.last_states + state_place(arguments.last_slots);
+    float* const target = arguments.last_states + state_place(arguments.last_slots, super);
     visit_state([target, this](float& value, int offset) { target[offset] = value * weight; });
   }
 

@@ -40,10 +40,11 @@ struct ChunkwiseEntry {
     typename T::Element* scores;
     int64_t bytes;
 
-    Workspace(Params const& p, void* base) : cut(p.seqlen, T::kChunk, Config::kSuperChunk) {
+    Workspace(Params const& p, void* base)
+        : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
       WorkspaceParts parts(base);
       int64_t const sequences = int64_t(p.batch) * p.heads_q;
-      states = parts.take<float>(cut.supers > 1, sequences * cut.supers * p.dim_qk * p.dim_v);
+      states = parts.take<float>(cut.supers > 1, sequences * cut.slots * p.dim_qk * p.dim_v);
       scores = parts.take<typename T::Element>(T::kGiven, score_elements(sequences, cut, T::kChunk));
       bytes = parts.used();
     }
@@ -78,11 +79,11 @@ struct ChunkwiseEntry {
     if constexpr (Config::kSuperChunk != 0) {
       if (places.cut.supers > 1) {
         steps.then([&] {
-          return launch_states<T>(arguments, places.states, p.initial_state, p.final_state, p.dim_qk, p.dim_v, p.batch,
-                                  stream);
+          return launch_states<T>(arguments, places.cut, places.states, p.initial_state, p.final_state, p.dim_qk,
+                                  p.dim_v, p.batch, stream);
         });
         arguments.first_states = places.states;
-        arguments.first_slots = places.cut.supers;
+        arguments.first_slots = places.cut.slots;
         arguments.last_states = nullptr;
       }
     }

@@ -10,15 +10,27 @@
 
 namespace attention_autotuner {
 
-// How a sequence is cut, and the memory of what is cut.
+// States of super-chunks are computed in up to this many pieces each where CTAs are fewer than that.
+inline constexpr int kMaxPieces = 4;
+inline constexpr int64_t kEnoughPieces = 128;
+
+// How a sequence is cut, and the pieces that states of super-chunks are computed in.
 struct SuperChunks {
   int chunks, super_chunk, supers;  // of the sequence; tokens; of the sequence
+  int pieces;                       // of a super-chunk
+  int slots;                        // pieces of the sequence
 
-  // `wanted` tokens, or 0 for the whole sequence.
-  SuperChunks(int seqlen, int chunk, int wanted) {
+  // `wanted` tokens, or 0 for the whole sequence; `ctas` work on each super-chunk.
+  SuperChunks(int seqlen, int chunk, int wanted, int64_t ctas) : pieces(1) {
     chunks = divide_up(seqlen, chunk);
     super_chunk = wanted == 0 || wanted >= seqlen ? chunks * chunk : wanted;
     supers = divide_up(seqlen, super_chunk);
+    while (pieces < kMaxPieces && super_chunk % (2 * pieces * chunk) == 0 &&
+           ctas * (supers - 1) * pieces < kEnoughPieces) {
+      pieces *= 2;
+    }
+    if (supers == 1) pieces = 1;
+    slots = divide_up(seqlen, super_chunk / pieces);
   }
 };
 
@@ -69,6 +81,7 @@ inline ChunkArguments common_arguments(Params const& p, SuperChunks const& cut) 
   ChunkArguments arguments{};
   arguments.log2_gamma = p.log2_gamma;
   arguments.first_slots = arguments.last_slots = 1;
+  arguments.pieces = cut.pieces;
   arguments.seqlen = p.seqlen;
   arguments.super_chunk = cut.super_chunk;
   arguments.chunks = cut.chunks;
@@ -89,21 +102,28 @@ inline int32_t launch_chunks(ChunkArguments arguments, int dim_qk, int dim_v, in
   return cuda_status(cudaGetLastError());
 }
 
-// States of super-chunks into `states`, [batch, heads, supers, dim_qk, dim_v], by a pass over Y and Z and a scan:
-// before each one in the order of time that is walked.
+// States of super-chunks into `states`, [batch, heads, cut.slots, dim_qk, dim_v], by a pass over Y and Z and a scan:
+// before each piece in the order of time that is walked. What the last super-chunk adds is left out where no `last`
+// state is wanted.
 template <typename T>
-inline int32_t launch_states(ChunkArguments arguments, float* states, float const* first, float* last, int dim_qk,
-                             int dim_v, int batch, cudaStream_t stream) {
+inline int32_t launch_states(ChunkArguments arguments, SuperChunks const& cut, float* states, float const* first,
+                             float* last, int dim_qk, int dim_v, int batch, cudaStream_t stream) {
+  int const left_out = last != nullptr ? 0 : T::kReversed ? cut.pieces : cut.slots - (cut.supers - 1) * cut.pieces;
+  arguments.super_chunk = cut.super_chunk / cut.pieces;
+  arguments.super_offset = T::kReversed ? left_out : 0;
   arguments.first_states = nullptr;
   arguments.last_states = states;
-  arguments.last_slots = arguments.supers.divisor;
-  int32_t const status = launch_chunks<T, true>(arguments, dim_qk, dim_v, batch, stream);
-  if (status != ATTENTION_AUTOTUNER_OK) return status;
+  arguments.last_slots = cut.slots;
+  if (left_out < cut.slots) {
+    arguments.supers = Divider::by(cut.slots - left_out);
+    int32_t const status = launch_chunks<T, true>(arguments, dim_qk, dim_v, batch, stream);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+  }
   int const elements = dim_qk * dim_v, heads = arguments.heads.divisor;
   dim3 const grid(divide_up(elements, kStateThreads), batch * heads);
   retention_scan<T::kReversed><<<grid, kStateThreads, 0, stream>>>(states, first, last, arguments.log2_gamma, heads,
-                                                                   arguments.supers.divisor, elements,
-                                                                   arguments.super_chunk, arguments.seqlen);
+                                                                   cut.slots, left_out, elements, arguments.super_chunk,
+                                                                   arguments.seqlen);
   return cuda_status(cudaGetLastError());
 }
 

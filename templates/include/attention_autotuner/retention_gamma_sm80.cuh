@@ -171,7 +171,7 @@ struct GammaWarp : ChunkWarp<T, true> {
     ChunkArguments const& arguments = this->arguments;
     int const start = super * arguments.super_chunk;
     int const length = minimum(arguments.super_chunk, arguments.seqlen - start);
-    int64_t const place = this->state_place(arguments.supers.divisor);
+    int64_t const place = this->state_place(arguments.supers.divisor, this->super);
     // No n gamma^n exceeds 1 / (e -ln gamma). Tokens get fractions of that, for the sake of the 16-bit type.
     float const most = fminf(float(length), kLog2E / (kE * fabsf(this->log2_gamma))), rest = 1.0f / most;
     auto share = [&](float n) {  // of tokens beyond the sequence, none

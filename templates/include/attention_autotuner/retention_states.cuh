@@ -12,25 +12,28 @@ namespace attention_autotuner {
 inline constexpr int kStateThreads = 256;
 
 // Turns what each super-chunk adds to a state that starts from zero into the state before it, in the order of time that
-// is walked. `states` is [sequences, supers, elements]. One thread per element of a state; blockIdx.y is the sequence.
+// is walked; the last `unknown` super-chunks of that order have added nothing yet, and only the first of them gets its
+// state. `states` is [sequences, supers, elements]. One thread per element of a state; blockIdx.y is the sequence.
 template <bool Reversed>
 __global__ void __launch_bounds__(kStateThreads)
     retention_scan(float* states, float const* first, float* last, float const* log2_gamma, int heads, int supers,
-                   int elements, int super_chunk, int seqlen) {
+                   int unknown, int elements, int super_chunk, int seqlen) {
   int const element = blockIdx.x * kStateThreads + threadIdx.x;
   if (element >= elements) return;
   int const sequence = blockIdx.y;
   float const log2 = log2_gamma[sequence % heads];
   float* const mine = states + int64_t(sequence) * supers * elements + element;
   float state = first == nullptr ? 0.0f : first[int64_t(sequence) * elements + element];
-  for (int step = 0; step < supers; ++step) {
-    int const super = Reversed ? supers - 1 - step : step;
+  auto super_at = [supers](int step) { return Reversed ? supers - 1 - step : step; };
+  for (int step = 0; step < supers - unknown; ++step) {
+    int const super = super_at(step);
     int const length = minimum(super_chunk, seqlen - super * super_chunk);
     float* const slot = mine + int64_t(super) * elements;
     float const added = *slot;
     *slot = state;
     state = fmaf(state, exp2f(log2 * float(length)), added);
   }
+  if (unknown > 0) mine[int64_t(super_at(supers - unknown)) * elements] = state;
   if (last != nullptr) last[int64_t(sequence) * elements + element] = state;
 }
 

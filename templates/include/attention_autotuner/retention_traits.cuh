@@ -91,8 +91,9 @@ struct ChunkArguments {
   float const* log2_gamma;
   float const* first_states;  // before the first chunk that is walked; or null for zeros
   float* last_states;         // after the last one, or null
-  // States of one (batch, head) are this many apart: 1, or the slots of super-chunks.
-  int first_slots, last_slots;
+  // States of one (batch, head) are this many apart: 1, or the slots of super-chunks, `pieces` to each.
+  int first_slots, last_slots, pieces;
+  int super_offset;         // of the first super-chunk that is walked
   int seqlen, super_chunk;  // tokens
   int chunks;               // of the sequence
   int depth, columns;       // true dims
