@@ -91,7 +91,7 @@ def _read_tensor(gamma: torch.Tensor, heads: int, device: torch.device) -> Given
     if not torch.compiler.is_compiling() and gamma.device.type == "cpu" and plain.addresses(gamma):
         values = tuple(gamma.detach().tolist())
         check(values, heads)
-        if not gamma.requires_grad:
+        if not (gamma.requires_grad and torch.is_grad_enabled()):
             return None, values
     wide = gamma if gamma.dtype == torch.float64 else gamma.float()
     return wide.log2().to(device, torch.float32), None
