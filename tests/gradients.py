@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -121,7 +121,7 @@ def verdicts(
     return wrong
 
 
-def same_bits(one: tuple[torch.Tensor, ...], other: tuple[torch.Tensor, ...]) -> bool:
+def same_bits(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     """Whether two groups of tensors agree bit for bit, NaN included."""
     return all(
         torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))

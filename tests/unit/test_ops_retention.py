@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import numpy as np
@@ -24,6 +24,7 @@ from attention_autotuner.reference import (
     retention_recurrent,
 )
 
+retention: Callable[..., Any] = retention_func  # as an untyped caller sees it
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 GAMMA = [0.9, 0.5, 0.99, 1.0]
 FORMS = get_args(Form)
@@ -47,14 +48,14 @@ def make(length: int = 7, *, dtype: torch.dtype = torch.float16, grad: bool = Fa
 @pytest.mark.parametrize("form", FORMS)
 def test_results(form: Form, dtype: torch.dtype) -> None:
     q, k, v, gamma, state = make(dtype=dtype)
-    o, final = retention_func(q, k, v, gamma, form=form, initial_state=state)
+    o, final = retention(q, k, v, gamma, form=form, initial_state=state)
     truths = retention_recurrent(q, k, v, gamma, initial_state=state)
     lows = retention_low(q, k, v, gamma, initial_state=state)
     assert (o.dtype, final.dtype) == (dtype, torch.float32)
     for mine, truth, low in zip((o, final), truths, lows, strict=True):
         verdict = check(mine, truth, low)
         assert verdict, verdict.reason
-    without, nothing = retention_func(
+    without, nothing = retention(
         q, k, v, gamma, form=form, initial_state=state, output_final_state=False
     )
     assert nothing is None
@@ -71,18 +72,18 @@ def test_a_form_is_computed_by_its_own_reference(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setitem(retention_library.REFERENCE, form, note)
     for form in FORMS:
-        retention_func(*make()[:3], form=form)
+        retention(*make()[:3], form=form)
     assert asked == list(FORMS)
 
 
 @pytest.mark.parametrize("at", [1, 4, 6])
 def test_a_sequence_can_be_cut_anywhere(at: int) -> None:
     q, k, v, gamma, state = make()
-    whole, end = retention_func(q, k, v, gamma, initial_state=state)
+    whole, end = retention(q, k, v, gamma, initial_state=state)
     parts = []
     for tokens, form in ((slice(at), "parallel"), (slice(at, None), "recurrent")):
         read = (x[:, :, tokens] for x in (q, k, v))
-        o, state = retention_func(*read, gamma, form=form, initial_state=state)
+        o, state = retention(*read, gamma, form=form, initial_state=state)
         parts.append(o)
     torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(state, end)
@@ -104,8 +105,8 @@ def test_a_sequence_can_be_cut_anywhere(at: int) -> None:
 )
 def test_decays_in_every_way(gamma: Any) -> None:
     q, k, v, _, _ = make()
-    expected = retention_func(q, k, v, torch.tensor(GAMMA))
-    for mine, other in zip(retention_func(q, k, v, gamma), expected, strict=True):
+    expected = retention(q, k, v, torch.tensor(GAMMA))
+    for mine, other in zip(retention(q, k, v, gamma), expected, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
 
 
@@ -116,7 +117,7 @@ def test_one_decay_for_all_heads_and_the_usual_ones() -> None:
         (1, [1.0] * 4),
         (None, [1 - 2.0**-n for n in range(5, 9)]),
     ):
-        a, b = retention_func(q, k, v, one), retention_func(q, k, v, many)
+        a, b = retention(q, k, v, one), retention(q, k, v, many)
         assert torch.equal(a[0], b[0])
         torch.testing.assert_close(a[1], b[1])
 
@@ -168,7 +169,7 @@ BAD_GAMMAS: list[tuple[Any, str]] = [
 def test_bad_decays(gamma: Any, message: str) -> None:
     q, k, v, _, _ = make()
     with pytest.raises(UnsupportedProblemError, match=message):
-        retention_func(q, k, v, gamma)
+        retention(q, k, v, gamma)
 
 
 # --- bad arguments ----------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ def test_bad_decays(gamma: Any, message: str) -> None:
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     q, k, v, _, _ = make()
     with pytest.raises(UnsupportedProblemError, match=message):
-        retention_func(q, k, v, **options)
+        retention(q, k, v, **options)
 
 
 def test_bad_tensors() -> None:
@@ -216,7 +217,7 @@ def test_bad_tensors() -> None:
     ):
         for decays in (None, gamma, 0.5, GAMMA):
             with pytest.raises(UnsupportedProblemError, match=message):
-                retention_func(*bad, decays)
+                retention(*bad, decays)
 
 
 def test_forward_mode_is_refused_rather_than_dropped() -> None:
@@ -226,10 +227,10 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(state, torch.ones_like(state))
         with pytest.raises(UnsupportedProblemError, match="retention has no forward-mode"):
-            retention_func(q, k, v, initial_state=dual)
+            retention(q, k, v, initial_state=dual)
         dual = forward_ad.make_dual(gamma, torch.ones_like(gamma))
         with pytest.raises(UnsupportedProblemError, match="retention has no forward-mode"):
-            retention_func(q, k, v, dual)
+            retention(q, k, v, dual)
 
 
 # --- states in place --------------------------------------------------------------------------------
@@ -237,14 +238,14 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
 
 def test_a_state_in_place_is_the_state_that_is_returned() -> None:
     q, k, v, gamma, state = make()
-    expected_o, expected = retention_func(q, k, v, gamma, initial_state=state)
+    expected_o, expected = retention(q, k, v, gamma, initial_state=state)
     version = state._version
-    o, same = retention_func(q, k, v, gamma, initial_state=state, inplace_state=True)
+    o, same = retention(q, k, v, gamma, initial_state=state, inplace_state=True)
     assert same is state
     assert state._version > version
     assert torch.equal(o, expected_o)
     assert torch.equal(state, expected)
-    _, nothing = retention_func(
+    _, nothing = retention(
         q, k, v, gamma, initial_state=state, inplace_state=True, output_final_state=False
     )
     assert nothing is None
@@ -254,9 +255,9 @@ def test_a_state_in_place_is_the_state_that_is_returned() -> None:
 def test_a_state_that_a_gradient_needs_is_missed() -> None:
     q, k, v, gamma, state = make()
     before = state.clone()
-    o, _ = retention_func(q.clone().requires_grad_(), k, v, gamma, initial_state=before)
+    o, _ = retention(q.clone().requires_grad_(), k, v, gamma, initial_state=before)
     with torch.no_grad():
-        retention_func(q, k, v, gamma, initial_state=before, inplace_state=True)
+        retention(q, k, v, gamma, initial_state=before, inplace_state=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.backward(o.sum())
 
@@ -266,23 +267,23 @@ def test_in_place_has_no_gradient(place: int) -> None:
     q, k, v, gamma, state = tensors = make()
     tensors[place].requires_grad_()
     with pytest.raises(UnsupportedProblemError, match="inplace_state=True has no gradient"):
-        retention_func(q, k, v, gamma, initial_state=state, inplace_state=True)
+        retention(q, k, v, gamma, initial_state=state, inplace_state=True)
     with torch.no_grad():
-        retention_func(q, k, v, gamma, initial_state=state, inplace_state=True)
+        retention(q, k, v, gamma, initial_state=state, inplace_state=True)
 
 
 def test_in_place_in_inference_mode() -> None:
     with torch.inference_mode():
         q, k, v, gamma, state = make()
-        expected = retention_func(q, k, v, gamma, initial_state=state)[1]
-        assert retention_func(q, k, v, gamma, initial_state=state, inplace_state=True)[1] is state
+        expected = retention(q, k, v, gamma, initial_state=state)[1]
+        assert retention(q, k, v, gamma, initial_state=state, inplace_state=True)[1] is state
         assert torch.equal(state, expected)
 
 
 # --- gradients --------------------------------------------------------------------------------------
 
 
-def loss_of(o: torch.Tensor, state: torch.Tensor | None, through: str) -> torch.Tensor:
+def loss_of(through: str, o: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
     weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
     loss = (o.double() * weights).sum()
     if state is None or through == "o":
@@ -296,16 +297,14 @@ def loss_of(o: torch.Tensor, state: torch.Tensor | None, through: str) -> torch.
 def test_gradients(form: Form, through: str) -> None:
     tensors = make(grad=True)
     wide = [x.detach().double().requires_grad_() for x in tensors]
+    cases: Any = ((retention, tensors, {"form": form}), (retention_recurrent, wide, {}))
     found, truth = (
         torch.autograd.grad(
-            loss_of(*function(q, k, v, gamma, initial_state=state, **options), through),
+            loss_of(through, *function(q, k, v, gamma, initial_state=state, **options)),
             (q, k, v, gamma, state),
             materialize_grads=True,
         )
-        for function, (q, k, v, gamma, state), options in (
-            (retention_func, tensors, {"form": form}),
-            (retention_recurrent, wide, {}),
-        )
+        for function, (q, k, v, gamma, state), options in cases
     )
     for mine, exact, x in zip(found, truth, tensors, strict=True):
         assert mine.dtype == x.dtype
@@ -316,12 +315,12 @@ def test_only_what_requires_grad_gets_one() -> None:
     for place in range(5):
         q, k, v, gamma, state = tensors = make()
         tensors[place].requires_grad_()
-        o, final = retention_func(q, k, v, gamma, initial_state=state)
+        o, final = retention(q, k, v, gamma, initial_state=state)
         torch.autograd.backward(o.sum() + final.sum())
         assert [x.grad is not None for x in tensors] == [n == place for n in range(5)]
     q, k, v, _, _ = make(grad=True)
     with torch.no_grad():
-        assert not retention_func(q, k, v)[0].requires_grad
+        assert not retention(q, k, v)[0].requires_grad
 
 
 def test_gradients_of_all_orders_are_those_of_the_formula() -> None:
@@ -330,9 +329,10 @@ def test_gradients_of_all_orders_are_those_of_the_formula() -> None:
     generator = torch.Generator().manual_seed(3)
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
     found = []
-    for function, inputs in ((retention_func, tensors), (retention_recurrent, wide)):
+    cases: Any = ((retention, tensors), (retention_recurrent, wide))
+    for function, inputs in cases:
         q, k, v, gamma, state = inputs
-        loss = loss_of(*function(q, k, v, gamma, initial_state=state), "both")
+        loss = loss_of("both", *function(q, k, v, gamma, initial_state=state))
         values = []
         for order in range(3):
             grads = torch.autograd.grad(loss, inputs, create_graph=order < 2)
@@ -349,18 +349,18 @@ def test_gradients_of_all_orders_are_those_of_the_formula() -> None:
 
 def test_arrays_come_back_as_arrays_of_their_library() -> None:
     q, k, v, _, state = make()
-    expected = retention_func(q, k, v, GAMMA, initial_state=state)
+    expected = retention(q, k, v, GAMMA, initial_state=state)
     arrays = [x.numpy() for x in (q, k, v)]
     own = state.numpy().copy()
-    found = retention_func(*arrays, np.array(GAMMA), initial_state=own)
+    found = retention(*arrays, np.array(GAMMA), initial_state=own)
     for mine, theirs in zip(found, expected, strict=True):
         assert isinstance(mine, np.ndarray)
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-3, atol=1e-3)
-    _, same = retention_func(*arrays, GAMMA, initial_state=own, inplace_state=True)
+    _, same = retention(*arrays, GAMMA, initial_state=own, inplace_state=True)
     assert same is own
     np.testing.assert_allclose(own, expected[1].numpy(), rtol=1e-5, atol=1e-5)
     with pytest.raises(UnsupportedProblemError, match="ndarray, ndarray, ndarray, Tensor"):
-        retention_func(*arrays, initial_state=state)
+        retention(*arrays, initial_state=state)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(0, 4), (2, 0), (0, 0)])
@@ -368,7 +368,7 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
     q, k, v, _, state = (x[:batch, :heads] if x.dim() > 1 else x for x in make())
     gamma = torch.full((heads,), 0.5)
     inputs = [x.requires_grad_() for x in (q.detach(), k.detach()[:, :heads], v.detach(), gamma)]
-    o, final = retention_func(inputs[0], inputs[1], inputs[2], gamma, initial_state=state)
+    o, final = retention(inputs[0], inputs[1], inputs[2], gamma, initial_state=state)
     assert (o.shape, final.shape) == ((batch, heads, 7, 24), (batch, heads, 16, 24))
     grads = torch.autograd.grad(o.sum() + final.sum(), inputs)
     assert [g.shape for g in grads] == [x.shape for x in inputs]
@@ -378,7 +378,7 @@ def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
     plain.notice.cache_clear()
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
-            retention_func(*make()[:3])
+            retention(*make()[:3])
     assert [r.message for r in caplog.records if "reference" in r.message] == [
         "tensors on the CPU: retention is computed by the PyTorch reference, not by a kernel"
     ]
@@ -386,18 +386,18 @@ def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_architectures_and_layouts() -> None:
     q, k, v, _, _ = make()
-    expected, _ = retention_func(q, k, v)
+    expected, _ = retention(q, k, v)
     for device_type in ("A100", A100):
-        assert torch.equal(retention_func(q, k, v, None, device_type)[0], expected)
+        assert torch.equal(retention(q, k, v, None, device_type)[0], expected)
     turned = q.transpose(1, 2).contiguous().transpose(1, 2)
-    o, _ = retention_func(turned, k, v)
+    o, _ = retention(turned, k, v)
     assert o.stride() == torch.empty(2, 7, 4, 24).transpose(1, 2).stride()
     assert torch.equal(o, expected)
 
 
 def test_meta_tensors_give_shapes() -> None:
     q, k, v, _, state = (x.to("meta") for x in make())
-    o, final = retention_func(q, k, v, GAMMA, initial_state=state)
+    o, final = retention(q, k, v, GAMMA, initial_state=state)
     assert (o.shape, final.shape) == ((2, 4, 7, 24), (2, 4, 16, 24))
     assert o.device.type == final.device.type == "meta"
 
@@ -444,7 +444,7 @@ def test_compile(decays: str) -> None:
     def layer(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, gamma: Any, state: torch.Tensor
     ) -> torch.Tensor:
-        o, final = retention_func(q * 2, k, v, gamma, initial_state=state)
+        o, final = retention(q * 2, k, v, gamma, initial_state=state)
         return o.float().sum() + final.square().sum()
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -467,9 +467,7 @@ def test_compile_in_place(backend: str) -> None:
     def step(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: torch.Tensor
     ) -> torch.Tensor:
-        o, _ = retention_func(
-            q * 2, k, v, form="recurrent", initial_state=state, inplace_state=True
-        )
+        o, _ = retention(q * 2, k, v, form="recurrent", initial_state=state, inplace_state=True)
         return o + 1
 
     compiled = torch.compile(step, fullgraph=True, backend=backend)
@@ -484,7 +482,7 @@ def test_compile_in_place(backend: str) -> None:
 
 def test_a_chunk_of_the_reference_stands_for_auto() -> None:
     q, k, v, gamma, state = make(130)
-    o, final = retention_func(q, k, v, gamma, initial_state=state)
+    o, final = retention(q, k, v, gamma, initial_state=state)
     expected, end = retention_chunkwise(q, k, v, gamma.double(), initial_state=state)
     assert torch.equal(o, expected.half())
     assert torch.equal(final, end)

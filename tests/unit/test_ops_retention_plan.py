@@ -130,13 +130,14 @@ class Call:
         dlog2 = (dgamma * self.decays * math.log(2)).float()
         for mine, truth in zip(found[:3], expected[:3], strict=True):
             torch.testing.assert_close(mine, truth, rtol=1e-2, atol=1e-2)
-        for mine, truth, wanted in (
+        pairs: list[tuple[torch.Tensor | None, torch.Tensor, bool]] = [
             (found[3], expected[3], self.need_state),
             (found[4], dlog2, self.need_gamma),
-        ):
-            assert (mine is not None) == wanted
-            if mine is not None:
-                torch.testing.assert_close(mine, truth, rtol=1e-3, atol=1e-2)
+        ]
+        for got, exact, wanted in pairs:
+            assert (got is not None) == wanted
+            if got is not None:
+                torch.testing.assert_close(got, exact, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("initial", [False, True])
@@ -354,7 +355,7 @@ def test_the_function_beside_the_dispatcher(desk: Desk, return_state: bool) -> N
     found = retention_autograd.RetentionFunction.apply(
         *tensors[:4], None, tensors[4], "auto", "", return_state
     )
-    outputs = [(found, call.grad_o)]
+    outputs: list[tuple[torch.Tensor, torch.Tensor | None]] = [(found, call.grad_o)]
     if return_state:
         outputs = [(found[0], call.grad_o), (found[1], call.grad_state)]
     dq, dk, dv, dlog2, dstate = torch.autograd.grad(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from attention_autotuner.reference import (
     retnet_attention_low,
 )
 
+retnet: Callable[..., Any] = retnet_attn_func  # as an untyped caller sees it
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 GAMMA = [0.9, 0.5, 0.99, 1.0]
 RULES: list[dict[str, Any]] = [
@@ -57,13 +58,13 @@ def make(
 @pytest.mark.parametrize("heads", [1, 4])
 def test_results(rules: dict[str, Any], dtype: torch.dtype, heads: int) -> None:
     tensors = make(dtype=dtype, heads=heads)
-    o, r = retnet_attn_func(*tensors, return_r=True, **rules)
+    o, r = retnet(*tensors, return_r=True, **rules)
     truths, lows = retnet_attention(*tensors, **rules), retnet_attention_low(*tensors, **rules)
     assert (o.dtype, r.dtype) == (dtype, torch.float32)
     for mine, truth, low in zip((o, r), truths, lows, strict=True):
         verdict = check(mine, truth, low)
         assert verdict, verdict.reason
-    assert torch.equal(retnet_attn_func(*tensors, **rules), o)
+    assert torch.equal(retnet(*tensors, **rules), o)
 
 
 @pytest.mark.parametrize("rows", [1, 5, 9])
@@ -81,10 +82,10 @@ def test_a_decay_is_its_mask(rows: int, causal: bool) -> None:
     for gamma, values in ways:
         mask = decay_mask(values, 4, rows, 5, q.device)
         expected, expected_r = retnet_attention(q, k, v, mask, causal=True)
-        o, r = retnet_attn_func(q, k, v, Decay(gamma), causal=causal, return_r=True)
+        o, r = retnet(q, k, v, Decay(gamma), causal=causal, return_r=True)
         torch.testing.assert_close(o, expected.half(), rtol=2e-3, atol=2e-3)
         torch.testing.assert_close(r, expected_r, rtol=1e-4, atol=1e-4)
-    assert torch.equal(retnet_attn_func(q, k, v, Decay()), retnet_attn_func(q, k, v, Decay(None)))
+    assert torch.equal(retnet(q, k, v, Decay()), retnet(q, k, v, Decay(None)))
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -92,7 +93,7 @@ def test_a_decay_is_its_mask(rows: int, causal: bool) -> None:
 def test_gradients(rules: dict[str, Any], heads: int) -> None:
     tensors = make(grad=True, heads=heads)
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    o, r = retnet_attn_func(*tensors, return_r=True, **rules)
+    o, r = retnet(*tensors, return_r=True, **rules)
     assert not r.requires_grad
     exact, _ = retnet_attention(wide[0], wide[1], wide[2], wide[3], **rules)
     weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
@@ -107,7 +108,7 @@ def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> No
     from attention_autotuner.ops import retnet_autograd
 
     asked: list[bool] = []
-    backward = retnet_autograd.BACKWARD_OP
+    backward = retnet_library.BACKWARD_OP
 
     def look(*arguments: Any) -> Any:
         asked.append(arguments[-2])
@@ -117,11 +118,11 @@ def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> No
     for place in range(4):
         tensors = make()
         tensors[place].requires_grad_()
-        torch.autograd.backward(retnet_attn_func(*tensors).sum())
+        torch.autograd.backward(retnet(*tensors).sum())
         assert [x.grad is not None for x in tensors] == [n == place for n in range(4)]
     assert asked == [False, False, False, True]
     with torch.no_grad():
-        assert not retnet_attn_func(*make(grad=True)).requires_grad
+        assert not retnet(*make(grad=True)).requires_grad
 
 
 @pytest.mark.parametrize("r_grad", [False, True])
@@ -131,7 +132,7 @@ def test_gradients_of_all_orders_are_those_of_the_formula(r_grad: bool) -> None:
     generator = torch.Generator().manual_seed(3)
     weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
     found = []
-    for function, inputs in ((retnet_attn_func, tensors), (retnet_attention, wide)):
+    for function, inputs in ((retnet, tensors), (retnet_attention, wide)):
         o = function(*inputs, r_grad=r_grad)
         loss = (o if isinstance(o, torch.Tensor) else o[0]).double().sin().sum()
         values = []
@@ -149,10 +150,10 @@ def test_the_decays_gamma_has_no_gradient() -> None:
     q, k, v, _ = make(grad=True)
     gamma = torch.tensor(GAMMA, requires_grad=True)
     with pytest.raises(UnsupportedProblemError, match=r"gamma of a Decay has no gradient .* got"):
-        retnet_attn_func(q, k, v, Decay(gamma))
+        retnet(q, k, v, Decay(gamma))
     with torch.no_grad():
-        expected = retnet_attn_func(q, k, v, Decay(gamma))
-    assert torch.equal(retnet_attn_func(q, k, v, Decay(gamma.detach())), expected)
+        expected = retnet(q, k, v, Decay(gamma))
+    assert torch.equal(retnet(q, k, v, Decay(gamma.detach())), expected)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_the_decays_gamma_has_no_gradient() -> None:
 def test_bad_masks(mask: Any, message: str) -> None:
     q, k, v, _ = make()
     with pytest.raises(UnsupportedProblemError) as caught:
-        retnet_attn_func(q, k, v, mask)
+        retnet(q, k, v, mask)
     assert message in str(caught.value)
 
 
@@ -203,7 +204,7 @@ def test_bad_masks(mask: Any, message: str) -> None:
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedProblemError, match=message):
-        retnet_attn_func(*make(), **options)
+        retnet(*make(), **options)
 
 
 def test_bad_tensors_and_devices() -> None:
@@ -216,11 +217,11 @@ def test_bad_tensors_and_devices() -> None:
     ):
         for weights in (bad[3], Decay(), Decay(0.5), Decay(torch.tensor(GAMMA))):
             with pytest.raises(UnsupportedProblemError, match=message):
-                retnet_attn_func(*bad[:3], weights)
+                retnet(*bad[:3], weights)
     with pytest.raises(UnsupportedArchitectureError, match="unknown"):
-        retnet_attn_func(q, k, v, mask, "V9000")
+        retnet(q, k, v, mask, "V9000")
     for device_type in ("A100", "H200", H100):
-        retnet_attn_func(q, k, v, mask, device_type)
+        retnet(q, k, v, mask, device_type)
 
 
 def test_forward_mode_is_refused_rather_than_dropped() -> None:
@@ -230,7 +231,7 @@ def test_forward_mode_is_refused_rather_than_dropped() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(mask, torch.ones_like(mask))
         with pytest.raises(UnsupportedProblemError, match="retnet has no forward-mode derivative"):
-            retnet_attn_func(q, k, v, dual)
+            retnet(q, k, v, dual)
 
 
 @pytest.mark.parametrize(("batch", "heads"), [(0, 4), (2, 0), (0, 0)])
@@ -238,7 +239,7 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
     q, k, v, _ = make()
     inputs = [x[:batch, :heads].detach().requires_grad_() for x in (q, k, v)]
     mask = torch.ones(1, 7, 5).half().requires_grad_()
-    o, r = retnet_attn_func(*inputs, mask, return_r=True)
+    o, r = retnet(*inputs, mask, return_r=True)
     assert (o.shape, r.shape) == ((batch, heads, 7, 24), (batch, heads, 7))
     grads = torch.autograd.grad(o.sum(), [*inputs, mask])
     assert [g.shape for g in grads] == [x.shape for x in (*inputs, mask)]
@@ -248,20 +249,20 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
 def test_arrays_come_back_as_arrays_of_their_library() -> None:
     tensors = make()
     arrays = [x.numpy() for x in tensors]
-    o, r = retnet_attn_func(*arrays, return_r=True, scale=0.5)
-    expected, expected_r = retnet_attn_func(*tensors, return_r=True, scale=0.5)
+    o, r = retnet(*arrays, return_r=True, scale=0.5)
+    expected, expected_r = retnet(*tensors, return_r=True, scale=0.5)
     assert isinstance(o, np.ndarray)
     assert np.array_equal(o, expected.numpy())
     assert np.array_equal(r, expected_r.numpy())
-    decayed = retnet_attn_func(*arrays[:3], Decay(np.array(GAMMA)))
-    assert np.array_equal(decayed, retnet_attn_func(*tensors[:3], Decay(GAMMA)).numpy())
+    decayed = retnet(*arrays[:3], Decay(np.array(GAMMA)))
+    assert np.array_equal(decayed, retnet(*tensors[:3], Decay(GAMMA)).numpy())
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
     plain.notice.cache_clear()
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
-            retnet_attn_func(*make())
+            retnet(*make())
     assert [r.message for r in caplog.records if "reference" in r.message] == [
         "tensors on the CPU: retnet is computed by the PyTorch reference, not by a kernel"
     ]
@@ -278,7 +279,7 @@ def test_the_alias_and_the_public_names() -> None:
 def test_meta_tensors_give_shapes() -> None:
     q, k, v, mask = (x.to("meta") for x in make())
     for weights in (mask, Decay(), Decay(GAMMA), Decay(torch.ones(4, device="meta"))):
-        o, r = retnet_attn_func(q, k, v, weights, return_r=True)
+        o, r = retnet(q, k, v, weights, return_r=True)
         assert (o.shape, r.shape) == ((2, 4, 7, 24), (2, 4, 7))
 
 
@@ -335,7 +336,7 @@ def test_compile(weights: str) -> None:
             "numbers": Decay(GAMMA),
             "usual": Decay(),
         }[weights]
-        o, r = retnet_attn_func(q * 2, k, v, used, causal=True, r_grad=True, return_r=True)
+        o, r = retnet(q * 2, k, v, used, causal=True, r_grad=True, return_r=True)
         return o.float().square().sum() + r.sum()
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -367,7 +368,7 @@ def test_gradients_follow_torchs_setting_at_the_call() -> None:
     try:
         for setting in (False, True):
             torch.use_deterministic_algorithms(setting)
-            o = retnet_attn_func(*make(grad=True))
+            o = retnet(*make(grad=True))
             torch.use_deterministic_algorithms(False)
             with Look():
                 torch.autograd.backward(o.sum())

@@ -64,7 +64,11 @@ def retention_func(
         ToolchainError, BuildError: the kernel had to be built and could not be.
     """
     # What is plainly right needs no call of the check that knows what is wrong.
-    if form not in FORMS or type(output_final_state) is not bool or type(inplace_state) is not bool:
+    if (
+        form not in FORMS
+        or type(output_final_state) is not bool  # type: ignore[redundant-expr]  # untyped callers
+        or type(inplace_state) is not bool
+    ):
         retention_checks.check_types(form, output_final_state, inplace_state)
     if not (
         isinstance(q, torch.Tensor)

@@ -45,8 +45,8 @@ def log2_gamma(gamma: torch.Tensor | None, heads: int, device: torch.device) -> 
         device: where it is needed.
 
     Raises:
-        UnsupportedProblemError: the shape is another, or a gamma lies outside (0, 1]; what is traced has no values to be
-            checked.
+        UnsupportedProblemError: the shape is another, or a gamma lies outside (0, 1]; what is traced has no values to
+            be checked.
     """
     if gamma is None:
         return default_log2_gamma(heads).to(device)
