@@ -34,6 +34,7 @@ struct ChunkWarp {
   static constexpr int kDepthSteps = T::kDepth / 16;
   static constexpr int kOwned = T::kTokenTiles / T::kDepthWarps;  // token tiles that a warp writes
   static constexpr float kFreshWeight = 4.0f;
+  static constexpr float kLeastUnit = 1e-15f;
 
   ChunkArguments const& arguments;
   uint32_t const smem;
@@ -42,6 +43,7 @@ struct ChunkWarp {
   float log2_gamma;
   Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the weight
   float weight;
+  float unit;  // of the registers beside the weight: the greatest factor of a token, so that none is rounded to nothing
   uint32_t decays[T::kTokenTiles][kComputesScores ? T::kScoreTiles : 1][2];
 
   __device__ __forceinline__ static int lane() { return thread_index() & 31; }
@@ -66,6 +68,8 @@ struct ChunkWarp {
     first = super * (arguments.super_chunk / T::kChunk);
     end = minimum(first + arguments.super_chunk / T::kChunk, arguments.chunks);
     log2_gamma = arguments.log2_gamma[head];
+    unit = T::kReversed ? arguments.scale * exp2f(log2_gamma) : 1.0f;
+    if (fabsf(unit) < kLeastUnit) unit = 1.0f;
   }
 
   // gamma^n for 0 <= n, and 1 below.
@@ -104,12 +108,12 @@ struct ChunkWarp {
     weight = kFreshWeight;
     if (StatesOnly || arguments.first_states == nullptr) return;
     float const* const source = arguments.first_states + state_place(arguments.first_slots, first_slot());
-    visit_state([source](float& value, int offset) { value = source[offset] / kFreshWeight; });
+    visit_state([source, this](float& value, int offset) { value = source[offset] / (kFreshWeight * unit); });
   }
   __device__ __forceinline__ void store_state() {
     if (arguments.last_states == nullptr) return;
     float* const target = arguments.last_states + state_place(arguments.last_slots, super);
-    visit_state([target, this](float& value, int offset) { target[offset] = value * weight; });
+    visit_state([target, this](float& value, int offset) { target[offset] = value * (weight * unit); });
   }
 
   // Where the head's tensors start, Z's at this CTA's columns. Computed where they are needed: registers are scarce.
@@ -359,7 +363,7 @@ struct ChunkWarp {
       scale_state(weight / kFreshWeight);
       weight = kFreshWeight;
     }
-    float const scale = (T::kReversed ? arguments.scale : 1.0f) / weight;
+    float const scale = (T::kReversed ? arguments.scale : 1.0f) / (weight * unit);
     float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
     add_tokens(stage, [&](float token) {  // tokens beyond the sequence count for nothing
       return scale * exp2_approximate(fminf(fmaf(T::kReversed ? log2_gamma : -log2_gamma, token, last), 0.0f));
@@ -375,18 +379,16 @@ struct ChunkWarp {
 #pragma unroll
     for (int step = 0; step < T::kTokenTiles; ++step) {
       uint32_t w[T::kRowTiles][4];
-      uint32_t factors[2];  // of tokens 2t, 2t + 1 and the same 8 further
+      float factors[4];  // of tokens 2t, 2t + 1 and the same 8 further
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float const token = lane_token + float(16 * step + 8 * half);
-        factors[half] = pack_pair<Element>(factor(token), factor(token + 1.0f));
-      }
+      for (int e = 0; e < 4; ++e) factors[e] = factor(lane_token + float(16 * step + e / 2 * 8 + e % 2));
 #pragma unroll
       for (int r = 0; r < T::kRowTiles; ++r) {
         load_matrix_x4_transposed(w[r], z_tile.at(16 * step, 16 * r));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          w[r][e] = multiply_pairs<Element>(w[r][e], factors[e / 2]);
+          float2 const pair = unpack_pair<Element>(w[r][e]);  // factors of 16 bits would err alike chunk after chunk
+          w[r][e] = pack_pair<Element>(pair.x * factors[e / 2 * 2], pair.y * factors[e / 2 * 2 + 1]);
         }
       }
       multiply_step<Element>(
@@ -499,7 +501,7 @@ struct ChunkWarp {
       if constexpr (T::kDepthWarps > 1) add_depth_warps(scores);
       store_scores(scores);
     }
-    float const scale = (T::kReversed ? 1.0f : arguments.scale) * weight;
+    float const scale = (T::kReversed ? 1.0f : arguments.scale) * (weight * unit);
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll

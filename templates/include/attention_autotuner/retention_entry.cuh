@@ -10,7 +10,8 @@
 
 namespace attention_autotuner {
 
-// States of super-chunks are computed in up to this many pieces each where CTAs are fewer than that.
+// States of super-chunks are computed in up to kMaxPieces pieces each, as long as that makes no more CTAs than
+// kEnoughPieces: GPUs of today hold one each for that many at once.
 inline constexpr int kMaxPieces = 4;
 inline constexpr int64_t kEnoughPieces = 128;
 
@@ -26,7 +27,7 @@ struct SuperChunks {
     super_chunk = wanted == 0 || wanted >= seqlen ? chunks * chunk : wanted;
     supers = divide_up(seqlen, super_chunk);
     while (pieces < kMaxPieces && super_chunk % (2 * pieces * chunk) == 0 &&
-           ctas * (supers - 1) * pieces < kEnoughPieces) {
+           2 * ctas * (supers - 1) * pieces <= kEnoughPieces) {
       pieces *= 2;
     }
     if (supers == 1) pieces = 1;

@@ -46,7 +46,10 @@ __global__ void __launch_bounds__(RecurrentTraits<Config>::kThreads, Config::kCt
   int const batch = heads.divide(sequence), head = sequence - batch * heads.divisor, kv_head = group.divide(head);
   int const column = slice * T::kColumns + column_in_slice;
   bool const in_columns = column < p.dim_v;
-  float const gamma = exp2f(p.log2_gamma[head]);
+  // gamma as two summands: near 1, an error of its rounding would grow with every token.
+  float const log2_gamma = p.log2_gamma[head];
+  bool const near_one = log2_gamma > -0.5f;
+  float const gamma = near_one ? 1.0f : exp2f(log2_gamma), rest = near_one ? expm1f(log2_gamma * kLn2) : 0.0f;
 
   int64_t const place = int64_t(sequence) * p.dim_qk * p.dim_v + column;
   float4 state[T::kRows];
@@ -69,10 +72,10 @@ __global__ void __launch_bounds__(RecurrentTraits<Config>::kThreads, Config::kCt
     for (int i = 0; i < T::kRows; ++i) {
       bool const exists = first_row + i * T::kGroups < p.dim_qk;
       float const key = exists ? float(k[i * T::kGroups]) : 0.0f, query = exists ? float(q[i * T::kGroups]) : 0.0f;
-      state[i].x = fmaf(gamma, state[i].x, key * values[0]);
-      state[i].y = fmaf(gamma, state[i].y, key * values[1]);
-      state[i].z = fmaf(gamma, state[i].z, key * values[2]);
-      state[i].w = fmaf(gamma, state[i].w, key * values[3]);
+      state[i].x = fmaf(gamma, state[i].x, fmaf(rest, state[i].x, key * values[0]));
+      state[i].y = fmaf(gamma, state[i].y, fmaf(rest, state[i].y, key * values[1]));
+      state[i].z = fmaf(gamma, state[i].z, fmaf(rest, state[i].z, key * values[2]));
+      state[i].w = fmaf(gamma, state[i].w, fmaf(rest, state[i].w, key * values[3]));
       out.x = fmaf(query, state[i].x, out.x);
       out.y = fmaf(query, state[i].y, out.y);
       out.z = fmaf(query, state[i].z, out.z);
