@@ -93,9 +93,8 @@ def test_causal_is_not_ignored(workshop: Workshop, case: Either, device: torch.d
 def test_no_row_of_a_tail_is_left(workshop: Workshop, case: Either, device: torch.device) -> None:
     """Outputs arrive full of NaN, so that neither zeros nor what an allocator left can stand in for a result."""
     for seqlen in (1, 15, 33, 65, 129, 130):
-        problem = replace(case.problem, seqlen_q=seqlen)
-        if problem.op == "retention":
-            problem = replace(problem, seqlen_k=seqlen)
+        keys = seqlen if case.problem.op == "retention" else case.problem.seqlen_k
+        problem = replace(case.problem, seqlen_q=seqlen, seqlen_k=keys)
         assert judged(workshop, replace(case, problem=problem), device) == []
 
 

@@ -60,7 +60,7 @@ def make_mask(case: RetnetCase, generator: torch.Generator) -> torch.Tensor:
     if case.values == "retnet":
         heads = torch.arange(shape[0], device=device)[:, None, None]
         mask = (distance.abs() * torch.log1p(-(2.0 ** (-3.0 - heads)))).exp()
-        mask = mask / mask.sum(-1, keepdim=True).sqrt()
+        mask = mask / mask.sum(-1, keepdim=True).sqrt().clamp(min=2**-12)  # rows may see no key
     else:
         mask = {
             "normal": lambda: noise,
