@@ -15,7 +15,7 @@ DEPTH_WARPS = (1, 2, 4)
 MAX_STAGES = 3
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
-MIN_COLUMNS = 32  # two warps of 16 columns: what the narrowest heads need to have MIN_WARPS
+MIN_GIVEN_CHUNK = 32  # rows of scores that a copy of all threads fills whole
 MAX_STATE_REGISTERS = 128
 
 
@@ -51,40 +51,28 @@ def _columns_divide_among_warps(s: ChunkShape) -> str | None:
     )
 
 
-def _columns_within_class(s: ChunkShape) -> str | None:
-    most = max(s.width, MIN_COLUMNS)
-    if s.knobs.columns <= most:
-        return None
-    return f"columns must be at most {most} for a head dim of {s.width}, got {s.knobs.columns}"
-
-
-def _depth_divides_among_warps(s: ChunkShape) -> str | None:
-    if s.depth % (16 * s.knobs.depth_warps) == 0:
+def _chunk_divides_among_depth_warps(s: ChunkShape) -> str | None:
+    if s.chunk % (16 * s.knobs.depth_warps) == 0:
         return None
     return (
-        f"the inner head dim must be a multiple of 16 * depth_warps, got {s.depth} for "
+        f"chunk must be a multiple of 16 * depth_warps, got {s.chunk} for "
         f"{s.knobs.depth_warps} depth warps"
     )
 
 
-def _inline_needs_one_depth_warp(s: ChunkShape) -> str | None:
-    if s.name == "states" or s.knobs.scores == "given":
-        return None
-    if s.knobs.depth_warps == 1 and s.chunk % (8 * s.knobs.column_warps) == 0:
+def _inline_divides_chunk(s: ChunkShape) -> str | None:
+    if s.knobs.scores == "given" or s.chunk % (8 * s.knobs.column_warps) == 0:
         return None
     return (
-        "inline scores need depth_warps == 1 and a chunk that is a multiple of 8 * column_warps, got "
-        f"{s.knobs.depth_warps} depth warps, {s.knobs.column_warps} column warps and chunk {s.chunk}"
+        "inline scores need a chunk that is a multiple of 8 * column_warps, got "
+        f"{s.chunk} for {s.knobs.column_warps} warps"
     )
 
 
-def _given_divides_chunk(s: ChunkShape) -> str | None:
-    if s.knobs.scores == "inline" or s.chunk % (16 * s.knobs.depth_warps) == 0:
+def _given_needs_chunk_of_32(s: ChunkShape) -> str | None:
+    if s.knobs.scores == "inline" or s.chunk >= MIN_GIVEN_CHUNK:
         return None
-    return (
-        f"given scores need a chunk that is a multiple of 16 * depth_warps, got {s.chunk} for "
-        f"{s.knobs.depth_warps} depth warps"
-    )
+    return f"given scores need a chunk of at least {MIN_GIVEN_CHUNK}, got {s.chunk}"
 
 
 def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
@@ -108,10 +96,9 @@ CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "depth_warps_range": _depth_warps_range,
     "chunk_warps_range": _chunk_warps_range,
     "columns_divide_among_warps": _columns_divide_among_warps,
-    "columns_within_class": _columns_within_class,
-    "depth_divides_among_warps": _depth_divides_among_warps,
-    "inline_needs_one_depth_warp": _inline_needs_one_depth_warp,
-    "given_divides_chunk": _given_divides_chunk,
+    "chunk_divides_among_depth_warps": _chunk_divides_among_depth_warps,
+    "inline_divides_chunk": _inline_divides_chunk,
+    "given_needs_chunk_of_32": _given_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
     "state_fits_registers": _state_fits_registers,
 }

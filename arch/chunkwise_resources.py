@@ -21,11 +21,11 @@ class ChunkShape:
     """A pass over chunks with what its formulas need of the candidate.
 
     Attributes:
-        name: ``output``, ``states`` (Y and Z alone: no X, no scores), ``dq``, ``dk`` or ``dv``.
+        name: ``output``, ``states`` (of the parallel form, which uses Y and Z alone), ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
         chunk: tokens of one step.
         super_chunk: tokens that one CTA walks; 0 for all.
-        depth: padded head dim of X and Y.
+        depth: head dim of X and Y, padded to whole tiles of 16 columns for every depth warp.
         width: padded head dim of Z, of which a CTA takes ``columns``.
     """
 
@@ -57,9 +57,15 @@ def shape_of(
 ) -> ChunkShape:
     """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
     class_qk, class_v = classes
-    depth, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    inner, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    step = 16 * max(1, knobs.depth_warps)
     return ChunkShape(
-        name=name, knobs=knobs, chunk=chunk, super_chunk=super_chunk, depth=depth, width=width
+        name=name,
+        knobs=knobs,
+        chunk=chunk,
+        super_chunk=super_chunk,
+        depth=-(-inner // step) * step,
+        width=width,
     )
 
 
@@ -80,27 +86,38 @@ def shapes(candidate: Candidate) -> tuple[ChunkShape, ...]:
 
 
 def smem_bytes(shape: ChunkShape) -> int:
-    """Dynamic shared memory of one CTA, bytes."""
+    """Dynamic shared memory of one CTA, bytes; a launch for states alone takes as much."""
     knobs, chunk = shape.knobs, shape.chunk
-    y, z = chunk * shape.depth, chunk * knobs.columns
-    if shape.name == "states":
-        return knobs.num_stages * (y + z) * ELEMENT_BYTES
+    given = knobs.scores == "given"
+    tiles = 2 * chunk * shape.depth + chunk * knobs.columns
     scores = chunk * chunk
-    given = scores if knobs.scores == "given" else 0
-    inline = scores - given
-    sums = SUM_BYTES * chunk * knobs.columns * (knobs.depth_warps - 1)
-    return (knobs.num_stages * (2 * y + z + given) + inline) * ELEMENT_BYTES + sums
+    stages = knobs.num_stages * (tiles + (scores if given else 0))
+    exchanged = knobs.columns if given else max(knobs.columns, chunk)
+    sums = SUM_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
+    return (stages + (0 if given else scores)) * ELEMENT_BYTES + sums
+
+
+def output_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for its part of the output."""
+    return shape.chunk * shape.columns_per_warp // 32
+
+
+def score_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for the scores that it computes."""
+    if shape.knobs.scores == "given":
+        return 0
+    return shape.chunk * shape.chunk // (32 * shape.knobs.column_warps)
 
 
 def fragment_registers(shape: ChunkShape) -> int:
     """Registers of a thread for the state, and for the output or the scores, whichever takes more."""
-    if shape.name == "states":
-        return shape.state_registers
-    output = shape.chunk * shape.columns_per_warp // 32
-    scores = 0
-    if shape.knobs.scores == "inline":
-        scores = shape.chunk * -(-shape.chunk // (8 * shape.knobs.column_warps)) * 8 // 32
-    return shape.state_registers + max(output, scores)
+    return shape.state_registers + max(output_registers(shape), score_registers(shape))
+
+
+def wanted_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for all that is live at once: state, output, scores and their packed decays."""
+    scores = score_registers(shape)
+    return shape.state_registers + output_registers(shape) + scores + scores // 2
 
 
 def needs(shape: ChunkShape) -> KernelNeeds:

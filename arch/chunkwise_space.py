@@ -5,21 +5,25 @@ Passes are judged one by one and then combined. Those that a combination has sev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import log2
 
 from ..codegen.candidate import Candidate, Family
 from ..codegen.problem import Problem
 from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RetentionBackwardKnobs, Scores
-from .chunkwise_legality import MIN_COLUMNS, pass_broken
-from .chunkwise_resources import ChunkShape, needs, shape_of
+from .chunkwise_legality import MAX_STATE_REGISTERS, pass_broken
+from .chunkwise_resources import ChunkShape, needs, shape_of, wanted_registers
 from .legality import Rejection
-from .occupancy import REGISTERS_BESIDE_FRAGMENTS_TYPICAL, register_cap
+from .occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, register_cap
 from .rules import Broken
 from .spec import ArchSpec
 
 FULL_CTAS = 2  # CTAs an SM from which a sequence need not be divided
+EMPLOYED = 0.75  # of the SMs, that a division which needs no tuning gives a CTA
+MIN_COLUMNS = 32  # of a CTA, whatever the head dim: two warps of 16
+MIN_SUPER_CHUNK = 256  # tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,26 +32,28 @@ class ChunkSpace:
 
     Attributes:
         chunks: tokens of a step.
-        super_chunks: tokens of a CTA; 0 for all.
-        columns, column_warps, depth_warps, num_stages, scores, ctas_per_sm: as in
-            :class:`~..codegen.retention_knobs.ChunkPass`.
+        super_chunks: tokens of a CTA where not all.
+        super_shares: the same as shares of a sequence, rounded to a power of two.
+        columns: of Z, of a CTA.
+        warp_columns: of them, of a warp. As many depth warps as its part of the state needs go with it.
+        num_stages: of shared memory; a single one only where two find no room.
+        ctas_per_sm: launch bounds.
         backward_choices: how many kinds of each pass backward candidates have, for each chunk.
     """
 
-    chunks: tuple[int, ...] = (64, 32, 128, 16)
-    super_chunks: tuple[int, ...] = (0, 256, 512, 1024, 2048, 4096)
-    columns: tuple[int, ...] = (128, 64, 32, 96, 48, 16)
-    column_warps: tuple[int, ...] = (4, 8, 2, 1, 3, 6)
-    depth_warps: tuple[int, ...] = (1, 2)
-    num_stages: tuple[int, ...] = (2, 1, 3)
-    scores: tuple[Scores, ...] = ("inline", "given")
+    chunks: tuple[int, ...] = (32, 64)
+    super_chunks: tuple[int, ...] = (2048, 4096)
+    super_shares: tuple[int, ...] = (2, 4, 8)
+    columns: tuple[int, ...] = (128, 64, 32, 96, 48)
+    warp_columns: tuple[int, ...] = (32, 16)
+    num_stages: tuple[int, ...] = (2, 3)
     ctas_per_sm: tuple[int, ...] = (1, 2, 3, 4)
-    backward_choices: int = 5
+    backward_choices: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkPreference:
-    """One row of the default table: a chunk and a pass to try first for inner head dims up to ``up_to``."""
+    """One row of a default table: a chunk and a pass to try first for inner head dims up to ``up_to``."""
 
     up_to: int
     chunk: int
@@ -72,20 +78,31 @@ def _row(
     return ChunkPreference(up_to=up_to, chunk=chunk, knobs=knobs)
 
 
-# Estimates from registers and shared memory: as much of Z as leaves a warp's state and output in registers.
-# A launch bound of 1 suits all: for up to 128 threads a bound of 2 leaves as many registers.
-CHUNK_PREFERENCES: tuple[ChunkPreference, ...] = (
-    _row(64, 64, 64, (2, 1), 2),
-    _row(64, 64, 64, (2, 1), 1),
-    _row(128, 64, 128, (4, 1), 2),
-    _row(128, 64, 64, (4, 1), 2),
+# Which rows lead was measured on an H200: 32 columns a warp, or 16 where the state leaves room for no more, and chunks
+# of 32 but for the deepest heads. The others are for narrow heads and for GPUs with less shared memory.
+FORWARD_CHUNKS: tuple[ChunkPreference, ...] = (
+    _row(64, 32, 64, (2, 1), 3),
+    _row(64, 32, 32, (2, 1), 3),
     _row(128, 32, 128, (4, 1), 2),
+    _row(128, 32, 64, (2, 1), 2),
+    _row(128, 32, 32, (2, 1), 2),
     _row(256, 64, 128, (8, 1), 2),
-    _row(256, 64, 128, (8, 1), 1),
     _row(256, 32, 64, (4, 1), 2),
     _row(256, 32, 64, (4, 1), 1),
+    _row(256, 32, 32, (2, 1), 2),
+)
+BACKWARD_CHUNKS: tuple[ChunkPreference, ...] = (
+    _row(64, 32, 64, (2, 1), 3),
+    _row(64, 32, 32, (2, 1), 3),
+    _row(128, 32, 64, (2, 1), 2),
+    _row(128, 32, 32, (2, 1), 2),
+    _row(256, 32, 64, (4, 1), 2),
+    _row(256, 32, 64, (4, 1), 1),
+    _row(256, 32, 32, (2, 1), 2),
     _row(512, 32, 64, (4, 2), 2, scores="given"),
     _row(512, 32, 64, (4, 2), 1, scores="given"),
+    _row(512, 32, 32, (2, 2), 2, scores="given"),
+    _row(512, 32, 32, (2, 2), 1, scores="given"),
 )
 
 
@@ -101,62 +118,63 @@ class ChunkPasses:
         self._problem = problem
         self._space = space
         self._spec = spec
+        self._rows = FORWARD_CHUNKS if problem.direction == "forward" else BACKWARD_CHUNKS
         self.refused: list[tuple[ChunkShape, Broken]] = []
 
     def legal(self, name: str, chunk: int) -> list[ChunkPass]:
         """All legal passes of a name, for a chunk, in the space's order."""
-        shapes = [shape_of(name, one, chunk, 0, self._classes) for one in self._points(name)]
-        return [shape.knobs for shape in self._legal(shapes)]
+        found: dict[ChunkPass, None] = {}
+        for knobs in self._tiles(name, chunk):
+            deep = [replace(knobs, num_stages=stages) for stages in self._space.num_stages]
+            legal = [one for one in deep if self._is_legal(name, chunk, one)]
+            if not legal:
+                single = replace(knobs, num_stages=1)
+                legal = [single] if self._is_legal(name, chunk, single) else []
+            found |= dict.fromkeys(one for each in legal for one in self._bounds(name, chunk, each))
+        return [*found]
 
     def few(self, name: str, chunk: int) -> list[ChunkPass]:
-        """The most promising of them: those that leave the compiler registers, in the fewest slices, come first."""
+        """The most promising of them: those of the default table, then those that leave the compiler registers."""
         found = self.legal(name, chunk)
+        listed = [row.knobs for row in self._rows_for(name, chunk)]
 
-        def taste(knobs: ChunkPass) -> tuple[bool, int]:
+        def taste(knobs: ChunkPass) -> tuple[int, bool, int, int]:
             shape = shape_of(name, knobs, chunk, 0, self._classes)
-            kernel = needs(shape)
-            wanted = kernel.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_TYPICAL
-            return wanted > register_cap(kernel, self._spec), shape.slices
+            place = listed.index(knobs) if knobs in listed else len(listed)
+            return place, not self._has_room(shape), knobs.ctas_per_sm, shape.slices
 
         return sorted(found, key=taste)[: self._space.backward_choices]
 
     def first(self, name: str, chunk: int) -> ChunkPass | None:
         """What to use untuned: the first legal row of the default table for this chunk, else the most promising."""
-        depth = shape_of(name, CHUNK_PREFERENCES[0].knobs, chunk, 0, self._classes).depth
-        rows = [
-            shape_of(name, row.knobs, chunk, 0, self._classes)
-            for row in CHUNK_PREFERENCES
-            if row.chunk == chunk and depth <= row.up_to
-        ]
-        found = next(self._legal(rows), None)
-        if found is not None and found.knobs in self._points(name):
-            return found.knobs
+        for row in self._rows_for(name, chunk):
+            shape = shape_of(name, row.knobs, chunk, 0, self._classes)
+            within = row.knobs.columns <= max(shape.width, MIN_COLUMNS)
+            if within and pass_broken(shape, self._spec) is None:
+                return row.knobs
         return next(iter(self.few(name, chunk)), None)
 
-    def super_chunks(self, chunk: int, columns: int, width: int) -> list[int]:
+    def super_chunks(self, columns: int, width: int) -> list[int]:
         """How a sequence may be divided: not at all, and if that leaves SMs idle, by each size below its length."""
-        ctas = self._problem.batch * self._problem.heads_q * -(-width // columns)
-        if ctas >= FULL_CTAS * self._spec.num_sms:
+        seqlen = self._problem.seqlen_q
+        if self._ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
             return [0]
-        return [
-            size
-            for size in self._space.super_chunks
-            if size == 0 or (size < self._problem.seqlen_q and size % chunk == 0)
-        ]
+        shares = [2 ** round(log2(seqlen / share)) for share in self._space.super_shares]
+        sizes = {*self._space.super_chunks, *shares}
+        return [0, *sorted(size for size in sizes if MIN_SUPER_CHUNK <= size < seqlen)]
 
-    def default_super_chunk(self, chunk: int, columns: int, width: int) -> int:
-        """The largest division that employs every SM, or the finest there is."""
-        sizes = self.super_chunks(chunk, columns, width)
-        rows = self._problem.batch * self._problem.heads_q * -(-width // columns)
-        if rows >= self._spec.num_sms or len(sizes) == 1:
+    def default_super_chunk(self, columns: int, width: int) -> int:
+        """The largest division that employs most SMs, or the finest there is."""
+        _, *fine = self.super_chunks(columns, width)
+        ctas, wanted = self._ctas(columns, width), EMPLOYED * self._spec.num_sms
+        if ctas >= wanted or not fine:
             return 0
-        fine = sorted(size for size in sizes if size)
-        filling = [s for s in fine if rows * -(-self._problem.seqlen_q // s) >= self._spec.num_sms]
+        filling = [size for size in fine if ctas * -(-self._problem.seqlen_q // size) >= wanted]
         return filling[-1] if filling else fine[0]
 
     def chunk_order(self, depth: int) -> list[int]:
         """The space's chunks, those of the default table for an inner head dim first."""
-        first = [row.chunk for row in CHUNK_PREFERENCES if depth <= row.up_to]
+        first = [row.chunk for row in self._rows if depth <= row.up_to]
         return list(
             dict.fromkeys([c for c in first if c in self._space.chunks] + [*self._space.chunks])
         )
@@ -183,37 +201,55 @@ class ChunkPasses:
             for shape, broken in dict.fromkeys(self.refused)
         ]
 
-    def _points(self, name: str) -> list[ChunkPass]:
-        width = self._problem.class_qk if name in ("dq", "dk") else self._problem.class_v
-        widths = [c for c in self._space.columns if c <= max(width, MIN_COLUMNS)]
-        scores: tuple[Scores, ...] = ("inline",) if name == "states" else self._space.scores
-        return [
-            ChunkPass(
-                columns=columns,
-                column_warps=warps,
-                depth_warps=deep,
-                num_stages=stages,
-                scores=kind,
-                ctas_per_sm=ctas,
-            )
-            for columns, warps, deep, kind, stages, ctas in product(
-                widths,
-                self._space.column_warps,
-                self._space.depth_warps,
-                scores,
-                self._space.num_stages,
-                self._space.ctas_per_sm,
-            )
-            if columns % (16 * warps) == 0 and (deep == 1 or kind == "given" or name == "states")
+    def _ctas(self, columns: int, width: int) -> int:
+        return self._problem.batch * self._problem.heads_q * -(-width // columns)
+
+    def _rows_for(self, name: str, chunk: int) -> list[ChunkPreference]:
+        """Rows of the default table that speak of a pass, the first the most."""
+        depth = shape_of(name, self._rows[0].knobs, chunk, 0, self._classes).depth
+        return [row for row in self._rows if row.chunk == chunk and depth <= row.up_to]
+
+    def _tiles(self, name: str, chunk: int) -> Iterator[ChunkPass]:
+        """Passes that differ in more than stages and launch bounds, legal or not.
+
+        Scores are given where depth warps would have to share the work on them, or where slices would repeat it.
+        """
+        for columns, warp_columns in product(self._space.columns, self._space.warp_columns):
+            if columns % warp_columns:
+                continue
+            knobs = ChunkPass(columns=columns, column_warps=columns // warp_columns, num_stages=2)
+            shape = shape_of(name, knobs, chunk, 0, self._classes)
+            if columns > max(shape.width, MIN_COLUMNS):
+                continue
+            deep = 1
+            while deep < 4 and shape.state_registers > deep * MAX_STATE_REGISTERS:
+                deep *= 2
+            if deep == 1:
+                yield knobs
+            if name != "states" and (deep > 1 or shape.slices > 1):
+                yield replace(knobs, depth_warps=deep, scores="given")
+
+    def _bounds(self, name: str, chunk: int, knobs: ChunkPass) -> list[ChunkPass]:
+        """A pass with every launch bound that leaves its registers room; the first of them whatever it leaves."""
+        first, *others = (replace(knobs, ctas_per_sm=ctas) for ctas in self._space.ctas_per_sm)
+        shapes = [shape_of(name, one, chunk, 0, self._classes) for one in others]
+        return [first] + [
+            shape.knobs
+            for shape in shapes
+            if self._has_room(shape) and pass_broken(shape, self._spec) is None
         ]
 
-    def _legal(self, shapes: Iterable[ChunkShape]) -> Iterator[ChunkShape]:
-        for shape in shapes:
-            broken = pass_broken(shape, self._spec)
-            if broken is None:
-                yield shape
-            else:
-                self.refused.append((shape, broken))
+    def _has_room(self, shape: ChunkShape) -> bool:
+        """Whether all that is live at once finds registers."""
+        wanted = wanted_registers(shape) + REGISTERS_BESIDE_FRAGMENTS_MIN
+        return wanted <= register_cap(needs(shape), self._spec)
+
+    def _is_legal(self, name: str, chunk: int, knobs: ChunkPass) -> bool:
+        shape = shape_of(name, knobs, chunk, 0, self._classes)
+        broken = pass_broken(shape, self._spec)
+        if broken is not None:
+            self.refused.append((shape, broken))
+        return broken is None
 
 
 def forward_offered(
@@ -225,7 +261,7 @@ def forward_offered(
         Candidate.of(problem, family, ChunkwiseKnobs(chunk=chunk, super_chunk=size, output=output))
         for chunk in space.chunks
         for output in passes.legal("output", chunk)
-        for size in passes.super_chunks(chunk, output.columns, problem.class_v)
+        for size in passes.super_chunks(output.columns, problem.class_v)
     ]
     return [*found, *passes.rejections(family)]
 
@@ -238,7 +274,7 @@ def forward_preferred(
     for chunk in passes.chunk_order(problem.class_qk):
         output = passes.first("output", chunk)
         if output is not None:
-            size = passes.default_super_chunk(chunk, output.columns, problem.class_v)
+            size = passes.default_super_chunk(output.columns, problem.class_v)
             knobs = ChunkwiseKnobs(chunk=chunk, super_chunk=size, output=output)
             return Candidate.of(problem, family, knobs)
     return None
@@ -251,16 +287,14 @@ def backward_offered(
     passes = ChunkPasses(problem, space, spec)
     found: list[Candidate | Rejection] = []
     for chunk in space.chunks:
-        alike = _with_default(passes.few("dq", chunk), passes.first("dq", chunk))
-        values = _with_default(passes.few("dv", chunk), passes.first("dv", chunk))
-        for same, dv in product(alike, values):
+        for same, dv in product(passes.few("dq", chunk), passes.few("dv", chunk)):
             found += [
                 Candidate.of(
                     problem,
                     family,
                     RetentionBackwardKnobs(chunk=chunk, super_chunk=size, dq=same, dk=same, dv=dv),
                 )
-                for size in passes.super_chunks(chunk, same.columns, problem.class_qk)
+                for size in passes.super_chunks(same.columns, problem.class_qk)
             ]
     return [*found, *passes.rejections(family)]
 
@@ -274,12 +308,7 @@ def backward_preferred(
         same, dv = passes.first("dq", chunk), passes.first("dv", chunk)
         if same is None or dv is None:
             continue
-        size = passes.default_super_chunk(chunk, same.columns, problem.class_qk)
+        size = passes.default_super_chunk(same.columns, problem.class_qk)
         knobs = RetentionBackwardKnobs(chunk=chunk, super_chunk=size, dq=same, dk=same, dv=dv)
         return Candidate.of(problem, family, knobs)
     return None
-
-
-def _with_default(few: list[ChunkPass], default: ChunkPass | None) -> list[ChunkPass]:
-    """The few with the default at their head."""
-    return few if default is None else list(dict.fromkeys([default, *few]))

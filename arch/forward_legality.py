@@ -16,6 +16,9 @@ MAX_WARPS = 16
 MAX_STAGES = 4
 MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go through shared memory
 MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
+MIN_ODD_CLASS = (
+    400  # value class from which a row block's output takes too many registers to stay whole
+)
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
 
 
@@ -95,8 +98,16 @@ def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
     )
 
 
+def narrow_slices(class_v: int) -> int | None:
+    """The fewest value slices of a class too wide for one whose halves are no multiples of 16; None for the others."""
+    if class_v < MIN_ODD_CLASS or class_v % 32 == 0:
+        return None
+    return next(s for s in range(2, class_v) if class_v % (16 * s) == 0)
+
+
 def _slices_only_for_wide_heads(c: Candidate) -> str | None:
-    if c.forward.v_slices > 1 and value_columns(c) < MIN_SLICE_COLUMNS:
+    narrow = value_columns(c) < MIN_SLICE_COLUMNS and c.forward.v_slices != narrow_slices(c.class_v)
+    if c.forward.v_slices > 1 and narrow:
         return (
             f"value slices narrower than 128 columns repeat Q K^T too often, got {value_columns(c)}"
         )

@@ -8,7 +8,7 @@ from itertools import product
 from ..codegen.candidate import Candidate, Family
 from ..codegen.knobs import CtaOrder, ForwardKnobs
 from ..codegen.problem import Problem
-from .forward_legality import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS
+from .forward_legality import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, narrow_slices
 from .legality import Rejection, check
 from .spec import ArchSpec
 
@@ -89,7 +89,7 @@ def offered(
     Points that differ only in a knob the problem has no use for (slices of a narrow head, say) appear once.
     """
     k_slices = [s or problem.class_qk for s in space.k_slice if s < problem.class_qk]
-    v_slices = [s for s in space.v_slices if s == 1 or problem.class_v // s >= MIN_SLICE_COLUMNS]
+    v_slices = _v_slices(problem, space)
     warps_n = [w for w in space.warps_n if w == 1 or problem.class_v >= MIN_SHARED_P_COLUMNS]
     found: list[Candidate | Rejection] = []
     for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
@@ -129,6 +129,13 @@ def offered(
     return found
 
 
+def _v_slices(problem: Problem, space: ForwardSpace) -> list[int]:
+    """The space's slices that leave columns enough, and those that a class needs which has no such."""
+    found = [s for s in space.v_slices if s == 1 or problem.class_v // s >= MIN_SLICE_COLUMNS]
+    narrow = narrow_slices(problem.class_v)
+    return found if narrow is None else [*found, narrow]
+
+
 def preferred(
     problem: Problem,
     family: Family,
@@ -140,7 +147,7 @@ def preferred(
     for row in preferences:
         if problem.class_v > row.up_to or problem.class_qk > row.up_to:
             continue
-        for v_slices in space.v_slices:
+        for v_slices in _v_slices(problem, space):
             knobs = ForwardKnobs(
                 block_m=row.block_m,
                 block_n=row.block_n,

@@ -9,6 +9,7 @@ from .recurrent_resources import THREAD_COLUMNS, row_groups, thread_rows
 from .rules import Rule
 
 MAX_WARPS = 32
+MAX_COLUMNS = 128  # a warp's, four a thread
 MAX_STATE_REGISTERS = 128
 
 
@@ -27,13 +28,13 @@ def _recurrent_warps_range(s: RecurrentShape) -> str | None:
 
 
 def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
-    across = s.knobs.columns // THREAD_COLUMNS
-    whole = s.knobs.columns >= THREAD_COLUMNS and s.knobs.columns % THREAD_COLUMNS == 0
-    if whole and (32 % across == 0 or across % 32 == 0):
+    columns = s.knobs.columns
+    whole = columns >= THREAD_COLUMNS and columns % THREAD_COLUMNS == 0
+    if whole and columns <= MAX_COLUMNS and 32 % (columns // THREAD_COLUMNS) == 0:
         return None
     return (
-        f"columns must be {THREAD_COLUMNS} times a divisor or a multiple of 32, got "
-        f"{s.knobs.columns}"
+        f"columns must be {THREAD_COLUMNS} times a divisor of 32, at most {MAX_COLUMNS}, got "
+        f"{columns}"
     )
 
 

@@ -16,6 +16,14 @@ from .legality import Rejection, check
 from .spec import ArchSpec
 
 MAX_RECURRENT_SEQLEN = 64  # tokens up to which the recurrent form is worth a try unasked
+AUTO_ROWS = ForwardSpace(
+    tiles=((128, 4), (64, 4), (128, 8)),
+    block_n=(64, 32),
+    num_stages=(2, 1),
+    k_slice=(0,),
+    schedules=((False, "heads_first"),),
+    ctas_per_sm=(1, 2),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +33,14 @@ class RetentionSpace:
     Attributes:
         chunks: of the passes over chunks.
         recurrent: (columns, warps) pairs, the most promising first.
-        ctas_per_sm: launch bounds of the recurrent form.
+        ctas_per_sm: launch bounds of the recurrent form, likewise.
+        auto_rows: of the parallel form where it is one of several; all that attention has where it is the only one.
     """
 
     chunks: ChunkSpace = field(default_factory=ChunkSpace)
-    recurrent: tuple[tuple[int, int], ...] = tuple(product((32, 16, 64, 8, 128), (4, 8, 2, 1, 16)))
-    ctas_per_sm: tuple[int, ...] = (1, 2, 4)
+    recurrent: tuple[tuple[int, int], ...] = tuple(product((64, 32, 16, 8, 128), (8, 4, 2, 1, 16)))
+    ctas_per_sm: tuple[int, ...] = (2, 1, 4)
+    auto_rows: ForwardSpace = AUTO_ROWS
 
 
 def forms(problem: Problem) -> tuple[Form, ...]:
@@ -50,7 +60,8 @@ def offered(
     found: list[Candidate | Rejection] = []
     for form in forms(problem):
         if form == "parallel":
-            found += _parallel(problem, family, space, rows, spec)
+            own = rows if problem.form == "parallel" else space.auto_rows
+            found += _parallel(problem, family, space, own, spec)
         elif form == "chunkwise":
             found += chunkwise_space.forward_offered(problem, family, space.chunks, spec)
         else:

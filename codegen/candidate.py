@@ -12,15 +12,14 @@ from typing import Any, Literal, TypeVar
 from .knobs import (
     KNOBS,
     BackwardKnobs,
-    ChunkwiseKnobs,
     ForwardKnobs,
     Knobs,
     ParallelKnobs,
-    RecurrentKnobs,
     knobs_from_config,
     knobs_to_config,
 )
 from .problem import Direction, DType, Form, Mask, Op, Problem
+from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs
 
 Family = Literal["sm80"]
 

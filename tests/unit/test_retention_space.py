@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from attention_autotuner.arch.legality import check, check_kernel
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import ParallelKnobs
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import ChunkwiseKnobs, RetentionBackwardKnobs
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, retention
 
 POLICIES = ("A100", "RTX4090", "H100")
@@ -86,6 +88,22 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
     assert smem("chunkwise", output=replace(CHUNKS, scores="given")) == streamed + 2 * scores
     deep = replace(CHUNKS, scores="given", depth_warps=2)
     assert smem("chunkwise", output=deep) == streamed + 2 * scores + 4 * 64 * 64
+    narrow = replace(CHUNKS, columns=32, depth_warps=2)  # the scores themselves are exchanged
+    assert smem("chunkwise", output=narrow) == streamed - 2 * 2 * 64 * 32 + scores + 4 * 64 * 64
+
+
+def test_a_depth_that_warps_cannot_share_is_padded() -> None:
+    deep = replace(CHUNKS, scores="given", depth_warps=2)
+    wide, padded = (
+        retention(
+            "chunkwise",
+            class_qk=class_qk,
+            knobs=replace(RETENTION["chunkwise"], output=deep),
+        )
+        for class_qk in (64, 48)
+    )
+    assert check_kernel(padded) is None
+    assert resources.kernels(padded) == resources.kernels(wide)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +114,13 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
         ({"output": replace(CHUNKS, num_stages=4)}, "chunk_stages_range"),
         ({"output": replace(CHUNKS, column_warps=1)}, "chunk_warps_range"),
         ({"output": replace(CHUNKS, columns=40)}, "columns_divide_among_warps"),
-        ({"output": replace(CHUNKS, columns=96)}, "columns_within_class"),
         ({"output": replace(CHUNKS, depth_warps=3)}, "depth_warps_range"),
-        ({"output": replace(CHUNKS, depth_warps=2)}, "inline_needs_one_depth_warp"),
+        (
+            {"chunk": 16, "output": replace(CHUNKS, depth_warps=2)},
+            "chunk_divides_among_depth_warps",
+        ),
+        ({"chunk": 16, "output": replace(CHUNKS, column_warps=4)}, "inline_divides_chunk"),
+        ({"chunk": 16, "output": replace(CHUNKS, scores="given")}, "given_needs_chunk_of_32"),
     ],
 )
 def test_rules_of_a_pass_over_chunks(changes: dict[str, Any], predicate: str) -> None:
@@ -107,6 +129,82 @@ def test_rules_of_a_pass_over_chunks(changes: dict[str, Any], predicate: str) ->
     broken = check_kernel(replace(legal, knobs=replace(legal.knobs, **changes)))
     assert broken is not None
     assert broken.predicate == predicate
+
+
+PAIRS = tuple(product(range(16, 257, 16), range(16, 513, 16)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_pair_of_classes_has_a_legal_candidate(name: str) -> None:
+    policy = resolve(name)
+    kinds: tuple[tuple[Any, Any], ...] = (
+        ("forward", "chunkwise"),
+        ("forward", "recurrent"),
+        ("backward", "auto"),
+    )
+    for dims, (direction, form) in product(PAIRS, kinds):
+        asked = problem(dims, op="retention", causal=True, direction=direction, form=form)
+        assert check(policy.default(asked), policy.spec) is None
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_pair_of_classes_has_a_legal_kernel_over_rows(name: str) -> None:
+    policy = resolve(name)
+    for dims in PAIRS:
+        assert check(policy.default(problem(dims)), policy.spec) is None
+
+
+def asked_at(dims: tuple[int, int], batch: int, heads: int, seqlen: int, **fields: Any) -> Problem:
+    return problem(
+        dims,
+        op="retention",
+        causal=True,
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        **fields,
+    )
+
+
+SHAPES = (
+    ((256, 512), 8, 8, 2048),
+    ((256, 512), 1, 8, 16384),
+    ((128, 256), 8, 16, 2048),
+    ((128, 128), 8, 16, 4096),
+    ((64, 64), 8, 32, 2048),
+    ((80, 80), 2, 8, 4096),
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_spaces_are_small_enough_to_rank_and_hold_the_default(shape: Any) -> None:
+    policy = resolve("H200")
+    for direction in ("forward", "backward"):
+        asked = asked_at(*shape, direction=direction)
+        found = policy.legal(asked)
+        assert 50 <= len(found) <= 300
+        assert policy.default(asked) in found
+
+
+def test_super_chunks_divide_what_leaves_processors_idle() -> None:
+    def sizes(*shape: Any) -> set[int]:
+        return {
+            one.knobs.super_chunk
+            for one in resolve("H200").legal(asked_at(*shape, form="chunkwise"))
+            if isinstance(one.knobs, ChunkwiseKnobs)
+        }
+
+    assert sizes((256, 512), 1, 8, 16384) == {0, 2048, 4096, 8192}
+    assert sizes((64, 64), 1, 8, 3000) == {0, 512, 1024, 2048}
+    assert sizes((64, 64), 64, 32, 3000) == {0}
+
+
+def test_passes_of_a_backward_candidate_may_differ() -> None:
+    found = resolve("H200").legal(asked_at((256, 512), 8, 8, 2048, direction="backward"))
+    knobs = [one.knobs for one in found if isinstance(one.knobs, RetentionBackwardKnobs)]
+    assert any(one.dq != one.dv for one in knobs)
 
 
 def test_parallel_rows_obey_the_rules_of_attention() -> None:
