@@ -6,19 +6,19 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import backward_resources, resolve, resources
+from attention_autotuner.arch import backward_resources, resolve
 from attention_autotuner.arch.backward_legality import KEY_PREDICATES, ROW_PREDICATES
 from attention_autotuner.arch.forward_legality import KERNEL_PREDICATES
 from attention_autotuner.arch.legality import check_kernel
 from attention_autotuner.arch.rules import CLASS_PREDICATES, COPY_PREDICATES
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.render import include_root, render
-from attention_autotuner.codegen.toolchain import find_toolchain
 from tests.candidates import KEYS, ROWS, backward, forward
+from tests.twins import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 
@@ -64,20 +64,6 @@ ILLEGAL_ROWS = {
 LARGE_KEYS = backward("fused", class_qk=256, class_v=256, keys=replace(KEYS, block_m=128))
 LARGE_ROWS = backward("pair", class_qk=256, class_v=256, dq=replace(ROWS, block_rows=256, warps=8))
 
-TRAITS = {
-    "keys": "attention_autotuner::KeyPassTraits<{0}>",
-    "dq": "attention_autotuner::RowPassTraits<{0}, {0}::Dq, attention_autotuner::Result::kDq>",
-    "dk": "attention_autotuner::RowPassTraits<{0}, {0}::Dk, attention_autotuner::Result::kDk>",
-    "dv": "attention_autotuner::RowPassTraits<{0}, {0}::Dv, attention_autotuner::Result::kDv>",
-}
-
-
-def traits_of(candidate: Candidate) -> list[str]:
-    """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
-    if candidate.direction == "forward":
-        return ["attention_autotuner::ForwardTraits<{0}>"]
-    return [TRAITS[name] for name in candidate.backward.passes]
-
 
 def reason(name: str, candidate: Candidate) -> str | None:
     """Why a rule refuses a candidate, or its first pass that the rule is about."""
@@ -89,43 +75,6 @@ def reason(name: str, candidate: Candidate) -> str | None:
         if name in ROW_PREDICATES and isinstance(shape, backward_resources.RowShape):
             return ROW_PREDICATES[name](shape)
     return (CLASS_PREDICATES | COPY_PREDICATES)[name](candidate)
-
-
-def source_of(candidates: list[Candidate]) -> str:
-    """A program that prints the shared memory of each candidate's kernels."""
-    (direction,) = {candidate.direction for candidate in candidates}
-    lines = [
-        "#include <cstdio>",
-        "#include <cuda_bf16.h>",
-        "#include <cuda_fp16.h>",
-        f"#include <attention_autotuner/attention_{direction}_traits.cuh>",
-        "namespace attention_autotuner { enum class BackwardPlan { kFused, kPair, kSplit }; }",
-    ]
-    for index, candidate in enumerate(candidates):
-        found = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
-        assert found is not None
-        lines.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
-    lines.append("int main() {")
-    lines += [
-        f'std::printf("%d\\n", {traits.format(f"Config{index}")}::kSmemBytes);'
-        for index, candidate in enumerate(candidates)
-        for traits in traits_of(candidate)
-    ]
-    return "\n".join([*lines, "}", ""])
-
-
-def compile_host(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    toolchain = find_toolchain()
-    source = folder / "traits.cu"
-    source.write_text(text, encoding="utf-8")
-    includes = [f"-I{include_root()}", f"-I{toolchain.cutlass_include}"]
-    command = [str(toolchain.nvcc), "-std=c++17", "-arch=sm_80", *includes, *toolchain.cuda_flags]
-    return subprocess.run(
-        [*command, "-o", str(folder / "traits"), str(source)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize(
@@ -152,23 +101,7 @@ def test_every_kernel_rule_has_its_static_assert(
     assert not any(check_kernel(candidate) for candidate in (LEGAL, *too_large))
     result = compile_host(tmp_path, source_of([*illegal.values(), *too_large]))
     assert result.returncode != 0
-    asserted = set(
-        re.findall(r'static assertion failed with "(\w+)"', result.stdout + result.stderr)
-    )
-    assert asserted == {*rules, "smem_fits_block"}
-
-
-def printed(folder: Path, candidates: list[Candidate]) -> list[int]:
-    result = compile_host(folder, source_of(candidates))
-    assert result.returncode == 0, result.stderr
-    ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
-    return [int(line) for line in ran.stdout.split()]
-
-
-def counted(candidates: list[Candidate]) -> list[int]:
-    return [
-        kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
-    ]
+    assert asserted(result) == {*rules, "smem_fits_block"}
 
 
 def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
@@ -204,6 +137,24 @@ def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
         assert len({getattr(one, knob) for one in keys}) > 1, knob
     for knob in ("block_rows", "block_columns", "column_warps", "num_stages", "slices"):
         assert len({getattr(one, knob) for one in rows}) > 1, knob
+
+
+@pytest.mark.parametrize("mask", ["explicit", "decay"])
+def test_shared_memory_under_a_mask_is_counted_alike(tmp_path: Path, mask: Any) -> None:
+    for direction in ("forward", "backward"):
+        candidates = []
+        for policy, dim_qk, dim_v in (("H100", 128, 128), ("A100", 256, 512), ("RTX4090", 80, 48)):
+            problem = Problem(
+                op="retnet",
+                mask=mask,
+                causal=mask == "decay",
+                direction=direction,  # type: ignore[arg-type]  # from a list
+                dim_qk=dim_qk,
+                dim_v=dim_v,
+            )
+            legal = resolve(policy).legal(problem)
+            candidates += legal[:: max(1, len(legal) // 11)]
+        assert printed(tmp_path, candidates) == counted(candidates)
 
 
 def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""Programs that print what the kernel headers compute at compile time of given candidates, or fail as they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from attention_autotuner.arch import resources
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.render import include_root, render
+from attention_autotuner.codegen.toolchain import find_toolchain
+
+TRAITS = {
+    "keys": "attention_autotuner::KeyPassTraits<{0}>",
+    "dq": "attention_autotuner::RowPassTraits<{0}, {0}::Dq, attention_autotuner::Result::kDq>",
+    "dk": "attention_autotuner::RowPassTraits<{0}, {0}::Dk, attention_autotuner::Result::kDk>",
+    "dv": "attention_autotuner::RowPassTraits<{0}, {0}::Dv, attention_autotuner::Result::kDv>",
+}
+# Entries check what passes have in common.
+RETENTION_TRAITS = {
+    "chunkwise": ["attention_autotuner::ChunkwiseEntry<{0}>::T"],
+    "recurrent": ["attention_autotuner::RecurrentTraits<{0}>"],
+    "auto": [
+        f"attention_autotuner::RetentionBackwardEntry<{{0}}>::{name}" for name in ("Dq", "Dk", "Dv")
+    ],
+}
+
+
+def traits_of(candidate: Candidate) -> list[str]:
+    """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
+    if candidate.op == "retention":
+        return RETENTION_TRAITS[candidate.form]
+    if candidate.direction == "forward":
+        return ["attention_autotuner::ForwardTraits<{0}>"]
+    return [TRAITS[name] for name in candidate.backward.passes]
+
+
+def header_of(candidate: Candidate) -> str:
+    """The header that has them."""
+    if candidate.op != "retention":
+        return f"attention_{candidate.direction}_traits"
+    name = candidate.direction if candidate.form == "auto" else candidate.form
+    return f"retention_{name}_entry"
+
+
+def source_of(candidates: list[Candidate]) -> str:
+    """A program that prints the shared memory of each candidate's kernels; all of one operation and direction."""
+    ((op, _),) = {(candidate.op, candidate.direction) for candidate in candidates}
+    lines = ["#include <cstdio>", "#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
+    headers = dict.fromkeys(map(header_of, candidates))
+    lines += [f"#include <attention_autotuner/{header}.cuh>" for header in headers]
+    if op != "retention":
+        plans = "enum class BackwardPlan { kFused, kPair, kSplit };"
+        lines.append(f"namespace attention_autotuner {{ {plans} }}")
+    for index, candidate in enumerate(candidates):
+        found = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
+        assert found is not None
+        lines.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
+    lines.append("int main() {")
+    lines += [
+        f'std::printf("%d\\n", {traits.format(f"Config{index}")}::kSmemBytes);'
+        for index, candidate in enumerate(candidates)
+        for traits in traits_of(candidate)
+    ]
+    return "\n".join([*lines, "}", ""])
+
+
+def compile_host(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    """Compile a program into ``folder / "traits"``."""
+    toolchain = find_toolchain()
+    source = folder / "traits.cu"
+    source.write_text(text, encoding="utf-8")
+    includes = [f"-I{include_root()}", f"-I{toolchain.cutlass_include}"]
+    command = [str(toolchain.nvcc), "-std=c++17", "-arch=sm_80", *includes, *toolchain.cuda_flags]
+    return subprocess.run(
+        [*command, "-o", str(folder / "traits"), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def asserted(result: subprocess.CompletedProcess[str]) -> set[str]:
+    """The names of the static_asserts that failed."""
+    said = result.stdout + result.stderr
+    return set(re.findall(r'static assertion failed with "(\w+)"', said))
+
+
+def printed(folder: Path, candidates: list[Candidate]) -> list[int]:
+    """Shared memory of the candidates' kernels as the headers have it."""
+    result = compile_host(folder, source_of(candidates))
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
+    return [int(line) for line in ran.stdout.split()]
+
+
+def counted(candidates: list[Candidate]) -> list[int]:
+    """The same as the policies have it."""
+    return [
+        kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
+    ]
