@@ -40,9 +40,11 @@ struct RetentionBackwardEntry {
       return prepare_kernel(kernel, threads, smem_bytes, device, &resident);
     };
     Steps steps;
-    steps.then([&] { return prepare_chunks<Dq>(true, device); })
-        .then([&] { return prepare_chunks<Dk>(false, device); })
-        .then([&] { return prepare_chunks<Dv>(true, device); })
+    steps.then([&] { return prepare_chunks<Dq, false>(device); })
+        .then([&] { return prepare_chunks<StatesTraits<Config, Dq>, true>(device); })
+        .then([&] { return prepare_chunks<Dk, false>(device); })
+        .then([&] { return prepare_chunks<Dv, false>(device); })
+        .then([&] { return prepare_chunks<StatesTraits<Config, Dv>, true>(device); })
         .then([&] { return prepare_one(retention_scan<false>, kStateThreads, 0); })
         .then([&] { return prepare_one(retention_scan<true>, kStateThreads, 0); })
         .then([&] { return prepare_one(retention_add_parts<Element>, kStateThreads, 0); })
@@ -159,13 +161,14 @@ struct RetentionBackwardEntry {
       walk.y = p.v;
       walk.z = p.k;
       steps.then([&] {
-        return launch_states<Dq>(walk, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch, stream);
+        return launch_states<Config, Dq>(walk, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch,
+                                         stream);
       });
       walk.y = p.q;
       walk.z = p.dout;
       steps.then([&] {
-        return launch_states<Dv>(walk, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v, p.batch,
-                                 stream);
+        return launch_states<Config, Dv>(walk, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v,
+                                         p.batch, stream);
       });
       forward.first_states = w.states;
       forward.first_slots = w.cut.slots;

@@ -21,7 +21,10 @@ struct ChunkwiseEntry {
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
-    int32_t status = prepare_chunks<T>(Config::kSuperChunk != 0, device);
+    int32_t status = prepare_chunks<T, false>(device);
+    if constexpr (Config::kSuperChunk != 0) {
+      if (status == ATTENTION_AUTOTUNER_OK) status = prepare_chunks<StatesTraits<Config, T>, true>(device);
+    }
     if constexpr (T::kGiven) {
       if (status == ATTENTION_AUTOTUNER_OK) {
         status = prepare_kernel(retention_scores<Scores>, Scores::kThreads, Scores::kSmemBytes, device, &resident);
@@ -79,8 +82,8 @@ struct ChunkwiseEntry {
     if constexpr (Config::kSuperChunk != 0) {
       if (places.cut.supers > 1) {
         steps.then([&] {
-          return launch_states<T>(arguments, places.cut, places.states, p.initial_state, p.final_state, p.dim_qk,
-                                  p.dim_v, p.batch, stream);
+          return launch_states<Config, T>(arguments, places.cut, places.states, p.initial_state, p.final_state,
+                                          p.dim_qk, p.dim_v, p.batch, stream);
         });
         arguments.first_states = places.states;
         arguments.first_slots = places.cut.slots;

@@ -68,12 +68,10 @@ class Steps {
   int32_t status_ = ATTENTION_AUTOTUNER_OK;
 };
 
-template <typename T>
-inline int32_t prepare_chunks(bool states_too, int32_t device) {
+template <typename T, bool StatesOnly>
+inline int32_t prepare_chunks(int32_t device) {
   int resident = 0;
-  int32_t const status = prepare_kernel(retention_chunks<T, false>, T::kThreads, T::kSmemBytes, device, &resident);
-  if (status != ATTENTION_AUTOTUNER_OK || !states_too) return status;
-  return prepare_kernel(retention_chunks<T, true>, T::kThreads, T::kSmemBytes, device, &resident);
+  return prepare_kernel(retention_chunks<T, StatesOnly>, T::kThreads, T::kSmemBytes, device, &resident);
 }
 
 // What the arguments of all passes of one call have in common.
@@ -106,7 +104,7 @@ inline int32_t launch_chunks(ChunkArguments arguments, int dim_qk, int dim_v, in
 // States of super-chunks into `states`, [batch, heads, cut.slots, dim_qk, dim_v], by a pass over Y and Z and a scan:
 // before each piece in the order of time that is walked. What the last super-chunk adds is left out where no `last`
 // state is wanted.
-template <typename T>
+template <typename Config, typename T>
 inline int32_t launch_states(ChunkArguments arguments, SuperChunks const& cut, float* states, float const* first,
                              float* last, int dim_qk, int dim_v, int batch, cudaStream_t stream) {
   int const left_out = last != nullptr ? 0 : T::kReversed ? cut.pieces : cut.slots - (cut.supers - 1) * cut.pieces;
@@ -117,7 +115,7 @@ inline int32_t launch_states(ChunkArguments arguments, SuperChunks const& cut, f
   arguments.last_slots = cut.slots;
   if (left_out < cut.slots) {
     arguments.supers = Divider::by(cut.slots - left_out);
-    int32_t const status = launch_chunks<T, true>(arguments, dim_qk, dim_v, batch, stream);
+    int32_t const status = launch_chunks<StatesTraits<Config, T>, true>(arguments, dim_qk, dim_v, batch, stream);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
   }
   int const elements = dim_qk * dim_v, heads = arguments.heads.divisor;

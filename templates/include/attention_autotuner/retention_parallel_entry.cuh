@@ -27,7 +27,7 @@ struct ParallelEntry {
     int resident = 0;
     Steps steps;
     steps.then([&] { return Rows::prepare(device); })
-        .then([&] { return prepare_kernel(retention_chunks<T, true>, T::kThreads, T::kSmemBytes, device, &resident); })
+        .then([&] { return prepare_chunks<StatesTraits<Config, T>, true>(device); })
         .then([&] { return prepare_kernel(retention_from_state<T>, T::kThreads, T::kSmemBytes, device, &resident); })
         .then([&] { return prepare_kernel(retention_scan<false>, kStateThreads, 0, device, &resident); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
@@ -95,8 +95,8 @@ struct ParallelEntry {
     }
     if (p.final_state != nullptr) {
       steps.then([&] {
-        return launch_states<T>(arguments, places.cut, places.states, p.initial_state, p.final_state, p.dim_qk, p.dim_v,
-                                p.batch, stream);
+        return launch_states<Config, T>(arguments, places.cut, places.states, p.initial_state, p.final_state, p.dim_qk,
+                                        p.dim_v, p.batch, stream);
       });
     }
     return steps.status();

@@ -38,7 +38,8 @@ struct ChunkTraits {
   static constexpr int kColumnWarps = Pass::kColumnWarps;
   static constexpr int kDepthWarps = Pass::kDepthWarps;
   static constexpr int kStages = Pass::kStages;
-  static constexpr bool kGiven = Pass::kGiven;  // scores are read, not computed
+  static constexpr bool kGiven = Pass::kGiven;    // scores are read, not computed
+  static constexpr bool kStates = Pass::kStates;  // the pass moves the state only, and has neither X nor scores
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
   static constexpr int kWarps = kColumnWarps * kDepthWarps;
   static constexpr int kThreads = 32 * kWarps;
@@ -53,7 +54,7 @@ struct ChunkTraits {
   static_assert(kDepthWarps == 1 || kDepthWarps == 2 || kDepthWarps == 4, "depth_warps_range");
   static_assert(kColumns % (16 * kColumnWarps) == 0, "columns_divide_among_warps");
   static_assert(kChunk % (16 * kDepthWarps) == 0, "chunk_divides_among_depth_warps");
-  static_assert(kGiven || kChunk % (8 * kColumnWarps) == 0, "inline_divides_chunk");
+  static_assert(kStates || kGiven || kChunk % (8 * kColumnWarps) == 0, "inline_divides_chunk");
   static_assert(!kGiven || kChunk >= 32, "given_needs_chunk_of_32");
 
   static constexpr int kTokenTiles = kChunk / 16;
@@ -61,7 +62,8 @@ struct ChunkTraits {
   static constexpr int kWarpColumns = 16 * kRowTiles;
   static constexpr int kDepth = kD / kDepthWarps;  // of a warp
   static constexpr int kDepthTiles = kDepth / 8;
-  static constexpr int kScoreTiles = kGiven ? 0 : kChunk / 8 / kColumnWarps;  // of a warp, 8 tokens of Y each
+  static constexpr int kScoreTiles =
+      kGiven || kStates ? 0 : kChunk / 8 / kColumnWarps;  // of a warp, 8 tokens of Y each
   static_assert(4 * kRowTiles * kDepthTiles <= 128, "state_fits_registers");
 
   using TileX = SmemTile<kChunk, kD, false>;  // and of Y
@@ -70,17 +72,32 @@ struct ChunkTraits {
 
   // Stages of [X] [Y] [Z] [scores where given], then the scores where computed, then sums on their way between the
   // warps that share columns.
-  static constexpr int kYOffset = TileX::kBytes;
-  static constexpr int kZOffset = 2 * TileX::kBytes;
+  static constexpr int kYOffset = kStates ? 0 : TileX::kBytes;
+  static constexpr int kZOffset = kYOffset + TileX::kBytes;
   static constexpr int kPOffset = kZOffset + TileZ::kBytes;
   static constexpr int kStageBytes = kPOffset + (kGiven ? TileP::kBytes : 0);
   static constexpr int kScoresOffset = kStages * kStageBytes;
-  static constexpr int kExchangeOffset = kScoresOffset + (kGiven ? 0 : TileP::kBytes);
+  static constexpr int kExchangeOffset = kScoresOffset + (kGiven || kStates ? 0 : TileP::kBytes);
   static constexpr int kExchangeColumns = kGiven ? kColumns : maximum(kColumns, kChunk);
-  static constexpr int kExchangeBytes = kChunk * kExchangeColumns * int(sizeof(float)) * (kDepthWarps - 1);
+  static constexpr int kExchangeBytes =
+      kStates ? 0 : kChunk * kExchangeColumns * int(sizeof(float)) * (kDepthWarps - 1);
   static constexpr int kSmemBytes = kExchangeOffset + kExchangeBytes;
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
+
+// The pass that moves the state only, for the same problem. Warps of 16 columns read all of Y for an instruction a
+// fragment; without an output, two such columns and half of the depth fit a warp, which reads half as much.
+template <typename T>
+struct StatesPass : T::Pass {
+  static constexpr bool kWider = T::kRowTiles == 1 && T::kColumnWarps % 2 == 0 && T::kDepthWarps < 4 &&
+                                 T::kD % (32 * T::kDepthWarps) == 0 && T::kChunk % (32 * T::kDepthWarps) == 0;
+  static constexpr int kColumnWarps = kWider ? T::kColumnWarps / 2 : T::kColumnWarps;
+  static constexpr int kDepthWarps = kWider ? T::kDepthWarps * 2 : T::kDepthWarps;
+  static constexpr bool kGiven = false;
+  static constexpr bool kStates = true;
+};
+template <typename Config, typename T>
+using StatesTraits = ChunkTraits<Config, StatesPass<T>, T::kResult>;
 
 // What one launch of a pass is given. A super-chunk is what one CTA walks; states are [dim_qk, dim_v] each.
 struct ChunkArguments {
