@@ -47,7 +47,7 @@ class ChunkSpace:
     columns: tuple[int, ...] = (128, 64, 32, 96, 48)
     warp_columns: tuple[int, ...] = (32, 16)
     num_stages: tuple[int, ...] = (2, 3)
-    ctas_per_sm: tuple[int, ...] = (1, 2, 3, 4)
+    ctas_per_sm: tuple[int, ...] = (1, 2)
     backward_choices: int = 4
 
 
@@ -96,6 +96,8 @@ BACKWARD_CHUNKS: tuple[ChunkPreference, ...] = (
     _row(64, 32, 32, (2, 1), 3),
     _row(128, 32, 64, (2, 1), 2),
     _row(128, 32, 32, (2, 1), 2),
+    _row(64, 64, 64, (2, 1), 2),
+    _row(128, 64, 64, (4, 1), 2),
     _row(256, 32, 64, (4, 1), 2),
     _row(256, 32, 64, (4, 1), 1),
     _row(256, 32, 32, (2, 1), 2),

@@ -1,14 +1,15 @@
 """The work of retention's passes over chunks, counted for the cost model.
 
-A CTA walks its chunks one after the other; what a chunk costs is :mod:`.tile_costs` over the products, reads and copies
-of one step, but never less than the chain of waits from a chunk's arrival to the state that the next one needs. Before
-the pass come, where the plan has them, the states of super-chunks and the scores of all chunks.
+A CTA walks its chunks one after the other, and few warps share a scheduler, as each holds a part of the state. So what
+a chunk costs is the chain of one warp's instructions, of which a second warp on the same scheduler hides a part; only
+never less than the busiest unit of :mod:`.tile_costs`. Before the pass come, where the plan has them, the states of
+super-chunks and the scores of all chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf
 
@@ -20,15 +21,38 @@ from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RetentionBackwa
 from .coefficients import Coefficients
 from .decoding import decodes
 from .estimates import Estimate, Usage, limiter_of
-from .tile_costs import ELEMENT_BYTES, WARP, RoundCost, StepCounts, TileCost, round_cost, tile_cost
+from .tile_costs import (
+    COPY_INSTRUCTIONS,
+    ELEMENT_BYTES,
+    LDMATRIX_BYTES,
+    SCHEDULERS_PER_SM,
+    WARP,
+    StepCounts,
+    TileCost,
+    tile_cost,
+)
 
 STATE_BYTES = 4
-CHAIN_US = (
-    1.0  # from a chunk's arrival to the next state, of a CTA alone on its SM, beside the busy time
-)
+VECTOR_COPY = 16  # bytes
+# Clocks of a warp that is alone on its scheduler, for a chunk: whatever it holds, for a product of two fragments, for a
+# fragment read, for a thread's element of the output and of the scores, and for a register that it lacks. Fitted to 15
+# times of forward passes of head dims 64 to 512 on an H200, which they give within 9 %.
+CHUNK_CLK = 560.0
+PRODUCT_CLK = 2.0
+READ_CLK = 20.0
+OUTPUT_CLK = 33.0
+SCORE_CLK = 27.0
+MISSING_CLK = 36.0
+GRADIENT_CLK = 60.0  # more, for a pair of 16-token tiles of a chunk, where the pass gives a gradient: fitted to 5 times
+REGISTERS_BESIDE = 50  # what a pass holds
+INSTRUCTION_CLK = 2.5  # of any other instruction
+SECOND_WARP = 0.7  # of a warp's clocks, that each further one on its scheduler adds
+# Clocks by which a chunk arrives late: where its copies start once the last one is done with, and where they start
+# within the last one's products.
+LATE_CLK = {1: 800.0, 2: 140.0, 3: 0.0}
 SCORES_ALU_SHARE = 0.5  # fp32 work for a decayed score, over that of a softmax
-STATE_INSTRUCTIONS = 1.5  # for an element of the state: its decay, and half a conversion of two
 SCORES_EFFICIENCY = 0.5  # of the tensor rate, in the kernel that only computes scores
+BESIDE_BANDWIDTH = 0.7  # of the peak, that kernels beside the passes reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +65,7 @@ class Walk:
         depth: D, the inner dim class.
         width: the dim class that CTAs slice into columns.
         states_only: it only sums states: no X, no scores, no output.
+        gradient: its result is a gradient.
         heads: query heads, batch included.
         tokens: of one head.
         stretch: tokens that one CTA walks.
@@ -52,6 +77,7 @@ class Walk:
     depth: int
     width: int
     states_only: bool = False
+    gradient: bool = False
     heads: int
     tokens: int
     stretch: int
@@ -82,7 +108,6 @@ def counts_of(walk: Walk) -> StepCounts:
     flops = 2 * c * d * w
     reads = (along * c * d + deep * c * w) * ELEMENT_BYTES
     writes, fill, barriers = 0, (c * d + c * w) * ELEMENT_BYTES, 1
-    instructions = STATE_INSTRUCTIONS * d * w / WARP
     if not walk.states_only:
         # X for X S; the scores and Z again for their product.
         flops += 2 * c * d * w + 2 * c * c * w
@@ -93,7 +118,7 @@ def counts_of(walk: Walk) -> StepCounts:
         barriers += 1 + (deep > 1)
         if inline:
             flops += 2 * c * c * d
-            reads += (along + 1) * c * d * ELEMENT_BYTES
+            reads += c * d * ELEMENT_BYTES  # of Y; X is at hand for X S
             writes += c * c * ELEMENT_BYTES
             barriers += 1
         else:
@@ -109,7 +134,6 @@ def counts_of(walk: Walk) -> StepCounts:
         exponentials=0.0,
         alu_share=SCORES_ALU_SHARE,
         warps=along * deep,
-        other_instructions=instructions,
         barriers=barriers,
         waits=1,
         lookahead=1.0 if staged else 0.0,
@@ -132,12 +156,13 @@ def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Es
     resident = min(resident, -(-ctas // spec.num_sms))
     slots = resident * spec.num_sms
     tile, to_us = tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
+    lone_clk = warp_clk(walk, spec)
     spill_clk = fit.spill_clk_per_byte * usage.spill_bytes * walk.knobs.num_threads / 4096
 
     def chunk_us(residents: int) -> float:
-        found = round_cost(tile, residents, fit)
-        alone = round_cost(tile, 1, fit).bottleneck_clk * to_us + CHAIN_US
-        return max((found.clk + residents * spill_clk) * to_us, alone)
+        sharing = max(1.0, residents * counts.warps / SCHEDULERS_PER_SM)
+        chain = lone_clk * (1.0 + SECOND_WARP * (sharing - 1.0)) + residents * spill_clk
+        return max(residents * _busiest_clk(tile), chain) * to_us
 
     whole, rest = divmod(ctas, slots)
     last = chunk_us(-(-rest // spec.num_sms)) if rest else 0.0
@@ -147,14 +172,18 @@ def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Es
     l2_us = ctas * walk.chunks * counts.fill_bytes / spec.l2_bytes_per_clk * to_us
     hbm_us = _walk_bytes(walk) * 1e6 / spec.hbm_bytes_per_second
     memory = max(l2_us, hbm_us)
-    us = max(compute, memory) + fit.memory_overlap_loss * min(compute, memory)
+    us = max(compute, memory)  # what they lose by each other is in the clocks of a warp
     rounds = walk.chunks * ctas / slots
-    shown = round_cost(tile, resident, fit)
-    terms = _terms(tile, shown, rounds, resident, to_us) | {
+    tiles = rounds * resident * to_us
+    terms = {
+        "tensor_us": tile.tensor_clk * tiles,
+        "smem_us": tile.smem_clk * tiles,
+        "alu_us": tile.alu_clk * tiles,
+        "issue_us": tile.issue_clk * tiles,
+        "chain_us": rounds * chunk_us(resident) - _busiest_clk(tile) * tiles,
         "l2_us": l2_us,
         "hbm_us": hbm_us,
         "spill_us": rounds * resident * spill_clk * to_us,
-        "chain_us": max(0.0, chunk_us(resident) - shown.clk * to_us) * rounds,
         "cta_us": start_us,
         "imbalance_us": max(0.0, walk.chunks * (full + last) - rounds * chunk_us(resident)),
         "launch_us": spec.launch_overhead_us,
@@ -168,20 +197,50 @@ def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Es
     )
 
 
-def _terms(
-    tile: TileCost, shown: RoundCost, rounds: float, resident: int, to_us: float
-) -> dict[str, float]:
-    """Each unit's busy time, and what is added to the busiest, microseconds."""
-    tiles = rounds * resident * to_us
-    return {
-        "tensor_us": tile.tensor_clk * tiles,
-        "smem_us": tile.smem_clk * tiles,
-        "exp_us": tile.exp_clk * tiles,
-        "alu_us": tile.alu_clk * tiles,
-        "issue_us": tile.issue_clk * tiles,
-        "exposed_us": shown.exposed_clk * rounds * to_us,
-        "latency_us": shown.latency_clk * rounds * to_us,
-    }
+def _busiest_clk(tile: TileCost) -> float:
+    """Clocks of the busiest unit for a chunk of one CTA."""
+    return max(tile.tensor_clk, tile.smem_clk, tile.alu_clk, tile.issue_clk)
+
+
+def warp_clk(walk: Walk, spec: ArchSpec) -> float:
+    """Clocks of a warp for a chunk when it has its scheduler for itself."""
+    knobs, c = walk.knobs, walk.chunk
+    tokens, columns = (
+        c // 16,
+        knobs.columns // knobs.column_warps,
+    )  # of a warp, in tiles of 16 and one by one
+    depth = -(-walk.depth // (16 * knobs.depth_warps))  # tiles of 16
+    inline = knobs.scores == "inline" and not walk.states_only
+    products = tokens * depth * columns / 8  # Y^T Z
+    reads = tokens * depth + tokens * columns / 16
+    output = scores = 0.0
+    if not walk.states_only:
+        products += tokens * depth * columns / 8 + tokens * tokens * columns / 8 / knobs.depth_warps
+        reads += tokens * depth + tokens * tokens / knobs.depth_warps
+        output = c * columns / WARP
+    if inline:
+        score_tiles = c / 8 / knobs.column_warps
+        products += tokens * score_tiles * depth
+        reads += score_tiles / 2 * depth
+        scores = c * c / knobs.column_warps / WARP
+    state = columns * 16 * depth / WARP
+    wanted = state + output + 1.5 * scores + REGISTERS_BESIDE
+    fair = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
+    missing = max(0.0, wanted - min(fair, spec.max_registers_per_thread))
+    fill = c * (2 * walk.depth + knobs.columns) * ELEMENT_BYTES
+    copies = COPY_INSTRUCTIONS[walk.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
+    narrow = copies * fill / LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
+    return (
+        CHUNK_CLK
+        + PRODUCT_CLK * products
+        + READ_CLK * reads
+        + OUTPUT_CLK * output
+        + SCORE_CLK * scores
+        + MISSING_CLK * missing
+        + INSTRUCTION_CLK * narrow
+        + GRADIENT_CLK * tokens * tokens * walk.gradient
+        + LATE_CLK[knobs.num_stages]
+    )
 
 
 def _walk_bytes(walk: Walk) -> int:
@@ -207,7 +266,7 @@ class Beside:
 
     def plus(self, num_bytes: float, spec: ArchSpec, *, flops: float = 0.0) -> Beside:
         """One kernel more."""
-        memory = num_bytes * 1e6 / spec.hbm_bytes_per_second
+        memory = num_bytes * 1e6 / (BESIDE_BANDWIDTH * spec.hbm_bytes_per_second)
         rate = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
         return Beside(
             kernels=self.kernels + 1,
@@ -275,6 +334,7 @@ def _plan(
             chunk=chunk,
             depth=qk if over_values else v,
             width=v if over_values else qk,
+            gradient=name != "output",
             heads=heads,
             tokens=tokens,
             stretch=super_chunk if split else tokens,
@@ -301,17 +361,7 @@ def _plan(
 
 def _summing(walk: Walk) -> Walk:
     """The walk that only sums the states of the same stretches."""
-    return Walk(
-        knobs=walk.knobs,
-        chunk=walk.chunk,
-        depth=walk.depth,
-        width=walk.width,
-        states_only=True,
-        heads=walk.heads,
-        tokens=walk.tokens,
-        stretch=walk.stretch,
-        copy_bytes=walk.copy_bytes,
-    )
+    return replace(walk, states_only=True, gradient=False)
 
 
 def total(parts: Sequence[Estimate], beside: Beside, spec: ArchSpec) -> Estimate:
