@@ -148,7 +148,7 @@ def test_shared_memory_under_a_mask_is_counted_alike(tmp_path: Path, mask: Any) 
                 op="retnet",
                 mask=mask,
                 causal=mask == "decay",
-                direction=direction,  # type: ignore[arg-type]  # from a list
+                direction=direction,
                 dim_qk=dim_qk,
                 dim_v=dim_v,
             )

@@ -96,7 +96,7 @@ def test_shared_memory_of_passes_is_counted_alike(tmp_path: Path, direction: Any
                 op="retention",
                 causal=True,
                 direction=direction,
-                form=form,  # type: ignore[arg-type]  # from a list
+                form=form,
                 dim_qk=dim_qk,
                 dim_v=dim_v,
             )

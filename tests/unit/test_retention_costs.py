@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import resolve
+from attention_autotuner.arch.backward_resources import RowShape
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import ForwardKnobs, Knobs, ParallelKnobs
 from attention_autotuner.codegen.problem import Problem
@@ -18,9 +19,13 @@ from attention_autotuner.codegen.retention_knobs import (
     RetentionBackwardKnobs,
     Scores,
 )
+from attention_autotuner.tuning.backward_costs import work_of
 from attention_autotuner.tuning.cost_model import Estimate, estimate, rank
 from attention_autotuner.tuning.exhaustive import stratum_of
+from attention_autotuner.tuning.retnet_costs import weighted
+from attention_autotuner.tuning.schedule import makespan
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
+from tests.candidates import ROWS as BACKWARD_ROWS
 
 SPEC = resolve("H200").spec
 PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
@@ -111,6 +116,37 @@ def test_a_mask_is_read_and_costs_no_exponentials() -> None:
     mask_us = 2 * 8 * 2048 * 2048 * 1e6 / SPEC.hbm_bytes_per_second
     assert with_mask.terms["hbm_us"] == pytest.approx(with_softmax.terms["hbm_us"] + mask_us)
     assert with_mask.terms["l2_us"] == pytest.approx(1.5 * with_softmax.terms["l2_us"])
+
+
+def test_row_passes_of_retnet_do_without_scores_but_for_dv() -> None:
+    plain = Problem(direction="backward")
+    decayed = replace(plain, op="retnet", mask="decay", causal=True)
+    products = 2
+    for name in ("dq", "dk", "dv"):
+        shape = RowShape(name=name, knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
+        counts = work_of(decayed, shape, 16, SPEC, heads_first=False).counts
+        assert counts.flops == products * 2 * 128 * 32 * 128
+        softmax = work_of(plain, shape, 16, SPEC, heads_first=False).counts
+        assert softmax.flops == (products + (name != "dv")) * 2 * 128 * 32 * 128
+        assert (counts.reads < softmax.reads) == (name != "dv")
+        assert counts.fill_bytes == softmax.fill_bytes
+
+
+def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
+    shape = RowShape(name="dq", knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
+    for mask, batches in (("explicit", 6), ("decay", 1)):
+        asked = Problem(op="retnet", mask=mask, causal=True, direction="backward", batch=6)  # type: ignore[arg-type]
+        work = work_of(asked, shape, 16, SPEC, heads_first=False)
+        assert weighted(work, asked).batches == batches
+    # Four blocks of two batches on two slots: each slot has a batch, or both have some of both.
+    blocks = (5, 3, 2, 1)
+    neighbours, apart = (
+        makespan(
+            blocks, heads=heads, value_slices=slices, heads_first=False, persistent=True, slots=2
+        )
+        for heads, slices in ((1, 2), (2, 1))
+    )
+    assert (neighbours, apart) == (5 + 3 + 2 + 1, 5 + 2 + 5 + 2)
 
 
 @pytest.mark.parametrize("knobs", [CHUNKWISE, PARALLEL, RECURRENT])

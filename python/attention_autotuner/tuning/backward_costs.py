@@ -176,18 +176,20 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
     )
 
 
-def row_step(shape: RowShape, copy_bytes: int) -> StepCounts:
-    """One tile of keys (for dQ) or of queries (for dK and dV) of a row pass."""
+def row_step(shape: RowShape, copy_bytes: int, *, scored: bool = True) -> StepCounts:
+    """One tile of keys (for dQ) or of queries (for dK and dV) of a row pass, which may do without S."""
     knobs = shape.knobs
     rows, columns = knobs.block_rows // knobs.warps, knobs.block_columns // knobs.column_warps
-    of_warp = (rows + columns) * shape.resident_columns + columns * shape.result_columns
+    unscored = 0 if scored else shape.class_qk
+    inner = shape.resident_columns - unscored
+    of_warp = (rows + columns) * inner + columns * shape.result_columns
     warps = knobs.warps * knobs.column_warps
     statistics = 0 if shape.name == "dq" else STATISTICS_BYTES
     row_bytes = (shape.class_qk + shape.other_columns) * ELEMENT_BYTES + statistics
     scores = knobs.block_rows * knobs.block_columns
     staged = knobs.num_stages > 1
     return StepCounts(
-        flops=2 * scores * flops_per_score(shape) / knobs.slices,
+        flops=2 * scores * (inner + shape.result_columns),
         reads=warps * of_warp * ELEMENT_BYTES,
         writes=0,
         fill_bytes=knobs.block_columns * row_bytes,
@@ -215,7 +217,9 @@ def work_of(
         block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
         edge_columns = 2 * (shape.class_qk + shape.class_v)
     else:
-        counts = row_step(shape, copy_bytes)
+        # The gradient of a score is that of its weight times the mask: dQ and dK need no S, but through r.
+        scored = problem.op == "attention" or not shape.needs_dp
+        counts = row_step(shape, copy_bytes, scored=scored)
         block, step = shape.knobs.block_rows, shape.knobs.block_columns
         slices = shape.knobs.slices
         edge_columns = shape.resident_columns + shape.result_columns

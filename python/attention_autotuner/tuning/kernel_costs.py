@@ -24,6 +24,7 @@ class KernelWork:
         steps: how many steps each block of one head takes, in the order of the scheduler's list.
         heads: how many times the blocks repeat, batch included.
         slices: CTAs that share one block.
+        batches: of the heads, those whose CTAs for one block are neighbours in the list: they share a part of a mask.
         heads_first: the order of the list.
         persistent: one CTA per slot loops over tiles.
         causal: whether the last CTAs of the list are shorter than the rest.
@@ -37,6 +38,7 @@ class KernelWork:
     steps: tuple[int, ...]
     heads: int
     slices: int
+    batches: int = 1
     heads_first: bool
     persistent: bool = False
     causal: bool
@@ -72,8 +74,8 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
     overhead = max(1, round(COST_UNITS * cta_clk / round_clk))
     span = makespan(
         tuple(COST_UNITS * count + overhead for count in work.steps),
-        heads=work.heads,
-        value_slices=work.slices,
+        heads=work.heads // work.batches,
+        value_slices=work.slices * work.batches,
         heads_first=work.heads_first,
         persistent=work.persistent,
         slots=slots,
@@ -149,7 +151,8 @@ def _hbm_bytes(
     part of the concurrent heads' streams that L2 can hold.
     """
     per_stream = ctas // work.streams
-    active = min(work.streams, slots if work.heads_first else -(-slots // per_stream))
+    in_turn = work.batches * -(-slots // (per_stream * work.batches))
+    active = min(work.streams, slots if work.heads_first else in_turn)
     together = max(1.0, min(per_stream, slots / active))
     once = work.streams * work.stream_bytes
     held = fit.kv_cache_share * spec.l2_bytes / (active * work.stream_bytes)

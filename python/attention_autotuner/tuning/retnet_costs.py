@@ -32,6 +32,7 @@ def weighted(work: KernelWork, problem: Problem) -> KernelWork:
                 alu_share=MASK_ALU_SHARE,
                 mask_bytes=counts.scores * ELEMENT_BYTES,
             ),
+            batches=problem.batch,
             once_bytes=work.once_bytes + mask_bytes(problem),
         )
     counts = replace(counts, exponentials=DECAY_EXPONENTIALS, alu_share=DECAY_ALU_SHARE)

@@ -2,7 +2,8 @@
 
 Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
 ``templates/include/attention_autotuner/scheduler.cuh``: value slices of a row block are neighbours, causal row blocks
-go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head.
+go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head. Where
+heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices as well.
 
 Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
 i, i + slots, ...). Both are exact, except that a greedy ``rows_first`` list longer than :data:`EXACT_TILES` has whole
@@ -83,7 +84,7 @@ def makespan(
     Args:
         row_costs: cost of one tile of each row block, in list order.
         heads: heads times batch: how many times the row blocks repeat.
-        value_slices: CTAs that share one row block.
+        value_slices: neighbours in the list that share one row block.
         heads_first: the order of the list.
         persistent: static striding instead of greedy dispatch.
         slots: resident CTAs of the whole GPU.
