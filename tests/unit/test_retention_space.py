@@ -94,7 +94,7 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
 
 def test_a_depth_that_warps_cannot_share_is_padded() -> None:
     deep = replace(CHUNKS, scores="given", depth_warps=2)
-    knobs: Any = replace(RETENTION["chunkwise"], **{"output": deep})
+    knobs = ChunkwiseKnobs(chunk=64, output=deep)
     wide, padded = (retention("chunkwise", class_qk=dim, knobs=knobs) for dim in (64, 48))
     assert check_kernel(padded) is None
     assert resources.kernels(padded) == resources.kernels(wide)
