@@ -19,7 +19,7 @@ import torch
 from attention_autotuner import abi, dispatch, settings
 from attention_autotuner.codegen.problem import Form, Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import launch, retention_autograd, retention_plan
+from attention_autotuner.ops import retention_autograd, retention_plan
 from attention_autotuner.reference import (
     default_log2_gamma,
     retention_backward,
@@ -49,6 +49,11 @@ WAYS = ["tensor", "numbers", "usual"]
 def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     with open_desk(fake_kernel, monkeypatch, source="fake_retention.c") as desk:
         yield desk
+
+
+def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    """Those that are there."""
+    return [x for x in tensors if x is not None]
 
 
 class Call:
@@ -252,9 +257,9 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
     expected, gradients_expected = call.forward(), call.backward()
     for name in names:
         setattr(call, name, layout(getattr(call, name)))
-    assert gradients.same_bits(launch.given(*call.forward()), launch.given(*expected))
+    assert gradients.same_bits(there(*call.forward()), there(*expected))
     found = call.backward()
-    assert gradients.same_bits(launch.given(*found), launch.given(*gradients_expected))
+    assert gradients.same_bits(there(*found), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
     assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in desk.asked[-2:])
 
@@ -388,8 +393,8 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
 
 def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
     call = Call(decays="tensor")
-    found = launch.given(*call.forward(), *call.backward())
-    held = [weakref.ref(x) for x in launch.given(*found, call.q, call.state, call.log2)]
+    found = there(*call.forward(), *call.backward())
+    held = [weakref.ref(x) for x in there(*found, call.q, call.state, call.log2)]
     del call, found
     gc.collect()
     assert all(reference() is None for reference in held)

@@ -45,6 +45,11 @@ def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> I
         yield desk
 
 
+def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
+    """Those that are there."""
+    return [x for x in tensors if x is not None]
+
+
 class Call:
     """The arguments of a call and of its gradient, each of which a test may replace."""
 
@@ -186,9 +191,9 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
     expected, gradients_expected = call.forward(), call.backward()
     for name in names:
         setattr(call, name, layout(getattr(call, name)))
-    assert gradients.same_bits(launch.given(*call.forward()), launch.given(*expected))
+    assert gradients.same_bits(there(*call.forward()), there(*expected))
     found = call.backward()
-    assert gradients.same_bits(launch.given(*found), launch.given(*gradients_expected))
+    assert gradients.same_bits(there(*found), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
     assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in desk.asked[-2:])
 
@@ -353,7 +358,7 @@ def test_the_function_beside_the_dispatcher(desk: Desk) -> None:
 
 def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
     call = Call(rules=RULES._replace(r_grad=True))
-    found = launch.given(*call.forward(), *call.backward())
+    found = there(*call.forward(), *call.backward())
     held = [weakref.ref(x) for x in (*found, call.q, call.mask, call.grad_o) if x is not None]
     del call, found
     gc.collect()

@@ -89,7 +89,7 @@ def retention_func(
         )
     log2_gamma, numbers = (None, None) if gamma is None else gammas.read(gamma, q)
     if inplace_state:
-        retention_checks.refuse_gradients_in_place(q, k, v, log2_gamma, initial_state)
+        retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
         initial_state = retention_checks.check_in_place(initial_state)
     if (
         torch.compiler.is_compiling()

@@ -87,10 +87,10 @@ def check_in_place(state: torch.Tensor | None) -> torch.Tensor:
     """
     if state is None:
         raise UnsupportedProblemError("inplace_state=True needs an initial_state, got None")
-    fail_unless(
-        state.is_contiguous(),
-        f"initial_state must be contiguous to be updated in place, got strides {state.stride()}",
-    )
+    if not state.is_contiguous():
+        raise UnsupportedProblemError(
+            f"initial_state must be contiguous to be updated in place, got strides {state.stride()}"
+        )
     return state
 
 
@@ -112,16 +112,20 @@ def is_readable_state(state: torch.Tensor) -> bool:
     return state.is_contiguous() and state.data_ptr() % checks.VECTOR_BYTES == 0
 
 
-def refuse_gradients_in_place(*tensors: torch.Tensor | None) -> None:
+def refuse_gradients(*tensors: torch.Tensor | None) -> None:
     """Refuse to overwrite a state that a gradient would need.
 
     Raises:
         UnsupportedProblemError: gradients are being recorded, and a tensor requires one.
     """
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
-        raise UnsupportedProblemError(
-            "inplace_state=True has no gradient, got a tensor with requires_grad=True: call it under torch.no_grad()"
-        )
+    if not torch.is_grad_enabled():
+        return
+    for x in tensors:
+        if x is not None and x.requires_grad:
+            raise UnsupportedProblemError(
+                "inplace_state=True has no gradient, got a tensor with requires_grad=True: call it under "
+                "torch.no_grad()"
+            )
 
 
 def state_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:

@@ -52,7 +52,9 @@ def retention_forward(
     """
     log2_gamma, gamma = decays
     key = (
-        launch.signature(q, k, v, initial_state, log2_gamma),
+        launch.signature_of_three(q, k, v),
+        launch.signature(initial_state),
+        launch.signature(log2_gamma),
         gamma,
         form,
         device_type,
@@ -71,7 +73,7 @@ def retention_forward(
         )
         launch.remember(_forward_plans, key, plan)
     final = initial_state if in_place else None
-    o, *rest = plan.run(*launch.given(q, k, v, log2_gamma, initial_state, final))
+    o, *rest = plan.run(q, k, v, log2_gamma, initial_state, final)
     return o, rest[0] if rest else None
 
 
@@ -111,8 +113,11 @@ def retention_backward(
         retention_checks.check_some_gradient(grad_state)
         grad_o = q.new_zeros(v.shape[-1:]).expand(*q.shape[:3], v.shape[-1])
     key = (
-        launch.signature(q, k, v, initial_state, log2_gamma),
-        launch.signature(grad_o, grad_state),
+        launch.signature_of_three(q, k, v),
+        launch.signature(initial_state),
+        launch.signature(log2_gamma),
+        launch.signature(grad_o),
+        launch.signature(grad_state),
         gamma,
         device_type,
         need_state,
@@ -134,7 +139,7 @@ def retention_backward(
             need_gamma,
         )
         launch.remember(_backward_plans, key, plan)
-    found = plan.run(*launch.given(q, k, v, log2_gamma, initial_state, grad_o, grad_state))
+    found = plan.run(q, k, v, log2_gamma, initial_state, grad_o, grad_state)
     dq, dk, dv = found[:3]
     # Every sequence's share comes alone, as that costs the kernel least.
     dlog2_gamma = found[-1].sum(0) if need_gamma else None
@@ -176,14 +181,14 @@ def _plan_forward(
         params,
         q.device,
         index=q.get_device(),
-        inputs=launch.names_given(
-            q=q,
-            k=k,
-            v=v,
-            log2_gamma=decays[0],
-            initial_state=initial_state,
-            final_state=initial_state if in_place else None,
-        ),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "log2_gamma": decays[0],
+            "initial_state": initial_state,
+            "final_state": initial_state if in_place else None,
+        },
         outputs=outputs,
         in_force=in_force,
         copies=[] if in_place else _states_to_copy(initial_state=initial_state),
@@ -227,15 +232,15 @@ def _plan_backward(
         params,
         q.device,
         index=q.get_device(),
-        inputs=launch.names_given(
-            q=q,
-            k=k,
-            v=v,
-            log2_gamma=decays[0],
-            initial_state=initial_state,
-            dout=grad_o,
-            dfinal_state=grad_state,
-        ),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "log2_gamma": decays[0],
+            "initial_state": initial_state,
+            "dout": grad_o,
+            "dfinal_state": grad_state,
+        },
         outputs=outputs,
         in_force=in_force,
         copies=copies,

@@ -47,7 +47,9 @@ def retnet_forward(
     """
     mask, log2_gamma, gamma = weights
     key = (
-        launch.signature(q, k, v, mask, log2_gamma),
+        launch.signature_of_three(q, k, v),
+        launch.signature(mask),
+        launch.signature(log2_gamma),
         gamma,
         rules,
         device_type,
@@ -60,7 +62,7 @@ def retnet_forward(
         retnet_checks.check_call(q, k, v, *weights, rules)
         plan = _plan_forward(q, k, v, weights, rules, device_type, return_r)
         launch.remember(_forward_plans, key, plan)
-    o, *rest = plan.run(*launch.given(q, k, v, mask, log2_gamma))
+    o, *rest = plan.run(q, k, v, mask, log2_gamma)
     return o, rest[0] if rest else None
 
 
@@ -103,8 +105,12 @@ def retnet_backward(
         mask = mask.contiguous()
         weights = (mask, None, None)
     key = (
-        launch.signature(q, k, v, mask, log2_gamma),
-        launch.signature(grad_o, o, r),
+        launch.signature_of_three(q, k, v),
+        launch.signature(mask),
+        launch.signature(log2_gamma),
+        launch.signature(grad_o),
+        launch.signature(o),
+        launch.signature(r),
         gamma,
         rules,
         device_type,
@@ -121,7 +127,7 @@ def retnet_backward(
             (q, k, v), weights, (grad_o, o, r), rules, device_type, need_dmask, deterministic
         )
         launch.remember(_backward_plans, key, plan)
-    dq, dk, dv, *rest = plan.run(*launch.given(q, k, v, mask, log2_gamma, grad_o, o, r))
+    dq, dk, dv, *rest = plan.run(q, k, v, mask, log2_gamma, grad_o, o, r)
     return dq, dk, dv, rest[0] if rest else None
 
 
@@ -158,7 +164,7 @@ def _plan_forward(
         params,
         q.device,
         index=q.get_device(),
-        inputs=launch.names_given(q=q, k=k, v=v, mask=mask, log2_gamma=log2_gamma),
+        inputs={"q": q, "k": k, "v": v, "mask": mask, "log2_gamma": log2_gamma},
         outputs=outputs,
         in_force=in_force,
         keep=keep,
@@ -204,9 +210,16 @@ def _plan_backward(
         params,
         q.device,
         index=q.get_device(),
-        inputs=launch.names_given(
-            q=q, k=k, v=v, mask=mask, log2_gamma=log2_gamma, dout=grad_o, o=o, r=r
-        ),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "mask": mask,
+            "log2_gamma": log2_gamma,
+            "dout": grad_o,
+            "o": o,
+            "r": r,
+        },
         outputs=outputs,
         in_force=in_force,
         copies=copies,
