@@ -254,6 +254,7 @@ FORWARD_US: tuple[Measured, ...] = (
         },
     ),
 )
+UNDIVIDED = ("chunkwise_l32p0_", "chunkwise_l64p0_")
 DEEP = one_pass(64, (4, 2), 2, "given")
 BACKWARD_US: tuple[Measured, ...] = (
     ((256, 512), 8, 8, 2048, {gradients(32, DEEP, one_pass(64, (4, 1), 2)): 1165}),
@@ -295,7 +296,10 @@ def test_what_was_measured_is_offered_and_its_best_leads_the_ranking(direction: 
         predicted_us = {each.knobs: found.us for each, found in ranked}
         for knobs, measured in times.items():
             assert 0.85 < predicted_us[knobs] / measured < 1.15, knobs
-        # Of backward few were tried at each shape: what is ahead of them may be so in truth.
-        places = 5 if direction == "forward" else 6
+        # Of backward few were tried, none of them in super-chunks: what is ahead of them may be so in truth.
         best = min(times, key=lambda knobs: times[knobs])
-        assert best in [each.knobs for each, _ in ranked[:places]]
+        if direction == "forward":
+            assert best in [each.knobs for each, _ in ranked[:5]]
+        else:
+            whole = [each.knobs for each, _ in ranked if each.knobs.label.startswith(UNDIVIDED)]
+            assert best in whole[:6]

@@ -1,19 +1,14 @@
 """The work of retention's passes over chunks, counted for the cost model.
 
-A CTA walks its chunks one after the other, and few warps share a scheduler, as each holds a part of the state. So what
-a chunk costs is the chain of one warp's instructions, of which a second warp on the same scheduler hides a part; only
-never less than the busiest unit of :mod:`.tile_costs`. Before the pass come, where the plan has them, the states of
-super-chunks and the scores of all chunks.
+A plan's passes run one after the other, each at the cost of :mod:`.walk_costs`. Before them come, where the plan has
+them, the states of super-chunks and the scores of all chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from math import ceil, inf
 
-from ..arch import occupancy
 from ..arch.spec import ArchSpec
 from ..codegen.candidate import Candidate
 from ..codegen.problem import Problem
@@ -21,235 +16,15 @@ from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RetentionBackwa
 from .coefficients import Coefficients
 from .decoding import decodes
 from .estimates import Estimate, Usage, limiter_of
-from .tile_costs import (
-    COPY_INSTRUCTIONS,
-    ELEMENT_BYTES,
-    LDMATRIX_BYTES,
-    SCHEDULERS_PER_SM,
-    WARP,
-    StepCounts,
-    TileCost,
-    tile_cost,
-)
+from .tile_costs import ELEMENT_BYTES
+from .walk_costs import STATE_BYTES, Walk, walk_time
 
-STATE_BYTES = 4
-VECTOR_COPY = 16  # bytes
-# Clocks of a warp that is alone on its scheduler, for a chunk: whatever it holds, for a product of two fragments, for a
-# fragment read, for a thread's element of the output and of the scores, and for a register that it lacks. Fitted to 15
-# times of forward passes of head dims 64 to 512 on an H200, which they give within 9 %.
-CHUNK_CLK = 560.0
-PRODUCT_CLK = 2.0
-READ_CLK = 20.0
-OUTPUT_CLK = 33.0
-SCORE_CLK = 27.0
-MISSING_CLK = 36.0
-GRADIENT_CLK = 60.0  # more, for a pair of 16-token tiles of a chunk, where the pass gives a gradient: fitted to 5 times
-REGISTERS_BESIDE = 50  # what a pass holds
-INSTRUCTION_CLK = 2.5  # of any other instruction
-SECOND_WARP = 0.7  # of a warp's clocks, that each further one on its scheduler adds
-# Clocks by which a chunk arrives late: where its copies start once the last one is done with, and where they start
-# within the last one's products.
-LATE_CLK = {1: 800.0, 2: 140.0, 3: 0.0}
-SCORES_ALU_SHARE = 0.5  # fp32 work for a decayed score, over that of a softmax
+# As SuperChunks in retention_entry.cuh has them: CTAs that are enough, and pieces of a stretch where they are fewer.
+ENOUGH_PIECES = 128
+MAX_PIECES = 4
+MAX_DEPTH_WARPS = 4
 SCORES_EFFICIENCY = 0.5  # of the tensor rate, in the kernel that only computes scores
 BESIDE_BANDWIDTH = 0.7  # of the peak, that kernels beside the passes reach
-
-
-@dataclass(frozen=True, kw_only=True)
-class Walk:
-    """One kernel that walks chunks.
-
-    Attributes:
-        knobs: of the pass.
-        chunk: tokens of one step.
-        depth: D, the inner dim class.
-        width: the dim class that CTAs slice into columns.
-        states_only: it only sums states: no X, no scores, no output.
-        gradient: its result is a gradient.
-        heads: query heads, batch included.
-        tokens: of one head.
-        stretch: tokens that one CTA walks.
-        copy_bytes: width of global reads.
-    """
-
-    knobs: ChunkPass
-    chunk: int
-    depth: int
-    width: int
-    states_only: bool = False
-    gradient: bool = False
-    heads: int
-    tokens: int
-    stretch: int
-    copy_bytes: int
-
-    @property
-    def slices(self) -> int:
-        """CTAs that share a stretch."""
-        return -(-self.width // self.knobs.columns)
-
-    @property
-    def stretches(self) -> int:
-        """Stretches of one head."""
-        return -(-self.tokens // self.stretch)
-
-    @property
-    def chunks(self) -> int:
-        """Chunks that a CTA walks, one after the other."""
-        return -(-min(self.stretch, self.tokens) // self.chunk)
-
-
-def counts_of(walk: Walk) -> StepCounts:
-    """One chunk of a CTA."""
-    knobs, c, d, w = walk.knobs, walk.chunk, walk.depth, walk.knobs.columns
-    along, deep = knobs.column_warps, knobs.depth_warps
-    inline = knobs.scores == "inline" and not walk.states_only
-    # Every warp along the columns reads all of Y for Y^T Z, and those that share columns all of Z.
-    flops = 2 * c * d * w
-    reads = (along * c * d + deep * c * w) * ELEMENT_BYTES
-    writes, fill, barriers = 0, (c * d + c * w) * ELEMENT_BYTES, 1
-    if not walk.states_only:
-        # X for X S; the scores and Z again for their product.
-        flops += 2 * c * d * w + 2 * c * c * w
-        reads += (along * c * d + along * deep * c * c + deep * c * w) * ELEMENT_BYTES
-        writes += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)
-        reads += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)
-        fill += c * d * ELEMENT_BYTES
-        barriers += 1 + (deep > 1)
-        if inline:
-            flops += 2 * c * c * d
-            reads += c * d * ELEMENT_BYTES  # of Y; X is at hand for X S
-            writes += c * c * ELEMENT_BYTES
-            barriers += 1
-        else:
-            fill += c * c * ELEMENT_BYTES
-    staged = knobs.num_stages > 1
-    return StepCounts(
-        flops=flops,
-        reads=reads,
-        writes=writes,
-        fill_bytes=fill,
-        copy_bytes=walk.copy_bytes,
-        scores=c * c if inline else 0,
-        exponentials=0.0,
-        alu_share=SCORES_ALU_SHARE,
-        warps=along * deep,
-        barriers=barriers,
-        waits=1,
-        lookahead=1.0 if staged else 0.0,
-    )
-
-
-@lru_cache(maxsize=8192)
-def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
-    """The time of one kernel that walks chunks, its launch included."""
-    counts = counts_of(walk)
-    resident = occupancy.occupancy(
-        spec,
-        threads=walk.knobs.num_threads,
-        registers=usage.registers,
-        smem_bytes=usage.smem_bytes,
-    )
-    if resident < 1:
-        return Estimate(us=inf, limiter="residency", terms={}, occupancy=0, waves=inf)
-    ctas = walk.heads * walk.stretches * walk.slices
-    resident = min(resident, -(-ctas // spec.num_sms))
-    slots = resident * spec.num_sms
-    tile, to_us = tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
-    lone_clk = warp_clk(walk, spec)
-    spill_clk = fit.spill_clk_per_byte * usage.spill_bytes * walk.knobs.num_threads / 4096
-
-    def chunk_us(residents: int) -> float:
-        sharing = max(1.0, residents * counts.warps / SCHEDULERS_PER_SM)
-        chain = lone_clk * (1.0 + SECOND_WARP * (sharing - 1.0)) + residents * spill_clk
-        return max(residents * _busiest_clk(tile), chain) * to_us
-
-    whole, rest = divmod(ctas, slots)
-    last = chunk_us(-(-rest // spec.num_sms)) if rest else 0.0
-    full = whole * chunk_us(resident)
-    start_us = fit.cta_clk * to_us * ceil(ctas / slots)
-    compute = walk.chunks * (full + last) + start_us
-    l2_us = ctas * walk.chunks * counts.fill_bytes / spec.l2_bytes_per_clk * to_us
-    hbm_us = _walk_bytes(walk) * 1e6 / spec.hbm_bytes_per_second
-    memory = max(l2_us, hbm_us)
-    us = max(compute, memory)  # what they lose by each other is in the clocks of a warp
-    rounds = walk.chunks * ctas / slots
-    tiles = rounds * resident * to_us
-    terms = {
-        "tensor_us": tile.tensor_clk * tiles,
-        "smem_us": tile.smem_clk * tiles,
-        "alu_us": tile.alu_clk * tiles,
-        "issue_us": tile.issue_clk * tiles,
-        "chain_us": rounds * chunk_us(resident) - _busiest_clk(tile) * tiles,
-        "l2_us": l2_us,
-        "hbm_us": hbm_us,
-        "spill_us": rounds * resident * spill_clk * to_us,
-        "cta_us": start_us,
-        "imbalance_us": max(0.0, walk.chunks * (full + last) - rounds * chunk_us(resident)),
-        "launch_us": spec.launch_overhead_us,
-    }
-    return Estimate(
-        us=us + spec.launch_overhead_us,
-        limiter=limiter_of(terms),
-        terms=terms,
-        occupancy=resident,
-        waves=ctas / slots,
-    )
-
-
-def _busiest_clk(tile: TileCost) -> float:
-    """Clocks of the busiest unit for a chunk of one CTA."""
-    return max(tile.tensor_clk, tile.smem_clk, tile.alu_clk, tile.issue_clk)
-
-
-def warp_clk(walk: Walk, spec: ArchSpec) -> float:
-    """Clocks of a warp for a chunk when it has its scheduler for itself."""
-    knobs, c = walk.knobs, walk.chunk
-    tokens, columns = (
-        c // 16,
-        knobs.columns // knobs.column_warps,
-    )  # of a warp, in tiles of 16 and one by one
-    depth = -(-walk.depth // (16 * knobs.depth_warps))  # tiles of 16
-    inline = knobs.scores == "inline" and not walk.states_only
-    products = tokens * depth * columns / 8  # Y^T Z
-    reads = tokens * depth + tokens * columns / 16
-    output = scores = 0.0
-    if not walk.states_only:
-        products += tokens * depth * columns / 8 + tokens * tokens * columns / 8 / knobs.depth_warps
-        reads += tokens * depth + tokens * tokens / knobs.depth_warps
-        output = c * columns / WARP
-    if inline:
-        score_tiles = c / 8 / knobs.column_warps
-        products += tokens * score_tiles * depth
-        reads += score_tiles / 2 * depth
-        scores = c * c / knobs.column_warps / WARP
-    state = columns * 16 * depth / WARP
-    wanted = state + output + 1.5 * scores + REGISTERS_BESIDE
-    fair = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
-    missing = max(0.0, wanted - min(fair, spec.max_registers_per_thread))
-    fill = c * (2 * walk.depth + knobs.columns) * ELEMENT_BYTES
-    copies = COPY_INSTRUCTIONS[walk.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
-    narrow = copies * fill / LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
-    return (
-        CHUNK_CLK
-        + PRODUCT_CLK * products
-        + READ_CLK * reads
-        + OUTPUT_CLK * output
-        + SCORE_CLK * scores
-        + MISSING_CLK * missing
-        + INSTRUCTION_CLK * narrow
-        + GRADIENT_CLK * tokens * tokens * walk.gradient
-        + LATE_CLK[knobs.num_stages]
-    )
-
-
-def _walk_bytes(walk: Walk) -> int:
-    """Bytes through device memory: the slices of a stretch read it together, from L2."""
-    rows = walk.heads * walk.tokens
-    if walk.states_only:
-        return rows * (walk.depth + walk.width) * ELEMENT_BYTES
-    given = walk.chunk if walk.knobs.scores == "given" else 0
-    return rows * (2 * walk.depth + 2 * walk.width + given) * ELEMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,8 +117,9 @@ def _plan(
         )
         walks.append((walk, usage))
         if split and name != "dk":  # dk starts from the states that dv does
-            walks.append((_summing(walk), usage))
-            beside = beside.plus(4 * states * walk.stretches, spec)  # written, scanned, read
+            summing = _summing(walk)
+            walks.append((summing, usage))
+            beside = beside.plus(4 * states * summing.stretches, spec)  # written, scanned, read
         if knobs.scores == "given" and walk.depth not in scored:
             scored.add(walk.depth)
             rows = heads * tokens
@@ -360,8 +136,37 @@ def _plan(
 
 
 def _summing(walk: Walk) -> Walk:
-    """The walk that only sums the states of the same stretches."""
-    return replace(walk, states_only=True, gradient=False)
+    """The walk that only sums states, of all stretches but the last, in pieces where CTAs are few.
+
+    Its warps take twice the columns and half the depth where they can, as ``StatesPass`` in the traits says.
+    """
+    knobs, pieces = walk.knobs, 1
+    ctas = walk.heads * walk.slices * (walk.stretches - 1)
+    while (
+        pieces < MAX_PIECES
+        and walk.stretch % (2 * pieces * walk.chunk) == 0
+        and 2 * pieces * ctas <= ENOUGH_PIECES
+    ):
+        pieces *= 2
+    deep = 32 * knobs.depth_warps
+    if (
+        knobs.columns == 16 * knobs.column_warps
+        and knobs.column_warps % 2 == 0
+        and knobs.depth_warps < MAX_DEPTH_WARPS
+        and walk.depth % deep == 0
+        and walk.chunk % deep == 0
+    ):
+        knobs = replace(
+            knobs, column_warps=knobs.column_warps // 2, depth_warps=2 * knobs.depth_warps
+        )
+    return replace(
+        walk,
+        knobs=knobs,
+        states_only=True,
+        gradient=False,
+        tokens=walk.stretch * (walk.stretches - 1),
+        stretch=walk.stretch // pieces,
+    )
 
 
 def total(parts: Sequence[Estimate], beside: Beside, spec: ArchSpec) -> Estimate:

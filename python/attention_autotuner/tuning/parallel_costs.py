@@ -10,12 +10,13 @@ from ..codegen.candidate import Candidate
 from ..codegen.knobs import ParallelKnobs
 from ..codegen.problem import Problem
 from . import forward_costs
-from .chunkwise_costs import Beside, Walk, total, walk_time
+from .chunkwise_costs import Beside, total
 from .coefficients import Coefficients
 from .decoding import decodes
 from .estimates import Estimate, Usage
 from .kernel_costs import predict_kernel
 from .retnet_costs import weighted
+from .walk_costs import Walk, walk_time
 
 
 def rows_of(candidate: Candidate) -> Candidate:
