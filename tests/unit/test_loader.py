@@ -105,7 +105,9 @@ def test_launch_failures_are_typed(fake_kernel: FakeKernel) -> None:
 
 
 def test_another_major_version_is_refused(fake_kernel: FakeKernel) -> None:
-    with pytest.raises(ArtifactError, match=rf"built for ABI 2001, this package speaks {abi.ABI_VERSION}"):
+    with pytest.raises(
+        ArtifactError, match=rf"built for ABI 2001, this package speaks {abi.ABI_VERSION}"
+    ):
         loader.load(fake_kernel("-DVERSION=2001"))
 
 
