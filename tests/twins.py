@@ -20,6 +20,10 @@ TRAITS = {
 # Entries check what passes have in common.
 RETENTION_TRAITS = {
     "chunkwise": ["attention_autotuner::ChunkwiseEntry<{0}>::T"],
+    "parallel": [
+        "attention_autotuner::ForwardTraits<{0}>",
+        "attention_autotuner::ParallelEntry<{0}>::T",
+    ],
     "recurrent": ["attention_autotuner::RecurrentTraits<{0}>"],
     "auto": [
         f"attention_autotuner::RetentionBackwardEntry<{{0}}>::{name}" for name in ("Dq", "Dk", "Dv")
