@@ -12,6 +12,12 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.identity import digest, digest16, encode
 from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+)
 
 # For every field another legal value. A field that is not here fails the test, so that a new one cannot be forgotten.
 PROBLEM_FLIPS: dict[str, Any] = {
@@ -66,7 +72,14 @@ ROW_FLIPS: dict[str, Any] = {
 }
 # Fields whose other legal values need other fields changed with them, or have none so far: flipped past validation,
 # because their digest matters all the same.
-ALONE = {"op": "retention", "direction": "backward", "family": "sm90", "deterministic": True}
+ALONE = {
+    "op": "retention",
+    "direction": "backward",
+    "family": "sm90",
+    "mask": "decay",
+    "form": "chunkwise",
+    "deterministic": True,
+}
 
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
@@ -78,6 +91,28 @@ BACKWARD_FLIPS: dict[str, Any] = {
     "dk": replace(ROWS, warps=4),
     "dv": replace(ROWS, warps=4),
     "cta_order": "heads_first",
+}
+CHUNKS = ChunkPass(columns=64, column_warps=2, num_stages=2)
+CHUNK_FLIPS: dict[str, Any] = {
+    "columns": 32,
+    "column_warps": 4,
+    "depth_warps": 2,
+    "num_stages": 3,
+    "scores": "given",
+    "ctas_per_sm": 2,
+}
+OTHER_CHUNKS = replace(CHUNKS, columns=128)
+CHUNKWISE = ChunkwiseKnobs(chunk=64, output=CHUNKS)
+CHUNKWISE_FLIPS: dict[str, Any] = {"chunk": 32, "super_chunk": 512, "output": OTHER_CHUNKS}
+RECURRENT = RecurrentKnobs(columns=32, warps=4)
+RECURRENT_FLIPS: dict[str, Any] = {"columns": 64, "warps": 8, "ctas_per_sm": 2}
+GRADIENTS = RetentionBackwardKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS)
+GRADIENT_FLIPS: dict[str, Any] = {
+    "chunk": 32,
+    "super_chunk": 512,
+    "dq": OTHER_CHUNKS,
+    "dk": OTHER_CHUNKS,
+    "dv": OTHER_CHUNKS,
 }
 CANDIDATE = Candidate(
     family="sm80",
@@ -109,8 +144,23 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (KEYS, KEY_FLIPS),
         (ROWS, ROW_FLIPS),
         (SPLIT, BACKWARD_FLIPS),
+        (CHUNKS, CHUNK_FLIPS),
+        (CHUNKWISE, CHUNKWISE_FLIPS),
+        (RECURRENT, RECURRENT_FLIPS),
+        (GRADIENTS, GRADIENT_FLIPS),
     ],
-    ids=["problem", "candidate", "forward", "key pass", "row pass", "backward"],
+    ids=[
+        "problem",
+        "candidate",
+        "forward",
+        "key pass",
+        "row pass",
+        "backward",
+        "pass over chunks",
+        "chunkwise",
+        "recurrent",
+        "retention backward",
+    ],
 )
 def test_every_field_takes_part(instance: Any, flips: dict[str, Any]) -> None:
     flipped = [instance]
@@ -131,7 +181,7 @@ def names(instance: Any, flips: dict[str, Any], candidate: Callable[[Any], Candi
 
 def test_candidate_names_are_as_distinct_as_candidates() -> None:
     backward = replace(CANDIDATE, direction="backward", knobs=SPLIT)
-    alone = {name: ALONE[name] for name in ("op", "direction", "family")}
+    alone = {name: ALONE[name] for name in ("op", "direction", "family", "mask")}
     found = [
         names(CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda one: one),
         names(CANDIDATE.knobs, FORWARD_FLIPS, lambda one: replace(CANDIDATE, knobs=one)),
@@ -141,6 +191,18 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
             KEYS,
             KEY_FLIPS,
             lambda one: replace(backward, knobs=BackwardKnobs(plan="fused", keys=one)),
+        ),
+    ]
+    retention = replace(CANDIDATE, op="retention", knobs=CHUNKWISE)
+    gradients = replace(retention, direction="backward", knobs=GRADIENTS)
+    found += [
+        names(CHUNKWISE, CHUNKWISE_FLIPS, lambda one: replace(retention, knobs=one)),
+        names(RECURRENT, RECURRENT_FLIPS, lambda one: replace(retention, knobs=one)),
+        names(GRADIENTS, GRADIENT_FLIPS, lambda one: replace(gradients, knobs=one)),
+        names(
+            CHUNKS,
+            CHUNK_FLIPS,
+            lambda one: replace(gradients, knobs=replace(GRADIENTS, dk=one)),
         ),
     ]
     for each in found:
