@@ -37,6 +37,8 @@ MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
+HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, so that what the host takes is covered
+MAX_HEAD_START_CYCLES = 60_000_000
 
 
 class Entry(Protocol):
@@ -244,14 +246,18 @@ class InProcessMeasurer:
 
     def _run(self, race: Race, live: dict[str, _Prepared], budget_seconds: float) -> None:
         deadline = time.monotonic() + budget_seconds
+        head_start = HEAD_START_CYCLES
         while race.running and race.rounds < MAX_ROUNDS:
             times: dict[str, float] = {}
-            # Or the first entry's sample would hold the time that the host takes to launch it.
-            torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]  # torch's own
+            # Or samples would hold the time that the host takes to launch: what it took the last time is granted.
+            torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]  # torch's own
+            began = time.monotonic()
             for name in race.order():
                 failure = _attempt(live[name].enqueue)
                 if failure is not None:
                     race.fail(name, failure)
+            host_cycles = int((time.monotonic() - began) * HEAD_START_CYCLES_A_SECOND)
+            head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
             # One wait a round: the GPU stays busy from one entry to the next.
             try:
                 torch.cuda.synchronize()
