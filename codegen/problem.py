@@ -31,6 +31,7 @@ DIM_CLASS = (
 )
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
+MAX_RETENTION_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
 
 
@@ -147,6 +148,11 @@ class Problem:
         )
         decays = self.op == "retention" or self.mask == "decay"
         _require(self.causal or not decays, f"{self.op} with decay is causal, got causal=False")
+        sequences = self.batch * self.heads_q
+        _require(
+            self.op != "retention" or sequences <= MAX_RETENTION_SEQUENCES,
+            f"batch * heads_q must be at most {MAX_RETENTION_SEQUENCES} for retention, got {sequences}",
+        )
         _require(
             self.op != "retention" or self.seqlen_q == self.seqlen_k,
             f"retention takes as many queries as keys, got {self.seqlen_q} and {self.seqlen_k}",

@@ -123,3 +123,30 @@ def test_work_of_a_small_backward_problem_by_hand() -> None:
 )
 def test_describe(problem: Problem, text: str) -> None:
     assert problem.describe() == text
+
+
+RETENTION = Problem(op="retention", causal=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"batch": 4096, "heads_q": 16}, "at most 65535 for retention, got 65536"),
+        ({"causal": False}, "retention with decay is causal, got causal=False"),
+        ({"seqlen_k": 5}, "as many queries as keys, got 4096 and 5"),
+        ({"form": "serial"}, "form must be one of"),
+        ({"mask": "explicit"}, "got 'explicit' for retention"),
+        ({"direction": "backward", "form": "parallel"}, "got 'parallel' for retention backward"),
+    ],
+)
+def test_limits_of_retention_name_the_value(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedProblemError) as caught:
+        replace(RETENTION, **changes)
+    assert named in str(caught.value)
+
+
+def test_retention_counts_products_of_tokens_with_states() -> None:
+    one = replace(RETENTION, batch=2, heads_q=4, heads_kv=4, seqlen_q=8, seqlen_k=8, dim_qk=16)
+    product = 2 * 2 * 4 * 8 * 16 * 128
+    assert one.flops == 2 * product
+    assert replace(one, direction="backward").flops == 5 * product
