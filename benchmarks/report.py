@@ -17,7 +17,7 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
-from .retention_tables import decode_table, retention_tables, retnet_tables
+from .retention_tables import alone_table, decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,6 +158,7 @@ SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "attention_backward": backward_section,
     "retnet": retnet_section,
     "retention": retention_section,
+    "peers_retention": alone_table,
     "decode": decode_section,
 }
 """Benchmark -> its part of the README. A result file of any other benchmark is not reported there."""

@@ -9,6 +9,7 @@ from attention_autotuner.codegen.problem import Problem
 
 SHAPE = "batch, heads, seqlen, dims"
 MIB = 2**20
+NOT_TIMED = "not timed"
 
 
 def shape_label(problem: Problem) -> str:
@@ -49,8 +50,23 @@ def _time(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
     if "median_us" not in entry:
-        return str(entry["outcome"]["kind"])
+        return NOT_TIMED
     return f"{entry['median_us']:.0f}"
+
+
+def reasons(document: Mapping[str, Any]) -> list[str]:
+    """Why cells of a document's tables hold no time: a list in Markdown, empty where all have one."""
+    lines: dict[str, None] = {}
+    for contest in document["peers"]:
+        sides = zip(("ours", contest), document["contests"][contest], strict=True)
+        for whose, label in sides:
+            for row in document["rows"]:
+                entry = row["entries"].get(label, {"median_us": 0.0})
+                if "median_us" not in entry:
+                    shape = shape_label(Problem(**row["problem"]))
+                    found = f"{entry['outcome']['kind']}: {entry['outcome']['reason']}"
+                    lines.setdefault(f"- {shape}, {whose}: the check's answer is {found}")
+    return ["", f"Why some are {NOT_TIMED}:", "", *lines] if lines else []
 
 
 def _ratio(found: Mapping[str, float] | None) -> str:
@@ -76,7 +92,7 @@ def contests_section(
         table = contest_table(document, contest, memory=memory)
         if contest in document["summary"]:
             lines += ["", f"Against {name}:", "", *table]
-    return lines
+    return [*lines, *reasons(document)]
 
 
 RETNET_LEGEND = (
@@ -100,6 +116,25 @@ def retnet_tables(document: Mapping[str, Any]) -> list[str]:
 def retention_tables(document: Mapping[str, Any]) -> list[str]:
     """Of retention with decay."""
     return contests_section(document, "Retention with decay", RETENTION_LEGEND, memory=False)
+
+
+def alone_table(document: Mapping[str, Any]) -> list[str]:
+    """Of retention's peer in a run of its own, by events on the device."""
+    return [
+        f"### fla's chunk_retention alone on {document['gpu']}",
+        "",
+        "The same shapes in a run without ours: medians between device events, every call queued behind a wait of the "
+        "device and a write of memory that empties L2, so that Python's time before a launch does not show. Another "
+        f"run, torch {document['torch']}; driver and clocks were not read.",
+        "",
+        f"| {SHAPE} | forward, us | forward + backward, us |",
+        "|---|---|---|",
+        *(
+            f"| {', '.join(map(str, each['shape'][:3]))}, {each['shape'][3]}/{each['shape'][4]} | "
+            f"{each['forward']['median_us']:.0f} | {each['step']['median_us']:.0f} |"
+            for each in document["fla"]
+        ),
+    ]
 
 
 def decode_table(document: Mapping[str, Any]) -> list[str]:
