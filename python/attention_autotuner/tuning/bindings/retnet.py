@@ -17,7 +17,7 @@ from ...reference import (
 )
 from ...reference.blocks import full_precision
 from ..tensors import Inputs, Shapes
-from .attention import shift_of_delta
+from .attention import FP32_SUM, shift_of_delta
 from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
 from .masks import decaying_mask, random_mask
@@ -84,6 +84,27 @@ def _mask_of(problem: Problem, inputs: Inputs) -> torch.Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Head:
+    """One head of one batch, in fp32.
+
+    Attributes:
+        batch, head: which.
+        scale: of the scores.
+        q, k: ``[seqlen_q, dim]`` and ``[seqlen_k, dim]``.
+        s: scores times the scale.
+        mask: shaped alike, 0 where nobody looks.
+    """
+
+    batch: int
+    head: int
+    scale: float
+    q: torch.Tensor
+    k: torch.Tensor
+    s: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class RetNetForward(_Way):
     """o and, unless r is 1 everywhere, r from q, k, v and a mask or a decay."""
 
@@ -135,6 +156,7 @@ class RetNetBackward(_Way):
             if self.r_grad:
                 tensors["o"] = o.to(q.dtype)
                 undecided = self._at_an_edge(problem, tensors, mask)
+                undecided |= self._of_no_sure_sign(problem, tensors, mask)
                 tensors["dout"] = tensors["dout"].masked_fill(undecided[..., None], 0.0)
         return Inputs(tensors=tensors, scalars=scalars)
 
@@ -152,6 +174,43 @@ class RetNetBackward(_Way):
         limits = (1.0,) if self.r_clamp_max is None else (1.0, self.r_clamp_max)
         near = [(total - limit).abs() < EDGE_WIDTH * limit for limit in limits]
         return torch.stack(near).any(0)
+
+    def _of_no_sure_sign(
+        self, problem: Problem, tensors: dict[str, torch.Tensor], mask: torch.Tensor
+    ) -> torch.Tensor:
+        """``[batch, heads, rows]``: rows where some X is so near 0 that the order of a sum in fp32 decides its sign.
+
+        The other sign moves that dX by ``2 delta / r``: far more than any rounding, and no kernel's fault. They are few
+        and given no gradient either.
+        """
+        found = torch.zeros(tensors["q"].shape[:3], dtype=torch.bool, device=mask.device)
+        for one in self._heads(problem, tensors["q"], tensors["k"], mask):
+            sums = FP32_SUM * abs(one.scale) * (one.q.abs() @ one.k.abs().mT)
+            found[one.batch, one.head] = ((one.s.abs() < sums) & (one.mask != 0)).any(-1)
+        return found
+
+    def _heads(
+        self, problem: Problem, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor
+    ) -> Iterator[_Head]:
+        """Scores and mask of one head after the other, in fp32."""
+        scale, group = self.rules(problem)["scale"], problem.heads_q // problem.heads_kv
+        rows = torch.arange(problem.seqlen_q, device=q.device)[:, None] + problem.causal_offset
+        hidden = torch.arange(problem.seqlen_k, device=q.device) > rows
+        for batch in range(problem.batch):
+            for head in range(problem.heads_q):
+                queries, keys = q[batch, head].float(), k[batch, head // group].float()
+                part = mask[head % mask.shape[0]]
+                with full_precision():
+                    s = scale * (queries @ keys.mT)
+                yield _Head(
+                    batch=batch,
+                    head=head,
+                    scale=scale,
+                    q=queries,
+                    k=keys,
+                    s=s,
+                    mask=part.masked_fill(hidden, 0.0) if problem.causal else part,
+                )
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
@@ -203,30 +262,23 @@ class RetNetBackward(_Way):
         self, problem: Problem, inputs: Inputs, mask: torch.Tensor, shift: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """How far gradients move, at most, when ``rowsum(dout o)`` moves by a shift, one head after the other."""
-        q, k, r = inputs.q.float(), inputs.k.float(), inputs.tensors["r"]
-        scale, group = self.rules(problem)["scale"], problem.heads_q // problem.heads_kv
-        moved = {"dq": torch.zeros_like(q), "dk": torch.zeros_like(k)}
+        q, k, r = inputs.q, inputs.k, inputs.tensors["r"]
+        group = problem.heads_q // problem.heads_kv
+        moved = {
+            name: torch.zeros_like(x, dtype=torch.float32) for name, x in (("dq", q), ("dk", k))
+        }
         if self.dmask:
             moved["dmask"] = torch.zeros_like(mask[:1] if self.shared else mask)
-        rows = torch.arange(problem.seqlen_q, device=q.device)[:, None] + problem.causal_offset
-        hidden = torch.arange(problem.seqlen_k, device=q.device) > rows
         limit = float("inf") if self.r_clamp_max is None else self.r_clamp_max
-        with full_precision():
-            for batch in range(problem.batch):
-                for head in range(problem.heads_q):
-                    keys, part = k[batch, head // group], mask[head % mask.shape[0]]
-                    part = part.masked_fill(hidden, 0.0) if problem.causal else part
-                    s = scale * (q[batch, head] @ keys.mT)
-                    of_row = r[batch, head]
-                    through = (shift[batch, head] / of_row).where(
-                        (of_row > 1) & (of_row < limit), torch.zeros(())
-                    )
-                    dx = (s * part).sign() * through[:, None]
-                    ds = scale * dx * part
-                    moved["dq"][batch, head] = ds @ keys
-                    moved["dk"][batch, head // group] += ds.mT @ q[batch, head]
-                    if self.dmask:
-                        moved["dmask"][head % moved["dmask"].shape[0]] += dx * s
+        through = (shift / r).masked_fill((r <= 1) | (r >= limit), 0.0)
+        for one in self._heads(problem, q, k, mask):
+            dx = (one.s * one.mask).sign() * through[one.batch, one.head, :, None]
+            ds = one.scale * dx * one.mask
+            with full_precision():
+                moved["dq"][one.batch, one.head] = ds @ one.k
+                moved["dk"][one.batch, one.head // group] += ds.mT @ one.q
+            if self.dmask:
+                moved["dmask"][one.head % moved["dmask"].shape[0]] += dx * one.s
         return {name: tensor.abs() for name, tensor in moved.items()}
 
 
