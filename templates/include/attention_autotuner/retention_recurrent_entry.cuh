@@ -27,7 +27,9 @@ struct RecurrentEntry {
   static int32_t launch(Params const& p, void*, cudaStream_t stream, int32_t device) {
     int32_t const status = check_retention_shape(p, Config::kClassQK, Config::kClassV);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    if (!takes_retention_inputs(p, Config::kCopyBytes) || !aligned(p.o, 16, p.batch, p.heads_q, p.seqlen)) {
+    bool const states = reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0 &&  // read and written in fours
+                        reinterpret_cast<uintptr_t>(p.final_state) % 16 == 0;
+    if (!states || !takes_retention_inputs(p, Config::kCopyBytes) || !aligned(p.o, 16, p.batch, p.heads_q, p.seqlen)) {
       return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     }
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;

@@ -168,13 +168,23 @@ struct BackwardWeights {
       for (int i = 0; i < T::kRowTiles; ++i) {
         float m[8];
         factors.template load<Whole>(m, i, step);
+        float values[8];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           float const(&x)[4] = s[i][2 * step + r / 2];
-          p[step][i][r] = pack_pair<Element>(x[r % 2 * 2] * m[2 * r] * (b[r / 2].x * c),
-                                             x[r % 2 * 2 + 1] * m[2 * r + 1] * (b[r / 2].y * c));
+          values[2 * r] = x[r % 2 * 2] * m[2 * r] * (b[r / 2].x * c);
+          values[2 * r + 1] = x[r % 2 * 2 + 1] * m[2 * r + 1] * (b[r / 2].y * c);
+          p[step][i][r] = pack_pair<Element>(values[2 * r], values[2 * r + 1]);
         }
-        if (hands) w.give(p[step][i], part, step, i);
+        if (hands) {
+          // The other warp wants signs: what 16 bits round to zero keeps its own by a mark in the last place.
+          uint32_t marked[4];
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            marked[r] = p[step][i][r] | uint32_t(values[2 * r] != 0.0f) | uint32_t(values[2 * r + 1] != 0.0f) << 16;
+          }
+          w.give(marked, part, step, i);
+        }
       }
     }
   }
