@@ -10,7 +10,7 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import probe
 from attention_autotuner.cli import main
-from attention_autotuner.cli.main_job import MIN_BUILT, TOLERATED
+from attention_autotuner.cli.main_job import MIN_BUILT, SMALL_ARCHITECTURES, TOLERATED
 from attention_autotuner.codegen.entries import read_artifact
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.tuning.search import spilled_bytes
@@ -35,14 +35,25 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
         said = json.loads(capsys.readouterr().out)
         assert said["complaints"] == []
         assert status == 0
-        assert [(result["arch"], result["direction"]) for result in said["results"]] == [
-            (arch, direction)
-            for arch in ("A100", "RTX4090", "H100")
-            for direction in ("forward", "backward")
-        ]
+        by_op = {
+            op: [one for one in said["results"] if one["problem"].startswith(f"{op} ")]
+            for op in ("attention", "retnet", "retention")
+        }
+        for op, found in by_op.items():
+            architectures = (
+                ("A100", *SMALL_ARCHITECTURES) if op == "attention" else SMALL_ARCHITECTURES
+            )
+            assert [(result["arch"], result["direction"]) for result in found] == [
+                (arch, direction) for arch in architectures for direction in ("forward", "backward")
+            ]
+        assert sum(map(len, by_op.values())) == len(said["results"])
         assert said["gpu"] is None
         assert "flash_attn_func" in said["left_out"]
-        for result in said["results"]:
+        for result in by_op["retnet"] + by_op["retention"]:
+            kinds = [row["outcome"]["kind"] for row in result["candidates"] if row["artifact"]]
+            assert "ok" in kinds
+            assert result["status"] == "predicted"
+        for result in by_op["attention"]:
             usable = [
                 row
                 for row in result["candidates"]
