@@ -37,7 +37,9 @@ MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
-HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, so that what the host takes is covered
+HEAD_START_CYCLES_A_SECOND = (
+    3_000_000_000  # more than any clock, so that what the host takes is covered
+)
 MAX_HEAD_START_CYCLES = 60_000_000
 
 
