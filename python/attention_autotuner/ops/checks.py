@@ -283,3 +283,14 @@ def output_strides(
         found[axis] = step
         step *= max(shape[axis], 1)
     return (found[0], found[1], found[2], 1)
+
+
+def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """An uninitialised output of q's dtype and order of dimensions, with v's last dim."""
+    strides = output_strides(q.shape, q.stride(), v.shape[3])
+    return q.new_empty_strided((*q.shape[:3], v.shape[3]), strides)
+
+
+def empty_gradient(x: torch.Tensor) -> torch.Tensor:
+    """An uninitialised gradient of a tensor: dense, in its order of dimensions."""
+    return x.new_empty_strided(x.shape, output_strides(x.shape, x.stride(), x.shape[3]))

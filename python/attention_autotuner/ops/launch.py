@@ -166,6 +166,12 @@ def contiguous(name: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
     return Layout(name, tuple(shape), tuple(reversed(strides)), dtype)
 
 
+def output(q: torch.Tensor, v: torch.Tensor) -> Layout:
+    """The layout of o: dense, with q's order of dimensions and v's last dim."""
+    strides = checks.output_strides(q.shape, q.stride(), v.shape[3])
+    return Layout("o", (*q.shape[:3], v.shape[3]), strides, q.dtype)
+
+
 def gradients(**tensors: torch.Tensor) -> list[Layout]:
     """The layouts of gradients, by their names: dense, each with its tensor's order of dimensions."""
     return [

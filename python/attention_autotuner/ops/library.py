@@ -94,8 +94,7 @@ def _forward_fake(
     checks.check_tensors(q, k, v)
     if softmax_scale is not None:
         checks.check_scale(softmax_scale)
-    strides = checks.output_strides(q.shape, q.stride(), v.shape[3])
-    o = q.new_empty_strided((*q.shape[:3], v.shape[3]), strides)
+    o = checks.empty_output(q, v)
     return o, q.new_empty(q.shape[:3], dtype=torch.float32) if return_lse else _no_lse(q)
 
 
@@ -167,10 +166,7 @@ def _backward_fake(
     checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
     if softmax_scale is not None:
         checks.check_scale(softmax_scale)
-    dq, dk, dv = (
-        x.new_empty_strided(x.shape, checks.output_strides(x.shape, x.stride(), x.shape[3]))
-        for x in (q, k, v)
-    )
+    dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     return dq, dk, dv
 
 

@@ -19,7 +19,7 @@ from ..reference import (
     retention_parallel,
     retention_recurrent,
 )
-from . import checks, gammas, launch, retention_checks, retention_plan
+from . import checks, gammas, retention_checks, retention_plan
 from .library import LIBRARY, define
 from .plain import notice
 
@@ -110,8 +110,7 @@ def _forward_fake(
     return_state: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, form)
-    strides = checks.output_strides(q.shape, q.stride(), v.shape[3])
-    o = q.new_empty_strided((*q.shape[:3], v.shape[3]), strides)
+    o = checks.empty_output(q, v)
     if not return_state:
         return o, _nothing(q)
     return o, q.new_empty(retention_checks.state_shape(q, v), dtype=torch.float32)
@@ -271,10 +270,7 @@ def _backward_fake(
 ) -> Gradients:
     retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state)
     retention_checks.check_gradients(grad_o, grad_state, q, v)
-    dq, dk, dv = (
-        x.new_empty_strided(layout.shape, layout.strides)
-        for x, layout in zip((q, k, v), launch.gradients(dq=q, dk=k, dv=v), strict=True)
-    )
+    dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     shape = retention_checks.state_shape(q, v)
     dstate = q.new_empty(shape, dtype=torch.float32) if need_state else _nothing(q)
     dlog2 = q.new_empty(q.shape[1], dtype=torch.float32) if need_gamma else _nothing(q)

@@ -9,7 +9,7 @@ import torch
 from .. import abi, dispatch, settings
 from ..codegen.problem import Form, Problem
 from ..loader import LoadedKernel
-from . import checks, gammas, launch, retention_checks
+from . import gammas, launch, retention_checks
 
 Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
 """The logarithms, or numbers, or nothing for the usual decays."""
@@ -158,12 +158,7 @@ def _plan_forward(
     in_place: bool,
 ) -> launch.Plan:
     in_force = settings.current()
-    o = launch.Layout(
-        "o",
-        (*q.shape[:3], v.shape[3]),
-        checks.output_strides(q.shape, q.stride(), v.shape[3]),
-        q.dtype,
-    )
+    o = launch.output(q, v)
     outputs = [o]
     if return_state and not in_place:
         outputs.append(

@@ -109,8 +109,7 @@ def _forward_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
     retnet_checks.check_call(q, k, v, mask, log2_gamma, gamma, rules)
-    strides = checks.output_strides(q.shape, q.stride(), v.shape[3])
-    o = q.new_empty_strided((*q.shape[:3], v.shape[3]), strides)
+    o = checks.empty_output(q, v)
     r = q.new_empty(q.shape[:3], dtype=torch.float32) if return_r else _nothing(q, torch.float32)
     return o, r
 
@@ -201,10 +200,7 @@ def _backward_fake(
     rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
     retnet_checks.check_call(q, k, v, mask, log2_gamma, gamma, rules)
     retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
-    dq, dk, dv = (
-        x.new_empty_strided(x.shape, checks.output_strides(x.shape, x.stride(), x.shape[3]))
-        for x in (q, k, v)
-    )
+    dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     if need_dmask and mask is not None:
         return dq, dk, dv, mask.new_empty(mask.shape)
     return dq, dk, dv, _nothing(q, q.dtype)

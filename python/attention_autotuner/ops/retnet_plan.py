@@ -10,7 +10,7 @@ import torch
 from .. import abi, dispatch, settings
 from ..codegen.problem import Problem
 from ..loader import LoadedKernel
-from . import checks, gammas, launch, retnet_checks
+from . import gammas, launch, retnet_checks
 from .retnet_checks import Rules
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
@@ -142,12 +142,7 @@ def _plan_forward(
 ) -> launch.Plan:
     in_force = settings.current()
     mask, log2_gamma, _ = weights
-    o = launch.Layout(
-        "o",
-        (*q.shape[:3], v.shape[3]),
-        checks.output_strides(q.shape, q.stride(), v.shape[3]),
-        q.dtype,
-    )
+    o = launch.output(q, v)
     outputs = [o]
     if return_r:
         outputs.append(launch.contiguous("r", q.shape[:3], torch.float32))
