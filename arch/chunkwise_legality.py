@@ -37,9 +37,12 @@ def _depth_warps_range(s: ChunkShape) -> str | None:
 
 def _chunk_warps_range(s: ChunkShape) -> str | None:
     along, deep = s.knobs.column_warps, s.knobs.depth_warps
-    if MIN_WARPS <= along * deep <= MAX_WARPS:
+    if MIN_WARPS <= along * deep <= MAX_WARPS and along * deep % 2 == 0:
         return None
-    return f"column_warps * depth_warps must be in {MIN_WARPS}..{MAX_WARPS}, got {along} * {deep}"
+    return (
+        f"column_warps * depth_warps must be even and in {MIN_WARPS}..{MAX_WARPS}, got "
+        f"{along} * {deep}"
+    )
 
 
 def _columns_divide_among_warps(s: ChunkShape) -> str | None:

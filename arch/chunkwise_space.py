@@ -226,8 +226,6 @@ class ChunkPasses:
             deep = 1
             while deep < 4 and shape.state_registers > deep * MAX_STATE_REGISTERS:
                 deep *= 2
-            if knobs.column_warps * deep % 2:
-                continue  # copies of wide rows take whole pairs of warps
             if deep == 1:
                 yield knobs
             if name != "states" and (deep > 1 or shape.slices > 1):

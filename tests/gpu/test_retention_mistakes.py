@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner import retention_func
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.tensors import PoisonedWorkspace
 from tests.numerics import harness
@@ -127,3 +128,18 @@ def test_every_kernel_of_a_launch_runs_on_the_callers_stream(
     stream.synchronize()
     for name, found in written.items():  # a kernel on any other stream would have read NaN
         assert torch.equal(found, expected[name].view), name
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise"])
+def test_a_score_beyond_fp16_does_not_reach_tokens_that_do_not_see_it(
+    form: Any, device: torch.device
+) -> None:
+    """Such a score once became infinite before its decay of 0 met it, and NaN after."""
+    q, k, v = (torch.randn(2, 4, 130, 64, device=device, dtype=torch.float16) for _ in range(3))
+    q, k, v = 100.0 * q.sign(), 0.01 * k[:, :2], v[:, :2]
+    calm, _ = retention_func(q, k, v, [0.9, 0.5, 0.99, 1.0], form=form)
+    for token in (1, 40, 129):
+        loud = k.clone()
+        loud[:, :, token] = 100.0 * q[:, ::2, 0].sign()  # 80000 with the first token's query
+        out, _ = retention_func(q, loud, v, [0.9, 0.5, 0.99, 1.0], form=form)
+        assert torch.equal(out[:, :, :token], calm[:, :, :token]), token

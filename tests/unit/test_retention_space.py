@@ -107,6 +107,7 @@ def test_a_depth_that_warps_cannot_share_is_padded() -> None:
         ({"super_chunk": 96}, "super_chunk_multiple_of_chunk"),
         ({"output": replace(CHUNKS, num_stages=4)}, "chunk_stages_range"),
         ({"output": replace(CHUNKS, column_warps=1)}, "chunk_warps_range"),
+        ({"output": replace(CHUNKS, columns=48, column_warps=3)}, "chunk_warps_range"),
         ({"output": replace(CHUNKS, columns=40)}, "columns_divide_among_warps"),
         ({"output": replace(CHUNKS, depth_warps=3)}, "depth_warps_range"),
         (

@@ -144,7 +144,7 @@ typedef struct attention_autotuner_retnet_backward_params {
 } attention_autotuner_retnet_backward_params;
 
 /* Retention with decay, forward, in whichever form: S_t = gamma S_{t-1} + k_t^T v_t, o_t = scale q_t S_t. States are
- * contiguous fp32 [batch, heads_q, dim_qk, dim_v]; both may be the same memory. */
+ * contiguous fp32 [batch, heads_q, dim_qk, dim_v], 16-byte aligned; both may be the same memory. */
 typedef struct attention_autotuner_retention_forward_params {
   uint32_t struct_size;
   uint32_t abi_version;

@@ -76,13 +76,6 @@ __device__ __forceinline__ float2 unpack_pair(uint32_t packed) {
   }
 }
 
-template <typename Element>
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  using Pair = std::conditional_t<std::is_same_v<Element, __half>, __half2, __nv_bfloat162>;
-  Pair const product = __hmul2(*reinterpret_cast<Pair const*>(&a), *reinterpret_cast<Pair const*>(&b));
-  return *reinterpret_cast<uint32_t const*>(&product);
-}
-
 // Where lane l points for the operands of a 16x16 step that starts at (row, column) (0, 0) of a shared-memory tile.
 struct LaneRow {
   int row;

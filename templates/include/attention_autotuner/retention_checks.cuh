@@ -28,4 +28,15 @@ inline bool takes_retention_inputs(Params const& p, int copy_bytes) {
          aligned(p.v, copy_bytes, p.batch, p.heads_kv, p.seqlen);
 }
 
+// Whether a forward artifact that is prepared or not can be launched with these pointers.
+inline int32_t check_retention_forward_launch(RetentionForwardParams const& p, int copy_bytes, void const* workspace,
+                                              int64_t workspace_bytes, bool prepared) {
+  bool const has_workspace = workspace_bytes == 0 || workspace != nullptr;
+  if (!has_workspace || reinterpret_cast<uintptr_t>(workspace) % 16 != 0 || !takes_retention_inputs(p, copy_bytes) ||
+      !aligned(p.o, 16, p.batch, p.heads_q, p.seqlen)) {
+    return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+  }
+  return prepared ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_DEVICE;
+}
+
 }  // namespace attention_autotuner

@@ -55,7 +55,11 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::warp_depth;
   using Base::weight;
 
-  uint32_t decays[T::kTokenTiles][kComputesScores ? T::kScoreTiles : 1][2];
+  // Pairs of 8x8 tiles of scores with the same lag share their factors.
+  static constexpr int kLagsATurn = T::kDepthWarps > 1 ? T::kScoreTiles + 1 : 2;
+  static constexpr int kLags = kComputesScores ? kLagsATurn * (kOwned - 1) + T::kScoreTiles + 1 : 1;
+
+  float factors[kLags][2];
 
   // --- products ------------------------------------------------------------------------------------------------------
 
@@ -121,18 +125,23 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
   }
 
-  // gamma to the distance of every pair of tokens whose score this lane holds, 0 above the diagonal, packed.
-  __device__ __forceinline__ void prepare_decays() {
+  // Which factors belong to eight rows of a token tile that this warp writes, by its turn, and eight columns.
+  __device__ __forceinline__ static constexpr int lag(int turn, int half, int j) {
+    return kLagsATurn * turn + half + T::kScoreTiles - 1 - j;
+  }
+  // Scale times gamma to the distance of the tokens of each score that this lane holds, 0 above the diagonal.
+  __device__ __forceinline__ void prepare_factors() {
     constexpr int kSign = T::kReversed ? -1 : 1;
 #pragma unroll
-    for (int i = 0; i < T::kTokenTiles; ++i) {
+    for (int turn = 0; turn < kOwned; ++turn) {
 #pragma unroll
-      for (int j = 0; j < T::kScoreTiles; ++j) {
+      for (int half = 0; half < 2; ++half) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int const distance = kSign * (16 * i + 8 * half + lane() / 4 - warp_token() - 8 * j - 2 * (lane() & 3));
-          int const next = distance - kSign;
-          decays[i][j][half] = pack_pair<Element>(distance < 0 ? 0.0f : power(distance), next < 0 ? 0.0f : power(next));
+        for (int j = 0; j < T::kScoreTiles; ++j) {
+          int const token = 16 * (T::kDepthWarps * turn + depth_warp()) + 8 * half + lane() / 4;
+          int const distance = kSign * (token - warp_token() - 8 * j - 2 * (lane() & 3)), next = distance - kSign;
+          factors[lag(turn, half, j)][0] = distance < 0 ? 0.0f : arguments.scale * power(distance);
+          factors[lag(turn, half, j)][1] = next < 0 ? 0.0f : arguments.scale * power(next);
         }
       }
     }
@@ -140,7 +149,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   // The first token of Y whose scores this warp computes.
   __device__ __forceinline__ static int warp_token() { return column_warp() * 8 * T::kScoreTiles; }
 
-  // Decays this warp's scores and puts them where all warps find them.
+  // Puts this warp's scores, scaled and decayed, where all warps find them. Rounded once, at the end: a score between
+  // tokens that do not see each other may be beyond the 16-bit type.
   template <typename Scores>
   __device__ __forceinline__ void store_scores(Scores const& scores) const {
     Operand<typename T::TileP, 8 * T::kScoreTiles> const place(smem + T::kScoresOffset, lane() / 4,
@@ -153,10 +163,9 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float const(&tile)[4] = scores[i][j];
-          uint32_t const packed =
-              pack_pair<Element>(tile[2 * half] * arguments.scale, tile[2 * half + 1] * arguments.scale);
+          float const(&factor)[2] = factors[lag(i / T::kDepthWarps, half, j)];
           asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(place.at(16 * i + 8 * half, 8 * j)),
-                       "r"(multiply_pairs<Element>(packed, decays[i][j][half]))
+                       "r"(pack_pair<Element>(tile[2 * half] * factor[0], tile[2 * half + 1] * factor[1]))
                        : "memory");
         }
       }
@@ -334,7 +343,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 #pragma unroll
     for (int index = 0; index < maximum(kAhead, 1); ++index) fetch_whole(index, index);
     load_state();
-    if constexpr (kComputesScores) prepare_decays();
+    if constexpr (kComputesScores) prepare_factors();
     int stage = 0;
     for (int index = 0; index < count; ++index) {
       int const chunk = chunk_at(index);

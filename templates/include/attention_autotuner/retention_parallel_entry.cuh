@@ -74,14 +74,12 @@ struct ParallelEntry {
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
-    int32_t const status = check_shape(p);
+    int32_t status = check_shape(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     Workspace const places(p, workspace);
-    if (!takes_retention_inputs(p, Config::kCopyBytes) || !aligned(p.o, 16, p.batch, p.heads_q, p.seqlen) ||
-        reinterpret_cast<uintptr_t>(workspace) % 16 != 0 || (places.bytes > 0 && workspace == nullptr)) {
-      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    }
-    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    status = check_retention_forward_launch(p, Config::kCopyBytes, workspace, places.bytes,
+                                            prepared[device].load(std::memory_order_relaxed));
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
     ChunkArguments arguments = common_arguments(p, places.cut);
     arguments.x = p.q;
     arguments.y = p.k;

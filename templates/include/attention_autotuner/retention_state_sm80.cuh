@@ -196,7 +196,8 @@ struct StateWarp {
     }
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    int const exponent = minimum((__float_as_int(largest) >> 23) - 127, 100) - 8;
+    // Within what a float's exponent spans, also where all is zero or not finite.
+    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
     scale_state(__int_as_float((127 - exponent) << 23));
     weight *= __int_as_float((127 + exponent) << 23);
   }

@@ -50,7 +50,7 @@ struct ChunkTraits {
   static_assert(kCopyBytes == 16 || kCopyBytes == 2, "copy_bytes_known");
   static_assert(kChunk == 16 || kChunk == 32 || kChunk == 64 || kChunk == 128, "chunk_range");
   static_assert(kStages >= 1 && kStages <= 3, "chunk_stages_range");
-  static_assert(kWarps >= 2 && kWarps <= 16, "chunk_warps_range");
+  static_assert(kWarps >= 2 && kWarps <= 16 && kWarps % 2 == 0, "chunk_warps_range");  // a row's copy takes pairs
   static_assert(kDepthWarps == 1 || kDepthWarps == 2 || kDepthWarps == 4, "depth_warps_range");
   static_assert(kColumns % (16 * kColumnWarps) == 0, "columns_divide_among_warps");
   static_assert(kChunk % (16 * kDepthWarps) == 0, "chunk_divides_among_depth_warps");
