@@ -1,6 +1,7 @@
 # make tune   environment, install, and the main job for this machine
 # make test   environment, lint, and the tests that this machine can run
 # make lint   ruff, mypy --strict, clang-format, file sizes
+# make docs   the documentation site, strictly, in build/site
 # make clean  forget the environment and build outputs
 
 VENV ?= .venv
@@ -14,7 +15,7 @@ bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 cpp_sources = $(shell find templates/include benchmarks -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
-.PHONY: tune test lint venv clean
+.PHONY: tune test lint docs venv clean
 
 tune: venv
 	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
@@ -28,6 +29,9 @@ lint: venv
 	$(bin)/python .ci/typecheck.py
 	$(bin)/clang-format --dry-run -Werror $(cpp_sources)
 	$(bin)/python .ci/sizes.py
+
+docs: venv
+	$(bin)/python -m sphinx -W --keep-going -b html -d build/site_doctrees docs build/site
 
 venv: $(stamp)
 

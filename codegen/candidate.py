@@ -44,7 +44,7 @@ class Candidate:
         class_qk, class_v: padded head dims that the kernel is compiled for, elements.
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
         mask: as in :class:`~.problem.Problem`.
-        knobs: of the operation and direction, see :mod:`.knobs`.
+        knobs: of the operation, the direction and, for retention forward, the form.
 
     Raises:
         TypeError: the knobs are another operation's.

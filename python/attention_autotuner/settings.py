@@ -45,7 +45,7 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is in force. See :data:`TABLE` for the meaning and the variable of each field.
+    """What is in force; what each field means is in the table of the variables.
 
     Raises:
         SettingsError: a field is outside what the table allows.

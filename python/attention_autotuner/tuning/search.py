@@ -53,7 +53,7 @@ def tune(
     pipeline: Pipeline | None = None,
     **fields: Any,
 ) -> TuneResult:
-    """Find the fastest kernel for a problem and remember it; :func:`~.step.tune_step` does it for both directions.
+    """Find the fastest kernel for a problem and remember it; :func:`tune_step` does it for both directions.
 
     Args:
         problem: what to tune for; or give its fields by name, e.g. ``seqlen_q=4096, causal=True``.

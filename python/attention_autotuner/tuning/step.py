@@ -97,24 +97,24 @@ def tune_step(
 ) -> StepResult:
     """Find the fastest forward and the fastest backward kernel of a shape, and remember both as tuned for the step.
 
-    The arguments are those of :func:`~.search.tune`, but for:
+    The arguments are those of :func:`tune`, but for:
 
     Args:
         problem: of either direction; or give its fields by name, without ``direction``.
-        device_type: see :func:`~.search.tune`.
-        effort: see :func:`~.search.tune`.
+        device_type: see :func:`tune`.
+        effort: see :func:`tune`.
         budget_seconds: wall time of the forward search. None takes the setting.
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
-        top_k: see :func:`~.search.tune`; for each direction.
-        confirm: see :func:`~.search.tune`.
+        top_k: see :func:`tune`; for each direction.
+        confirm: see :func:`tune`.
         listener: told about progress, each message with its direction.
-        records: see :func:`~.search.tune`.
-        pipeline: see :func:`~.search.tune`; it also times whole steps.
+        records: see :func:`tune`.
+        pipeline: see :func:`tune`; it also times whole steps.
         fields: fields of the problem, when ``problem`` is not given; ``deterministic`` is about the backward.
 
     Raises:
         TypeError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError, ToolchainError, StoreError:
-            as :func:`~.search.tune`.
+            as :func:`tune`.
     """
     if problem is not None and fields:
         raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
