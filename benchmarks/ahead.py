@@ -30,6 +30,22 @@ def in_processes(function: Callable[..., None], work: Sequence[Work], processes:
         pool.starmap(_attempt, [(function, *each) for each in work], chunksize=1)
 
 
+def in_shares(
+    function: Callable[[Problem], None], problems: Sequence[Problem], processes: int
+) -> None:
+    """Call a function of a module with each of some problems, which a few processes divide among them.
+
+    For work that is short beside the start of a process. What the function raises is printed.
+    """
+    count = min(processes, len(problems))
+    in_processes(_attempt_each, [(function, problems[i::count]) for i in range(count)], count)
+
+
+def _attempt_each(function: Callable[[Problem], None], problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        _attempt(function, problem)
+
+
 def _attempt(function: Callable[..., None], *arguments: Any) -> None:
     try:
         function(*arguments)

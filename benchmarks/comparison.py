@@ -28,7 +28,7 @@ from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.verify import classify
 
 from .calls import OTHERS, Call, ForwardCall, StepCall, ours
-from .peer import Peer
+from .peer import GuardedEntry, Peer
 from .rivals import AUTOGRAD, CALL, DETERMINISTIC, PICK, STEP, Meeting, Rivals, forward_of
 
 CLOCKS = (
@@ -89,15 +89,23 @@ def compare(
     random.Random(seed).shuffle(order)
     for each in order:
         asked = {name: peer for name, peer in peers.items() if peer.asked(each.problem)}
-        row = _Race(each, asked, pipeline, built, device_type).row(measurer, seconds, inspect)
+        row = MeetingRace(each, asked, pipeline, built, device_type).row(measurer, seconds, inspect)
         found = environment().to_json()
         row["clocks"] = {name: found[name] for name in CLOCKS}
         say(describe(row))
         yield row
 
 
-class _Race:
-    """One meeting's race and the row that it gives."""
+class MeetingRace:
+    """One meeting's race and the row that it gives.
+
+    Args:
+        meeting: of ours; every kernel of it is verified on the problem here.
+        peers: those asked for the problem.
+        pipeline: verifies.
+        built: what became of the kernels.
+        device_type: for what is called as a program would call it.
+    """
 
     def __init__(
         self,
@@ -163,9 +171,9 @@ class _Race:
         row["ratios"] = self._ratios(shown)
         if inspect is not None:
             row["calls"] = {
-                each.name: self._inspected(inspect, each)
+                each.name: self._inspected(inspect, each.entry)
                 for each in theirs
-                if isinstance(each, Call) and _timed(self._timings.get(each.name))
+                if isinstance(each.entry, Call) and _timed(self._timings.get(each.name))
             }
         return row
 
@@ -194,10 +202,10 @@ class _Race:
                 name=STEP, forward=both[0].path, backward=both[1].path, problem=self._problem
             )
 
-    def _theirs(self) -> Iterator[Entry]:
+    def _theirs(self) -> Iterator[GuardedEntry]:
         for name, peer in self._peers.items():
             if not self._refused[name]:
-                yield peer.entry(self._problem)
+                yield GuardedEntry(peer, self._problem)
 
     def _is_met(self, label: str) -> bool:
         return any(peer.against == label for peer in self._peers.values())

@@ -44,13 +44,15 @@ def formula(scale: float) -> Function:
     return retnet
 
 
-def _compiled(problem: Problem) -> Function:
+def compiled(problem: Problem) -> Function:
+    """The formula through ``torch.compile``, for one shape."""
     torch._dynamo.reset()  # or the shapes before this one count against the recompile limit
-    compiled: Function = torch.compile(formula(scale_of(problem)), dynamic=False)
-    return compiled
+    function: Function = torch.compile(formula(scale_of(problem)), dynamic=False)
+    return function
 
 
-def _eager(problem: Problem) -> Function:
+def eager(problem: Problem) -> Function:
+    """The formula as it stands."""
     return formula(scale_of(problem))
 
 
@@ -60,7 +62,7 @@ def _masked(
     return lambda problem: kind(name=name, function=make(problem), others=("mask",))
 
 
-def _compile_ahead(problems: Sequence[Problem], processes: int) -> None:
+def compile_ahead(problems: Sequence[Problem], processes: int) -> None:
     """Compile the formula for every problem at once, into the cache that torch keeps on disk."""
     in_processes(_compile_one, [(problem,) for problem in problems], processes)
 
@@ -70,11 +72,12 @@ def _compile_one(problem: Problem) -> None:
 
     inductor_config.compile_threads = 1  # there are as many of these processes as cores
     kind = _KINDS[problem.direction]
-    call = kind(name="ahead", function=_compiled(problem), others=("mask",))
+    call = kind(name="ahead", function=compiled(problem), others=("mask",))
     call.prepare([blank_inputs(problem, "cuda")], [])
 
 
-def _unlike_the_formula(problem: Problem) -> str:
+def unlike_the_formula(problem: Problem) -> str:
+    """Why the formula is not what a problem asks for, or an empty string."""
     if problem.mask != "explicit":
         return "it takes its mask as a tensor"
     if problem.heads_q != problem.heads_kv:
@@ -94,7 +97,7 @@ def _fla(name: str, kind: type[Call]) -> Callable[[Problem], Call]:
 
 def _retnet_peers() -> list[Peer]:
     found = []
-    for source, title, make in (("compiled", COMPILED, _compiled), ("eager", EAGER, _eager)):
+    for source, title, make in (("compiled", COMPILED, compiled), ("eager", EAGER, eager)):
         for direction, kind in _KINDS.items():
             name = f"{source}_{direction}"
             found.append(
@@ -102,10 +105,10 @@ def _retnet_peers() -> list[Peer]:
                     name=name,
                     title=f"{title}, {direction}",
                     entry=_masked(name, kind, make),
-                    refusal=_unlike_the_formula,
+                    refusal=unlike_the_formula,
                     against=PICK,
                     asked=_Going(direction=direction),
-                    ready=_compile_ahead if make is _compiled else None,
+                    ready=compile_ahead if make is compiled else None,
                 )
             )
     return found

@@ -24,8 +24,9 @@ from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.measure import CallableEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from benchmarks import attention_forward, commands, comparison, peers, report, shipping, verdict
+from benchmarks import attention_forward, commands, comparison, report, shipping, verdict
 from benchmarks.cases import GRIDS, Grid, column_label, row_label
+from benchmarks.library_peers import make_sdpa
 from benchmarks.peer import Peer
 from benchmarks.peers import PEERS
 from benchmarks.rivals import Meeting, Rivals
@@ -91,7 +92,7 @@ def test_sdpa_refuses_what_it_masks_otherwise() -> None:
 def test_an_sdpa_peer_computes_our_attention(problem: Problem) -> None:
     small = replace(problem, heads_q=4, heads_kv=2, seqlen_q=9, seqlen_k=9, dim_qk=16, dim_v=16)
     tensors = [torch.randn(2, heads, 9, 16) for heads in (4, 2, 2)]
-    found = peers._sdpa(SDPBackend.MATH)(small)(*tensors)
+    found = make_sdpa(SDPBackend.MATH)(small)(*tensors)
     torch.testing.assert_close(found, attention(*tensors, causal=small.causal)[0])
 
 

@@ -28,12 +28,12 @@ from benchmarks import (
     commands,
     comparison,
     gradients,
-    peers,
     report,
     shipping,
     verdict,
 )
 from benchmarks.cases import GRIDS, Grid
+from benchmarks.library_peers import make_sdpa
 from benchmarks.peers import PEERS
 from benchmarks.rivals import forward_of, meeting_of, variants
 from tests.benchmarking import (
@@ -316,7 +316,7 @@ def test_peers_below_sdpa_refuse_grouped_heads_and_another_diagonal() -> None:
 def test_an_autograd_entry_takes_the_gradient_of_every_input() -> None:
     small = replace(LATER, heads_q=4, heads_kv=2, seqlen_q=9, seqlen_k=9, dim_qk=16, dim_v=16)
     taken: list[tuple[torch.Tensor, ...]] = []
-    function = peers._sdpa(SDPBackend.MATH)(small)
+    function = make_sdpa(SDPBackend.MATH)(small)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         for leaf in (q, k, v):
