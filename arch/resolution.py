@@ -6,11 +6,14 @@ import functools
 import logging
 import re
 from dataclasses import replace
+from pathlib import Path
 
-from ..errors import UnsupportedArchitectureError
-from . import rates
+from .. import settings
+from ..errors import ArchSpecError, UnsupportedArchitectureError
+from . import measured_specs, rates
 from .a100 import A100, A100_SPEC
 from .h100 import H100, H100_SPEC, H200_SPEC
+from .measured_specs import MeasuredSpec
 from .policy import Policy
 from .probe import DeviceProperties, current_device, probe
 from .rtx4090 import RTX4090, RTX4090_SPEC
@@ -62,12 +65,15 @@ def plain_name(device_name: str) -> str:
 def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
     """The policy that a ``device_type`` stands for.
 
+    A name's spec is the one that was measured, where there is such a file: the user's own before the package's.
+
     Args:
         device_type: a policy, its class, the name of a GPU with a spec here (``"A100"``, ``"rtx 4090"``, ``"H200"``;
             case and punctuation do not matter), the name of the GPU that is present, or None for that GPU.
 
     Raises:
         UnsupportedArchitectureError: the name is unknown, or None was given and there is no GPU, or it is too old.
+        ArchSpecError: the GPU's measured spec is damaged.
     """
     if isinstance(device_type, Policy):
         return device_type
@@ -81,6 +87,9 @@ def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
             f"{type(device_type).__name__}"
         )
     wanted = plain_name(device_type).lower()
+    measured = _measured_policy(wanted, settings.current().cache_dir) if wanted else None
+    if measured is not None:
+        return measured
     for spec, policy in KNOWN:
         if spec.name.lower() == wanted:
             return policy(spec)
@@ -103,15 +112,24 @@ def detect(device: int | None = None) -> Policy:
     Args:
         device: index among the visible devices; None is the one that torch or cupy works on, else the first.
 
+    Its spec is the one that was measured on it, where there is such a file: the user's own before the package's.
+
     Raises:
         UnsupportedArchitectureError: there is no GPU, no device of that index, or it is older than 8.0.
+        ArchSpecError: the GPU's measured spec is damaged.
     """
     return _detect(current_device() if device is None else device)
 
 
 @functools.cache
 def _detect(device: int) -> Policy:
-    policy = from_properties(probe(device))
+    properties = probe(device)
+    policy = from_properties(properties)
+    measured = measured_specs.for_device(properties.name, settings.current().cache_dir)
+    if measured is not None and measured.fits(properties):
+        policy = policy_with(replace(measured, spec=measured.on(properties)))
+    elif measured is not None:
+        _log.info("%s is not as it was measured: that spec is left alone", properties.name)
     _probed.setdefault(plain_name(policy.spec.name).lower(), policy)
     return policy
 
@@ -137,19 +155,52 @@ def from_properties(properties: DeviceProperties) -> Policy:
             name in p.name for name in spec.device_names
         ):
             return policy(_corrected(spec, p))
-    spec = _derived(p)
-
-    class Probed(Policy):
-        """Candidates for a GPU that has no spec here, within its own limits."""
-
-        name = spec.name
-        build_arch = native_arch(p.compute_capability)
-        default_spec = spec
-
     _log.info(
         "%s has no spec of its own: its limits are probed, its rates its generation's", p.name
     )
+    return policy_of_its_own(_derived(p))
+
+
+def policy_of_its_own(spec: ArchSpec) -> Policy:
+    """A policy for a GPU that belongs to none of the known ones, within its own limits."""
+    given = spec
+
+    class Probed(Policy):
+        """Candidates for a GPU that has no policy here, within its own limits."""
+
+        name = given.name
+        build_arch = native_arch(given.compute_capability)
+        default_spec = given
+
     return Probed()
+
+
+def policy_with(measured: MeasuredSpec) -> Policy:
+    """The policy that a measured spec names, with that spec.
+
+    Raises:
+        ArchSpecError: there is no policy of that name.
+    """
+    if measured.policy is None:
+        return policy_of_its_own(measured.spec)
+    for _, policy in KNOWN:
+        if policy.name == measured.policy:
+            return policy(measured.spec)
+    known = ", ".join(dict.fromkeys(policy.name for _, policy in KNOWN))
+    raise ArchSpecError(f"policy must be one of {known} or null, got {measured.policy!r}")
+
+
+def forget_measured() -> None:
+    """Read measured specs again when they are next asked for: one was written."""
+    _detect.cache_clear()
+    _measured_policy.cache_clear()
+    _probed.clear()
+
+
+@functools.lru_cache(maxsize=64)
+def _measured_policy(name: str, cache_dir: Path) -> Policy | None:
+    found = measured_specs.named(name, cache_dir)
+    return None if found is None else policy_with(found)
 
 
 def native_arch(compute_capability: tuple[int, int]) -> str:

@@ -19,6 +19,10 @@ class UnsupportedArchitectureError(AttentionAutotunerError, RuntimeError):
     """The requested architecture is unknown, or the present GPU cannot run kernels made for it."""
 
 
+class ArchSpecError(AttentionAutotunerError, ValueError):
+    """A file that describes a GPU is damaged; the message names the file and the field."""
+
+
 class NotWarmError(AttentionAutotunerError, RuntimeError):
     """A call under CUDA-graph capture would have had to build, load or prepare a kernel first."""
 
@@ -33,6 +37,10 @@ class BuildError(AttentionAutotunerError, RuntimeError):
 
 class StoreError(AttentionAutotunerError, RuntimeError):
     """The kernel cache folder cannot be created, written or trusted."""
+
+
+class BundleError(AttentionAutotunerError, ValueError):
+    """A folder is no bundle that this package can read, or must not be replaced by one."""
 
 
 class ArtifactError(AttentionAutotunerError, RuntimeError):

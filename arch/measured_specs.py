@@ -1,0 +1,191 @@
+"""Specs that were measured on a GPU: files that say what each number is and where it comes from.
+
+The user's own lie in ``<cache_dir>/arch/<gpu>.json``, those that come with the package in ``arch/measured/<gpu>.json``;
+``attention-autotuner bring-up`` writes them. A file serves the GPU whose name it bears, and the name of its spec.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArchSpecError
+from .probe import DeviceProperties
+from .spec import ArchSpec
+
+SCHEMA = 1
+USER_FOLDER = "arch"  # under the cache folder
+SHIPPED = Path(__file__).with_name("measured")
+MAY_BE_ZERO = ("wgmma_flops_per_clk_per_sm",)
+
+# What a device says of itself; the rest of a spec is rates, the clock, and names.
+LIMITS = (
+    "num_sms",
+    "smem_per_sm_bytes",
+    "smem_per_block_bytes",
+    "smem_reserved_per_block_bytes",
+    "registers_per_sm",
+    "max_threads_per_sm",
+    "max_blocks_per_sm",
+    "l2_bytes",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSpec:
+    """A measured spec with its origins.
+
+    Attributes:
+        spec: the numbers.
+        sources: for every field of the spec, where its value comes from.
+        policy: name of the policy that it belongs to; None for a GPU that has none but its own.
+        environment: of the measurement, as :class:`~..tuning.environment.Environment` has it.
+    """
+
+    spec: ArchSpec
+    sources: Mapping[str, str]
+    policy: str | None
+    environment: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of the file."""
+        return {
+            "schema": SCHEMA,
+            "spec": {item.name: getattr(self.spec, item.name) for item in fields(ArchSpec)},
+            "sources": dict(self.sources),
+            "policy": self.policy,
+            "environment": dict(self.environment),
+        }
+
+    def fits(self, properties: DeviceProperties) -> bool:
+        """Whether a device is what was measured: its chip, with as many SMs."""
+        spec, p = self.spec, properties
+        return (spec.compute_capability, spec.num_sms) == (p.compute_capability, p.num_sms)
+
+    def on(self, properties: DeviceProperties) -> ArchSpec:
+        """The spec within the limits that a device gives today: drivers differ in some of them."""
+        return replace(self.spec, **{name: getattr(properties, name) for name in LIMITS})
+
+
+def slug(text: str) -> str:
+    """A file-system form of a name: lower case, runs of other characters as one dash."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
+
+
+def user_path(cache_dir: Path, device_name: str) -> Path:
+    """Where the user's own spec of a GPU lies, or would lie."""
+    return cache_dir / USER_FOLDER / f"{slug(device_name)}.json"
+
+
+def for_device(device_name: str, cache_dir: Path) -> MeasuredSpec | None:
+    """The spec measured on GPUs of a name: the user's, else the package's, else None.
+
+    Raises:
+        ArchSpecError: the file is damaged; the message names it and the field.
+    """
+    for path in (user_path(cache_dir, device_name), SHIPPED / f"{slug(device_name)}.json"):
+        if path.is_file():
+            return read(path)
+    return None
+
+
+def named(name: str, cache_dir: Path) -> MeasuredSpec | None:
+    """The measured spec of a name, e.g. ``H200``: the user's, else the package's, else None.
+
+    Args:
+        name: as :func:`~.resolution.plain_name` gives it; case does not matter.
+        cache_dir: the user's.
+
+    Raises:
+        ArchSpecError: a file whose own name has this name in it is damaged.
+    """
+    wanted = name.lower()
+    for folder in (cache_dir / USER_FOLDER, SHIPPED):
+        for path in sorted(folder.glob("*.json")):
+            # Another GPU's file is none of the caller's business, damaged or not.
+            if wanted in path.stem.replace("-", ""):
+                found = read(path)
+                if found.spec.name.lower() == wanted:
+                    return found
+    return None
+
+
+def read(path: Path) -> MeasuredSpec:
+    """Read a file.
+
+    Raises:
+        ArchSpecError: it cannot be read, or a field is missing, unknown or outside its limits.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArchSpecError(f"cannot read the measured spec {path}: {error}") from error
+    try:
+        return parse(data)
+    except ArchSpecError as error:
+        raise ArchSpecError(
+            f"the measured spec {path} is damaged: {error}; remove it, or run `attention-autotuner bring-up` again"
+        ) from error
+
+
+def parse(data: Any) -> MeasuredSpec:
+    """Rebuild from :meth:`MeasuredSpec.to_json`.
+
+    Raises:
+        ArchSpecError: a field is missing, unknown or outside its limits; the message names it.
+    """
+    if not isinstance(data, dict):
+        raise ArchSpecError(f"it must be a JSON object, got {type(data).__name__}")
+    if data.get("schema") != SCHEMA:
+        raise ArchSpecError(f"schema must be {SCHEMA}, got {data.get('schema')!r}")
+    spec, sources, policy = data.get("spec"), data.get("sources"), data.get("policy")
+    if not isinstance(spec, dict):
+        raise ArchSpecError(f"spec must be an object, got {type(spec).__name__}")
+    if not isinstance(sources, dict):
+        raise ArchSpecError(f"sources must be an object, got {type(sources).__name__}")
+    if policy is not None and not isinstance(policy, str):
+        raise ArchSpecError(f"policy must be a name or null, got {policy!r}")
+    environment = data.get("environment")
+    if not isinstance(environment, dict):
+        raise ArchSpecError(f"environment must be an object, got {type(environment).__name__}")
+    known = {item.name: item.type for item in fields(ArchSpec)}
+    unknown = sorted(spec.keys() - known.keys())
+    if unknown:
+        raise ArchSpecError(f"spec.{unknown[0]} is no field of a spec")
+    for name in known:
+        if name not in spec:
+            raise ArchSpecError(f"spec.{name} is missing")
+        if not isinstance(sources.get(name), str):
+            raise ArchSpecError(f"sources.{name} must be a text, got {sources.get(name)!r}")
+    values = {name: _value(name, kind, spec[name]) for name, kind in known.items()}
+    return MeasuredSpec(
+        spec=ArchSpec(**values), sources=sources, policy=policy, environment=environment
+    )
+
+
+def _value(name: str, kind: Any, value: Any) -> Any:
+    """One field of a spec, checked against the type that the class declares."""
+    if kind == "str":
+        if isinstance(value, str) and value:
+            return value
+        raise ArchSpecError(f"spec.{name} must be a text, got {value!r}")
+    if kind == "tuple[str, ...]":
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            return tuple(value)
+        raise ArchSpecError(f"spec.{name} must be a list of texts, got {value!r}")
+    if kind == "tuple[int, int]":
+        if isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value):
+            return tuple(value)
+        raise ArchSpecError(f"spec.{name} must be two integers, got {value!r}")
+    if kind == "int" and type(value) is not int:
+        raise ArchSpecError(f"spec.{name} must be an integer, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ArchSpecError(f"spec.{name} must be a number, got {value!r}")
+    if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        raise ArchSpecError(f"spec.{name} must be positive, got {value!r}")
+    return int(value) if kind == "int" else float(value)
