@@ -290,7 +290,9 @@ def samples_of(
     best_us = min(row["median_us"] / row["ratio_to_best"] for row in timed)
     samples = []
     for row in timed:
-        one, report = Candidate.from_config(row["config"]), SavedReport(**row["report"])
+        # Saved rows may be older than masks are.
+        one = Candidate.from_config({"mask": "none"} | row["config"])
+        report = SavedReport(**row["report"])
 
         def predict(
             coefficients: Coefficients,
