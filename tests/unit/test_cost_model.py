@@ -9,7 +9,6 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from tuning_logs import Log, read_logs
 
 from attention_autotuner.arch import A100, H100, resources
 from attention_autotuner.arch.h100 import H200_SPEC
@@ -28,6 +27,7 @@ from attention_autotuner.tuning.coefficients import (
 from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
 from attention_autotuner.tuning.exhaustive import correlation
 from attention_autotuner.tuning.schedule import makespan, tiles_of_keys, tiles_of_queries
+from benchmarks.tuning_logs import Log, read_logs
 from tests.candidates import forward
 
 SPEC = H100().spec

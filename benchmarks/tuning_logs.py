@@ -15,11 +15,13 @@ from attention_autotuner.tuning.coefficients import Coefficients
 from attention_autotuner.tuning.cost_model import predict
 from attention_autotuner.tuning.estimates import expected_usage
 
-FOLDER = Path(__file__).parents[1] / "data" / "tuning_logs"
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "tuning_logs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
+    """One configuration of a search and its time; the shared memory is the other implementation's."""
+
     candidate: Candidate
     smem_bytes: int
     measured_us: float
@@ -27,12 +29,15 @@ class LoggedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
+    """A recorded search: everything that was tried on one problem and GPU."""
+
     name: str
     problem: Problem
     spec: ArchSpec
     runs: tuple[LoggedRun, ...]
 
     def predict_us(self, run: LoggedRun, coefficients: Coefficients) -> float:
+        """The model's time of a run, microseconds."""
         (kernel,) = resources.kernels(run.candidate)
         usage = replace(expected_usage(kernel, self.spec), smem_bytes=run.smem_bytes)
         return predict(self.problem, run.candidate, self.spec, (usage,), coefficients).us
@@ -50,11 +55,13 @@ class Log:
 
 
 def parse_config(line: str) -> dict[str, str]:
+    """The fields of a ``Config(...)`` line."""
     body = line.removeprefix("Config(").removesuffix(")")
     return dict(part.strip().split("=") for part in body.split(","))
 
 
 def read_log(path: Path) -> Log:
+    """A file of the folder, parsed; of runs that map to one candidate the fastest is kept."""
     gpu, _, dim_qk, dim_v = path.stem.split("_")
     problem = Problem(
         batch=4,
@@ -108,4 +115,5 @@ def _run(problem: Problem, config: dict[str, str], measured_us: float) -> Logged
 
 
 def read_logs() -> list[Log]:
+    """All of them, in the order of their names."""
     return [read_log(path) for path in sorted(FOLDER.glob("*.txt"))]
