@@ -10,7 +10,7 @@ program calls it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from math import isfinite
 from typing import Any, Protocol
@@ -105,6 +105,7 @@ class MeetingRace:
         pipeline: verifies.
         built: what became of the kernels.
         device_type: for what is called as a program would call it.
+        also: labels of ours that are timed though no peer is held against them.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class MeetingRace:
         pipeline: Pipeline,
         built: Results,
         device_type: str | None,
+        also: Collection[str] = (),
     ) -> None:
         self._meeting = meeting
+        self._also = also
         self._problem = meeting.problem
         self._peers = peers
         self._device_type = device_type
@@ -208,7 +211,7 @@ class MeetingRace:
                 yield GuardedEntry(peer, self._problem)
 
     def _is_met(self, label: str) -> bool:
-        return any(peer.against == label for peer in self._peers.values())
+        return label in self._also or any(p.against == label for p in self._peers.values())
 
     def _stands(self, name: str) -> bool:
         return name in self._peers or self._is_met(name)

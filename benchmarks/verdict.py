@@ -21,7 +21,7 @@ from .peer import Peer
 from .rivals import DETERMINISTIC, PICK, variants
 
 SCHEMA = 1
-PEER_LIBRARIES = ("triton", "fla-core")
+PEER_LIBRARIES = ("triton", "fla-core", "flash-attn", "flash-attn-3", "nvidia-cudnn-cu13")
 _GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
 BARS: dict[str, dict[str, dict[str, float]]] = {
     "attention_forward": {"sdpa_flash": {"geometric_mean": 1.05, "min": 0.97}},
@@ -114,10 +114,15 @@ def document(
         "peers": {name: peer.title for name, peer in peers.items()},
         "contests": {name: list(labels) for name, labels in contests(peers).items()},
         "environment": environment.to_json(),
-        "libraries": {name: _version(name) for name in PEER_LIBRARIES},
+        "libraries": library_versions(),
         "summary": summarise(benchmark, rows, peers),
         "rows": list(rows),
     }
+
+
+def library_versions() -> dict[str, str | None]:
+    """The versions of those that peers come from; None where one is not installed."""
+    return {name: _version(name) for name in PEER_LIBRARIES}
 
 
 def _version(library: str) -> str | None:
