@@ -86,10 +86,10 @@ def test_classes_keep_masks_and_forms_apart() -> None:
 
 def test_what_is_verified_is_a_problem_of_the_candidates_own_kind() -> None:
     for problem in (MASKED, MASKED_BACK):
-        small = class_search._small(POLICY.default(problem))
+        small = class_search.small_problem(POLICY.default(problem))
         assert class_search.class_of(small) == class_search.class_of(problem)
         assert small.seqlen_k % 8 == 0  # rows of the mask are read 16 bytes at a time
-    decayed = class_search._small(chunkwise(DECAYED))
+    decayed = class_search.small_problem(chunkwise(DECAYED))
     assert (decayed.causal, decayed.form, decayed.seqlen_k % 8) == (True, "chunkwise", 3)
 
 
