@@ -1,19 +1,23 @@
-"""One candidate's library: from the store, from the compiler, or what another compiler left in the store."""
+"""One candidate's library: from the store, from a bundle, from the compiler, or what another compiler left.
+
+What is at hand costs no look for a compiler where a bundle is installed: a process with prebuilt kernels starts none.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 
-from ..errors import BuildError, ToolchainError
+from ..errors import BuildError, StoreError, ToolchainError
 from ..settings import Settings, current
+from . import installed
 from .artifact import Artifact, BuildTarget
 from .build import build
 from .candidate import Candidate
 from .outcome import Outcome
-from .render import render
+from .render import RenderedKernel, render
 from .store import default_store
-from .toolchain import find_toolchain
+from .toolchain import driver_release, driver_runs, find_toolchain
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +26,47 @@ BUILD_SECONDS = (
 )
 
 
-def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:
-    """A candidate's library: from the store, else built, with a log line that says so.
+def at_hand(
+    candidate: Candidate, arch: str, *, settings: Settings | None = None
+) -> Artifact | None:
+    """A candidate's library for exactly this arch without any compiler: from the store, else from a bundle, or None.
 
-    Without a compiler, what another one made of the same source serves.
+    Args:
+        candidate: what to look for.
+        arch: compute capability, e.g. ``"80"``.
+        settings: those in force by default.
+
+    Raises:
+        BundleError: a setting names a bundle that is none.
+    """
+    settings = settings or current()
+    found = _found(render(candidate), BuildTarget(arch=arch), settings)
+    return found[0] if found and found[0].target.arch == arch else None
+
+
+def _found(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
+    """What the store and the bundles have of a kernel and the driver runs; a store that fails is passed over."""
+    try:
+        stored = default_store(settings).find(kernel, target)
+    except StoreError as error:
+        logger.warning("the kernel cache is passed over: %s", error)
+        stored = []
+    found = stored + installed.find(kernel, target, settings)
+    usable = [artifact for artifact in found if driver_runs(artifact.toolchain)]
+    if found and not usable:
+        logger.warning(
+            "%s was built by CUDA %s, the driver here runs kernels of CUDA %d at most",
+            found[0].path,
+            found[0].toolchain["nvcc"],
+            (driver_release() or (0, 0))[0],
+        )
+    return usable
+
+
+def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None) -> Artifact:
+    """A candidate's library: from the store or a bundle, else built, with a log line that says so.
+
+    Without a compiler, what another one made of the same source serves, for this arch or an older one.
 
     Args:
         candidate: what to build.
@@ -35,13 +76,18 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
     Raises:
         BuildError: it does not compile.
         ToolchainError, StoreError: there is no compiler, or no writable cache.
+        BundleError: a setting names a bundle that is none.
     """
     settings = settings or current()
+    if installed.bundles(settings):
+        ready = at_hand(candidate, arch, settings=settings)
+        if ready is not None:
+            return ready
     kernel, target, store = render(candidate), BuildTarget(arch=arch), default_store(settings)
     try:
         toolchain = find_toolchain(settings)
     except ToolchainError as error:
-        artifacts = store.find(kernel, target)
+        artifacts = _found(kernel, target, settings)
         if not artifacts:
             raise ToolchainError(f"{candidate.name} has to be built first: {error}") from error
         return artifacts[0]

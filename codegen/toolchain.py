@@ -7,45 +7,34 @@ installed meanwhile is found.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 
-from ..errors import ToolchainError
+from ..arch.probe import cuda_driver
+from ..errors import ToolchainError, UnsupportedArchitectureError
 from ..settings import Settings, current
 from .cutlass import find_cutlass
+from .wheels import WHEELS, WHEELS_CU12, check_wheels, cu12_places, merge_cu12, numbers, wheel_roots
+
+logger = logging.getLogger(__name__)
 
 MIN_NVCC = (12, 0)  # the first release that knows sm_89 and sm_90 alike
 MIN_CMAKE = (3, 24)  # the cmake_minimum_required of templates/cmake
-WHEELS = (
-    "nvidia-cuda-nvcc==13.0.88",
-    "nvidia-cuda-crt==13.0.88",
-    "nvidia-nvvm==13.0.88",
-    "nvidia-cuda-cccl==13.0.85",
-    "nvidia-cuda-runtime==13.0.*",
-)
-"""A whole compiler from PyPI; all of one CUDA release, because mixed releases break ptxas."""
-
-# What each wheel brings, by one file of it that a compilation needs.
-_WHEEL_FILES = {
-    "bin/nvcc": "nvidia-cuda-nvcc",
-    "bin/ptxas": "nvidia-cuda-nvcc",
-    "include/crt/host_config.h": "nvidia-cuda-crt",
-    "nvvm/bin/cicc": "nvidia-nvvm",
-    "include/cccl/cuda/std/type_traits": "nvidia-cuda-cccl",
-    "include/cuda_runtime.h": "nvidia-cuda-runtime",
-    "lib/libcudart_static.a": "nvidia-cuda-runtime",
-}
-_INSTALL_NVCC = f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run `pip install " + (
-    " ".join(f"'{wheel}'" for wheel in WHEELS) + "`"
+_INSTALL_NVCC = (
+    f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run `pip install "
+    + " ".join(f"'{wheel}'" for wheel in WHEELS)
+    + "` (for a driver of CUDA 12 `pip install "
+    + " ".join(f"'{wheel}'" for wheel in WHEELS_CU12)
+    + "`)"
 )
 _PROBE_SECONDS = 60.0
 
@@ -153,40 +142,8 @@ def _probe(*command: str | Path) -> str:
     return done.stdout
 
 
-def _version_tuple(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
-
-
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
-
-
-def wheel_roots() -> list[Path]:
-    """CUDA folders that PyPI wheels of this Python share (``site-packages/nvidia/cu13``), newest first."""
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    roots = [root for place in places for root in Path(place).glob("cu[0-9]*") if root.is_dir()]
-    return sorted(roots, key=lambda root: (len(root.name), root.name), reverse=True)
-
-
-def check_wheels(root: Path) -> None:
-    """Check that the wheels under a root make a whole compiler of one CUDA release.
-
-    Raises:
-        ToolchainError: a wheel is missing, or two are of different releases.
-    """
-    missing = sorted({name for file, name in _WHEEL_FILES.items() if not (root / file).exists()})
-    if missing:
-        raise ToolchainError(f"{root} lacks what these wheels bring: {', '.join(missing)}")
-    names = set(_WHEEL_FILES.values())
-    versions: dict[str, str] = {}
-    for found in importlib.metadata.distributions(path=[str(root.parents[1])]):
-        name = re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()
-        if name in names:
-            versions[name] = found.version
-    if len({_version_tuple(version)[:2] for version in versions.values()}) > 1:
-        listed = ", ".join(f"{name}=={version}" for name, version in sorted(versions.items()))
-        raise ToolchainError(f"{root} mixes CUDA releases, which breaks ptxas: {listed}")
 
 
 def probe_nvcc(path: Path) -> Nvcc:
@@ -198,7 +155,7 @@ def probe_nvcc(path: Path) -> Nvcc:
     version = re.search(r"\bV(\d+\.\d+\.\d+)", _probe(path, "--version"))
     if version is None:
         raise ToolchainError(f"`{path} --version` names no version")
-    if _version_tuple(version[1]) < MIN_NVCC:
+    if numbers(version[1]) < MIN_NVCC:
         raise ToolchainError(f"{path} is {version[1]}, older than {_dotted(MIN_NVCC)}")
     dryrun = _probe(path, "-v", "--dryrun", "-E", "-x", "cu", os.devnull)
     top = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
@@ -221,36 +178,102 @@ def _nvcc_places() -> Iterator[Path]:
     yield Path("/usr/local/cuda/bin/nvcc")
 
 
+@lru_cache(maxsize=1)
+def driver_release() -> tuple[int, int] | None:
+    """The newest CUDA that this machine's driver runs, (major, minor); None without a driver."""
+    try:
+        version = cuda_driver().version()
+    except UnsupportedArchitectureError:
+        return None
+    return version // 1000, version % 1000 // 10
+
+
+def driver_runs(toolchain: Mapping[str, str]) -> bool:
+    """Whether this machine's driver runs what a toolchain compiles; True where there is no driver to ask.
+
+    The CUDA runtime inside a kernel takes any driver of its own major release or of a later one.
+
+    Args:
+        toolchain: see :meth:`Toolchain.identity`.
+    """
+    release, built = driver_release(), numbers(toolchain.get("nvcc", ""))
+    return release is None or not built or built[0] <= release[0]
+
+
+def _check_driver(compiler: Nvcc) -> None:
+    """Refuse a compiler whose kernels the driver cannot run.
+
+    Raises:
+        ToolchainError: naming both.
+    """
+    release = driver_release()
+    if release is not None and not driver_runs({"nvcc": compiler.version}):
+        raise ToolchainError(
+            f"{compiler.path} is of CUDA {compiler.version}, the driver here runs kernels of CUDA {release[0]} at most"
+        )
+
+
 def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
     """Find nvcc: the given one alone, else PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda, PyPI wheels.
 
+    Of the others, the first whose kernels the driver can run; of wheels, the newest.
+
     Args:
-        nvcc: the compiler or a toolkit folder (the ``NVCC`` setting).
+        nvcc: the compiler or a toolkit folder (the ``NVCC`` setting); used even if it is too new for the driver, with a
+            warning, as it may compile for another machine.
 
     Raises:
         ToolchainError: none works; the message lists each place with what is wrong there.
     """
     if nvcc is not None:
         given = Path(nvcc)
-        return probe_nvcc(given / "bin" / "nvcc" if given.is_dir() else given)
-    problems = []
+        compiler = probe_nvcc(given / "bin" / "nvcc" if given.is_dir() else given)
+        try:
+            _check_driver(compiler)
+        except ToolchainError as error:
+            logger.warning("%s; ATTENTION_AUTOTUNER_NVCC names it all the same", error)
+        return compiler
+    problems: list[str] = []
+    for find in _compilers():
+        found = _attempt(find, problems)
+        if found is not None:
+            return found
+    listed = "; ".join(problems) or "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
+    raise ToolchainError(f"no usable nvcc: {listed}. To fix it, {_INSTALL_NVCC}")
+
+
+def _attempt(find: Callable[[], Nvcc], problems: list[str]) -> Nvcc | None:
+    """A compiler that the driver suits; what is wrong with any other is added to the problems."""
+    try:
+        compiler = find()
+        _check_driver(compiler)
+    except ToolchainError as error:
+        problems.append(str(error))
+        return None
+    return compiler
+
+
+def _compilers() -> Iterator[Callable[[], Nvcc]]:
+    """How to have each compiler that is there, in the order in which they are tried."""
     for place in _nvcc_places():
-        if not place.exists():
-            continue
-        try:
-            return probe_nvcc(place)
-        except ToolchainError as error:
-            problems.append(str(error))
+        if place.exists():
+            yield partial(probe_nvcc, place)
     for root in wheel_roots():
-        if not (root / "bin" / "nvcc").exists():
-            continue
-        try:
-            check_wheels(root)
-            return probe_nvcc(root / "bin" / "nvcc")
-        except ToolchainError as error:
-            problems.append(str(error))
-    found = "; ".join(problems) or "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
-    raise ToolchainError(f"no usable nvcc: {found}. To fix it, {_INSTALL_NVCC}")
+        if (root / "bin" / "nvcc").exists():
+            yield partial(_of_wheels, root)
+    for place in cu12_places():
+        yield partial(_of_cu12, place)
+
+
+def _of_wheels(root: Path) -> Nvcc:
+    check_wheels(root)
+    return probe_nvcc(root / "bin" / "nvcc")
+
+
+def _of_cu12(place: Path) -> Nvcc:
+    merged = merge_cu12(place)
+    found = probe_nvcc(merged.nvcc)
+    return replace(found, version=merged.version, flags=(*found.flags, *merged.flags))
 
 
 def find_host_cxx() -> tuple[Path, str]:
@@ -293,7 +316,7 @@ def _find_tool(name: str, minimum: tuple[int, ...]) -> tuple[Path, str]:
         except ToolchainError as error:
             problems.append(str(error))
             continue
-        if version is not None and _version_tuple(version[0]) >= minimum:
+        if version is not None and numbers(version[0]) >= minimum:
             return place, version[0]
         problems.append(f"{place} is older than {_dotted(minimum)}")
     found = "; ".join(problems) or "neither installed for this Python nor on PATH"

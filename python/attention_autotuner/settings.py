@@ -62,6 +62,7 @@ class Settings:
     jobs: int | None = None
     cutlass_dir: Path | None = None
     nvcc: Path | None = None
+    bundle: Path | None = None
 
     def __post_init__(self) -> None:
         for setting in TABLE:
@@ -227,6 +228,13 @@ TABLE: tuple[Setting, ...] = (
         "CUDA_HOME, PATH, then the toolchain wheels",
         "The CUDA compiler.",
     ),
+    _path(
+        "BUNDLE",
+        "bundle",
+        "a folder that `attention-autotuner export` wrote",
+        "installed kernel packages alone",
+        "Built kernels that serve before a compiler is looked for.",
+    ),
 )
 
 
@@ -304,7 +312,7 @@ def override(**changes: Any) -> Iterator[Settings]:
     for name in changes:
         if name not in names:
             raise SettingsError(f"there is no setting {name!r}; known: {', '.join(sorted(names))}")
-    for name in ("cache_dir", "cutlass_dir", "nvcc"):
+    for name in ("cache_dir", "cutlass_dir", "nvcc", "bundle"):
         if isinstance(changes.get(name), str):
             changes[name] = _parse_path(changes[name])
     settings = replace(current(), **changes)

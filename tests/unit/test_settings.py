@@ -44,6 +44,7 @@ def test_every_variable_reaches_its_field(tmp_path: Path) -> None:
             PREFIX + "JOBS": "3",
             PREFIX + "CUTLASS_DIR": str(tmp_path / "cutlass"),
             PREFIX + "NVCC": str(tmp_path / "nvcc"),
+            PREFIX + "BUNDLE": str(tmp_path / "bundle"),
         }
     )
     assert read == Settings(
@@ -58,6 +59,7 @@ def test_every_variable_reaches_its_field(tmp_path: Path) -> None:
         jobs=3,
         cutlass_dir=tmp_path / "cutlass",
         nvcc=tmp_path / "nvcc",
+        bundle=tmp_path / "bundle",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.codegen import cutlass, toolchain
+from attention_autotuner.codegen import cutlass, toolchain, wheels
 from attention_autotuner.codegen.cutlass import PINNED_VERSION, find_cutlass
 from attention_autotuner.codegen.toolchain import (
     WHEELS,
@@ -150,7 +150,7 @@ def test_a_given_nvcc_is_not_replaced_by_another(bare: Path, tmp_path: Path) -> 
 
 
 def _install_wheels(root: Path, versions: dict[str, str]) -> None:
-    for file, name in toolchain._WHEEL_FILES.items():
+    for file, name in wheels._WHEEL_FILES.items():
         if name in versions:
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).touch()

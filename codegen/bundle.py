@@ -1,0 +1,300 @@
+"""A bundle: picks and their built kernels in one folder that needs no compiler, read-only once it is written.
+
+Layout::
+
+    index.json                    what is in it: kernels, and which of them serves which problem
+    kernels/<name>.<digest16>/    as in the store
+
+Python looks kernels up in it by their source (:mod:`.installed`), the C++ client picks and loads from it alone. The
+index is written last and the folder renamed into place, so that a folder with an index is a whole bundle.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import BundleError
+from ..version import __version__
+from .artifact import Artifact, BuildTarget
+from .candidate import Candidate
+from .entries import (
+    FOLDERS,
+    LIBRARY,
+    LOG,
+    RECORD,
+    SOURCE,
+    DamagedError,
+    read_artifact,
+    read_record,
+)
+from .files import sync_folder, sync_tree
+from .problem import Problem
+from .render import abi_version
+
+logger = logging.getLogger(__name__)
+
+INDEX = "index.json"
+SCHEMA = 1
+FILES = (SOURCE, LIBRARY, RECORD, LOG)
+LAYERS = ("record", "shipped", "predicted", "default")  # in the order in which they are asked
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundledKernel:
+    """A kernel of a bundle.
+
+    Attributes:
+        candidate: what it was rendered from.
+        kernel_digest: identity of its source.
+        target: what it was compiled for.
+        toolchain: what compiled it.
+        folder: its entry, laid out as in the store.
+    """
+
+    candidate: Candidate
+    kernel_digest: str
+    target: BuildTarget
+    toolchain: Mapping[str, str]
+    folder: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundledPick:
+    """Which kernel serves a problem.
+
+    Attributes:
+        problem: bucketed.
+        candidate: of the kernel.
+        layer: one of :data:`LAYERS`.
+        gpu_name: where it was measured, if it was.
+        median_us: what was measured, microseconds.
+        estimate_us: what the cost model says, microseconds.
+    """
+
+    problem: Problem
+    candidate: Candidate
+    layer: str
+    gpu_name: str | None = None
+    median_us: float | None = None
+    estimate_us: float | None = None
+
+    def to_json(self, kernel: int) -> dict[str, Any]:
+        """The pick as the index holds it, its kernel by number."""
+        return {
+            "problem": asdict(self.problem),
+            "kernel": kernel,
+            "layer": self.layer,
+            "gpu_name": self.gpu_name,
+            "median_us": self.median_us,
+            "estimate_us": self.estimate_us,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A bundle that was opened; its libraries are read when they are asked for.
+
+    Attributes:
+        root: the folder.
+        arch: name of the policy whose picks it holds.
+        package_version: of the package that made it.
+        kernels: by number, as the index lists them.
+        picks: in the order of the index.
+    """
+
+    root: Path
+    arch: str
+    package_version: str
+    kernels: tuple[BundledKernel, ...]
+    picks: tuple[BundledPick, ...]
+
+    @cached_property
+    def by_source(self) -> Mapping[str, tuple[BundledKernel, ...]]:
+        """Kernels by the identity of their source: one for each target."""
+        found: dict[str, tuple[BundledKernel, ...]] = {}
+        for kernel in self.kernels:
+            found[kernel.kernel_digest] = (*found.get(kernel.kernel_digest, ()), kernel)
+        return found
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names of the candidates that it has a kernel of."""
+        return frozenset(kernel.candidate.name for kernel in self.kernels)
+
+    def read(self, kernel: BundledKernel) -> Artifact | None:
+        """A kernel's library, checked against its checksum; None, with a warning, for one that is damaged."""
+        try:
+            artifact = read_artifact(kernel.folder)
+            if artifact.kernel_digest != kernel.kernel_digest:
+                raise DamagedError(f"{RECORD} is of another kernel than the index says")
+        except (DamagedError, OSError) as error:
+            logger.warning("the bundle's kernel %s cannot be used: %s", kernel.folder, error)
+            return None
+        return artifact
+
+
+def open_bundle(root: Path) -> Bundle:
+    """Open a bundle.
+
+    Raises:
+        BundleError: there is no index, or it is not of the schema and ABI that this package reads.
+    """
+    try:
+        data = json.loads((root / INDEX).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BundleError(f"{root} is no bundle: {INDEX} cannot be read: {error}") from error
+    except ValueError as error:
+        raise BundleError(f"{root / INDEX} is not JSON: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        found = data.get("schema") if isinstance(data, dict) else data
+        raise BundleError(f"{root / INDEX} must have schema {SCHEMA}, it has {found!r}")
+    try:
+        if int(data["abi_version"]) // 1000 != abi_version() // 1000:
+            raise BundleError(
+                f"the kernels of {root} speak ABI {data['abi_version']}, this package {abi_version()}: export them anew"
+            )
+        kernels = tuple(_read_kernel(root, each) for each in data["kernels"])
+        picks = tuple(_read_pick(each, kernels) for each in data["picks"])
+        return Bundle(
+            root=root,
+            arch=str(data["arch"]),
+            package_version=str(data["package_version"]),
+            kernels=kernels,
+            picks=picks,
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, BundleError):
+            raise
+        raise BundleError(f"{root / INDEX} lacks or distorts a field: {error!r}") from error
+
+
+def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
+    folder = (root / data["library"]).parent
+    if not folder.is_relative_to(root) or ".." in folder.parts:
+        raise ValueError(f"library {data['library']!r} is outside the bundle")
+    return BundledKernel(
+        candidate=Candidate.from_config(data["candidate"]),
+        kernel_digest=data["kernel_digest"],
+        target=BuildTarget(**data["target"]),
+        toolchain=dict(data["toolchain"]),
+        folder=folder,
+    )
+
+
+def _read_pick(data: Mapping[str, Any], kernels: Sequence[BundledKernel]) -> BundledPick:
+    if data["layer"] not in LAYERS:
+        raise ValueError(f"layer must be one of {LAYERS}, got {data['layer']!r}")
+    return BundledPick(
+        problem=Problem(**data["problem"]),
+        candidate=kernels[data["kernel"]].candidate,
+        layer=data["layer"],
+        gpu_name=data["gpu_name"],
+        median_us=data["median_us"],
+        estimate_us=data["estimate_us"],
+    )
+
+
+def write_bundle(
+    output: Path,
+    *,
+    arch: str,
+    build_arch: str,
+    artifacts: Mapping[Candidate, Artifact],
+    picks: Sequence[BundledPick],
+    environment: Mapping[str, Any] | None = None,
+    force: bool = False,
+) -> Bundle:
+    """Write a bundle: whole, or not at all.
+
+    Args:
+        output: the folder to make.
+        arch: name of the policy.
+        build_arch: compute capability that the kernels are for.
+        artifacts: the built kernel of every pick's candidate.
+        picks: what serves what; order matters between equals.
+        environment: of the GPU, where one is present.
+        force: replace a bundle that is there.
+
+    Raises:
+        BundleError: the folder exists, and is not a bundle that may be replaced.
+        OSError: it cannot be written; nothing is left behind.
+    """
+    output = output.absolute()
+    check_output(output, force=force)
+    staging = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+    staging.mkdir(parents=True)
+    try:
+        kernels = [_copy(artifact, candidate, staging) for candidate, artifact in artifacts.items()]
+        numbers = {candidate: number for number, candidate in enumerate(artifacts)}
+        index = {
+            "schema": SCHEMA,
+            "abi_version": abi_version(),
+            "package_version": __version__,
+            "arch": arch,
+            "build_arch": build_arch,
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "environment": None if environment is None else dict(environment),
+            "kernels": kernels,
+            "picks": [pick.to_json(numbers[pick.candidate]) for pick in picks],
+        }
+        (staging / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        sync_folder(staging)
+        _move_in(staging, output)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return open_bundle(output)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Refuse a folder that a bundle must not be written to, before anything is built for it.
+
+    Raises:
+        BundleError: it exists, and is neither empty nor, with ``force``, a bundle.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / INDEX).is_file():
+        raise BundleError(f"{output} exists and is no bundle: name a folder that does not exist")
+    if not force:
+        raise BundleError(f"{output} holds a bundle already: add --force to replace it")
+
+
+def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any]:
+    """Copy a store's entry, and give its line of the index."""
+    source = artifact.path.parent
+    folder = root / FOLDERS["built"] / source.name
+    folder.mkdir(parents=True)
+    for name in FILES:
+        shutil.copyfile(source / name, folder / name)
+    sync_tree(folder)
+    record = read_record(folder)
+    return {
+        "name": artifact.name,
+        "library": (folder / LIBRARY).relative_to(root).as_posix(),
+        "library_sha256": record["library_sha256"],
+        "library_bytes": record["library_bytes"],
+        "digest": artifact.digest,
+        "kernel_digest": artifact.kernel_digest,
+        "target": {"arch": artifact.target.arch, "ptx": artifact.target.ptx},
+        "toolchain": artifact.toolchain,
+        "candidate": candidate.config,
+    }
+
+
+def _move_in(staging: Path, output: Path) -> None:
+    """Put a finished folder into place, and what was there out of it."""
+    old = staging.with_name(f"{staging.name}.old")
+    if output.exists():
+        output.rename(old)
+    staging.rename(output)
+    sync_folder(output.parent)
+    shutil.rmtree(old, ignore_errors=True)

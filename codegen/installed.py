@@ -1,0 +1,123 @@
+"""Bundles of this Python: the one that a setting names, and the kernel packages that are installed.
+
+A kernel package is a module ``attention_autotuner_kernels_<gpu>`` that holds a bundle and no code. Its name is fixed,
+so that a look costs one ``find_spec`` for each GPU that has a spec here, once per process, and no scan of metadata.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from pathlib import Path
+
+from ..arch.probe import probe
+from ..arch.resolution import names, plain_name
+from ..errors import BundleError, UnsupportedArchitectureError
+from ..settings import Settings
+from ..version import __version__
+from .artifact import Artifact, BuildTarget
+from .bundle import Bundle, open_bundle
+from .render import RenderedKernel, kernel_digest
+
+logger = logging.getLogger(__name__)
+
+PACKAGE_PREFIX = "attention_autotuner_kernels_"
+
+
+def package_name(gpu: str) -> str:
+    """The module that holds the kernels for a GPU, by the name of its spec."""
+    return PACKAGE_PREFIX + plain_name(gpu).lower()
+
+
+def bundles(settings: Settings) -> tuple[Bundle, ...]:
+    """The bundles to look kernels up in: the setting's, then those installed.
+
+    Raises:
+        BundleError: the setting names a folder that is none. An installed one that cannot be read is logged and left
+            out.
+    """
+    named = () if settings.bundle is None else (_named(settings.bundle),)
+    return named + _packages()
+
+
+@functools.cache
+def _named(folder: Path) -> Bundle:
+    try:
+        return open_bundle(folder)
+    except BundleError as error:
+        raise BundleError(f"ATTENTION_AUTOTUNER_BUNDLE: {error}") from error
+
+
+@functools.cache
+def _packages() -> tuple[Bundle, ...]:
+    names_here = dict.fromkeys(package_name(gpu) for gpu in (*names(), *_present()))
+    specs = (importlib.util.find_spec(name) for name in names_here)
+    places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
+    opened = (_open_installed(Path(place)) for place in places)
+    return tuple(bundle for bundle in opened if bundle is not None)
+
+
+def _open_installed(folder: Path) -> Bundle | None:
+    try:
+        return open_bundle(folder)
+    except BundleError as error:
+        logger.warning("the installed kernels in %s are not used: %s", folder, error)
+        return None
+
+
+def _present() -> tuple[str, ...]:
+    """The GPU at hand, which may have no spec here but a package of its own."""
+    try:
+        return (probe(0).name,)
+    except UnsupportedArchitectureError:
+        return ()
+
+
+def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
+    """A kernel's libraries in the bundles, those for the very target first.
+
+    One for an older target serves too: its machine code within a major capability, its PTX beyond.
+
+    Args:
+        kernel: its source must be the very same.
+        target: the device's own.
+        settings: that may name a bundle.
+
+    Raises:
+        BundleError: see :func:`bundles`.
+    """
+    identity = kernel_digest(kernel)
+    found = []
+    for bundle in bundles(settings):
+        same = bundle.by_source.get(identity, ())
+        if not same and kernel.name in bundle.names:
+            _say_stale(bundle, kernel.name)
+        readable = (bundle.read(each) for each in same if runs_on(each.target, target))
+        found += [artifact for artifact in readable if artifact is not None]
+    return sorted(found, key=lambda artifact: artifact.target.arch != target.arch)
+
+
+def runs_on(built: BuildTarget, device: BuildTarget) -> bool:
+    """Whether what was built for one target runs on a device of another."""
+    if not (built.arch.isdigit() and device.arch.isdigit()):
+        return built.arch == device.arch
+    old, new = int(built.arch), int(device.arch)
+    return old <= new if built.ptx or old // 10 == new // 10 else False
+
+
+_stale: set[Path] = set()  # bundles of which it was said
+
+
+def _say_stale(bundle: Bundle, name: str) -> None:
+    if bundle.root in _stale:
+        return
+    _stale.add(bundle.root)
+    logger.warning(
+        "kernels of %s are passed over: it is of version %s, and its %s was made of other sources than those of "
+        "version %s here; install kernels of the same version, or export them anew",
+        bundle.root,
+        bundle.package_version,
+        name,
+        __version__,
+    )

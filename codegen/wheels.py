@@ -1,0 +1,219 @@
+"""CUDA compilers from PyPI.
+
+For CUDA 13 the wheels share a folder that is a toolkit (``site-packages/nvidia/cu13``). For CUDA 12 PyPI has a code
+generator (ptxas), headers and a runtime, but no nvcc: its front end is taken from the wheels of 13.0, and a folder of
+links puts the two together. What that compiles is told that it is compiled by 12, has PTX and machine code of 12, and
+a runtime that a driver for CUDA 12 takes.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ToolchainError
+from ..settings import current
+from .identity import digest16
+
+WHEELS = (
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-runtime==13.0.*",
+)
+"""A whole compiler from PyPI; all of one CUDA release, because mixed releases break ptxas."""
+
+WHEELS_CU12 = (
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-nvcc-cu12>=12.8.93,<13",
+    "nvidia-cuda-runtime-cu12>=12.8.90,<13",
+    "nvidia-cuda-cccl-cu12>=12.8.90,<13",
+)
+"""The same for drivers of CUDA 12; the runtime stays open because torch's wheels pin their own."""
+
+# What each wheel brings, by one file of it that a compilation needs.
+_FRONT_END = {
+    "bin/nvcc": "nvidia-cuda-nvcc",
+    "include/crt/host_config.h": "nvidia-cuda-crt",
+    "nvvm/bin/cicc": "nvidia-nvvm",
+}
+_WHEEL_FILES = {
+    **_FRONT_END,
+    "bin/ptxas": "nvidia-cuda-nvcc",
+    "include/cccl/cuda/std/type_traits": "nvidia-cuda-cccl",
+    "include/cuda_runtime.h": "nvidia-cuda-runtime",
+    "lib/libcudart_static.a": "nvidia-cuda-runtime",
+}
+_CU12_FILES = {
+    "cuda_nvcc/bin/ptxas": "nvidia-cuda-nvcc-cu12",
+    "cuda_nvcc/include/crt/host_config.h": "nvidia-cuda-nvcc-cu12",
+    "cuda_cccl/include/cuda/std/type_traits": "nvidia-cuda-cccl-cu12",
+    "cuda_runtime/include/cuda_runtime.h": "nvidia-cuda-runtime-cu12",
+    "cuda_runtime/lib/libcudart_static.a": "nvidia-cuda-runtime-cu12",
+}
+_PTX_VERSIONS = {(12, 8): "8.7", (12, 9): "8.8"}  # the newest that a release's ptxas reads
+
+_PTXAS = """#!/bin/sh
+# The front end names a PTX version of its own release; what it emits for these targets is as old as they are, and
+# anything that is not fails here with ptxas's own message.
+for argument in "$@"; do
+  case "$argument" in *.ptx) sed -i 's/^\\.version .*/.version {ptx}/' "$argument" || exit 1 ;; esac
+done
+exec {ptxas} "$@"
+"""
+_RUNTIME_HEADER = """// Every unit begins here: headers are to see the release of the headers, not of the front end.
+#ifdef __CUDACC_VER_MAJOR__
+#undef __CUDACC_VER_MAJOR__
+#undef __CUDACC_VER_MINOR__
+#undef __CUDACC_VER_BUILD__
+#define __CUDACC_VER_MAJOR__ {major}
+#define __CUDACC_VER_MINOR__ {minor}
+#define __CUDACC_VER_BUILD__ {build}
+#endif
+#include "{header}"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """A CUDA 12 compiler that was put together.
+
+    Attributes:
+        nvcc: its front end, to be called by this path.
+        version: of the code generator and of the front end, e.g. ``12.9.86+13.0.88``.
+        flags: for every compilation.
+    """
+
+    nvcc: Path
+    version: str
+    flags: tuple[str, ...]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def _places() -> list[Path]:
+    """The folders that NVIDIA's wheels of this Python share."""
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+
+
+def wheel_roots() -> list[Path]:
+    """CUDA folders that PyPI wheels of this Python share (``site-packages/nvidia/cu13``), newest first."""
+    roots = [root for place in _places() for root in place.glob("cu[0-9]*") if root.is_dir()]
+    return sorted(roots, key=lambda root: (len(root.name), root.name), reverse=True)
+
+
+def _versions(site: Path, names: Iterable[str]) -> dict[str, str]:
+    """Versions of the named distributions in a site-packages folder."""
+    wanted = set(names)
+    return {
+        name: found.version
+        for found in importlib.metadata.distributions(path=[str(site)])
+        if (name := re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()) in wanted
+    }
+
+
+def _check_whole(root: Path, files: Mapping[str, str]) -> None:
+    missing = sorted({name for file, name in files.items() if not (root / file).exists()})
+    if missing:
+        raise ToolchainError(f"{root} lacks what these wheels bring: {', '.join(missing)}")
+
+
+def check_wheels(root: Path) -> None:
+    """Check that the wheels under a root make a whole compiler of one CUDA release.
+
+    Raises:
+        ToolchainError: a wheel is missing, or two are of different releases.
+    """
+    _check_whole(root, _WHEEL_FILES)
+    versions = _versions(root.parents[1], _WHEEL_FILES.values())
+    if len({numbers(version)[:2] for version in versions.values()}) > 1:
+        listed = ", ".join(f"{name}=={version}" for name, version in sorted(versions.items()))
+        raise ToolchainError(f"{root} mixes CUDA releases, which breaks ptxas: {listed}")
+
+
+def cu12_places() -> list[Path]:
+    """The folders of this Python's wheels that hold a code generator of CUDA 12."""
+    return [place for place in _places() if (place / "cuda_nvcc" / "bin" / "ptxas").exists()]
+
+
+def merge_cu12(place: Path) -> Merged:
+    """The compiler for CUDA 12 that the wheels in a folder make together.
+
+    Its folder of links is made in the cache, once for each set of versions.
+
+    Raises:
+        ToolchainError: wheels are missing, of a release that is not known here, or the cache cannot be written.
+    """
+    front = place / "cu13"
+    _check_whole(place, _CU12_FILES)
+    _check_whole(front, _FRONT_END)
+    versions = _versions(place.parent, {*_CU12_FILES.values(), *_FRONT_END.values()})
+    generator = versions.get("nvidia-cuda-nvcc-cu12", "an unknown version")
+    ptx = _PTX_VERSIONS.get(numbers(generator)[:2])
+    if ptx is None:
+        known = ", ".join(f"{major}.{minor}" for major, minor in _PTX_VERSIONS)
+        raise ToolchainError(f"nvidia-cuda-nvcc-cu12 must be of {known}, found {generator}")
+    root = current().cache_dir / "toolchains" / f"cu12.{digest16(versions, str(place), ptx)}"
+    if not root.is_dir():
+        try:
+            _merge(root, place, front, numbers(generator), ptx)
+        except OSError as error:
+            raise ToolchainError(f"the CUDA 12 compiler cannot be put together: {error}") from error
+    version = f"{generator}+{versions.get('nvidia-cuda-nvcc', 'unknown')}"
+    # Drivers of CUDA 12 need not know how the front end of 13 compresses.
+    return Merged(nvcc=root / "bin" / "nvcc", version=version, flags=("--no-compress",))
+
+
+def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...], ptx: str) -> None:
+    """Make the folder of links; another process that was faster is as good."""
+    staging = root.with_name(f".{uuid.uuid4().hex}")
+    binaries, headers = staging / "bin", staging / "include"
+    for folder in (binaries, headers / "crt"):
+        folder.mkdir(parents=True)
+    try:
+        for path in (front / "bin").iterdir():
+            if path.name != "ptxas":
+                (binaries / path.name).symlink_to(path)
+        ptxas = binaries / "ptxas"
+        real = shlex.quote(str(place / "cuda_nvcc" / "bin" / "ptxas"))
+        ptxas.write_text(_PTXAS.format(ptx=ptx, ptxas=real), encoding="utf-8")
+        ptxas.chmod(0o755)
+        (staging / "nvvm").symlink_to(front / "nvvm")
+        (staging / "lib").symlink_to(place / "cuda_runtime" / "lib")
+        (headers / "cccl").symlink_to(place / "cuda_cccl" / "include")
+        runtime = place / "cuda_runtime" / "include"
+        major, minor, build = (*release, 0, 0)[:3]
+        text = _RUNTIME_HEADER.format(
+            major=major, minor=minor, build=build, header=runtime / "cuda_runtime.h"
+        )
+        (headers / "cuda_runtime.h").write_text(text, encoding="utf-8")
+        for path in (*runtime.iterdir(), *(place / "cuda_nvcc" / "include").iterdir()):
+            if not (headers / path.name).exists():
+                (headers / path.name).symlink_to(path)
+        for path in (place / "cuda_nvcc" / "include" / "crt").iterdir():
+            (headers / "crt" / path.name).symlink_to(path)
+        # The macros that the front end's host code calls.
+        (headers / "crt" / "host_runtime.h").unlink()
+        (headers / "crt" / "host_runtime.h").symlink_to(
+            front / "include" / "crt" / "host_runtime.h"
+        )
+        staging.rename(root)
+    except OSError:
+        if not root.is_dir():
+            raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
