@@ -34,8 +34,8 @@ def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(
     for page in PAGES:
         assert (site / page).is_file(), page
     fetched = re.compile(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*"')
-    for page in site.glob("*.html"):
-        assert not fetched.findall(page.read_text(encoding="utf-8")), page.name
+    for path in site.glob("*.html"):
+        assert not fetched.findall(path.read_text(encoding="utf-8")), path.name
 
 
 @pytest.mark.parametrize(

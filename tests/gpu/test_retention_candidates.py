@@ -16,7 +16,7 @@ REPEATS = 10  # on the shape with most CTAs, of kernels that claim equal bits
 
 @pytest.mark.parametrize("sampled", PLACES, ids=lambda each: f"{each.kind}-{each.index}")
 def test_candidate(workshop: Workshop, sampled: Sampled, device: torch.device) -> None:
-    found = sampled.candidates(workshop.present)
+    found = sampled.kernels_of(workshop.present)
     if not found:
         pytest.skip("fewer candidates show every value of every knob here")
     (one,) = found

@@ -57,9 +57,9 @@ class Halves:
     first: Form
     second: Form
 
-    def candidates(self, present: Policy) -> list[Candidate]:
+    def kernels_of(self, present: Policy) -> list[Candidate]:
         """The kernels of all forms and of the backward pass."""
-        return WHOLE.candidates(present)
+        return WHOLE.kernels_of(present)
 
 
 # Every split with every pair of forms would say little more than each split with some and each pair at some.

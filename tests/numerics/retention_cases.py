@@ -162,7 +162,7 @@ class RetentionCase:
             )
         )
 
-    def candidates(self, present: Policy) -> list[Candidate]:
+    def kernels_of(self, present: Policy) -> list[Candidate]:
         """Those of all forms, and of the backward pass."""
         every = [*(self.forward(form) for form in RETENTION_FORMS), self.backward()]
         return [each.candidate(present) for each in every]
@@ -255,4 +255,4 @@ def _biased() -> Iterator[RetentionCase]:
 
 def builds(cases: Sequence[RetentionCase], present: Policy) -> list[Candidate]:
     """The distinct kernels that cases need, in order of first use."""
-    return list(dict.fromkeys(one for case in cases for one in case.candidates(present)))
+    return list(dict.fromkeys(one for case in cases for one in case.kernels_of(present)))

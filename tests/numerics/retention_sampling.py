@@ -37,7 +37,7 @@ class Sampled:
     kind: str
     index: int
 
-    def candidates(self, present: Policy) -> list[Candidate]:
+    def kernels_of(self, present: Policy) -> list[Candidate]:
         """The candidate of this place, none where the sample is smaller."""
         return list(sample(present, self.kind))[self.index : self.index + 1]
 

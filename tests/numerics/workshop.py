@@ -96,7 +96,7 @@ class Workshop:
 def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
     """The kernels that collected tests ask for.
 
-    A test asks by a parameter that :class:`NeedsKernel` or whose ``candidates`` say it needs several, a module by
+    A test asks by a parameter that :class:`NeedsKernel` or whose ``kernels_of`` says it needs several, a module by
     ``PROBLEMS``, whose default kernels dispatch will look for.
     """
     wanted: dict[Candidate, None] = {}
@@ -104,8 +104,8 @@ def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
         callspec = getattr(item, "callspec", None)
         parameters: dict[str, Any] = callspec.params if callspec is not None else {}
         for value in parameters.values():
-            if hasattr(value, "candidates"):
-                wanted |= dict.fromkeys(value.candidates(present))
+            if hasattr(value, "kernels_of"):
+                wanted |= dict.fromkeys(value.kernels_of(present))
             elif hasattr(value, "candidate"):
                 wanted.setdefault(value.candidate(present))
         module = getattr(item, "module", None)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import dispatch, settings
+from attention_autotuner import dispatch, picks, settings
 from attention_autotuner.arch import A100, H100, RTX4090, DeviceProperties, Policy
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.codegen.candidate import Candidate
@@ -96,7 +96,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
         self.gpu = GPU
         self.present: Policy = A100()
-        self.records, self.shipped = Layer(), Layer()
+        self.records, self.shipped, self.predicted = Layer(), Layer(), Prediction()
         self.build_failures: dict[str, Exception] = {}
         self.prepare_failures: dict[str, Exception] = {}
         self.obtained: list[tuple[str, str]] = []
@@ -106,8 +106,9 @@ class World:
         monkeypatch.setattr(dispatch, "_latest", (None, None))
         monkeypatch.setattr(dispatch, "probe", lambda device: self.gpu)
         monkeypatch.setattr(dispatch, "detect", lambda device: self.present)
-        monkeypatch.setattr(dispatch, "RecordStore", lambda root: self.records)
-        monkeypatch.setattr(dispatch, "ShippedRecords", lambda: self.shipped)
+        monkeypatch.setattr(picks, "RecordStore", lambda root: self.records)
+        monkeypatch.setattr(picks, "ShippedRecords", lambda: self.shipped)
+        monkeypatch.setattr(picks, "PredictedPicks", lambda: self.predicted)
         monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name="fake"))
         monkeypatch.setattr(dispatch, "obtain", self.obtain)
         monkeypatch.setattr(dispatch, "load", self.load)

@@ -39,6 +39,7 @@ LAYERS = {
     "reference": 2,
     "tuning": 3,
     "tuned": 3,
+    "picks": 4,
     "dispatch": 4,
     "ops": 5,
     "cli": 6,

@@ -183,7 +183,9 @@ def test_the_workshop_builds_what_the_collected_tests_need_at_once(
     }
     items: Any = [
         SimpleNamespace(
-            callspec=SimpleNamespace(params={"case": parameters["good"], "n": 3}),
+            callspec=SimpleNamespace(
+                params={"case": parameters["good"], "n": 3, "policy": present}
+            ),
             module=SimpleNamespace(PROBLEMS=(Problem(dim_qk=32, dim_v=32),)),
         ),
         SimpleNamespace(callspec=SimpleNamespace(params={"case": parameters["failing"]})),

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.numerics import harness, retention_cases, retnet_cases
+from tests.numerics.retention_calls import excused
 from tests.numerics.retention_cases import RetentionCase
 from tests.numerics.retention_emulation import (
     HOSTS,
@@ -172,3 +173,8 @@ def test_a_retnet_kernel_that_ignores_something_is_seen(
     assert judge(case) == []
     wrong = judge(case, broken(base, change))
     assert any(complaint in each for each in wrong), wrong
+
+
+def test_an_eager_overflow_takes_no_excuse_away() -> None:
+    ref, low = torch.tensor([8.0, 8.0, 8.0]), torch.tensor([9.0, 6.0, torch.inf])
+    assert excused(ref, low, torch.tensor(2.0)).tolist() == [11.0, 4.0, 10.0]

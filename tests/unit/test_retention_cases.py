@@ -62,7 +62,7 @@ def test_the_lists_need_few_builds(policy: str) -> None:
     masked = retnet_cases.builds(list(retnet_cases.every_case()), present)
     assert len(masked) <= 4 * len(retnet_cases.GROUPS)
     for case in CASES:
-        for one in case.candidates(present):
+        for one in case.kernels_of(present):
             assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
             assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
 
