@@ -40,10 +40,31 @@ class Hit:
     exact: bool
     unverified: tuple[str, ...]
 
+    @property
+    def candidate(self) -> Candidate:
+        """The candidate that serves."""
+        return self.record.candidate
+
+    @property
+    def gpu_name(self) -> str | None:
+        """The GPU that it was measured on."""
+        return self.record.environment.gpu_name
+
+    @property
+    def median_us(self) -> float | None:
+        """What was measured, microseconds."""
+        timing = self.record.picked.measurement
+        return None if timing is None else timing.median_us
+
+    @property
+    def estimate_us(self) -> float | None:
+        """What the cost model said to it, microseconds."""
+        return self.record.picked.estimate_us
+
 
 @dataclass(frozen=True, kw_only=True)
 class Miss:
-    """No record serves.
+    """No record serves, or no prediction.
 
     Attributes:
         field: what missed: ``problem`` when nothing was ever recorded, else the first hard field that differs.
@@ -82,7 +103,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
 
 
-def distance(problem: Problem, recorded: Problem) -> float | None:
+def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE) -> float | None:
     """How far a record's problem is from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
         "op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes",
@@ -101,7 +122,7 @@ def distance(problem: Problem, recorded: Problem) -> float | None:
         apart += 0.25
     if problem.causal_alignment != recorded.causal_alignment:
         apart += 0.25
-    return apart if apart <= MAX_DISTANCE else None
+    return apart if apart <= bound else None
 
 
 def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
