@@ -1,8 +1,8 @@
 """Which kernel serves a problem on a device, and that kernel loaded and ready.
 
-A pick comes from the first layer that has one: what this process decided before, the user's tuning records, the records
-shipped with the package, the policy's default. :func:`kernel_for` then takes the pick's library from the store, or
-builds it. Dispatch never tunes unless the mode says so, and what it decided once costs no file access again.
+What this process decided before is asked first, then the layers of :mod:`.picks`. :func:`kernel_for` takes the pick's
+library from the store, or builds it. Dispatch never tunes unless the mode says so, and what it decided once costs no
+file access again.
 """
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from . import settings as settings_module
 from .arch import Policy, detect, probe
 from .arch.resolution import native_arch
 from .arch.resources import smem_bytes
 from .codegen.candidate import Candidate
-from .codegen.obtain import obtain
+from .codegen.installed import bundles as installed_bundles
+from .codegen.obtain import at_hand, obtain
 from .codegen.problem import Problem
-from .codegen.render import kernel_digest, render
 from .codegen.toolchain import find_toolchain
 from .errors import (
     ArtifactError,
@@ -30,47 +29,23 @@ from .errors import (
     DeviceMemoryError,
     NoCandidateError,
     NotWarmError,
-    RecordError,
-    StoreError,
     ToolchainError,
     UnsupportedArchitectureError,
 )
 from .loader import LoadedKernel, load
+from .picks import UNMEASURED, Layers, Pick
 from .settings import Settings
 from .tuning import search, step
+from .tuning.bundled import bundled_pick
 from .tuning.environment import Environment, collect
-from .tuning.lookup import Hit, Miss, Query
-from .tuning.records import RecordStore
-from .tuning.shipped import ShippedRecords
 
 _log = logging.getLogger(__name__)
 
-Layer = Literal["record", "shipped", "default"]
-
-STORM = 32  # kinds of problem without a tuned pick after which a warning says so
+STORM = 32  # kinds of problem without a measured pick after which a warning says so
 MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
 OLDEST_CAPABILITY = {"sm80": (8, 0)}  # that runs a family
 _WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pick:
-    """A decision.
-
-    Attributes:
-        candidate: what to run.
-        layer: where it comes from: the user's record, a shipped record, or the policy's default.
-        exact: whether the record is of this very bucket, rather than of a neighbour.
-        unverified: soft fields of the record's environment that differ from the present one.
-        reason: for the default, why no record serves.
-    """
-
-    candidate: Candidate
-    layer: Layer
-    exact: bool = True
-    unverified: tuple[str, ...] = ()
-    reason: str = ""
 
 
 def lookup(
@@ -136,8 +111,7 @@ class _Decisions:
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
         self._failed: dict[tuple[Candidate, int], str] = {}
         self._searched: set[Any] = set()
-        self._records = RecordStore(settings.cache_dir / "records")
-        self._shipped = ShippedRecords()
+        self._layers = Layers(settings)
 
     def forget(self) -> None:
         """Drop the picks, keep the kernels."""
@@ -153,7 +127,9 @@ class _Decisions:
             bucket = (problem.bucketed(), policy, device)
             pick = self._bucketed.get(bucket)
             if pick is None:
-                pick = self._bucketed[bucket] = self._consult(*bucket)
+                environment = _environment(device, self.settings)
+                pick, _ = self._layers.choose(bucket[0], policy, environment)
+                self._bucketed[bucket] = pick
                 self._count_untuned()
             _remember(self.picks, (problem, policy, device), pick)
         return pick
@@ -173,52 +149,13 @@ class _Decisions:
             _remember(self.served, (problem, policy, device), kernel)
         return kernel
 
-    def _consult(self, problem: Problem, policy: Policy, device: int) -> Pick:
-        reasons = [f"mode is {self.settings.mode}"]
-        if self.settings.mode != "off":
-            reasons = []
-            query = Query(
-                problem=problem,
-                arch=policy.name,
-                environment=_environment(device, self.settings),
-                kernel_digest=lambda candidate: kernel_digest(render(candidate)),
-                strict=self.settings.strict_versions,
-            )
-            for name, find in (("record", self._records.find), ("shipped", self._shipped.find)):
-                found = self._ask(name, find, query)
-                if isinstance(found, Hit):
-                    return Pick(
-                        candidate=found.record.candidate,
-                        layer=found.layer,
-                        exact=found.exact,
-                        unverified=found.unverified,
-                    )
-                reasons.append(f"{name}: {found}")
-        return Pick(candidate=policy.default(problem), layer="default", reason="; ".join(reasons))
-
-    def _ask(self, name: str, find: Callable[[Query], Hit | Miss], query: Query) -> Hit | str:
-        """What a layer has; one that cannot be read is logged and passed over, not fatal."""
-        try:
-            found = find(query)
-        except (RecordError, StoreError) as error:
-            _log.warning("no %s is served: %s", name, error)
-            return str(error)
-        if isinstance(found, Hit):
-            pick = found.record.candidate
-            # A promise to the caller, kept here whatever a file says.
-            if query.problem.deterministic and not pick.deterministic:
-                _log.warning("no %s is served: its pick %s is not deterministic", name, pick.name)
-                return f"{name}'s pick is not deterministic"
-            return found
-        return f"{found.field} is {found.found}, wanted {found.expected}"
-
     def _count_untuned(self) -> None:
         if self.settings.mode == "off":
             return
-        untuned = sum(pick.layer == "default" for pick in self._bucketed.values())
+        untuned = sum(pick.layer in UNMEASURED for pick in self._bucketed.values())
         if untuned == STORM:
             _log.warning(
-                "%d kinds of problem have been served by default kernels so far; tune those that matter "
+                "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
                 "(`attention-autotuner tune`), or pad sequences to fewer lengths",
                 untuned,
             )
@@ -227,7 +164,7 @@ class _Decisions:
         return (
             self.settings.mode == "tune"
             and self.settings.effort != "none"
-            and pick.layer == "default"
+            and pick.layer in UNMEASURED
             and (problem.bucketed(), policy, device) not in self._searched
         )
 
@@ -247,8 +184,8 @@ class _Decisions:
     def _first_that_works(
         self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
     ) -> LoadedKernel:
-        """The pick's kernel, or, if a record's pick cannot be had, the default's."""
-        if pick.layer == "default":
+        """The pick's kernel, or, if another than the default cannot be had, the default's."""
+        if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
             return self._ready(pick.candidate, policy, device, must_be_warm)
         reason = self._failed.get((pick.candidate, device))
         if reason is None:
@@ -266,6 +203,35 @@ class _Decisions:
             raise NoCandidateError(
                 f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"
             ) from error
+
+    def _stand_in(
+        self, problem: Problem, policy: Policy, device: int, pick: Pick
+    ) -> Candidate | None:
+        """What an installed bundle has for a problem whose pick would have to be compiled first.
+
+        The user's own record is compiled wherever it can be: it was measured to be worth that.
+        """
+        settings, arch = self.settings, native_arch(probe(device).compute_capability)
+        bundles = installed_bundles(settings)
+        if (
+            not bundles
+            or (pick.candidate, device) in self._kernels
+            or at_hand(pick.candidate, arch, settings=settings) is not None
+            or (pick.layer == "record" and _can_compile(settings))
+        ):
+            return None
+        for bundle in bundles:
+            found = bundled_pick(bundle, problem) if bundle.arch == policy.name else None
+            if found is not None and at_hand(found.candidate, arch, settings=settings) is not None:
+                _log.info(
+                    "%s of %s serves %s in place of %s, which has yet to be built (`attention-autotuner warmup`)",
+                    found.candidate.name,
+                    bundle.root,
+                    problem.describe(),
+                    pick.candidate.name,
+                )
+                return found.candidate
+        return None
 
     def _ready(
         self, candidate: Candidate, policy: Policy, device: int, must_be_warm: bool
@@ -330,6 +296,15 @@ def _environment(device: int, settings: Settings) -> Environment:
     except ToolchainError:
         return collect(device)  # nothing is compiled here, so there is no version to compare
     return collect(device, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version)
+
+
+def _can_compile(settings: Settings) -> bool:
+    """Whether there is a compiler here."""
+    try:
+        find_toolchain(settings)
+    except ToolchainError:
+        return False
+    return True
 
 
 @functools.cache

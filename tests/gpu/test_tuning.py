@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner import dispatch, flash_attn_func, settings, tune
+from attention_autotuner import dispatch, flash_attn_func, picks, settings, tune
 from attention_autotuner.arch import detect
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
@@ -27,7 +28,8 @@ PROBLEM = Problem(
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Only what these tests tune is served."""
-    monkeypatch.setattr(dispatch, "ShippedRecords", lambda: ShippedRecords(tmp_path / "tuned"))
+    monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path / "tuned"))
+    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "tuned"))
     with settings.override(cache_dir=tmp_path, mode="cached", effort="quick", budget_seconds=100.0):
         yield
 

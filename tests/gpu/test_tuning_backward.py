@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner import dispatch, flash_attn_func, loader, settings, tune, tune_step
+from attention_autotuner import (
+    dispatch,
+    flash_attn_func,
+    loader,
+    picks,
+    settings,
+    tune,
+    tune_step,
+)
 from attention_autotuner.arch import detect
 from attention_autotuner.cli.serving import serve
 from attention_autotuner.codegen.problem import Problem
@@ -20,6 +28,7 @@ from attention_autotuner.tuning.measure import (
     StepEntry,
 )
 from attention_autotuner.tuning.params import params_of, workspace_bytes
+from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.step import StepResult
@@ -59,7 +68,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: Tuned) -> Iterator[None]:
     """Only what was tuned here is served."""
-    monkeypatch.setattr(dispatch, "ShippedRecords", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path))
+    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path))
     with settings.override(cache_dir=tuned.cache, mode="cached"):
         dispatch.invalidate()
         yield

@@ -32,6 +32,7 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Miss, Query
+from attention_autotuner.tuning.predicted import PredictedHit
 
 PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=1000, seqlen_k=1000)
 GPU = DeviceProperties(
@@ -72,6 +73,21 @@ class Layer:
             found: Hit | Miss = self.answer
             return found
         return Miss(field="problem", expected=query.problem.describe(), found="nothing")
+
+
+@dataclass
+class Prediction:
+    """The layer of predictions: what it answers, and what it was asked."""
+
+    answer: Any = None
+    asked: list[tuple[Problem, Policy, bool]] = field(default_factory=list)
+
+    def find(self, problem: Problem, policy: Policy, *, strict: bool) -> Any:
+        self.asked.append((problem, policy, strict))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        missed = Miss(field="policy", expected=policy.name, found="no predictions")
+        return missed if self.answer is None else self.answer
 
 
 class Kernel:
@@ -129,6 +145,10 @@ class World:
         record: Any = SimpleNamespace(candidate=candidate)
         return replace(Hit(record=record, layer=layer, exact=True, unverified=()), **changes)
 
+    def prediction(self, candidate: Candidate, **changes: Any) -> PredictedHit:
+        pick: Any = SimpleNamespace(candidate=candidate)
+        return replace(PredictedHit(pick=pick, candidate=candidate, exact=True), **changes)
+
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
@@ -142,25 +162,39 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_the_users_record_comes_before_the_shipped_one_and_that_before_the_default(
+def test_the_users_record_comes_before_the_shipped_one_then_the_prediction_then_the_default(
     world: World,
 ) -> None:
     policy = A100()
-    mine, shipped = policy.legal(PROBLEM)[5], policy.legal(PROBLEM)[6]
+    mine, shipped, foretold = policy.legal(PROBLEM)[5:8]
     world.records.answer = world.hit(mine, "record", unverified=("driver",))
     world.shipped.answer = world.hit(shipped, "shipped", exact=False)
+    world.predicted.answer = world.prediction(foretold, unverified=("spec",))
     pick = dispatch.lookup(PROBLEM, policy)
     assert pick == dispatch.Pick(candidate=mine, layer="record", unverified=("driver",))
     world.records.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)
-    assert pick == dispatch.Pick(candidate=shipped, layer="shipped", exact=False)
+    assert (pick.candidate, pick.layer, pick.exact) == (shipped, "shipped", False)
+    assert pick.reason.startswith("record: problem is nothing")
+    assert not world.predicted.asked
     world.shipped.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)
+    assert (pick.candidate, pick.layer, pick.unverified) == (foretold, "predicted", ("spec",))
+    assert [passed.layer for passed in pick.passed] == ["record", "shipped"]
+    assert world.predicted.asked == [(PROBLEM.bucketed(), policy, False)]
+    world.predicted.answer = None
+    dispatch.invalidate()
+    pick = dispatch.lookup(PROBLEM, policy)
     assert (pick.candidate, pick.layer) == (policy.default(PROBLEM.bucketed()), "default")
-    assert "record: problem is nothing" in pick.reason
-    assert "shipped: problem is nothing" in pick.reason
+    assert pick.reason == "; ".join(
+        (
+            "record: problem is nothing, wanted " + PROBLEM.bucketed().describe(),
+            "shipped: problem is nothing, wanted " + PROBLEM.bucketed().describe(),
+            "predicted: policy is no predictions, wanted A100",
+        )
+    )
 
 
 def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) -> None:
@@ -189,10 +223,12 @@ def test_what_was_decided_is_remembered_and_buckets_share_it(world: World) -> No
 
 def test_mode_off_reads_no_records(world: World) -> None:
     world.records.answer = world.hit(other_candidate(A100()), "record")
+    world.predicted.answer = world.prediction(other_candidate(A100()))
     with settings.override(mode="off"):
         pick = dispatch.lookup(PROBLEM, A100())
     assert (pick.layer, pick.reason) == ("default", "mode is off")
     assert not world.records.asked
+    assert not world.predicted.asked
     assert dispatch.lookup(PROBLEM, A100()).layer == "record"
 
 
@@ -204,6 +240,15 @@ def test_a_layer_that_cannot_be_read_is_logged_and_passed_over(
     world.shipped.answer = world.hit(other_candidate(A100()), "shipped")
     assert dispatch.lookup(PROBLEM, A100()).layer == "shipped"
     assert warnings(caplog) == [f"no record is served: {error}"]
+
+
+def test_damaged_predictions_are_logged_and_the_default_serves(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.predicted.answer = RecordError("damaged")
+    pick = dispatch.lookup(PROBLEM, A100())
+    assert (pick.layer, pick.passed[-1].reason) == ("default", "damaged")
+    assert warnings(caplog) == ["no prediction is served: damaged"]
 
 
 BACKWARD = replace(PROBLEM, direction="backward")
@@ -362,10 +407,13 @@ def test_a_gpu_that_is_too_old_is_named_beside_the_policy(world: World) -> None:
             dispatch.kernel_for(PROBLEM, A100(), device=0)
 
 
+@pytest.mark.parametrize("predicted", [False, True])
 def test_many_untuned_problems_get_one_warning(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, predicted: bool
 ) -> None:
     policy = A100()
+    if predicted:
+        world.predicted.answer = world.prediction(other_candidate(policy))
     for batch in range(1, dispatch.STORM + 20):
         dispatch.lookup(replace(PROBLEM, batch=batch), policy)
     assert len(warnings(caplog)) == 1
@@ -376,6 +424,7 @@ def test_mode_tune_searches_once_and_serves_what_it_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, tuned = A100(), other_candidate(A100())
+    world.predicted.answer = world.prediction(policy.legal(PROBLEM)[7])  # measures nothing
     searched = []
 
     def search(problem: Problem, policy: Policy) -> None:
