@@ -1,0 +1,228 @@
+"""What a GPU can do at best, measured: a small CUDA library is compiled for it and run in a process of its own.
+
+The library is ``templates/ceilings/ceilings.cu``; it lies in the cache under ``ceilings/<arch>.<digest16>`` and, like a
+kernel's, its folder's existence is its validity.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..arch.resolution import native_arch
+from ..codegen.artifact import BuildTarget
+from ..codegen.environment import template_root
+from ..codegen.files import store_errors
+from ..codegen.identity import digest16
+from ..codegen.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
+from ..codegen.render import include_closure, include_root
+from ..codegen.store import Store
+from ..codegen.toolchain import Toolchain, clean_environment
+from ..errors import BuildError
+
+# The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
+NAMES = (
+    "launch",
+    "mma_fp16",
+    "mma_bf16",
+    "wgmma_fp16",
+    "wgmma_bf16",
+    "exp",
+    "fp32",
+    "smem",
+    "l2",
+    "hbm_copy",
+)
+SECONDS = 1.0  # of timed samples for each, after a warm-up of 0.4 s
+START_SECONDS = 60.0  # for Python and CUDA to come up
+EACH_SECONDS = 20.0  # for the warm-up and set-up of one, beside its samples
+COMPILE_SECONDS = 600.0
+LOG_CHARACTERS = 2000
+BAD_DEVICE = 4  # abi.h
+LIBRARY = "ceilings.so"
+
+Progress = Callable[[str, "Ceiling | Outcome"], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """One measured rate.
+
+    Attributes:
+        value: median of the samples, in ``unit``.
+        unit: ``FLOP/s``, ``results/s``, ``bytes/s`` or ``s``.
+        spread: half the distance between the quartiles, in ``unit``.
+        samples: how many timings.
+        sm_clock_hz: of the SM meanwhile; 0 where it was not looked at.
+        seconds: that the timings add up to.
+    """
+
+    value: float
+    unit: str
+    spread: float
+    samples: int
+    sm_clock_hz: float
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+
+Ceilings = Mapping[str, Ceiling | Outcome]
+
+
+def names_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
+    """What can be measured on a GPU: wgmma on capability 9.0 alone."""
+    return tuple(
+        name for name in NAMES if not name.startswith("wgmma") or compute_capability == (9, 0)
+    )
+
+
+def target_of(compute_capability: tuple[int, int]) -> BuildTarget:
+    """What the library is compiled for: the GPU itself, with what is its architecture's alone on 9.0."""
+    arch = native_arch(compute_capability)
+    return BuildTarget(arch="90a", ptx=False) if arch == "90" else BuildTarget(arch=arch)
+
+
+def build_library(target: BuildTarget, *, toolchain: Toolchain, store: Store) -> Path:
+    """The library for a target, compiled unless the cache has it.
+
+    Raises:
+        BuildError: it does not compile; the message ends with what the compiler said.
+        StoreError: the cache cannot be written.
+    """
+    source = template_root() / "ceilings" / "ceilings.cu"
+    text = source.read_text(encoding="utf-8")
+    identity = digest16(
+        "ceilings", text, include_closure(text), target.flags(), toolchain.identity()
+    )
+    folder = store.root / "ceilings" / f"{target.arch}.{identity}"
+    if (folder / LIBRARY).is_file():
+        return folder / LIBRARY
+    with store_errors(folder), store.staging() as staging:
+        _compile(source, staging / LIBRARY, target, toolchain)
+        store.move_in(staging, folder)  # losing the race against another process is as good
+    return folder / LIBRARY
+
+
+def _compile(source: Path, library: Path, target: BuildTarget, toolchain: Toolchain) -> None:
+    command: list[str | Path] = [
+        toolchain.nvcc,
+        *toolchain.cuda_flags,
+        "-ccbin",
+        toolchain.host_cxx,
+    ]
+    command += [*target.flags(), "-O3", "-std=c++17", "-DNDEBUG", f"-I{include_root()}"]
+    command += ["-cudart", "static", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+    command += ["-Xlinker=-z,defs,--exclude-libs,ALL,--gc-sections", source, "-o", library]
+    with tempfile.TemporaryDirectory(prefix="attention_autotuner_") as folder:
+        try:
+            done = subprocess.run(
+                command,
+                env={**clean_environment(), "TMPDIR": folder},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=COMPILE_SECONDS,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(
+                f"cannot compile {source.name} with {toolchain.nvcc}: {error}"
+            ) from error
+    if done.returncode != 0:
+        raise BuildError(
+            f"{source.name} does not compile for {target.arch}: {done.stdout[-LOG_CHARACTERS:]}"
+        )
+
+
+def measure_ceilings(
+    library: Path,
+    names: Sequence[str],
+    *,
+    seconds: float = SECONDS,
+    progress: Progress = lambda name, found: None,
+) -> dict[str, Ceiling | Outcome]:
+    """Measure ceilings of the first visible GPU.
+
+    One that kills its process is marked, and the rest are measured in another.
+
+    Args:
+        library: from :func:`build_library`.
+        names: of :data:`NAMES`.
+        seconds: of timed samples for each.
+        progress: told each as it comes.
+
+    Returns:
+        For each name, in order: its ceiling, or why there is none.
+    """
+    found: dict[str, Ceiling | Outcome] = {}
+    while missing := [name for name in names if name not in found]:
+        limit = START_SECONDS + len(missing) * (EACH_SECONDS + seconds)
+        for name, result in _run(library, missing, seconds, limit):
+            found[name] = result
+            progress(name, result)
+    return {name: found[name] for name in names}
+
+
+def _run(
+    library: Path, names: Sequence[str], seconds: float, limit: float
+) -> Iterator[tuple[str, Ceiling | Outcome]]:
+    """What one process comes to: its answers, and a failure for the name that it ended at."""
+    command = [sys.executable, "-m", f"{__package__}.ceilings_worker", str(library), str(seconds)]
+    waiting = list(names)
+    expired = threading.Event()
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            [*command, *names], stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as process,
+    ):
+
+        def expire() -> None:
+            expired.set()
+            process.kill()
+
+        timer = threading.Timer(limit, expire)
+        timer.start()
+        try:
+            for line in process.stdout or ():
+                answer = json.loads(line)
+                waiting.remove(answer["which"])
+                yield answer["which"], _judge(answer)
+            status = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+        errors.seek(0)
+        last_words = errors.read()[-LOG_CHARACTERS:].strip()
+    if not waiting:
+        return
+    if expired.is_set():
+        yield waiting[0], TimedOut(reason=f"the measuring process ran past {limit:.0f} s")
+    else:
+        yield (
+            waiting[0],
+            Crashed(reason=f"the measuring process ended with status {status}: {last_words}"),
+        )
+
+
+def _judge(answer: Mapping[str, Any]) -> Ceiling | Outcome:
+    if answer["status"] == 0:
+        return Ceiling(
+            **{name: value for name, value in answer.items() if name not in ("which", "status")}
+        )
+    reason = f"{answer['reason']} (status {answer['status']})"
+    if answer["status"] == BAD_DEVICE:
+        return Infeasible(reason=reason)
+    return LaunchFailed(reason=reason)

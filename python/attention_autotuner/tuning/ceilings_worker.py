@@ -1,0 +1,76 @@
+"""A process of its own that measures ceilings: a kernel that breaks the CUDA context breaks nothing else.
+
+Run as ``python -m attention_autotuner.tuning.ceilings_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
+each name as soon as that is known. The library's interface is
+``templates/include/attention_autotuner/ceilings.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+PREFIX = "attention_autotuner_"
+
+
+class CeilingResult(ctypes.Structure):
+    """``attention_autotuner_ceiling_result`` of the header; a test compares the two."""
+
+    _fields_ = (
+        ("struct_size", ctypes.c_uint32),
+        ("samples", ctypes.c_int32),
+        ("value", ctypes.c_double),
+        ("spread", ctypes.c_double),
+        ("sm_clock_hz", ctypes.c_double),
+        ("seconds", ctypes.c_double),
+    )
+
+
+def open_library(path: str) -> ctypes.CDLL:
+    """The library with its prototypes set."""
+    library = ctypes.CDLL(path)
+    measure = getattr(library, PREFIX + "measure_ceiling")
+    measure.restype = ctypes.c_int32
+    measure.argtypes = (ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(CeilingResult))
+    unit = getattr(library, PREFIX + "ceiling_unit")
+    unit.restype, unit.argtypes = ctypes.c_char_p, (ctypes.c_char_p,)
+    text = getattr(library, PREFIX + "ceiling_status_string")
+    text.restype, text.argtypes = ctypes.c_char_p, (ctypes.c_int32,)
+    return library
+
+
+def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
+    """One ceiling as a JSON-ready object: its figures, or the status and what that means."""
+    result = CeilingResult(struct_size=ctypes.sizeof(CeilingResult))
+    name = which.encode()
+    status = getattr(library, PREFIX + "measure_ceiling")(name, seconds, ctypes.byref(result))
+    if status != 0:
+        text = getattr(library, PREFIX + "ceiling_status_string")(status)
+        return {"which": which, "status": status, "reason": text.decode(errors="replace")}
+    unit = getattr(library, PREFIX + "ceiling_unit")(name)
+    return {
+        "which": which,
+        "status": 0,
+        "value": result.value,
+        "unit": unit.decode(),
+        "spread": result.spread,
+        "samples": result.samples,
+        "sm_clock_hz": result.sm_clock_hz,
+        "seconds": result.seconds,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Measure what is asked; see the module's text."""
+    path, seconds, *names = arguments
+    library = open_library(path)
+    for which in names:
+        sys.stdout.write(json.dumps(measure(library, which, float(seconds))) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""From what a device says and what was measured on it to its spec, with the source of every field.
+
+Rates are a clock's worth, in the clocks that each measurement ran at: a GPU that lowers its clock under tensor load has
+the same rates per clock, and :attr:`~..arch.spec.ArchSpec.sm_clock_mhz` is the clock under that load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from ..arch.measured_specs import LIMITS, MeasuredSpec, user_path
+from ..arch.policy import Policy
+from ..arch.probe import DeviceProperties
+from ..arch.resolution import KNOWN, forget_measured, policy_with
+from ..arch.spec import ArchSpec
+from ..codegen.files import write_atomic
+from ..errors import StoreError
+from .ceilings import Ceiling, Ceilings
+from .environment import Environment
+
+MHZ = 1e6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """How a field of a spec follows from a ceiling.
+
+    Attributes:
+        ceiling: which one.
+        per_sm: whether the field is one SM's share.
+        per_operation: operations that the ceiling counts for one of the field.
+    """
+
+    ceiling: str
+    per_sm: bool = True
+    per_operation: float = 1.0
+
+    def rate(self, found: Ceiling, num_sms: int) -> float:
+        """The field's value: per clock, or per clock and SM."""
+        return found.value / (
+            found.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
+        )
+
+
+RATES: Mapping[str, Measured] = {
+    "mma_flops_per_clk_per_sm": Measured(ceiling="mma_fp16"),
+    "wgmma_flops_per_clk_per_sm": Measured(ceiling="wgmma_fp16"),
+    "exp_per_clk_per_sm": Measured(ceiling="exp"),
+    "fp32_lanes_per_clk_per_sm": Measured(ceiling="fp32", per_operation=2.0),
+    "smem_bytes_per_clk_per_sm": Measured(ceiling="smem"),
+    "l2_bytes_per_clk": Measured(ceiling="l2", per_sm=False),
+}
+CLOCK_FROM = "mma_fp16"
+
+
+def measured_spec(
+    policy: Policy,
+    properties: DeviceProperties,
+    ceilings: Ceilings,
+    environment: Environment,
+) -> MeasuredSpec:
+    """The spec of a device.
+
+    Args:
+        policy: what the device gets without measuring: its policy, and what could not be measured.
+        properties: of the device.
+        ceilings: what was measured; failures leave the policy's numbers.
+        environment: of the measurement.
+    """
+    known = any(type(policy) is each for _, each in KNOWN)
+    before = "policy's" if known else "generation's"
+    date = (environment.time_utc or "")[:10]
+    here = f"measured on {properties.name}, {date}, driver {environment.driver or 'unknown'}"
+    spec = policy.spec
+    values: dict[str, float] = {}
+    sources = {
+        "name": "the device's name without the vendor's words" if not known else "the policy's",
+        "device_names": "driver" if not known else "the policy's",
+        "compute_capability": "driver",
+        "max_registers_per_thread": "CUDA C++ Programming Guide, per compute capability",
+        **dict.fromkeys(LIMITS, "driver"),
+    }
+    for name, how in RATES.items():
+        found = ceilings.get(how.ceiling)
+        if isinstance(found, Ceiling) and found.sm_clock_hz > 0:
+            values[name] = how.rate(found, properties.num_sms)
+            sources[name] = f"{here}: {how.ceiling}"
+    clock = ceilings.get(CLOCK_FROM)
+    if isinstance(clock, Ceiling) and clock.sm_clock_hz > 0:
+        values["sm_clock_mhz"] = clock.sm_clock_hz / MHZ
+        sources["sm_clock_mhz"] = f"{here}: under {CLOCK_FROM}"
+    copy = ceilings.get("hbm_copy")
+    if isinstance(copy, Ceiling):
+        values["hbm_bytes_per_second"] = copy.value
+        sources["hbm_bytes_per_second"] = f"{here}: hbm_copy"
+    launch = ceilings.get("launch")
+    if isinstance(launch, Ceiling):
+        values["launch_overhead_us"] = launch.value * 1e6
+        sources["launch_overhead_us"] = f"{here}: launch"
+    for item in fields(ArchSpec):
+        sources.setdefault(item.name, f"not measured, the {before}")
+    limits = {name: getattr(properties, name) for name in LIMITS}
+    return MeasuredSpec(
+        spec=replace(spec, **{**limits, **values}),
+        sources={item.name: sources[item.name] for item in fields(ArchSpec)},
+        policy=policy.name if known else None,
+        environment=environment.to_json(),
+    )
+
+
+def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Policy, Path]:
+    """Make a spec the user's own: from now on this GPU is what was measured.
+
+    Returns:
+        The policy with it, and the file.
+
+    Raises:
+        StoreError: the folder cannot be written; what was there before stays.
+    """
+    path = user_path(cache_dir, device_name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(measured.to_json(), indent=1) + "\n")
+    except OSError as error:
+        raise StoreError(f"cannot write the measured spec {path}: {error}") from error
+    forget_measured()
+    return policy_with(measured), path
