@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
@@ -26,10 +26,11 @@ from ..errors import ArtifactError
 from ..settings import Settings
 from .environment import Environment, collect
 from .racing import Timing
-from .worker import time_in_worker
+from .worker import time_all_in_worker
 
 LOGGER = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3.0  # of timing rounds in the second process
+CONFIRM_EACH_SECONDS = 1.5  # the same, where it confirms many
 
 
 class Built(Protocol):
@@ -99,6 +100,27 @@ class StepPipeline(Pipeline, Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A pick that a second process is to confirm.
+
+    Attributes:
+        problem: what it is for.
+        pick, default: candidate names and what was built of them.
+    """
+
+    problem: Problem
+    pick: tuple[str, Built]
+    default: tuple[str, Built]
+
+
+class SweepPipeline(Pipeline, Protocol):
+    """A pipeline whose :meth:`build` may be called from several threads, and that confirms many picks at once."""
+
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+        """The default's time over the pick's for each, in a second, fresh process; None where that failed."""
+
+
 class LocalPipeline:
     """This machine: its compiler, its kernel store, its current CUDA device.
 
@@ -121,9 +143,13 @@ class LocalPipeline:
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`."""
         toolchain = find_toolchain(self._settings)
-        self.environment = replace(
-            self.environment, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
-        )
+        if (self.environment.nvcc, self.environment.cutlass) != (
+            toolchain.nvcc_version,
+            toolchain.cutlass_version,
+        ):  # looked at first: several threads may build while another measures
+            self.environment = replace(
+                self.environment, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
+            )
         return build(
             list(kernels),
             self._target,
@@ -192,13 +218,30 @@ class LocalPipeline:
         self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
     ) -> float | None:
         """See :meth:`Pipeline.confirm`."""
-        paths = {name: built.path for name, built in (default, pick)}
+        return self._confirmed(
+            [Doubt(problem=problem, pick=pick, default=default)], CONFIRM_SECONDS
+        )[0]
+
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+        """See :meth:`SweepPipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
+        found = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
+        if len(doubts) > 1 and not any(found):
+            return [ratio for one in doubts for ratio in self._confirmed([one], CONFIRM_SECONDS)]
+        return found
+
+    def _confirmed(self, doubts: Sequence[Doubt], seconds: float) -> list[float | None]:
+        races = [
+            (one.problem, {name: built.path for name, built in (one.default, one.pick)})
+            for one in doubts
+        ]
         try:
-            timings = time_in_worker(problem, paths, budget_seconds=CONFIRM_SECONDS)
+            answers = time_all_in_worker(races, budget_seconds=seconds)
         except ArtifactError as error:
-            LOGGER.warning("the pick was not confirmed: %s", error)
-            return None
-        ratios = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
-        if len(ratios) < 2:
-            return None
-        return ratios[default[0]] / ratios[pick[0]]
+            LOGGER.warning("what was picked is not confirmed: %s", error)
+            return [None] * len(doubts)
+        ratios: list[float | None] = []
+        for one, timings in zip(doubts, answers, strict=True):
+            timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
+            both = len(timed) == 2
+            ratios.append(timed[one.default[0]] / timed[one.pick[0]] if both else None)
+        return ratios

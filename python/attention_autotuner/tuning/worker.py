@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ..errors import ArtifactError
 from .racing import Timing
 
 START_SECONDS = 120.0  # for Python, torch and CUDA to come up, beside the budget
+RACE_SECONDS = 20.0  # of one race for its inputs and first launches, beside the budget
 LOG_CHARACTERS = 2000
 
 
@@ -40,9 +41,33 @@ def time_in_worker(
     Raises:
         ArtifactError: the process died, ran past its time or left no answer; the message ends with its last words.
     """
+    (timings,) = time_all_in_worker([(problem, paths)], budget_seconds=budget_seconds)
+    return timings
+
+
+def time_all_in_worker(
+    races: Sequence[tuple[Problem, Mapping[str, Path]]], *, budget_seconds: float
+) -> list[list[Timing]]:
+    """Run several races in one fresh process.
+
+    Args:
+        races: what :func:`time_in_worker` takes, for each.
+        budget_seconds: of the rounds of each.
+
+    Returns:
+        The timings of each race, in order.
+
+    Raises:
+        ArtifactError: as :func:`time_in_worker`; then none of the races counts.
+    """
     request = {
-        "problem": asdict(problem),
-        "entries": [{"name": name, "path": str(path)} for name, path in paths.items()],
+        "races": [
+            {
+                "problem": asdict(problem),
+                "entries": [{"name": name, "path": str(path)} for name, path in paths.items()],
+            }
+            for problem, paths in races
+        ],
         "budget_seconds": budget_seconds,
     }
     with tempfile.TemporaryDirectory(prefix="attention_autotuner_") as folder:
@@ -55,7 +80,7 @@ def time_in_worker(
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=START_SECONDS + 3 * budget_seconds,
+                timeout=START_SECONDS + len(races) * (RACE_SECONDS + 3 * budget_seconds),
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
@@ -65,7 +90,8 @@ def time_in_worker(
                 f"the measuring process ended with status {done.returncode}: "
                 f"{done.stderr[-LOG_CHARACTERS:]}"
             )
-        return [_timing(item) for item in json.loads(answered.read_text(encoding="utf-8"))]
+        answers = json.loads(answered.read_text(encoding="utf-8"))
+        return [[_timing(item) for item in answer] for answer in answers]
 
 
 def _timing(data: Mapping[str, Any]) -> Timing:
@@ -78,19 +104,21 @@ def main(arguments: list[str]) -> int:
 
     asked, answered = (Path(argument) for argument in arguments)
     request = json.loads(asked.read_text(encoding="utf-8"))
-    problem = Problem(**request["problem"])
-    entries = [
-        KernelEntry(name=entry["name"], path=Path(entry["path"]), problem=problem)
-        for entry in request["entries"]
-    ]
-    timings = InProcessMeasurer(seed=1).measure(
-        problem,
-        entries,
-        budget_seconds=request["budget_seconds"],
-        keep=[entry.name for entry in entries],
-    )
-    answer = [{**asdict(timing), "outcome": timing.outcome.to_json()} for timing in timings]
-    answered.write_text(json.dumps(answer), encoding="utf-8")
+    answers = []
+    for race in request["races"]:
+        problem = Problem(**race["problem"])
+        entries = [
+            KernelEntry(name=entry["name"], path=Path(entry["path"]), problem=problem)
+            for entry in race["entries"]
+        ]
+        timings = InProcessMeasurer(seed=1).measure(
+            problem,
+            entries,
+            budget_seconds=request["budget_seconds"],
+            keep=[entry.name for entry in entries],
+        )
+        answers.append([{**asdict(each), "outcome": each.outcome.to_json()} for each in timings])
+    answered.write_text(json.dumps(answers), encoding="utf-8")
     return 0
 
 

@@ -1,0 +1,114 @@
+"""Building kernels in the background, in order, while others are measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Outcome
+from ..codegen.render import render
+from .pipeline import Built, Pipeline
+
+Told = Callable[[int, int, str], None]
+
+
+class BuildAhead:
+    """Builds candidates one by one, several at once, the first of the list first.
+
+    Each build is a batch of its own: a compiler that sees all kernels at once links none before it has compiled nearly
+    all, and the first race would wait for the last kernel.
+
+    Args:
+        pipeline: builds; called from several threads.
+        candidates: in the order in which they are wanted.
+        jobs: how many at once.
+        on_built: called in this thread's waits with (done, total, name).
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        candidates: Sequence[Candidate],
+        *,
+        jobs: int,
+        on_built: Told = lambda done, total, name: None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._on_built = on_built
+        self._told = 0
+        self._stopped = threading.Event()
+        self._started = time.monotonic()
+        self._finished = 0.0
+        self._executor = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build")
+        self._futures: dict[Candidate, Future[Built | Outcome | None]] = {
+            one: self._executor.submit(self._build, one) for one in dict.fromkeys(candidates)
+        }
+
+    def _build(self, candidate: Candidate) -> Built | Outcome | None:
+        if self._stopped.is_set():
+            return None
+        (result,) = self._pipeline.build([render(candidate)], lambda done, total, name: None)
+        self._finished = time.monotonic()
+        return result
+
+    def ready(self, candidates: Collection[Candidate]) -> bool:
+        """Whether all of some candidates have been built, have failed, or will not be built any more."""
+        self._tell()
+        return all(self._futures[one].done() for one in candidates)
+
+    def wait(self, candidates: Collection[Candidate], seconds: float) -> bool:
+        """Wait until :meth:`ready`, or for some seconds; answers :meth:`ready`."""
+        pending = [self._futures[one] for one in candidates if not self._futures[one].done()]
+        if pending and seconds > 0:
+            wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
+        return self.ready(candidates)
+
+    def results(self, candidates: Collection[Candidate]) -> Mapping[Candidate, Built | Outcome]:
+        """What has become of some candidates; those that are not built are missing.
+
+        Raises:
+            ToolchainError, StoreError, BuildError: the build of one could not be attempted.
+        """
+        found: dict[Candidate, Built | Outcome] = {}
+        for one in candidates:
+            future = self._futures[one]
+            if future.done() and not future.cancelled():
+                result = future.result()
+                if result is not None:
+                    found[one] = result
+        return found
+
+    def stop(self) -> None:
+        """Begin no more builds; those that run go on."""
+        self._stopped.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """:meth:`stop`, and wait for the builds that run."""
+        self.stop()
+        self._executor.shutdown(wait=True)
+
+    @property
+    def seconds(self) -> float:
+        """From the first build's start to the last one's end so far."""
+        return max(0.0, self._finished - self._started)
+
+    @property
+    def built(self) -> int:
+        """How many builds are over, failures included."""
+        return sum(
+            future.done() and not future.cancelled() and future.exception() is None
+            for future in self._futures.values()
+        )
+
+    def _tell(self) -> None:
+        done = sum(future.done() for future in self._futures.values())
+        if done != self._told:
+            self._told = done
+            name = next(
+                (one.name for one, future in reversed(self._futures.items()) if future.done()), ""
+            )
+            self._on_built(done, len(self._futures), name)

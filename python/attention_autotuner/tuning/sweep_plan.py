@@ -1,0 +1,162 @@
+"""What a sweep will build and race, and how long that should take: arithmetic on the cost model, before any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..arch.policy import Policy
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Direction, Op, Problem
+from .class_pools import ClassKey, class_of, pools
+from .cost_model import rank
+
+TOP_K = 8  # candidates that a problem adds to its class
+MAX_CLASS = 8  # candidates of a class beside the defaults, however much time there is
+BUILD_SHARE = 0.6  # of the budget that builds may take, which measuring overlaps
+# Seconds of one core for one kernel, nvcc 13.0: medians of the kernels of these head dims.
+BUILD_SECONDS: dict[tuple[Op, Direction], float] = {
+    ("attention", "forward"): 9.0,
+    ("attention", "backward"): 13.0,
+    ("retnet", "forward"): 7.0,
+    ("retnet", "backward"): 12.0,
+    ("retention", "forward"): 7.0,
+    ("retention", "backward"): 10.0,
+}
+VERIFY_SECONDS = 0.5  # a kernel
+RACE_SECONDS = 2.0  # of timing rounds a problem
+SET_UP_SECONDS = 2.0  # of a race: inputs, clocks, first launches
+CONFIRM_SECONDS = 2.5  # a problem
+CONFIRM_START_SECONDS = 12.0  # of the second process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Problems of one class, and what they race on.
+
+    Attributes:
+        key: the class.
+        problems: in the order of the sweep.
+        pool: their candidates, the defaults first, then by how much the model thinks of them.
+    """
+
+    key: ClassKey
+    problems: tuple[Problem, ...]
+    pool: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a sweep will do.
+
+    Attributes:
+        groups: in the order in which they are built and raced.
+        class_limit: candidates of a class beside the defaults.
+        jobs: compilations at once.
+    """
+
+    groups: tuple[Group, ...]
+    class_limit: int
+    jobs: int
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All of them, group by group."""
+        return tuple(problem for group in self.groups for problem in group.problems)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What is built, each once, in order."""
+        return tuple(dict.fromkeys(one for group in self.groups for one in group.pool))
+
+    @property
+    def build_seconds(self) -> float:
+        """Expected wall time of the builds, with nothing in the cache."""
+        core_seconds = sum(BUILD_SECONDS[one.op, one.direction] for one in self.candidates)
+        return core_seconds / min(self.jobs, max(1, len(self.candidates)))
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Expected time of verifying, racing and confirming."""
+        count = len(self.problems)
+        if not count:
+            return 0.0
+        racing = count * (RACE_SECONDS + SET_UP_SECONDS + CONFIRM_SECONDS)
+        return VERIFY_SECONDS * len(self.candidates) + racing + CONFIRM_START_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        """Expected wall time of the sweep: the longer of the two, and what of the other does not overlap."""
+        longer, lesser = sorted((self.build_seconds, self.gpu_seconds), reverse=True)
+        return longer + lesser / max(1, len(self.groups))
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        return {
+            "problems": len(self.problems),
+            "classes": len({(p.class_qk, p.class_v) for p in self.problems}),
+            "groups": [
+                {
+                    "problems": [problem.describe() for problem in group.problems],
+                    "kernels": [one.name for one in group.pool],
+                }
+                for group in self.groups
+            ],
+            "kernels": len(self.candidates),
+            "class_limit": self.class_limit,
+            "jobs": self.jobs,
+            "build_seconds": self.build_seconds,
+            "gpu_seconds": self.gpu_seconds,
+            "seconds": self.seconds,
+        }
+
+
+def make_plan(
+    problems: Sequence[Problem], policy: Policy, *, budget_seconds: float, jobs: int
+) -> Plan:
+    """Choose what is built: as many candidates of each class as the builds' share of the budget affords.
+
+    Args:
+        problems: what to tune for.
+        policy: whose candidates.
+        budget_seconds: of the whole sweep.
+        jobs: compilations at once.
+
+    Raises:
+        NoCandidateError: a problem has no legal candidate on this GPU.
+    """
+    keys = list(dict.fromkeys(class_of(problem) for problem in problems))
+    defaults = {policy.default(problem) for problem in problems}
+    affordable = BUILD_SHARE * budget_seconds * jobs
+    affordable -= sum(BUILD_SECONDS[one.op, one.direction] for one in defaults)
+    per_step = sum(BUILD_SECONDS[_kind(key, problems)] for key in keys)
+    limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
+    pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
+    groups = []
+    for key in keys:
+        mine = tuple(problem for problem in problems if class_of(problem) == key)
+        groups.append(Group(key=key, problems=mine, pool=tuple(pool_of[key])))
+    return Plan(groups=tuple(groups), class_limit=limit, jobs=jobs)
+
+
+def _kind(key: ClassKey, problems: Sequence[Problem]) -> tuple[Op, Direction]:
+    first = next(problem for problem in problems if class_of(problem) == key)
+    return first.op, first.direction
+
+
+def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:
+    """What the cost model expects of a problem, for a table: how many are legal, its first, and the default."""
+    ranked = rank(problem, policy.legal(problem), policy.spec)
+    default = policy.default(problem)
+    by_candidate = dict(ranked)
+    best, found = ranked[0]
+    return {
+        "problem": problem.describe(),
+        "legal": len(ranked),
+        "best": best.name,
+        "best_us": found.us,
+        "limiter": found.limiter,
+        "default": default.name,
+        "default_us": by_candidate[default].us if default in by_candidate else None,
+    }

@@ -1,0 +1,68 @@
+"""The problems that a GPU is tuned for before anyone has asked: 24 of six pairs of head dims.
+
+A record serves its neighbours, too, up to four doublings of lengths and heads away, so that a few shapes of a head dim
+cover what models have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..codegen.problem import Direction, Problem
+from ..errors import UnsupportedProblemError
+
+Shape = tuple[int, int, int, int, int, bool]  # batch, heads, seqlen, dim_qk, dim_v, causal
+
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+# 16k tokens and a hidden size of 2048, mostly: the head dims of GPT, of diffusion models, of Llama, and of MLA.
+ATTENTION: tuple[Shape, ...] = (
+    (4, 16, 4096, 128, 128, True),
+    (4, 16, 4096, 128, 128, False),
+    (16, 16, 1024, 128, 128, True),
+    (8, 32, 2048, 64, 64, True),
+    (16, 32, 1024, 64, 64, False),
+    (8, 20, 2048, 96, 96, False),
+    (4, 16, 4096, 192, 128, True),
+    (8, 8, 2048, 256, 256, True),
+)
+RETENTION: tuple[Shape, ...] = (
+    (8, 8, 2048, 256, 512, True),
+    (2, 8, 8192, 256, 512, True),
+    (4, 16, 4096, 128, 128, True),
+    (8, 32, 2048, 64, 64, True),
+)
+
+
+def default_sweep() -> tuple[Problem, ...]:
+    """Attention forward and backward, then retention; what is shared most comes first."""
+    return tuple(
+        Problem(
+            op=op,
+            direction=direction,
+            batch=batch,
+            heads_q=heads,
+            heads_kv=heads,
+            seqlen_q=seqlen,
+            seqlen_k=seqlen,
+            dim_qk=dim_qk,
+            dim_v=dim_v,
+            causal=causal,
+        )
+        for op, shapes in (("attention", ATTENTION), ("retention", RETENTION))
+        for direction in DIRECTIONS
+        for batch, heads, seqlen, dim_qk, dim_v, causal in shapes
+    )
+
+
+def only(problems: Sequence[Problem], words: Sequence[str]) -> tuple[Problem, ...]:
+    """The problems whose descriptions contain every word as a word, e.g. ``forward d64``.
+
+    Raises:
+        UnsupportedProblemError: nothing is left.
+    """
+    kept = tuple(p for p in problems if set(words) <= set(p.describe().split()))
+    if not kept:
+        raise UnsupportedProblemError(
+            f"no problem of the sweep is described by {' '.join(words)!r}"
+        )
+    return kept
