@@ -61,7 +61,10 @@ _CU12_FILES = {
     "cuda_runtime/include/cuda_runtime.h": "nvidia-cuda-runtime-cu12",
     "cuda_runtime/lib/libcudart_static.a": "nvidia-cuda-runtime-cu12",
 }
-_PTX_VERSIONS = {(12, 8): "8.7", (12, 9): "8.8"}  # the newest that a release's ptxas reads
+_PTX_VERSIONS: dict[tuple[int, ...], str] = {
+    (12, 8): "8.7",
+    (12, 9): "8.8",
+}  # the newest that a release's ptxas reads
 
 _PTXAS = """#!/bin/sh
 # The front end names a PTX version of its own release; what it emits for these targets is as old as they are, and

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.codegen.toolchain import WHEELS, check_wheels, find_nvcc
+from attention_autotuner.codegen.toolchain import find_nvcc
+from attention_autotuner.codegen.wheels import WHEELS, check_wheels
 
 pytestmark = pytest.mark.build
 

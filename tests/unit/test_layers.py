@@ -41,6 +41,7 @@ LAYERS = {
     "tuned": 3,
     "picks": 4,
     "dispatch": 4,
+    "exports": 5,
     "ops": 5,
     "cli": 6,
     "__main__": 6,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.codegen.toolchain import WHEELS
+from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,6 +124,7 @@ def test_the_toolchain_extra_is_what_error_messages_name(repository: Path) -> No
     extras = configuration(repository)["project"]["optional-dependencies"]
     assert isinstance(extras, dict)
     assert sorted(extras["toolchain"]) == sorted(WHEELS)
+    assert sorted(extras["toolchain-cu12"]) == sorted(WHEELS_CU12)
 
 
 def test_constraints_pin_what_results_are_reported_with(repository: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 from attention_autotuner.codegen import cutlass, toolchain, wheels
 from attention_autotuner.codegen.cutlass import PINNED_VERSION, find_cutlass
 from attention_autotuner.codegen.toolchain import (
-    WHEELS,
-    check_wheels,
     clean_environment,
     find_cmake,
     find_disassembler,
@@ -24,6 +22,7 @@ from attention_autotuner.codegen.toolchain import (
     find_nvcc,
     find_toolchain,
 )
+from attention_autotuner.codegen.wheels import WHEELS, check_wheels
 from attention_autotuner.errors import ToolchainError
 from attention_autotuner.settings import Settings
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import AttentionAutotunerError
-from . import caching, doctor, inspecting, making, tuning
+from . import caching, doctor, exporting, inspecting, making, tuning
 from .status import FAILED, INTERRUPTED
 
 
@@ -31,6 +31,7 @@ def make_parser() -> argparse.ArgumentParser:
         making.register_build,
         tuning.register_tune,
         making.register_warmup,
+        exporting.register_export,
         inspecting.register_why,
         caching.register_cache,
         doctor.register_doctor,

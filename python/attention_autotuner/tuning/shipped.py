@@ -63,6 +63,24 @@ class ShippedRecords:
         return self._documents[name]
 
 
+def shipped_gpus() -> list[str]:
+    """Names of the GPUs that picks come with the package for, as the driver gives them.
+
+    Raises:
+        RecordError: a shipped file is damaged.
+    """
+    folder = resources.files("attention_autotuner.tuned")
+    sources = [source for source in folder.iterdir() if source.name.endswith(".json")]
+    return sorted(_gpu_name(each.name, each.read_text(encoding="utf-8")) for each in sources)
+
+
+def _gpu_name(name: str, text: str) -> str:
+    try:
+        return str(json.loads(text)["gpu_name"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"the shipped records {name} are damaged: {error}") from error
+
+
 def write_shipped(folder: Path, gpu_name: str, records: Iterable[TuningRecord]) -> Path:
     """Write a shipped file for one GPU from records; failed candidates are left out to keep it small."""
     documents = []
