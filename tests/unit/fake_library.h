@@ -4,6 +4,10 @@
 
 typedef struct PARAMS Params;
 
+#ifndef NAME
+#define NAME "fake"
+#endif
+
 static int launch_count;
 static void* last_stream;
 static void* last_workspace;
@@ -18,7 +22,7 @@ uint32_t attention_autotuner_abi_version(void) { return ATTENTION_AUTOTUNER_ABI_
 
 int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {
   *info = (attention_autotuner_kernel_info){
-      sizeof(*info), ATTENTION_AUTOTUNER_ABI_VERSION, "fake", 64, 48, 128, 32, 256, 1024, 49152, 16};
+      sizeof(*info), ATTENTION_AUTOTUNER_ABI_VERSION, NAME, 64, 48, 128, 32, 256, 1024, 49152, 16};
   return ATTENTION_AUTOTUNER_OK;
 }
 

@@ -1,0 +1,6 @@
+#include "benchmark.hpp"
+
+int main(int count, char** arguments) {
+  using namespace attention_autotuner;
+  return benchmarks::run_benchmark(count, arguments, "bench_attention", Op::kAttention, {Direction::kForward});
+}

@@ -1,0 +1,87 @@
+// What the tests ask of the client beside its own command: one answer a line for each line of standard input.
+//
+//   json <text>        the value's kind, or the error
+//   bucket <problem>   bucketed sequence lengths, classes, causal offset, flops, bytes and description
+//   round <value>      rounded to fp16 and to bf16
+//   params <problem>   scale and causal offset of its forward or backward params
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "attention_autotuner/client.hpp"
+#include "json.hpp"
+#include "numbers.hpp"
+
+namespace at = attention_autotuner;
+
+namespace {
+
+void show(at::json::Value const& value) {
+  using Kind = at::json::Value::Kind;
+  switch (value.kind()) {
+    case Kind::kNull:
+      std::printf("null");
+      break;
+    case Kind::kBoolean:
+      std::printf(value.boolean() ? "true" : "false");
+      break;
+    case Kind::kNumber:
+      std::printf("%.17g", value.number());
+      break;
+    case Kind::kString:
+      std::printf("\"");
+      for (char const c : value.string()) std::printf("%02x", static_cast<unsigned char>(c));
+      std::printf("\"");
+      break;
+    case Kind::kArray:
+      std::printf("[");
+      for (auto const& item : value.array()) show(item), std::printf(",");
+      std::printf("]");
+      break;
+    case Kind::kObject:
+      std::printf("{");
+      for (auto const& [name, item] : value.members()) std::printf("%s:", name.c_str()), show(item), std::printf(",");
+      std::printf("}");
+  }
+}
+
+void bucket(at::Problem const& problem) {
+  at::Problem const found = problem.bucketed();
+  std::printf("%lld %lld %lld %lld %lld %.17g %.17g %s", static_cast<long long>(found.seqlen_q),
+              static_cast<long long>(found.seqlen_k), static_cast<long long>(problem.class_qk()),
+              static_cast<long long>(problem.class_v()), static_cast<long long>(problem.causal_offset()),
+              problem.flops(), problem.bytes_moved(), problem.describe().c_str());
+}
+
+void answer(std::string const& command, std::string const& text) {
+  using namespace at::benchmarks;
+  if (command == "json") {
+    show(at::json::parse(text));
+  } else if (command == "bucket") {
+    bucket(at::Problem::from_json(text));
+  } else if (command == "round") {
+    double const value = std::stod(text);
+    std::printf("%.17g %.17g", rounded(value, Number::kFp16), rounded(value, Number::kBf16));
+  } else {
+    at::Problem const problem = at::Problem::from_json(text);
+    auto const params = at::make_params<at::AttentionForwardParams>(problem);
+    std::printf("%u %u %d %d %d %.9g", params.struct_size, params.abi_version, params.seqlen_q, params.causal,
+                params.causal_offset, double(params.softmax_scale));
+  }
+}
+
+}  // namespace
+
+int main() {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    size_t const space = line.find(' ');
+    try {
+      answer(line.substr(0, space), line.substr(space + 1));
+    } catch (std::exception const& error) {
+      std::printf("error: %s", error.what());
+    }
+    std::printf("\n");
+  }
+  return 0;
+}
