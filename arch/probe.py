@@ -8,10 +8,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
-from ..errors import UnsupportedArchitectureError
+from ..errors import ArchSpecError, UnsupportedArchitectureError
 
 DRIVER_LIBRARY = "libcuda.so.1"
 
@@ -69,8 +70,39 @@ class DeviceProperties:
 
     @property
     def hbm_bytes_per_second(self) -> float:
-        """Peak device-memory bandwidth: two transfers per reported clock; 0 where the driver does not say."""
+        """Peak bandwidth of device memory, two transfers a reported clock; 0 where the driver does not say."""
         return 2.0 * self.memory_clock_khz * 1e3 * self.memory_bus_bits / 8
+
+
+def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
+    """Properties out of a parsed file, for a GPU that is elsewhere.
+
+    Args:
+        data: every field of :class:`DeviceProperties` by name; others are left to the caller.
+
+    Raises:
+        ArchSpecError: a field is missing or of the wrong kind; the message names it.
+    """
+    values: dict[str, Any] = {}
+    for item in fields(DeviceProperties):
+        if item.name not in data:
+            raise ArchSpecError(f"{item.name} is missing")
+        value = data[item.name]
+        if item.name == "name":
+            if not isinstance(value, str) or not value:
+                raise ArchSpecError(f"name must be a text, got {value!r}")
+        elif item.name == "compute_capability":
+            if (
+                not isinstance(value, (list, tuple))
+                or len(value) != 2
+                or any(type(each) is not int for each in value)
+            ):
+                raise ArchSpecError(f"compute_capability must be two integers, got {value!r}")
+            value = tuple(value)
+        elif type(value) is not int or value < 0:
+            raise ArchSpecError(f"{item.name} must be an integer of at least 0, got {value!r}")
+        values[item.name] = value
+    return DeviceProperties(**values)
 
 
 class Driver(Protocol):
@@ -176,7 +208,7 @@ def probe(device: int | None = None, *, driver: Driver | None = None) -> DeviceP
     """Read a device's limits.
 
     Args:
-        device: index among the visible devices; None is :func:`current_device`.
+        device: index among the visible devices; None is the one that torch or cupy works on, else the first.
         driver: whom to ask; None is this machine's driver.
 
     Raises:

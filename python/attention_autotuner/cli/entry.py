@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import AttentionAutotunerError
-from . import caching, doctor, exporting, inspecting, making, tuning
+from . import bringing_up, caching, doctor, exporting, inspecting, making, tuning
 from .status import FAILED, INTERRUPTED
 
 
@@ -35,6 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
         inspecting.register_why,
         caching.register_cache,
         doctor.register_doctor,
+        bringing_up.register_bring_up,
     ):
         register(commands)
     return parser

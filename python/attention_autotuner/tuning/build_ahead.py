@@ -100,7 +100,10 @@ class BuildAhead:
     def built(self) -> int:
         """How many builds are over, failures included."""
         return sum(
-            future.done() and not future.cancelled() and future.exception() is None
+            future.done()
+            and not future.cancelled()
+            and future.exception() is None
+            and future.result() is not None
             for future in self._futures.values()
         )
 

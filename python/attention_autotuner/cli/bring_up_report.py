@@ -1,0 +1,174 @@
+"""The tables that ``bring-up`` ends with."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from ..arch.measured_specs import LIMITS
+from ..arch.spec import ArchSpec
+from ..codegen.problem import Problem
+from ..tuning.bring_up import BroughtUp, expected_ceilings
+from ..tuning.ceilings import Ceiling
+from ..tuning.sweep import Settled, SweepResult, measured_us
+from ..tuning.sweep_plan import Plan
+from .console import microseconds, print_line, print_table
+
+# Prefixes by thousands, for figures of hardware.
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PHASES = {
+    "ceilings": "limits, ceilings and spec",
+    "plan": "choosing what to build",
+    "build": "building (beside the rest)",
+    "wait": "waiting for builds",
+    "verify": "verifying",
+    "race": "racing",
+    "confirm": "confirming",
+    "stop": "waiting for compilers to end",
+    "total": "in all",
+}
+
+
+def print_report(result: BroughtUp) -> None:
+    """Print what was found, what was picked, and what it took."""
+    print_spec(result)
+    print_ceilings(result)
+    if result.sweep is not None:
+        print_picks(result.sweep)
+    elif result.why_no_sweep:
+        print_line(f"nothing was tuned: {result.why_no_sweep}")
+    print_table(
+        "time",
+        ["phase", "seconds"],
+        [
+            [title, f"{result.seconds[name]:.1f}"]
+            for name, title in _PHASES.items()
+            if name in result.seconds
+        ]
+        + [["of it on the GPU", f"{result.gpu_seconds:.1f}"]],
+    )
+    for path in result.files.values():
+        print_line(f"wrote {path}")
+    if result.interrupted:
+        print_line("interrupted: what was measured is kept, and the next run goes on from there")
+    elif result.sweep is not None and result.sweep.exhausted:
+        print_line("the budget was spent: the next run goes on from there")
+
+
+def print_spec(result: BroughtUp) -> None:
+    """Print every field of the spec, what it was taken for before, and where it comes from."""
+    before = result.described.spec
+    spec, sources = result.measured.spec, result.measured.sources
+    shown = [
+        item.name
+        for item in fields(ArchSpec)
+        if item.name in LIMITS or isinstance(getattr(spec, item.name), float)
+    ]
+    print_table(
+        f"{result.properties.name}: policy {result.policy.name}, built for {result.policy.build_arch}",
+        ["field", "value", "before", "source"],
+        [
+            [name, figure(getattr(spec, name)), figure(getattr(before, name)), sources[name]]
+            for name in shown
+        ],
+    )
+
+
+def print_ceilings(result: BroughtUp) -> None:
+    """Print every ceiling beside what the spec before had promised."""
+    promised = expected_ceilings(result.described)
+    rows = []
+    for name, found in result.ceilings.items():
+        expected = promised.get(name)
+        if not isinstance(found, Ceiling):
+            rows.append([name, "-", "-", "-", "-", "-", f"{found.kind}: {found.reason}"])
+            continue
+        rows.append(
+            [
+                name,
+                with_prefix(found.value, found.unit),
+                f"{100 * found.spread / found.value:.2f}",
+                f"{found.sm_clock_hz / 1e6:.0f}" if found.sm_clock_hz else "-",
+                with_prefix(expected, found.unit) if expected else "-",
+                f"{found.value / expected:.2f}" if expected else "-",
+                "",
+            ]
+        )
+    kept = " (of an earlier run)" if result.reused else ""
+    print_table(
+        f"ceilings{kept}",
+        ["ceiling", "measured", "spread %", "SM MHz", "spec before", "ratio", "fate"],
+        rows,
+    )
+
+
+def print_picks(sweep: SweepResult) -> None:
+    """Print what serves each problem, and by how much it is faster than the default."""
+    done = sum(each.status in ("measured", "recorded") for each in sweep.settled)
+    print_table(
+        f"picks for {done} of {len(sweep.settled)} problems, {sweep.kernels} kernels built",
+        ["problem", "status", "us", "default us", "TFLOP/s", "gain %", "pick"],
+        [_cells(each) for each in sweep.settled],
+    )
+
+
+def _cells(settled: Settled) -> list[str]:
+    record = settled.record
+    if record is None:
+        return [settled.problem.describe(), settled.status, *["-"] * 4, settled.reason]
+    us = measured_us(record, record.pick)
+    default_us = measured_us(record, record.default)
+    return [
+        settled.problem.describe(),
+        settled.status,
+        microseconds(us),
+        microseconds(default_us),
+        "-" if not us else f"{settled.problem.flops / us / 1e6:.0f}",
+        "-" if settled.gain is None else f"{100 * settled.gain:.1f}",
+        "the default" if record.pick == record.default else record.pick,
+    ]
+
+
+def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Plan) -> None:
+    """Print what a bring-up would do."""
+    print_table(
+        f"{said['gpu_name']}: policy {said['policy']}, built for {said['build_arch']}",
+        ["problem", "legal", "best us", "limiter", "default us", "best by the model"],
+        [
+            [
+                each["problem"],
+                str(each["legal"]),
+                microseconds(each["best_us"]),
+                each["limiter"],
+                microseconds(each["default_us"]),
+                each["best"],
+            ]
+            for each in said["problems"]
+        ],
+    )
+    classes = len({(p.class_qk, p.class_v) for p in problems})
+    print_line(
+        f"{len(problems)} problems of {classes} pairs of head dims in {len(plan.groups)} classes: "
+        f"{len(plan.candidates)} kernels, {plan.class_limit} of a class beside the defaults"
+    )
+    print_line(
+        f"about {plan.build_seconds:.0f} s of building with {plan.jobs} jobs, "
+        f"{plan.gpu_seconds:.0f} s on the GPU, {plan.seconds:.0f} s in all"
+    )
+    for each in said["built"]:
+        print_line(f"{each['name']}: {each['fate']}")
+
+
+def figure(value: float) -> str:
+    """A number of a spec, with as many digits as matter."""
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """A rate with the prefix of its size, e.g. ``4.27 Tbytes/s``; a time in microseconds."""
+    if unit == "s":
+        return f"{value * 1e6:.2f} us"
+    for size, prefix in _PREFIXES:
+        if value >= size:
+            return f"{value / size:.4g} {prefix}{unit}"
+    return f"{value:.4g} {unit}"

@@ -1,0 +1,217 @@
+"""The command ``bring-up``: measure a GPU that nobody described, and tune it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from .. import settings as settings_module
+from ..arch.measured_specs import LIMITS
+from ..arch.policy import Policy
+from ..arch.probe import DeviceProperties, probe, properties_from_json
+from ..arch.resolution import from_properties
+from ..arch.spec import ArchSpec
+from ..codegen.build import BuildTarget, build
+from ..codegen.jobs import available_cores
+from ..codegen.outcome import Outcome
+from ..codegen.render import render
+from ..codegen.store import Store
+from ..codegen.toolchain import find_toolchain
+from ..errors import ArchSpecError
+from ..tuning.bring_up import BUDGET_SECONDS, LocalMachine, bring_up
+from ..tuning.ceilings import SECONDS
+from ..tuning.sweep_plan import expectation, make_plan
+from ..tuning.sweeps import default_sweep, only
+from .bring_up_report import print_dry_run, print_report
+from .console import Show, print_json, progress
+from .options import Commands, add_json, positive, seconds
+from .status import FAILED, INTERRUPTED, OK
+
+# The fields of a spec that a properties file may give beside a device's limits.
+RATES = tuple(
+    item.name for item in fields(ArchSpec) if item.type == "float" and item.name not in LIMITS
+)
+
+
+def register_bring_up(commands: Commands) -> None:
+    """Add the command ``bring-up``."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "bring-up",
+        help="measure a new GPU's limits and ceilings, and tune it",
+        description=(
+            "Probe the GPU's limits, measure its ceilings, write its spec, and tune a sweep of problems under a "
+            "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
+            "is taken; CUDA_VISIBLE_DEVICES chooses another."
+        ),
+    )
+    option = parser.add_argument
+    option("--output", type=Path, metavar="DIR", help="folder for the files; default: in the cache")
+    option(
+        "--budget-seconds",
+        type=seconds,
+        default=BUDGET_SECONDS,
+        metavar="S",
+        help=f"wall time of all of it ({BUDGET_SECONDS:.0f})",
+    )
+    option(
+        "--ceiling-seconds",
+        type=seconds,
+        default=SECONDS,
+        metavar="S",
+        help=f"of timing for each ceiling ({SECONDS:g})",
+    )
+    option(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="the problems of the sweep that are described by these words, e.g. forward d64",
+    )
+    option("--jobs", type=positive, metavar="N", help="compilations at once; default: the setting")
+    option("--again", action="store_true", help="measure what was measured before, too")
+    dry = parser.add_argument_group("without a GPU")
+    dry.add_argument("--dry-run", action="store_true", help="say what would be done, and end")
+    dry.add_argument(
+        "--properties",
+        type=Path,
+        metavar="FILE",
+        help="of a dry run: the GPU's properties as JSON; default: the present GPU's",
+    )
+    dry.add_argument(
+        "--compile", type=positive, metavar="N", help="of a dry run: build the first N kernels"
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_bring_up, usage_error=parser.error)
+
+
+def run_bring_up(arguments: argparse.Namespace) -> int:
+    """Bring the present GPU up, or say what that would be."""
+    changes = {} if arguments.jobs is None else {"jobs": arguments.jobs}
+    with settings_module.override(**changes) as settings:
+        if arguments.dry_run:
+            return _dry_run(arguments, settings)
+        if arguments.properties is not None or arguments.compile is not None:
+            arguments.usage_error("--properties and --compile are of a --dry-run")
+        problems = only(default_sweep(), arguments.only)
+        with progress(quiet=arguments.json) as show:
+            result = bring_up(
+                LocalMachine(settings=settings),
+                problems,
+                settings,
+                budget_seconds=arguments.budget_seconds,
+                ceiling_seconds=arguments.ceiling_seconds,
+                output=arguments.output,
+                again=arguments.again,
+                tell=_teller(show),
+            )
+    if arguments.json:
+        print_json(result.to_json())
+    else:
+        print_report(result)
+    if result.interrupted:
+        return INTERRUPTED
+    failed = result.sweep is None or any(each.status == "failed" for each in result.sweep.settled)
+    return FAILED if failed else OK
+
+
+def _teller(show: Show) -> Any:
+    def tell(phase: str, done: int, total: int, message: str) -> None:
+        show(phase, done, total, message)
+
+    return tell
+
+
+# --- without a GPU --------------------------------------------------------------------------------
+
+
+def _dry_run(arguments: argparse.Namespace, settings: settings_module.Settings) -> int:
+    if arguments.properties is None:
+        properties = probe(0)
+        policy = from_properties(properties)
+    else:
+        properties, policy = read_properties(arguments.properties)
+    problems = only(default_sweep(), arguments.only)
+    plan = make_plan(
+        problems,
+        policy,
+        budget_seconds=arguments.budget_seconds,
+        jobs=settings.jobs or available_cores(),
+    )
+    said: dict[str, Any] = {
+        "gpu_name": properties.name,
+        "policy": policy.name,
+        "build_arch": policy.build_arch,
+        "problems": [expectation(problem, policy) for problem in problems],
+        "plan": plan.to_json(),
+        "built": [],
+    }
+    if arguments.compile is not None:
+        with progress(quiet=arguments.json) as show:
+            said["built"] = _compile(
+                [group.pool for group in plan.groups], arguments.compile, policy, settings, show
+            )
+    if arguments.json:
+        print_json(said)
+    else:
+        print_dry_run(said, problems, plan)
+    return FAILED if any(each["fate"] != "ok" for each in said["built"]) else OK
+
+
+def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
+    """A GPU that is elsewhere, from a file of its properties and, if it likes, of its rates.
+
+    Raises:
+        ArchSpecError: the file cannot be read, or a field is missing, unknown or of the wrong kind.
+        UnsupportedArchitectureError: the GPU is older than 8.0.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArchSpecError(f"cannot read the properties {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ArchSpecError(f"{path}: properties are a JSON object, got {type(data).__name__}")
+    known = {item.name for item in fields(DeviceProperties)}
+    rates = {name: value for name, value in data.items() if name not in known}
+    for name, value in rates.items():
+        if name not in RATES:
+            raise ArchSpecError(f"{path}: {name} is neither a property nor a rate of a spec")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise ArchSpecError(f"{path}: {name} must be a number of at least 0, got {value!r}")
+    try:
+        properties = properties_from_json(data)
+    except ArchSpecError as error:
+        raise ArchSpecError(f"{path}: {error}") from error
+    policy = from_properties(properties)
+    if rates:
+        policy = type(policy)(replace(policy.spec, **rates))
+    return properties, policy
+
+
+def _compile(
+    pools: list[Any], count: int, policy: Policy, settings: settings_module.Settings, show: Show
+) -> list[dict[str, Any]]:
+    """Build the first kernels: every class's first before any class's second."""
+    longest = max(map(len, pools))
+    in_turn = [pool[place] for place in range(longest) for pool in pools if place < len(pool)]
+    chosen = list(dict.fromkeys(in_turn))[:count]
+    results = build(
+        [render(one) for one in chosen],
+        BuildTarget(arch=policy.build_arch),
+        toolchain=find_toolchain(settings),
+        store=Store(settings.cache_dir),
+        jobs=settings.jobs,
+        progress=lambda done, total, name, took: show(
+            "build", done, total, f"{name} in {took:.0f} s"
+        ),
+    )
+    return [
+        {
+            "name": one.name,
+            "fate": f"{result.kind}: {result.reason}" if isinstance(result, Outcome) else "ok",
+            "path": None if isinstance(result, Outcome) else str(result.path),
+        }
+        for one, result in zip(chosen, results, strict=True)
+    ]

@@ -1,0 +1,362 @@
+"""A GPU that nobody described: its limits, its ceilings, its spec, and the picks of a sweep, within one budget.
+
+:class:`Machine` is what this does to the world; :class:`LocalMachine` is this one, tests use others. What comes out is
+kept in the cache, and written as files that can be put into the package.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..arch import measured_specs
+from ..arch.measured_specs import MeasuredSpec
+from ..arch.policy import Policy
+from ..arch.probe import DeviceProperties, probe
+from ..arch.resolution import from_properties, policy_with
+from ..codegen.files import write_atomic
+from ..codegen.jobs import available_cores, job_count
+from ..codegen.outcome import Outcome, outcome_from_json
+from ..codegen.problem import Problem
+from ..codegen.store import Store
+from ..codegen.toolchain import find_toolchain
+from ..errors import AttentionAutotunerError, StoreError
+from ..settings import Settings
+from . import ceilings as ceilings_module
+from .ceilings import Ceiling, Ceilings
+from .environment import Environment, collect
+from .lookup import slug
+from .pipeline import LocalPipeline, SweepPipeline
+from .records import RecordStore
+from .shipping import ship
+from .spec_measuring import keep, measured_spec
+from .sweep import Sweep, SweepResult, Tell
+from .sweep_plan import Plan, make_plan
+
+SCHEMA = 1  # of the report
+BUDGET_SECONDS = 540.0
+FOLDER = "bring_up"  # under the cache folder
+
+
+class Machine(Protocol):
+    """Where a GPU is brought up."""
+
+    def properties(self) -> DeviceProperties:
+        """What the GPU says of itself."""
+
+    def environment(self) -> Environment:
+        """What stands beside every figure."""
+
+    def ceilings(
+        self,
+        capability: tuple[int, int],
+        seconds: float,
+        progress: Callable[[str, Ceiling | Outcome], None],
+    ) -> Ceilings:
+        """Build the library and measure everything that this compute capability has."""
+
+    def pipeline(self, policy: Policy) -> SweepPipeline:
+        """What builds, verifies and measures kernels here."""
+
+    def jobs(self) -> int:
+        """Compilations at once, while others are measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMachine:
+    """This machine and its first visible GPU.
+
+    Attributes:
+        settings: where the cache is, and how the compiler is found.
+    """
+
+    settings: Settings
+
+    def properties(self) -> DeviceProperties:
+        """See :meth:`Machine.properties`."""
+        return probe(0)
+
+    def environment(self) -> Environment:
+        """See :meth:`Machine.environment`."""
+        return collect()
+
+    def ceilings(
+        self,
+        capability: tuple[int, int],
+        seconds: float,
+        progress: Callable[[str, Ceiling | Outcome], None],
+    ) -> Ceilings:
+        """See :meth:`Machine.ceilings`."""
+        library = ceilings_module.build_library(
+            ceilings_module.target_of(capability),
+            toolchain=find_toolchain(self.settings),
+            store=Store(self.settings.cache_dir),
+        )
+        names = ceilings_module.names_for(capability)
+        return ceilings_module.measure_ceilings(library, names, seconds=seconds, progress=progress)
+
+    def pipeline(self, policy: Policy) -> SweepPipeline:
+        """See :meth:`Machine.pipeline`."""
+        return LocalPipeline(policy, self.settings)
+
+    def jobs(self) -> int:
+        """See :meth:`Machine.jobs`: a core is left to what is measured."""
+        cores = available_cores()
+        if self.settings.jobs is not None:
+            return self.settings.jobs
+        return job_count(max(1, cores - 1) if cores > 2 else cores)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BroughtUp:
+    """What bringing a GPU up came to.
+
+    Attributes:
+        properties: the GPU's own limits.
+        described: the policy that it would have had without this.
+        policy: the policy that it has now.
+        measured: its spec with sources.
+        ceilings: what was measured.
+        reused: the ceilings are an earlier run's.
+        plan: what the sweep was to do; None where nothing can be measured.
+        sweep: how it ended; None likewise.
+        why_no_sweep: why there is none.
+        seconds: wall time by phase, with ``total``.
+        environment: of the run.
+        interrupted: stopped by Ctrl-C.
+        files: what was written, by what it is.
+    """
+
+    properties: DeviceProperties
+    described: Policy
+    policy: Policy
+    measured: MeasuredSpec
+    ceilings: Ceilings
+    reused: bool
+    plan: Plan | None
+    sweep: SweepResult | None
+    why_no_sweep: str
+    seconds: Mapping[str, float]
+    environment: Environment
+    interrupted: bool
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """Seconds in which the GPU was measured on or checked with."""
+        return sum(
+            self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm")
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The report."""
+        return {
+            "schema": SCHEMA,
+            "gpu_name": self.properties.name,
+            "policy": self.policy.name,
+            "properties": asdict(self.properties),
+            "environment": self.environment.to_json(),
+            "seconds": dict(self.seconds),
+            "gpu_seconds": self.gpu_seconds,
+            "ceilings_reused": self.reused,
+            "ceilings": {name: found.to_json() for name, found in self.ceilings.items()},
+            "expected": expected_ceilings(self.described),
+            "spec": self.measured.to_json()["spec"],
+            "sources": dict(self.measured.sources),
+            "plan": None if self.plan is None else self.plan.to_json(),
+            "kernels": None if self.sweep is None else self.sweep.kernels,
+            "failures": {}
+            if self.sweep is None
+            else {name: outcome.to_json() for name, outcome in self.sweep.failures.items()},
+            "problems": []
+            if self.sweep is None
+            else [each.to_json() for each in self.sweep.settled],
+            "exhausted": self.sweep is not None and self.sweep.exhausted,
+            "why_no_sweep": self.why_no_sweep,
+            "interrupted": self.interrupted,
+            "files": {name: str(path) for name, path in self.files.items()},
+        }
+
+
+def expected_ceilings(policy: Policy) -> dict[str, float]:
+    """What a spec promises of each ceiling, in the ceiling's unit; wgmma only where there is some."""
+    spec = policy.spec
+    clocks = spec.sm_clock_mhz * 1e6
+    all_sms = clocks * spec.num_sms
+    promised = {
+        "launch": spec.launch_overhead_us * 1e-6,
+        "mma_fp16": spec.mma_flops_per_clk_per_sm * all_sms,
+        "mma_bf16": spec.mma_flops_per_clk_per_sm * all_sms,
+        "wgmma_fp16": spec.wgmma_flops_per_clk_per_sm * all_sms,
+        "wgmma_bf16": spec.wgmma_flops_per_clk_per_sm * all_sms,
+        "exp": spec.exp_per_clk_per_sm * all_sms,
+        "fp32": 2.0 * spec.fp32_lanes_per_clk_per_sm * all_sms,
+        "smem": spec.smem_bytes_per_clk_per_sm * all_sms,
+        "l2": spec.l2_bytes_per_clk * clocks,
+        "hbm_copy": spec.hbm_bytes_per_second,
+    }
+    return {name: value for name, value in promised.items() if value > 0}
+
+
+def bring_up(
+    machine: Machine,
+    problems: Sequence[Problem],
+    settings: Settings,
+    *,
+    budget_seconds: float = BUDGET_SECONDS,
+    ceiling_seconds: float = ceilings_module.SECONDS,
+    output: Path | None = None,
+    again: bool = False,
+    tell: Tell = lambda phase, done, total, message: None,
+) -> BroughtUp:
+    """Probe, measure, describe, tune, and write it all down.
+
+    Args:
+        machine: where.
+        problems: what to tune for.
+        settings: whose cache keeps the spec and the records.
+        budget_seconds: wall time for all of it.
+        ceiling_seconds: of timed samples for each ceiling.
+        output: folder for the files; by default one in the cache.
+        again: measure what was measured before, too.
+        tell: told (phase, done, total, message).
+
+    Raises:
+        UnsupportedArchitectureError: there is no GPU, or it is older than 8.0.
+        ToolchainError, BuildError, StoreError: the compiler is missing or fails; a folder cannot be written.
+    """
+    start = time.monotonic()
+    seconds: dict[str, float] = {}
+    properties = machine.properties()
+    described = from_properties(properties)
+    environment = machine.environment()
+    folder = output or settings.cache_dir / FOLDER / slug(properties.name)
+    kept = None if again else _kept(properties, environment, folder, settings)
+    if kept is not None:
+        measured, ceilings = kept
+        policy = policy_with(measured)
+    else:
+        ceilings = _measure_ceilings(machine, properties, ceiling_seconds, tell)
+        measured = measured_spec(described, properties, ceilings, environment)
+        policy, _ = keep(measured, properties.name, settings.cache_dir)
+    seconds["ceilings"] = time.monotonic() - start
+    plan, sweep, why = None, None, ""
+    pipeline = machine.pipeline(policy)
+    records = RecordStore(settings.cache_dir / "records")
+    if pipeline.can_measure():
+        left = budget_seconds - (time.monotonic() - start)
+        before = time.monotonic()
+        plan = make_plan(problems, policy, budget_seconds=left, jobs=machine.jobs())
+        seconds["plan"] = time.monotonic() - before
+        sweep = Sweep(
+            plan=plan,
+            policy=policy,
+            pipeline=pipeline,
+            records=records,
+            budget_seconds=budget_seconds - (time.monotonic() - start),
+            again=again,
+            tell=tell,
+        ).run()
+        seconds |= sweep.seconds
+    else:
+        why = "kernels cannot be run here: torch is missing, or sees no GPU"
+    seconds["total"] = time.monotonic() - start
+    result = BroughtUp(
+        properties=properties,
+        described=described,
+        policy=policy,
+        measured=measured,
+        ceilings=ceilings,
+        reused=kept is not None,
+        plan=plan,
+        sweep=sweep,
+        why_no_sweep=why,
+        seconds=seconds,
+        environment=pipeline.environment,
+        interrupted=sweep is not None and sweep.interrupted,
+        files=_files(folder, properties.name),
+    )
+    _write(result, folder)
+    return result
+
+
+def _measure_ceilings(
+    machine: Machine, properties: DeviceProperties, seconds: float, tell: Tell
+) -> Ceilings:
+    names = ceilings_module.names_for(properties.compute_capability)
+    done = 0
+
+    def progress(name: str, found: Ceiling | Outcome) -> None:
+        nonlocal done
+        done += 1
+        said = f"{found.value:.3e} {found.unit}" if isinstance(found, Ceiling) else found.reason
+        tell("ceilings", done, len(names), f"{name}: {said}")
+
+    tell("ceilings", 0, len(names), "compiling")
+    return machine.ceilings(properties.compute_capability, seconds, progress)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
+    name = slug(gpu_name)
+    return {
+        "spec": folder / f"{name}.spec.json",
+        "picks": folder / f"{name}.json",
+        "properties": folder / f"{name}.properties.json",
+        "report": folder / f"{name}.bring_up.json",
+    }
+
+
+def _write(result: BroughtUp, folder: Path) -> None:
+    """Write the files: the spec for ``arch/measured``, the picks for ``tuned``, properties, and the report."""
+    paths = result.files
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(paths["spec"], _text(result.measured.to_json()))
+        write_atomic(paths["properties"], _text(asdict(result.properties)))
+        settled = [] if result.sweep is None else result.sweep.settled
+        ship(
+            folder,
+            result.properties.name,
+            [
+                each.record
+                for each in settled
+                if each.record is not None and each.status in ("measured", "recorded")
+            ],
+        )
+        write_atomic(paths["report"], _text(result.to_json()))
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error}") from error
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=1) + "\n"
+
+
+def _kept(
+    properties: DeviceProperties, environment: Environment, folder: Path, settings: Settings
+) -> tuple[MeasuredSpec, Ceilings] | None:
+    """What an earlier run measured on this GPU under this driver, if its spec and its report are both here."""
+    path = measured_specs.user_path(settings.cache_dir, properties.name)
+    report = _files(folder, properties.name)["report"]
+    if not path.is_file() or not report.is_file():
+        return None
+    try:
+        measured = measured_specs.read(path)
+        said = json.loads(report.read_text(encoding="utf-8"))
+        ceilings = {name: _ceiling(data) for name, data in said["ceilings"].items()}
+    except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError):
+        return None  # damaged: measured again, and replaced
+    same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
+    whole = all(isinstance(found, Ceiling) for found in ceilings.values())
+    return (measured, ceilings) if same and whole else None
+
+
+def _ceiling(data: Mapping[str, Any]) -> Ceiling | Outcome:
+    return outcome_from_json(dict(data)) if "kind" in data else Ceiling(**data)

@@ -1,0 +1,384 @@
+"""Tuning many problems under one budget: builds run ahead while what is built is verified, raced and confirmed.
+
+A pick never loses to the policy's default: the default is in every race, and is replaced only after a second, fresh
+process has confirmed a gain. Until then the record says the default, unconfirmed. Whatever ends a sweep early, each
+record that was written stays, and the next sweep goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ..arch.policy import Policy
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Outcome
+from ..codegen.problem import Problem
+from ..codegen.render import kernel_digest, render
+from ..errors import NoCandidateError
+from .build_ahead import BuildAhead
+from .class_pools import choose, race, small_problem, usable
+from .cost_model import estimate
+from .history import extended, recall
+from .pipeline import Built, Doubt, SweepPipeline
+from .record_schema import TuningRecord
+from .records import RecordStore
+from .result import Row, gain_over
+from .search import MIN_GAIN
+from .sweep_plan import (
+    CONFIRM_SECONDS,
+    CONFIRM_START_SECONDS,
+    RACE_SECONDS,
+    SET_UP_SECONDS,
+    Group,
+    Plan,
+)
+
+Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
+Tell = Callable[[str, int, int, str], None]
+WAIT_SECONDS = 0.5  # between looks at the builds
+MIN_DOUBTS = 3  # worth a second process while builds keep the GPU idle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """What a sweep came to for one problem.
+
+    Attributes:
+        problem: the problem.
+        status: ``measured`` now; ``recorded`` by an earlier sweep; ``unconfirmed``: measured, and the default serves
+            until a second process has confirmed the pick; ``left`` for want of time; ``failed``.
+        record: what serves from now on, where there is a record.
+        gain: how much faster the recorded pick is than the default by this sweep's race, e.g. 0.04.
+        reason: why it was left or failed.
+    """
+
+    problem: Problem
+    status: Status
+    record: TuningRecord | None = None
+    gain: float | None = None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready form."""
+        record = self.record
+        return {
+            "problem": self.problem.describe(),
+            "status": self.status,
+            "pick": None if record is None else record.pick,
+            "default": None if record is None else record.default,
+            "median_us": None if record is None else measured_us(record, record.pick),
+            "default_us": None if record is None else measured_us(record, record.default),
+            "gain": self.gain,
+            "confirmed": None if record is None else record.confirmed,
+            "candidates": 0 if record is None else len(record.entries),
+            "reason": self.reason,
+        }
+
+
+def measured_us(record: TuningRecord, name: str) -> float | None:
+    """A candidate's recorded time, microseconds."""
+    entry = record.entry(name)
+    return None if entry is None or entry.measurement is None else entry.measurement.median_us
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResult:
+    """How a sweep ended.
+
+    Attributes:
+        settled: every problem, in the order of the plan.
+        seconds: wall time by phase; ``build`` overlaps the others, ``wait`` is what of it they waited for.
+        kernels: how many were built, taken from the cache, or failed to build.
+        failures: candidate name -> why it fell out.
+        interrupted: stopped by Ctrl-C.
+        exhausted: the budget ended it.
+    """
+
+    settled: tuple[Settled, ...]
+    seconds: Mapping[str, float]
+    kernels: int
+    failures: Mapping[str, Outcome]
+    interrupted: bool
+    exhausted: bool
+
+
+@dataclass
+class _Doubtful:
+    """A race that the default lost, until it is confirmed."""
+
+    problem: Problem
+    record: TuningRecord
+    pick: Row
+    base: Row
+    doubt: Doubt
+
+
+@dataclass
+class Sweep:
+    """One sweep; :meth:`run` does it.
+
+    Attributes:
+        plan: what to do.
+        policy: whose candidates.
+        pipeline: builds, verifies, measures and confirms.
+        records: where picks are kept.
+        budget_seconds: wall time for all of it; what has begun is finished.
+        again: measure what is recorded already, too.
+        tell: told (phase, done, total, message).
+    """
+
+    plan: Plan
+    policy: Policy
+    pipeline: SweepPipeline
+    records: RecordStore
+    budget_seconds: float
+    again: bool = False
+    tell: Tell = lambda phase, done, total, message: None
+    _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
+    _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
+    _failures: dict[str, Outcome] = field(default_factory=dict, init=False)
+    _doubts: list[_Doubtful] = field(default_factory=list, init=False)
+
+    def run(self) -> SweepResult:
+        """Do what the budget allows.
+
+        Raises:
+            ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
+        """
+        self._deadline = time.monotonic() + self.budget_seconds
+        self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
+        self._digests: dict[Candidate, str] = {
+            one: kernel_digest(render(one)) for one in self.plan.candidates
+        }
+        interrupted = False
+        groups = [group for group in map(self._unsettled, self.plan.groups) if group.problems]
+        ahead = BuildAhead(
+            self.pipeline,
+            [one for group in groups for one in group.pool],
+            jobs=self.plan.jobs,
+            on_built=lambda done, total, name: self.tell("build", done, total, name),
+        )
+        try:
+            self._work(groups, ahead)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            ahead.stop()
+            with self._timed("stop"):
+                ahead.close()
+        self._seconds["build"] = ahead.seconds
+        for group in groups:
+            for problem in group.problems:
+                why = "interrupted" if interrupted else "the budget was spent"
+                self._settled.setdefault(
+                    problem, Settled(problem=problem, status="left", reason=why)
+                )
+        settled = tuple(self._settled[problem] for problem in self.plan.problems)
+        return SweepResult(
+            settled=settled,
+            seconds=dict(self._seconds),
+            kernels=ahead.built,
+            failures=self._failures,
+            interrupted=interrupted,
+            exhausted=not interrupted and any(each.status == "left" for each in settled),
+        )
+
+    # --- the order of things ------------------------------------------------------------------------
+
+    def _work(self, groups: Sequence[Group], ahead: BuildAhead) -> None:
+        total = sum(len(group.problems) for group in groups)
+        done = 0
+        for group in groups:
+            self._await(group, ahead, total - done)
+            if not self._time_for_a_race():
+                ahead.stop()  # nothing of what is still to come will be raced
+                break
+            rows, built = self._verify(group, ahead)
+            for problem in group.problems:
+                if not self._time_for_a_race():
+                    break
+                self.tell("race", done, total, problem.describe())
+                with self._timed("race"):
+                    self._race(problem, rows, built)
+                done += 1
+        self.tell("race", done, total, "")
+        if self._doubts:
+            self._confirm()
+
+    def _await(self, group: Group, ahead: BuildAhead, waiting: int) -> None:
+        """Wait until a group is built, or until it is time to make do with what is; confirm meanwhile."""
+        while not ahead.ready(group.pool):
+            spare = self._left() - self._needed(waiting)
+            if spare <= 0:
+                ahead.stop()
+                return
+            if len(self._doubts) >= MIN_DOUBTS:
+                self._confirm()
+                continue
+            with self._timed("wait"):
+                ahead.wait(group.pool, min(spare, WAIT_SECONDS))
+
+    def _time_for_a_race(self) -> bool:
+        return self._left() - self._needed(0) >= RACE_SECONDS + SET_UP_SECONDS
+
+    def _needed(self, races: int) -> float:
+        """Seconds that some races and all confirmations still take."""
+        to_confirm = len(self._doubts) + races
+        confirming = CONFIRM_START_SECONDS + to_confirm * CONFIRM_SECONDS if to_confirm else 0.0
+        return races * (RACE_SECONDS + SET_UP_SECONDS) + confirming
+
+    def _left(self) -> float:
+        return self._deadline - time.monotonic()
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] += time.monotonic() - start
+
+    # --- the steps ----------------------------------------------------------------------------------
+
+    def _unsettled(self, group: Group) -> Group:
+        """A group without the problems that an earlier sweep has settled."""
+        if self.again:
+            return group
+        names = {one.name: self._digests[one] for one in group.pool}
+        missing = []
+        for problem in group.problems:
+            known = recall(self.records, problem, self.policy, self.pipeline.environment, names)
+            whole = known is not None and all(known.entry(name) for name in names)
+            if known is not None and whole and known.confirmed:
+                gain = _recorded_gain(known)
+                self._settled[problem] = Settled(
+                    problem=problem, status="recorded", record=known, gain=gain
+                )
+            else:
+                missing.append(problem)
+        return replace(group, problems=tuple(missing))
+
+    def _verify(self, group: Group, ahead: BuildAhead) -> tuple[list[Row], dict[str, Built]]:
+        """Rows of a group's pool after build and verification, and what was built."""
+        rows: list[Row] = []
+        built: dict[str, Built] = {}
+        results = ahead.results(group.pool)
+        for index, (one, result) in enumerate(results.items()):
+            self.tell("verify", index, len(results), one.name)
+            small = small_problem(one)
+            if isinstance(result, Outcome):
+                outcome = result
+            else:
+                built[one.name] = result
+                outcome = usable(small, one, result, self.policy)
+                # A default serves whoever has not tuned: its time is what the others must beat.
+                if outcome.ok or one in self._defaults:
+                    with self._timed("verify"):
+                        outcome = self.pipeline.verify(
+                            small, result, deterministic=one.deterministic
+                        )
+            if not outcome.ok:
+                self._failures[one.name] = outcome
+            rows.append(
+                Row(
+                    candidate=one,
+                    estimate=estimate(small, one, self.policy.spec),
+                    outcome=outcome,
+                    artifact=None if isinstance(result, Outcome) else result.path,
+                    kernel_digest=self._digests[one],
+                )
+            )
+        return rows, built
+
+    def _race(self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]) -> None:
+        default = self.policy.default(problem)
+        if default not in {row.candidate for row in rows}:
+            return  # it was not built in time: left
+        try:
+            raced = race(problem, self.policy, default, rows, built, self.pipeline, RACE_SECONDS)
+        except NoCandidateError as error:
+            self._settled[problem] = Settled(problem=problem, status="failed", reason=str(error))
+            return
+        pick = choose(raced, default)
+        base = next(row for row in raced if row.candidate == default)
+        if pick is base or not base.outcome.ok:
+            # Nothing is faster, or the default does not run at all, so that anything that does is better.
+            record = self._put(problem, raced, pick.candidate, default, confirmed=True)
+            gain = 0.0 if pick is base else None
+            self._settled[problem] = Settled(
+                problem=problem, status="measured", record=record, gain=gain
+            )
+            return
+        record = self._put(problem, raced, default, default, confirmed=False)
+        self._settled[problem] = Settled(
+            problem=problem, status="unconfirmed", record=record, gain=0.0
+        )
+        doubt = Doubt(
+            problem=problem,
+            pick=(pick.candidate.name, built[pick.candidate.name]),
+            default=(default.name, built[default.name]),
+        )
+        self._doubts.append(
+            _Doubtful(problem=problem, record=record, pick=pick, base=base, doubt=doubt)
+        )
+
+    def _put(
+        self,
+        problem: Problem,
+        raced: Sequence[Row],
+        pick: Candidate,
+        default: Candidate,
+        *,
+        confirmed: bool,
+    ) -> TuningRecord:
+        return self.records.put(
+            extended(
+                None,
+                raced,
+                problem=problem,
+                purpose=problem.direction,
+                policy=self.policy,
+                legal=self.policy.legal(problem),
+                pick=pick,
+                default=default,
+                confirmed=confirmed,
+                environment=self.pipeline.environment,
+            )
+        )
+
+    def _confirm(self) -> None:
+        """Ask a second process about every doubt; a pick that it does not confirm leaves the default in its place."""
+        asked, self._doubts = self._doubts, []
+        self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
+        with self._timed("confirm"):
+            ratios = self.pipeline.confirm_all([each.doubt for each in asked])
+        for each, ratio in zip(asked, ratios, strict=True):
+            if ratio is None:
+                continue  # the default serves, and the next sweep asks again
+            won = ratio - 1.0 >= MIN_GAIN
+            name = each.pick.candidate.name if won else each.record.default
+            record = self.records.put(replace(each.record, pick=name, confirmed=True))
+            self._settled[each.problem] = Settled(
+                problem=each.problem,
+                status="measured",
+                record=record,
+                gain=gain_over(each.pick, each.base) if won else 0.0,
+            )
+        self.tell("confirm", len(asked), len(asked), "")
+
+
+def _recorded_gain(record: TuningRecord) -> float | None:
+    """How much faster a record's pick is than its default, where both were timed in one run."""
+    timed = [
+        entry.measurement
+        for entry in (record.entry(record.pick), record.entry(record.default))
+        if entry is not None and entry.measurement is not None
+    ]
+    if len(timed) < 2 or timed[0].environment != timed[1].environment:
+        return None
+    return timed[1].ratio_to_best / timed[0].ratio_to_best - 1.0
