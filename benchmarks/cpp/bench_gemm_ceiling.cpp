@@ -59,7 +59,7 @@ Record measured(std::string const& which, double seconds, bool& fine) {
     return record.add("value", "null")
         .add("spread", "null")
         .add("samples", "0")
-        .add("sm_clock_mhz", "null")
+        .add("measured_sm_clock_mhz", "null")
         .add("error", quoted(reason));
   }
   std::printf("%-11s  %12.4g %-9s  +- %.2g\n", which.c_str(), result.value, unit.c_str(), result.spread);
@@ -68,7 +68,7 @@ Record measured(std::string const& which, double seconds, bool& fine) {
   return record.add("value", number(result.value))
       .add("spread", number(result.spread))
       .add("samples", number(result.samples))
-      .add("sm_clock_mhz", clock)
+      .add("measured_sm_clock_mhz", clock)
       .add("error", "null");
 }
 

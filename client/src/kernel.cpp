@@ -1,5 +1,6 @@
 #include <dlfcn.h>
 
+#include <filesystem>
 #include <mutex>
 #include <set>
 
@@ -46,7 +47,8 @@ KernelInfo read_info(decltype(&attention_autotuner_get_kernel_info) get, std::st
 
 }  // namespace
 
-Kernel Kernel::open(std::string const& library, std::string const& expected_name) {
+Kernel Kernel::open(std::string const& file, std::string const& expected_name) {
+  std::string const library = std::filesystem::absolute(file).string();  // or a bare name would be searched for
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     char const* const reason = dlerror();
