@@ -184,7 +184,10 @@ class _Decisions:
     def _first_that_works(
         self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
     ) -> LoadedKernel:
-        """The pick's kernel, or, if another than the default cannot be had, the default's."""
+        """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
+        stand_in = None if must_be_warm else self._stand_in(problem, policy, device, pick)
+        if stand_in is not None:
+            return self._ready(stand_in, policy, device, must_be_warm)
         if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
             return self._ready(pick.candidate, policy, device, must_be_warm)
         reason = self._failed.get((pick.candidate, device))

@@ -1,0 +1,283 @@
+"""Kernels of a bundle serve before a compiler is looked for, and only those that are the very same kernels."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import attention_autotuner.codegen.obtain as module
+from attention_autotuner import dispatch, settings
+from attention_autotuner.arch import A100, DeviceProperties
+from attention_autotuner.codegen import bundle as bundle_module
+from attention_autotuner.codegen import installed, toolchain
+from attention_autotuner.codegen.bundle import BundledPick
+from attention_autotuner.codegen.obtain import at_hand, obtain
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.errors import (
+    BundleError,
+    StoreError,
+    ToolchainError,
+    UnsupportedArchitectureError,
+)
+from attention_autotuner.tuning.environment import Environment
+from tests.bundling import make_bundle, publish
+
+POLICY = A100()
+PROBLEM = Problem(dim_qk=64, dim_v=64)
+DEFAULT = POLICY.default(PROBLEM)
+OTHER = next(c for c in POLICY.legal(PROBLEM) if c != DEFAULT)
+PICKS = [BundledPick(problem=PROBLEM, candidate=DEFAULT, layer="default")]
+GPU = DeviceProperties(
+    name="NVIDIA A100-SXM4-80GB",
+    compute_capability=(8, 0),
+    num_sms=108,
+    smem_per_sm_bytes=164 * 1024,
+    smem_per_block_bytes=163 * 1024,
+    smem_reserved_per_block_bytes=1024,
+    registers_per_sm=65536,
+    max_threads_per_sm=2048,
+    max_blocks_per_sm=32,
+    l2_bytes=40 * 1024**2,
+    sm_clock_khz=1410000,
+    memory_clock_khz=1215000,
+    memory_bus_bits=5120,
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No kernels are installed and no driver is here; what earlier tests found is forgotten."""
+    monkeypatch.setattr(installed, "_packages", tuple)
+    monkeypatch.setattr(installed, "_stale", set())
+    monkeypatch.setattr(toolchain, "driver_release", lambda: None)
+    installed._named.cache_clear()
+    yield
+    installed._named.cache_clear()
+
+
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(settings: Any) -> None:
+        raise ToolchainError("install nvcc")
+
+    monkeypatch.setattr(module, "find_toolchain", refuse)
+    monkeypatch.setattr(dispatch, "find_toolchain", refuse)
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler must not even be looked for."""
+
+    def fail(settings: Any) -> None:
+        pytest.fail("a compiler was looked for")
+
+    monkeypatch.setattr(module, "find_toolchain", fail)
+
+
+def drive(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
+    """Put a driver here that runs kernels of a CUDA release."""
+    for place in (toolchain, module):
+        monkeypatch.setattr(place, "driver_release", lambda: (major, minor))
+
+
+def test_a_bundle_serves_without_a_look_for_a_compiler(never: None, tmp_path: Path) -> None:
+    made = make_bundle(tmp_path, PICKS)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        found = obtain(DEFAULT, "80")
+        assert found.path.is_relative_to(made.root)
+        assert at_hand(OTHER, "80") is None
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_users_own_build_comes_before_a_bundle(never: None, tmp_path: Path) -> None:
+    made = make_bundle(tmp_path, PICKS)
+    store = Store(tmp_path / "cache")
+    publish(store, DEFAULT, nvcc="13.1.2")
+    with settings.override(cache_dir=store.root, bundle=made.root):
+        assert obtain(DEFAULT, "80").path.is_relative_to(store.root)
+
+
+@pytest.mark.parametrize("place", ["a file", "a file/below"])
+def test_a_cache_that_cannot_be_used_stops_no_bundle(
+    never: None, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_bundle(tmp_path, PICKS)
+    (tmp_path / "a file").write_text("")
+    with settings.override(cache_dir=tmp_path / place, bundle=made.root):
+        assert obtain(DEFAULT, "80").path.is_relative_to(made.root)
+
+
+def test_a_cache_that_cannot_be_read_is_passed_over_with_a_warning(
+    never: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise StoreError("cannot use the kernel cache")
+
+    made = make_bundle(tmp_path, PICKS)
+    monkeypatch.setattr(Store, "find", refuse)
+    with settings.override(bundle=made.root):
+        assert obtain(DEFAULT, "80").path.is_relative_to(made.root)
+    assert "passed over: cannot use the kernel cache" in caplog.text
+
+
+def test_kernels_of_other_sources_are_passed_over_with_one_line(
+    no_compiler: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(bundle_module, "__version__", "0.0.9")
+    made = make_bundle(tmp_path, PICKS)
+    monkeypatch.setattr(installed, "kernel_digest", lambda kernel: "f" * 64)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        for _ in range(2):
+            with pytest.raises(ToolchainError, match="has to be built first"):
+                obtain(DEFAULT, "80")
+    lines = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(lines) == 1
+    assert "it is of version 0.0.9" in lines[0]
+    assert DEFAULT.name in lines[0]
+
+
+def test_a_kernel_for_an_older_device_serves_only_where_nothing_can_be_built(
+    no_compiler: None, tmp_path: Path
+) -> None:
+    made = make_bundle(tmp_path, PICKS)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        assert at_hand(DEFAULT, "90") is None
+        assert obtain(DEFAULT, "90").target.arch == "80"
+
+
+def test_kernels_that_the_driver_cannot_run_are_passed_over(
+    no_compiler: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = make_bundle(tmp_path, PICKS)
+    drive(monkeypatch, 12, 4)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        assert at_hand(DEFAULT, "80") is None
+        assert "built by CUDA 13.0.88, the driver here runs kernels of CUDA 12" in caplog.text
+        publish(Store(tmp_path / "cache"), DEFAULT, nvcc="12.9.86+13.0.88")
+        assert obtain(DEFAULT, "80").toolchain["nvcc"] == "12.9.86+13.0.88"
+
+
+def test_a_setting_that_names_no_bundle_is_an_error(tmp_path: Path) -> None:
+    with (
+        settings.override(bundle=tmp_path / "nothing"),
+        pytest.raises(BundleError, match=r"ATTENTION_AUTOTUNER_BUNDLE: .* is no bundle"),
+    ):
+        at_hand(DEFAULT, "80")
+
+
+def test_the_gpu_at_hand_may_have_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert installed.package_name("H200") == "attention_autotuner_kernels_h200"
+    monkeypatch.setattr(
+        installed, "probe", lambda device: replace(GPU, name="NVIDIA GeForce RTX 3090")
+    )
+    assert [installed.package_name(name) for name in installed._present()] == [
+        "attention_autotuner_kernels_rtx3090"
+    ]
+
+    def refuse(device: int) -> None:
+        raise UnsupportedArchitectureError("no driver")
+
+    monkeypatch.setattr(installed, "probe", refuse)
+    assert installed._present() == ()
+
+
+class Loaded:
+    """What the loader gives."""
+
+    def __init__(self, artifact: Any) -> None:
+        self.path = artifact.path
+        self.info = SimpleNamespace(name=artifact.name)
+
+    def prepare(self, device: int) -> None:
+        """Nothing to prepare on no device."""
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An A100 that loads anything."""
+    monkeypatch.setattr(dispatch, "_by_settings", {})
+    monkeypatch.setattr(dispatch, "_latest", (None, None))
+    monkeypatch.setattr(dispatch, "probe", lambda device: GPU)
+    monkeypatch.setattr(dispatch, "detect", lambda device: POLICY)
+    monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name=GPU.name))
+    monkeypatch.setattr(dispatch, "load", Loaded)
+    dispatch._check_runs.cache_clear()
+    dispatch._environment.cache_clear()
+    yield
+    dispatch._check_runs.cache_clear()
+    dispatch._environment.cache_clear()
+
+
+def served(problem: Problem) -> str:
+    return dispatch.kernel_for(problem, POLICY, device=0).info.name
+
+
+def test_a_call_whose_pick_is_not_built_takes_the_bundles(
+    machine: None, never: None, tmp_path: Path
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root, mode="off"):
+        assert dispatch.lookup(PROBLEM, POLICY).candidate == DEFAULT
+        assert served(PROBLEM) == OTHER.name
+        assert served(replace(PROBLEM, batch=512)) == OTHER.name
+
+
+def test_a_call_whose_pick_is_in_the_bundle_takes_that(
+    machine: None, never: None, tmp_path: Path
+) -> None:
+    picks = [BundledPick(problem=PROBLEM, candidate=OTHER, layer="shipped"), *PICKS]
+    made = make_bundle(tmp_path, picks)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root, mode="off"):
+        assert served(PROBLEM) == DEFAULT.name
+
+
+def test_a_bundle_of_another_policy_lends_no_kernels(
+    machine: None, no_compiler: None, tmp_path: Path
+) -> None:
+    made = make_bundle(
+        tmp_path,
+        [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")],
+        policy="H100",
+    )
+    with (
+        settings.override(cache_dir=tmp_path / "cache", bundle=made.root, mode="off"),
+        pytest.raises(ToolchainError, match=DEFAULT.name),
+    ):
+        served(PROBLEM)
+
+
+def test_the_users_record_is_compiled_where_it_can_be(
+    machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
+    built = publish(Store(tmp_path / "elsewhere"), DEFAULT)
+    pick = dispatch.Pick(candidate=DEFAULT, layer="record")  # type: ignore[attr-defined]  # re-exported
+    monkeypatch.setattr(dispatch.Layers, "choose", lambda *_, **__: (pick, None))  # type: ignore[attr-defined]
+    monkeypatch.setattr(dispatch, "obtain", lambda *_, **__: built)
+    monkeypatch.setattr(dispatch, "find_toolchain", lambda settings: None)
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        assert served(PROBLEM) == DEFAULT.name
+
+    def refuse(settings: Any) -> None:
+        raise ToolchainError("install nvcc")
+
+    monkeypatch.setattr(dispatch, "find_toolchain", refuse)
+    monkeypatch.setattr(dispatch, "obtain", obtain)
+    with settings.override(cache_dir=tmp_path / "other", bundle=made.root):
+        assert served(PROBLEM) == OTHER.name
