@@ -209,12 +209,6 @@ def test_override_of_the_log_level_is_undone() -> None:
     assert logger.level == level
 
 
-def test_the_readme_shows_the_table_as_it_is(repository: Path) -> None:
-    readme = (repository / "README.md").read_text(encoding="utf-8")
-    shown = readme.split("compared by a test -->\n", 1)[1].split("<!-- end of settings -->", 1)[0]
-    assert shown == settings.markdown_table()
-
-
 @pytest.mark.parametrize("base", ["/somewhere/caches", ""])
 def test_the_default_cache_is_the_same_without_platformdirs(
     monkeypatch: pytest.MonkeyPatch, base: str

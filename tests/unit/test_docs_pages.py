@@ -1,0 +1,89 @@
+"""What pages say of the code, held against the code: settings, errors, checks, verbs, the C ABI."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import abi, errors, settings
+from attention_autotuner.cli import doctor, entry
+
+
+def text_of(repository: Path, name: str) -> str:
+    return (repository / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_the_settings_page_shows_the_table_as_it_is(repository: Path) -> None:
+    page = text_of(repository, "settings.md")
+    shown = page.split("compared by a test -->\n", 1)[1].split("<!-- end of settings -->", 1)[0]
+    assert shown == settings.markdown_table(), "python -m tests.snippets --write docs/settings.md"
+
+
+def public_errors() -> dict[str, type[Exception]]:
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value)
+        and issubclass(value, Exception)
+        and value.__module__ == errors.__name__
+    }
+
+
+def test_every_error_has_its_part_of_troubleshooting_with_its_bases(repository: Path) -> None:
+    page = text_of(repository, "troubleshooting.md")
+    parts = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    found = public_errors()
+    assert parts.keys() == found.keys()
+    for name, error in found.items():
+        bases = [
+            base.__name__ for base in error.__bases__ if base is not errors.AttentionAutotunerError
+        ]
+        if error is errors.AttentionAutotunerError:
+            continue
+        first = parts[name].partition(". ")[0]
+        assert all(f"`{base}`" in first for base in bases), name
+
+
+def test_every_check_of_doctor_has_its_line(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = text_of(repository, "troubleshooting.md")
+    table = page.split("## What `doctor` looks at", 1)[1].split("\n## ", 1)[0]
+    listed = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert listed == [finding.name for finding in doctor.diagnose()]
+
+
+def verbs(parser: argparse.ArgumentParser) -> list[str]:
+    (found,) = (
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
+    return list(found.choices)
+
+
+def test_every_verb_has_its_part_of_the_command_line_page(repository: Path) -> None:
+    page = text_of(repository, "cli.md")
+    headings = re.findall(r"^## `([\w-]+)`$", page, re.MULTILINE)
+    assert sorted(headings) == sorted(verbs(entry.make_parser()))
+    for verb in headings:
+        part = page.split(f"## `{verb}`\n", 1)[1].split("\n## ", 1)[0]
+        assert f"$ attention-autotuner {verb}" in part, f"{verb} has no sample"
+
+
+def test_the_abi_page_names_every_function_struct_and_status(repository: Path) -> None:
+    page = text_of(repository, "c_abi.md")
+    for name in abi.PROTOTYPES:
+        assert f"`{abi.SYMBOL_PREFIX}{name}`" in page, name
+    for name in abi.STRUCTS:
+        assert f"`{name}`" in page, name
+    statuses = {
+        name.removeprefix("STATUS_"): value
+        for name, value in vars(abi).items()
+        if name.startswith("STATUS_")
+    }
+    rows = re.findall(r"^\| `ATTENTION_AUTOTUNER_(\w+)` \| (\d+)", page, re.MULTILINE)
+    assert {name: int(value) for name, value in rows} == statuses
+    assert f"`{abi.ABI_VERSION}`" in page
