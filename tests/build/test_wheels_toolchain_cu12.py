@@ -1,0 +1,92 @@
+"""A compiler for drivers of CUDA 12 from PyPI wheels: chosen by the driver, and its kernels are of CUDA 12."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import abi
+from attention_autotuner.codegen.wheels import WHEELS_CU12
+
+pytestmark = pytest.mark.build
+
+# On a machine where wheels are the only compiler, whose driver is of CUDA 12: the forward kernel of the only family.
+SCRIPT = """
+import json, sys
+from attention_autotuner.codegen import toolchain
+from attention_autotuner.codegen.artifact import BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.candidate import FAMILIES, Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+
+toolchain._nvcc_places = lambda: iter(())
+toolchain.driver_release = lambda: (12, 4)
+tools = toolchain.find_toolchain()
+knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=16)
+kernels = [
+    render(Candidate(family=family, dtype="fp16", class_qk=16, class_v=16, knobs=knobs))
+    for family in FAMILIES
+]
+built = build(kernels, BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
+print(json.dumps({
+    "version": tools.nvcc_version,
+    "root": str(tools.cuda_root),
+    "paths": [str(getattr(each, "path", each)) for each in built],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(repository: Path) -> Path:
+    """A folder with these wheels and nothing else, kept between runs under the ignored ``build``."""
+    key = hashlib.sha256("\n".join(WHEELS_CU12).encode()).hexdigest()[:16]
+    target = repository / "build" / f"wheels-cu12-{key}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(exist_ok=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    done = subprocess.run(
+        [*command, str(partial), *WHEELS_CU12], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"pip cannot download the compiler: {done.stderr.strip()[-300:]}")
+    partial.rename(target)
+    return target
+
+
+def test_a_driver_of_cuda_12_gets_kernels_of_cuda_12(wheels: Path, tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
+    env["PATH"] = "/usr/bin:/bin"
+    env["PYTHONPATH"] = str(wheels)
+    env["ATTENTION_AUTOTUNER_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, tmp_path / "store"],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["version"].startswith("12.")
+    assert said["version"].endswith("+13.0.88")
+    assert Path(said["root"]).parent == tmp_path / "cache" / "toolchains"
+    for path in said["paths"]:
+        library = Path(path)
+        record = json.loads((library.parent / "build.json").read_text())
+        assert record["toolchain"]["nvcc"] == said["version"]
+        content = library.read_bytes()
+        assert b".version 8." in content  # the PTX, not compressed: a driver of CUDA 12 reads it
+        assert b".version 9." not in content
+        loaded = ctypes.CDLL(str(library))
+        assert loaded.attention_autotuner_abi_version() == abi.ABI_VERSION
