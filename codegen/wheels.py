@@ -35,11 +35,11 @@ WHEELS_CU12 = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
     "nvidia-nvvm==13.0.88",
-    "nvidia-cuda-nvcc-cu12>=12.8.93,<13",
-    "nvidia-cuda-runtime-cu12>=12.8.90,<13",
-    "nvidia-cuda-cccl-cu12>=12.8.90,<13",
+    "nvidia-cuda-nvcc-cu12==12.9.86",
+    "nvidia-cuda-runtime-cu12==12.9.79",
+    "nvidia-cuda-cccl-cu12==12.9.27",
 )
-"""The same for drivers of CUDA 12; the runtime stays open because torch's wheels pin their own."""
+"""The same for drivers of CUDA 12; runtimes before 12.9 lack the static library that kernels link."""
 
 # What each wheel brings, by one file of it that a compilation needs.
 _FRONT_END = {
@@ -61,10 +61,8 @@ _CU12_FILES = {
     "cuda_runtime/include/cuda_runtime.h": "nvidia-cuda-runtime-cu12",
     "cuda_runtime/lib/libcudart_static.a": "nvidia-cuda-runtime-cu12",
 }
-_PTX_VERSIONS: dict[tuple[int, ...], str] = {
-    (12, 8): "8.7",
-    (12, 9): "8.8",
-}  # the newest that a release's ptxas reads
+CU12_RELEASE = (12, 9)
+CU12_PTX = "8.8"  # the newest version that its ptxas reads
 
 _PTXAS = """#!/bin/sh
 # The front end names a PTX version of its own release; what it emits for these targets is as old as they are, and
@@ -165,15 +163,19 @@ def merge_cu12(place: Path) -> Merged:
     _check_whole(place, _CU12_FILES)
     _check_whole(front, _FRONT_END)
     versions = _versions(place.parent, {*_CU12_FILES.values(), *_FRONT_END.values()})
-    generator = versions.get("nvidia-cuda-nvcc-cu12", "an unknown version")
-    ptx = _PTX_VERSIONS.get(numbers(generator)[:2])
-    if ptx is None:
-        known = ", ".join(f"{major}.{minor}" for major, minor in _PTX_VERSIONS)
-        raise ToolchainError(f"nvidia-cuda-nvcc-cu12 must be of {known}, found {generator}")
-    root = current().cache_dir / "toolchains" / f"cu12.{digest16(versions, str(place), ptx)}"
+    of_cu12 = {name: version for name, version in versions.items() if name.endswith("-cu12")}
+    if any(numbers(version)[:2] != CU12_RELEASE for version in of_cu12.values()):
+        listed = ", ".join(f"{name}=={version}" for name, version in sorted(of_cu12.items()))
+        raise ToolchainError(f"{place} must hold wheels of CUDA 12.9, it holds {listed}")
+    generator = versions.get("nvidia-cuda-nvcc-cu12", "12.9")
+    root = (
+        current().cache_dir
+        / "toolchains"
+        / f"cu12.{digest16(versions, str(place), _PTXAS, _RUNTIME_HEADER)}"
+    )
     if not root.is_dir():
         try:
-            _merge(root, place, front, numbers(generator), ptx)
+            _merge(root, place, front, numbers(generator))
         except OSError as error:
             raise ToolchainError(f"the CUDA 12 compiler cannot be put together: {error}") from error
     version = f"{generator}+{versions.get('nvidia-cuda-nvcc', 'unknown')}"
@@ -181,7 +183,7 @@ def merge_cu12(place: Path) -> Merged:
     return Merged(nvcc=root / "bin" / "nvcc", version=version, flags=("--no-compress",))
 
 
-def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...], ptx: str) -> None:
+def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...]) -> None:
     """Make the folder of links; another process that was faster is as good."""
     staging = root.with_name(f".{uuid.uuid4().hex}")
     binaries, headers = staging / "bin", staging / "include"
@@ -193,7 +195,7 @@ def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...], ptx: 
                 (binaries / path.name).symlink_to(path)
         ptxas = binaries / "ptxas"
         real = shlex.quote(str(place / "cuda_nvcc" / "bin" / "ptxas"))
-        ptxas.write_text(_PTXAS.format(ptx=ptx, ptxas=real), encoding="utf-8")
+        ptxas.write_text(_PTXAS.format(ptx=CU12_PTX, ptxas=real), encoding="utf-8")
         ptxas.chmod(0o755)
         (staging / "nvvm").symlink_to(front / "nvvm")
         (staging / "lib").symlink_to(place / "cuda_runtime" / "lib")
