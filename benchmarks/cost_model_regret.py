@@ -30,7 +30,7 @@ from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.tuning.coefficients import FITTED, Coefficients, Sample, calibrate, loss
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
-from attention_autotuner.tuning.exhaustive import SAMPLE, geometric_mean, regret, sample
+from attention_autotuner.tuning.exhaustive import SAMPLE, Regret, geometric_mean, regret, sample
 from attention_autotuner.tuning.pipeline import Built, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 
@@ -315,6 +315,25 @@ def regret_under(
     coefficients: Coefficients, policy: Policy, problem: Problem, document: dict[str, Any]
 ) -> str:
     """One line: what the first picks lose under given coefficients, among the candidates measured."""
+    found = regret_of(policy, problem, document, coefficients)
+    shares = ", ".join(f"{k}: {v:.4f}" for k, v in found.shortlisted.items())
+    return f"correlation {found.correlation:.3f}, shortlisted {shares}"
+
+
+def regret_of(
+    policy: Policy,
+    problem: Problem,
+    document: dict[str, Any],
+    coefficients: Coefficients = FITTED,
+) -> Regret:
+    """What the first picks lose, among the candidates that a saved document has measured.
+
+    Args:
+        policy: with the spec to predict under.
+        problem: the document's.
+        document: one problem of a saved result.
+        coefficients: of the model.
+    """
     ratios = {
         row["name"]: row["ratio_to_best"]
         for row in document["candidates"]
@@ -322,9 +341,7 @@ def regret_under(
     }
     offered = [one for one in policy.legal(problem) if one.name in ratios]
     ranked = rank(problem, offered, policy.spec, coefficients)
-    found = regret(ranked, policy.default(problem), ratios)
-    shares = ", ".join(f"{k}: {v:.4f}" for k, v in found.shortlisted.items())
-    return f"correlation {found.correlation:.3f}, shortlisted {shares}"
+    return regret(ranked, policy.default(problem), ratios)
 
 
 if __name__ == "__main__":

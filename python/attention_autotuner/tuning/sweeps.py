@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codegen.problem import Direction, Problem
+from ..codegen.problem import Direction, Op, Problem
 from ..errors import UnsupportedProblemError
 
 Shape = tuple[int, int, int, int, int, bool]  # batch, heads, seqlen, dim_qk, dim_v, causal
@@ -33,6 +33,12 @@ RETENTION: tuple[Shape, ...] = (
 )
 
 
+OPERATIONS: tuple[tuple[Op, tuple[Shape, ...]], ...] = (
+    ("attention", ATTENTION),
+    ("retention", RETENTION),
+)
+
+
 def default_sweep() -> tuple[Problem, ...]:
     """Attention forward and backward, then retention; what is shared most comes first."""
     return tuple(
@@ -48,7 +54,7 @@ def default_sweep() -> tuple[Problem, ...]:
             dim_v=dim_v,
             causal=causal,
         )
-        for op, shapes in (("attention", ATTENTION), ("retention", RETENTION))
+        for op, shapes in OPERATIONS
         for direction in DIRECTIONS
         for batch, heads, seqlen, dim_qk, dim_v, causal in shapes
     )

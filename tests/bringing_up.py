@@ -1,0 +1,129 @@
+"""Stand-ins for a machine on which a GPU is brought up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from attention_autotuner.arch import DeviceProperties, Policy
+from attention_autotuner.codegen.outcome import Outcome
+from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.pipeline import Built, Doubt
+from tests.searching import FakePipeline
+
+H200 = DeviceProperties(
+    name="NVIDIA H200",
+    compute_capability=(9, 0),
+    num_sms=132,
+    smem_per_sm_bytes=228 * 1024,
+    smem_per_block_bytes=227 * 1024,
+    smem_reserved_per_block_bytes=1024,
+    registers_per_sm=65536,
+    max_threads_per_sm=2048,
+    max_blocks_per_sm=32,
+    l2_bytes=60 * 1024**2,
+    sm_clock_khz=1_980_000,
+    memory_clock_khz=3_201_000,
+    memory_bus_bits=6144,
+)
+ENVIRONMENT = Environment(
+    gpu_name="NVIDIA H200",
+    num_sms=132,
+    compute_capability="9.0",
+    driver="580.95.05",
+    torch="2.13.0",
+    time_utc="2026-11-21T12:00:00+00:00",
+)
+
+
+def ceiling(value: float, unit: str, mhz: float) -> Ceiling:
+    return Ceiling(
+        value=value, unit=unit, spread=value / 500, samples=11, sm_clock_hz=mhz * 1e6, seconds=1.0
+    )
+
+
+# Near what is known of an H200: 2688 FLOP a clock of mma.sync, copies of 4.27 TB/s, GEMMs of 730 to 797 TFLOP/s.
+CEILINGS: dict[str, Ceiling | Outcome] = {
+    "launch": ceiling(2.3e-6, "s", 0),
+    "mma_fp16": ceiling(632e12, "FLOP/s", 1785),
+    "mma_bf16": ceiling(630e12, "FLOP/s", 1780),
+    "wgmma_fp16": ceiling(790e12, "FLOP/s", 1480),
+    "wgmma_bf16": ceiling(785e12, "FLOP/s", 1475),
+    "exp": ceiling(4.15e12, "results/s", 1980),
+    "fp32": ceiling(66.1e12, "FLOP/s", 1965),
+    "smem": ceiling(33.2e12, "bytes/s", 1980),
+    "l2": ceiling(7.1e12, "bytes/s", 1900),
+    "hbm_copy": ceiling(4.27e12, "bytes/s", 0),
+}
+
+
+@dataclass
+class FakeSweepPipeline(FakePipeline):
+    """Confirms many at once, and may be slow to build; builds are asked for by several threads."""
+
+    environment: Environment = ENVIRONMENT
+    build_seconds: float = 0.0
+    confirm_ratio: Callable[[Doubt], float | None] = lambda doubt: 1.1
+    asked: list[list[str]] = field(default_factory=list)
+    raced_while_building: int = 0
+    _building: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def build(
+        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+    ) -> Sequence[Built | Outcome]:
+        with self._lock:
+            self._building += 1
+        time.sleep(self.build_seconds)
+        with self._lock:
+            self._building -= 1
+            return super().build(kernels, progress)
+
+    def measure(self, *arguments: object, **named: object) -> object:  # type: ignore[override]
+        self.raced_while_building += self._building > 0
+        return super().measure(*arguments, **named)  # type: ignore[arg-type]
+
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+        self.asked.append([doubt.pick[0] for doubt in doubts])
+        return [self.confirm_ratio(doubt) for doubt in doubts]
+
+
+@dataclass
+class FakeMachine:
+    """A machine with one GPU whose kernels a :class:`FakeSweepPipeline` times."""
+
+    device: DeviceProperties = H200
+    found: Ceilings = field(default_factory=lambda: dict(CEILINGS))
+    work: FakeSweepPipeline = field(default_factory=FakeSweepPipeline)
+    job_count: int = 2
+    measured: list[tuple[str, ...]] = field(default_factory=list)
+    policies: list[Policy] = field(default_factory=list)
+
+    def properties(self) -> DeviceProperties:
+        return self.device
+
+    def environment(self) -> Environment:
+        return self.work.environment
+
+    def ceilings(
+        self,
+        capability: tuple[int, int],
+        seconds: float,
+        progress: Callable[[str, Ceiling | Outcome], None],
+    ) -> Ceilings:
+        names = names_for(capability)
+        self.measured.append(names)
+        for name in names:
+            progress(name, self.found[name])
+        return {name: self.found[name] for name in names}
+
+    def pipeline(self, policy: Policy) -> FakeSweepPipeline:
+        self.policies.append(policy)
+        return self.work
+
+    def jobs(self) -> int:
+        return self.job_count

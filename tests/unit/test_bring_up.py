@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import H100, measured_specs, resolution, resolve
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.codegen.outcome import BuildFailed, Infeasible, Ok, Outcome, Wrong
+from attention_autotuner.settings import Settings
+from attention_autotuner.tuning import sweep
+from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_ceilings
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import shipped
+from attention_autotuner.tuning.sweeps import default_sweep, only
+from tests.bringing_up import CEILINGS, H200, FakeMachine, FakeSweepPipeline
+
+FEW = only(default_sweep(), ["retention", "forward"])
+D64 = only(default_sweep(), ["forward", "d64"])
+POLICY = H100(H200_SPEC)
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Settings]:
+    """Settings with a cache of their own."""
+    with settings.override(cache_dir=tmp_path / "cache") as own:
+        resolution.forget_measured()
+        yield own
+    resolution.forget_measured()
+
+
+def quicker_than_defaults(name: str) -> float:
+    """Everything beats the defaults by 20 %, the lesser names by a little more."""
+    defaults = {POLICY.default(problem).name for problem in default_sweep()}
+    return 100.0 if name in defaults else 83.0 + len(name) / 1000
+
+
+def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Path) -> None:
+    machine = FakeMachine(work=FakeSweepPipeline(time_us=quicker_than_defaults))
+    said: list[tuple[str, int, int, str]] = []
+    out = tmp_path / "out"
+
+    result = bring_up(machine, FEW, here, output=out, tell=lambda *step: said.append(step))
+
+    assert result.sweep is not None
+    assert result.plan is not None
+    assert [each.status for each in result.sweep.settled] == ["measured"] * len(FEW)
+    for each in result.sweep.settled:
+        assert each.record is not None
+        assert each.record.confirmed
+        assert each.record.pick != each.record.default
+        assert each.gain == pytest.approx(0.2, abs=0.02)
+        assert each.record.entry(each.record.default) is not None  # it was in the race
+    assert sorted(machine.work.built) == sorted(one.name for one in result.plan.candidates)
+    assert sorted(machine.work.verified) == sorted(machine.work.built)
+    assert {phase for phase, *_ in said} == {"ceilings", "build", "verify", "race", "confirm"}
+    # What is written: the picks in the form of the package, the spec, the properties, and all of it as a report.
+    assert sorted(path.name for path in out.iterdir()) == [
+        "nvidia-h200.bring_up.json",
+        "nvidia-h200.json",
+        "nvidia-h200.properties.json",
+        "nvidia-h200.spec.json",
+    ]
+    assert len(shipped(out, "NVIDIA H200")) == len(FEW)
+    assert measured_specs.read(out / "nvidia-h200.spec.json") == result.measured
+    report = json.loads((out / "nvidia-h200.bring_up.json").read_text())
+    assert report["ceilings"]["wgmma_fp16"]["value"] == 790e12
+    assert [row["gain"] for row in report["problems"]] == [s.gain for s in result.sweep.settled]
+    assert report["seconds"]["total"] >= report["gpu_seconds"]
+    assert len(list(RecordStore(here.cache_dir / "records").records())) == len(FEW)
+
+
+def test_from_then_on_the_gpu_is_what_was_measured(
+    here: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = bring_up(FakeMachine(), D64, here)
+    spec = result.measured.spec
+    assert spec.mma_flops_per_clk_per_sm == pytest.approx(632e12 / (132 * 1785e6))
+    assert spec.exp_per_clk_per_sm == pytest.approx(15.88, abs=0.01)  # a rate of its own clock
+    assert spec.sm_clock_mhz == 1785
+    assert spec.hbm_bytes_per_second == 4.27e12
+    assert spec.launch_overhead_us == pytest.approx(2.3)
+    assert result.measured.policy == "H100"
+    assert result.measured.sources["l2_bytes_per_clk"] == (
+        "measured on NVIDIA H200, 2026-11-21, driver 580.95.05: l2"
+    )
+    assert result.measured.sources["num_sms"] == "driver"
+    monkeypatch.setattr(resolution, "probe", lambda device: H200)
+    monkeypatch.setattr(resolution, "current_device", lambda: 0)
+    for policy in (resolve(None), resolve("H200"), resolve("nvidia h200"), result.policy):
+        assert isinstance(policy, H100)
+        assert policy.spec == spec
+    assert resolve("H100").spec != spec
+
+
+def test_what_could_not_be_measured_keeps_its_number(here: Settings) -> None:
+    machine = FakeMachine(found={**CEILINGS, "l2": Infeasible(reason="no code")})
+    result = bring_up(machine, D64, here)
+    assert result.measured.spec.l2_bytes_per_clk == H200_SPEC.l2_bytes_per_clk
+    assert result.measured.sources["l2_bytes_per_clk"] == "not measured, the policy's"
+    # A later run measures again what failed.
+    assert not bring_up(machine, D64, here).reused
+
+
+def test_an_unknown_gpu_gets_a_policy_of_its_own(here: Settings) -> None:
+    device = replace(H200, name="NVIDIA RTX PRO 6000", compute_capability=(12, 0), num_sms=188)
+    environment = replace(FakeMachine().work.environment, gpu_name=device.name, num_sms=188)
+    machine = FakeMachine(device=device, work=FakeSweepPipeline(environment=environment))
+    result = bring_up(machine, D64, here)
+    assert result.measured.policy is None
+    assert result.policy.name == result.measured.spec.name == "RTXPRO6000"
+    assert result.policy.build_arch == "120"
+    assert not any(name.startswith("wgmma") for name in machine.measured[0])
+    assert resolve("RTX PRO 6000").spec == result.measured.spec
+
+
+def statuses(result: BroughtUp) -> list[str]:
+    assert result.sweep is not None
+    return [each.status for each in result.sweep.settled]
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.009, 0.9])
+def test_a_pick_that_a_second_process_does_not_confirm_leaves_the_default(
+    here: Settings, ratio: float
+) -> None:
+    work = FakeSweepPipeline(time_us=quicker_than_defaults, confirm_ratio=lambda doubt: ratio)
+    result = bring_up(FakeMachine(work=work), FEW, here)
+    assert result.sweep is not None
+    for each in result.sweep.settled:
+        assert each.record is not None
+        assert (each.record.pick, each.record.confirmed) == (each.record.default, True)
+        assert each.gain == 0.0
+
+
+def test_a_gain_within_the_noise_is_not_even_asked_about(here: Settings) -> None:
+    defaults = {POLICY.default(problem).name for problem in FEW}
+    work = FakeSweepPipeline(time_us=lambda name: 100.0 if name in defaults else 99.5)
+    assert statuses(bring_up(FakeMachine(work=work), FEW, here)) == ["measured"] * len(FEW)
+    assert work.asked == []
+
+
+def test_while_the_second_process_fails_the_default_serves(here: Settings) -> None:
+    work = FakeSweepPipeline(time_us=quicker_than_defaults, confirm_ratio=lambda doubt: None)
+    result = bring_up(FakeMachine(work=work), FEW, here)
+    assert result.sweep is not None
+    assert statuses(result) == ["unconfirmed"] * len(FEW)
+    assert all(
+        s.record is not None and s.record.pick == s.record.default for s in result.sweep.settled
+    )
+    assert shipped(here.cache_dir / "bring_up" / "nvidia-h200", "NVIDIA H200") == []
+    # The next run asks again, and only then is the pick replaced.
+    work.confirm_ratio = lambda doubt: 1.2
+    again = bring_up(FakeMachine(work=work), FEW, here)
+    assert statuses(again) == ["measured"] * len(FEW)
+
+
+def test_what_is_measured_is_not_measured_again_unless_asked(here: Settings) -> None:
+    machine = FakeMachine(work=FakeSweepPipeline(time_us=quicker_than_defaults))
+    first = bring_up(machine, FEW, here)
+    machine.work.built.clear()
+    second = bring_up(machine, FEW, here)
+    assert second.reused
+    assert statuses(second) == ["recorded"] * len(FEW)
+    assert machine.work.built == []
+    assert len(machine.measured) == 1
+    assert first.sweep is not None
+    assert second.sweep is not None
+    assert [s.gain for s in second.sweep.settled] == pytest.approx(
+        [s.gain for s in first.sweep.settled]
+    )
+    third = bring_up(machine, FEW, here, again=True)
+    assert statuses(third) == ["measured"] * len(FEW)
+    assert len(machine.measured) == 2
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(here: Settings) -> None:
+    work = FakeSweepPipeline()
+
+    def interrupt(step: str, done: int, total: int, message: str) -> None:
+        if step == "race" and done == 2:
+            raise KeyboardInterrupt
+
+    result = bring_up(FakeMachine(work=work), FEW, here, tell=interrupt)
+    assert result.interrupted
+    assert statuses(result) == ["measured", "measured", "left", "left"]
+    assert len(shipped(here.cache_dir / "bring_up" / "nvidia-h200", "NVIDIA H200")) == 2
+    after = bring_up(FakeMachine(work=work), FEW, here)
+    assert statuses(after) == ["recorded", "recorded", "measured", "measured"]
+
+
+def test_a_spent_budget_leaves_the_rest(here: Settings) -> None:
+    work = FakeSweepPipeline(build_seconds=0.2)
+    result = bring_up(FakeMachine(work=work), FEW, here, budget_seconds=1.0)
+    assert result.sweep is not None
+    assert result.sweep.exhausted
+    assert not result.interrupted
+    assert statuses(result) == ["left"] * len(FEW)
+    assert result.sweep.settled[0].reason == "the budget was spent"
+    assert len(work.built) < len(set(POLICY.legal(FEW[0])))
+
+
+def test_races_do_not_wait_for_the_last_build(
+    here: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "MIN_DOUBTS", 1)
+    work = FakeSweepPipeline(build_seconds=0.2, time_us=quicker_than_defaults)
+    result = bring_up(FakeMachine(work=work), FEW, here)
+    assert statuses(result) == ["measured"] * len(FEW)
+    assert work.raced_while_building >= 2
+    assert len(work.asked) > 1  # picks are confirmed while there is nothing to race
+    assert len(work.built) == len(set(work.built))
+
+
+def test_kernels_that_fail_are_named_and_cost_nobody_else(here: Settings) -> None:
+    defaults = {POLICY.default(problem).name for problem in FEW}
+    broken: dict[str, Outcome] = {}
+
+    def build_outcome(name: str) -> Outcome | None:
+        if name not in defaults and not broken:
+            broken[name] = BuildFailed(reason="ptxas gave up")
+        return broken.get(name)
+
+    result = bring_up(FakeMachine(work=FakeSweepPipeline(build_outcome=build_outcome)), FEW, here)
+    assert statuses(result) == ["measured"] * len(FEW)
+    assert result.sweep is not None
+    assert dict(result.sweep.failures) == broken
+
+
+def test_a_class_of_which_nothing_is_right_fails_and_the_others_go_on(here: Settings) -> None:
+    work = FakeSweepPipeline(
+        verdict=lambda name: Wrong(reason="off by one") if "_d64x64_" in name else Ok()
+    )
+    result = bring_up(FakeMachine(work=work), FEW, here)
+    assert statuses(result) == ["measured", "measured", "measured", "failed"]
+    assert result.sweep is not None
+    assert "off by one" in result.sweep.settled[3].reason
+
+
+def test_where_kernels_cannot_run_the_spec_is_measured_all_the_same(here: Settings) -> None:
+    result = bring_up(FakeMachine(work=FakeSweepPipeline(gpu=False)), FEW, here)
+    assert result.sweep is None
+    assert "torch is missing" in result.why_no_sweep
+    assert result.files["spec"].is_file()
+    assert json.loads(result.files["report"].read_text())["problems"] == []
+
+
+def test_what_a_spec_promises_is_the_vendors_peak() -> None:
+    promised = expected_ceilings(POLICY)
+    assert promised["wgmma_fp16"] == pytest.approx(989.4e12, rel=2e-3)
+    assert promised["hbm_copy"] == 4.8e12
+    assert "wgmma_fp16" not in expected_ceilings(resolve("A100"))
