@@ -8,9 +8,11 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from attention_autotuner import settings
 from attention_autotuner.codegen import cutlass, toolchain, wheels
 from attention_autotuner.codegen.cutlass import PINNED_VERSION, find_cutlass
 from attention_autotuner.codegen.toolchain import (
@@ -22,8 +24,8 @@ from attention_autotuner.codegen.toolchain import (
     find_nvcc,
     find_toolchain,
 )
-from attention_autotuner.codegen.wheels import WHEELS, check_wheels
-from attention_autotuner.errors import ToolchainError
+from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12, check_wheels
+from attention_autotuner.errors import ToolchainError, UnsupportedArchitectureError
 from attention_autotuner.settings import Settings
 
 FAKE_NVCC = """#!/bin/sh
@@ -78,6 +80,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         lambda: (place for place in real_places() if not place.is_relative_to("/usr/local")),
     )
     monkeypatch.setattr(toolchain, "wheel_roots", list)
+    monkeypatch.setattr(toolchain, "cu12_places", list)
+    monkeypatch.setattr(toolchain, "driver_release", lambda: None)
     toolchain._assemble.cache_clear()
     return path
 
@@ -173,6 +177,125 @@ def test_incomplete_and_mixed_wheels_are_refused(tmp_path: Path) -> None:
     _install_wheels(root, {**whole, "nvidia-nvvm": "13.1.4"})
     with pytest.raises(ToolchainError, match=r"mixes CUDA releases.*nvidia-nvvm==13\.1\.4"):
         check_wheels(root)
+
+
+def _drive(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
+    """Put a driver here that runs kernels of a CUDA release."""
+    monkeypatch.setattr(toolchain, "driver_release", lambda: (major, minor))
+
+
+def test_the_first_compiler_whose_kernels_the_driver_runs(
+    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    new, old = _toolkit(tmp_path / "new", "13.0.88"), _toolkit(tmp_path / "old", "12.6.85")
+    monkeypatch.setenv("CUDA_HOME", str(new))
+    _drive(monkeypatch, 12, 4)
+    with pytest.raises(ToolchainError) as caught:
+        find_nvcc()
+    for part in ("CUDA 13.0.88", "kernels of CUDA 12 at most", WHEELS_CU12[3]):
+        assert part in str(caught.value)
+    monkeypatch.setenv("CUDA_PATH", str(old))
+    assert find_nvcc().root == old
+    # What the setting names may compile for another machine.
+    assert find_nvcc(new).root == new
+    assert "names it all the same" in caplog.text
+    _drive(monkeypatch, 13, 0)
+    assert find_nvcc().root == new
+
+
+def test_a_driver_runs_kernels_of_its_major_release_and_of_earlier_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _drive(monkeypatch, 12, 0)
+    assert toolchain.driver_runs({"nvcc": "12.9.86+13.0.88"})
+    assert not toolchain.driver_runs({"nvcc": "13.0.88"})
+    _drive(monkeypatch, 13, 1)
+    assert toolchain.driver_runs({"nvcc": "12.9.86"})
+    monkeypatch.setattr(toolchain, "driver_release", lambda: None)
+    assert toolchain.driver_runs({"nvcc": "13.0.88"})
+
+
+def test_the_driver_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise UnsupportedArchitectureError("no driver")
+
+    toolchain.driver_release.cache_clear()
+    monkeypatch.setattr(toolchain, "cuda_driver", lambda: SimpleNamespace(version=lambda: 12040))
+    assert toolchain.driver_release() == (12, 4)
+    toolchain.driver_release.cache_clear()
+    monkeypatch.setattr(toolchain, "cuda_driver", refuse)
+    assert toolchain.driver_release() is None
+    toolchain.driver_release.cache_clear()
+
+
+def _install_cu12(place: Path, versions: dict[str, str]) -> None:
+    front = place / "cu13"
+    for root, files in ((front, wheels._FRONT_END), (place, wheels._CU12_FILES)):
+        for file, name in files.items():
+            if name in versions:
+                (root / file).parent.mkdir(parents=True, exist_ok=True)
+                (root / file).touch()
+    for name, version in versions.items():
+        info = place.parent / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
+    place = tmp_path / "site packages" / "nvidia"
+    _install_cu12(place, dict(wheel.split("==") for wheel in WHEELS_CU12))
+    (place / "cu13" / "include" / "crt" / "host_runtime.h").touch()
+    (place / "cuda_nvcc" / "include" / "crt" / "host_runtime.h").touch()
+    with settings.override(cache_dir=tmp_path / "cache"):
+        merged = wheels.merge_cu12(place)
+        assert wheels.merge_cu12(place) == merged
+    root = merged.nvcc.parents[1]
+    assert [path.name for path in root.parent.iterdir()] == [root.name]
+    assert merged.version == "12.9.86+13.0.88"
+    assert merged.nvcc.resolve() == place / "cu13" / "bin" / "nvcc"
+    header = (root / "include" / "cuda_runtime.h").read_text()
+    for number in ("MAJOR__ 12", "MINOR__ 9", "BUILD__ 86"):
+        assert f"#define __CUDACC_VER_{number}\n" in header
+    assert (root / "include" / "crt" / "host_runtime.h").resolve().is_relative_to(place / "cu13")
+    assert (
+        (root / "include" / "crt" / "host_config.h").resolve().is_relative_to(place / "cuda_nvcc")
+    )
+    # The code generator is called by its real name, blanks and all, after the PTX was renamed.
+    real = place / "cuda_nvcc" / "bin" / "ptxas"
+    _script(real, '#!/bin/sh\nhead -n 1 "$2"\n')
+    ptx = tmp_path / "kernel.ptx"
+    ptx.write_text(".version 9.0\n.target sm_80\n")
+    command = [root / "bin" / "ptxas", "-v", ptx]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ".version 8.8\n"
+
+
+@pytest.mark.parametrize("missing", [wheel.split("==")[0] for wheel in WHEELS_CU12])
+def test_incomplete_wheels_of_cuda_12_are_refused(tmp_path: Path, missing: str) -> None:
+    place = tmp_path / "site" / "nvidia"
+    versions = dict(wheel.split("==") for wheel in WHEELS_CU12)
+    del versions[missing]
+    _install_cu12(place, versions)
+    with (
+        settings.override(cache_dir=tmp_path / "cache"),
+        pytest.raises(ToolchainError, match=f"lacks what these wheels bring: .*{missing}"),
+    ):
+        wheels.merge_cu12(place)
+
+
+def test_wheels_of_another_cuda_12_and_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    place, good = tmp_path / "site" / "nvidia", tmp_path / "good" / "nvidia"
+    versions = dict(wheel.split("==") for wheel in WHEELS_CU12)
+    _install_cu12(good, versions)
+    _install_cu12(place, versions | {"nvidia-cuda-runtime-cu12": "12.8.90"})
+    with pytest.raises(ToolchainError, match=r"CUDA 12\.9, it holds .*runtime-cu12==12\.8\.90"):
+        wheels.merge_cu12(place)
+    (tmp_path / "file").touch()
+    with (
+        settings.override(cache_dir=tmp_path / "file"),
+        pytest.raises(ToolchainError, match="cannot be put together"),
+    ):
+        wheels.merge_cu12(good)
 
 
 def test_the_wheels_named_are_those_of_the_packaging(repository: Path) -> None:
