@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
+from sphinx.application import Sphinx
+
 from attention_autotuner import __version__
 
 project = "attention-autotuner"
@@ -25,6 +30,7 @@ nitpick_ignore = [
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
 
+toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -33,11 +39,43 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_attr_annotations = False  # they stand in the signature
 napoleon_use_rtype = False
 napoleon_preprocess_types = False
 
 html_theme = "furo"
 html_title = f"attention-autotuner {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+
+GROUP = re.compile(r"^(?P<indent>\s+)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
+
+
+def name_each(
+    _app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
+) -> None:
+    """Write attributes that a docstring describes together, ``a, b: text``, one by one: all that Napoleon reads."""
+    found: list[str] = []
+    at = 0
+    while at < len(lines):
+        group = GROUP.match(lines[at])
+        end = at + 1
+        if group is None:
+            found.append(lines[at])
+        else:
+            more = group["indent"] + " "
+            while end < len(lines) and lines[end].startswith(more):
+                end += 1
+            for name in group["names"].split(", "):
+                found += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
+        at = end
+    lines[:] = found
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx's hook for the above, before Napoleon's own."""
+    app.connect("autodoc-process-docstring", name_each, priority=400)

@@ -32,7 +32,7 @@ CUDA_HOMES = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 @contextlib.contextmanager
 def at_home(folder: Path, *, cache: Path | None = None) -> Iterator[None]:
-    """A working folder and a home of one's own, and settings as of a fresh shell.
+    """A working folder and a home of one's own, as if in a checkout, and settings as of a fresh shell.
 
     Args:
         folder: the working folder and the home.
@@ -43,6 +43,8 @@ def at_home(folder: Path, *, cache: Path | None = None) -> Iterator[None]:
             if name.startswith(PREFIX):
                 patch.delenv(name)
         patch.chdir(folder)
+        if not Path("tests").exists():
+            Path("tests").symlink_to(REPOSITORY / "tests")  # whose data pages name
         patch.setenv("HOME", str(folder))
         patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         if cache is not None:
