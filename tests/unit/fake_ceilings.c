@@ -1,0 +1,29 @@
+/* A library of ceilings that runs on the host: figures by rule, and a way to die. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention_autotuner/ceilings.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT int32_t attention_autotuner_measure_ceiling(const char* which, double seconds,
+                                                   attention_autotuner_ceiling_result* result) {
+  if (result->struct_size != sizeof(*result)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+  if (strcmp(which, DIES_AT) == 0) abort();
+  if (strncmp(which, "wgmma", 5) == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+  if (strcmp(which, "l2") == 0) return ATTENTION_AUTOTUNER_CUDA_ERROR + 2;
+  result->samples = 11;
+  result->value = 1e12 * (double)strlen(which);
+  result->spread = 1e9;
+  result->sm_clock_hz = 1.8e9;
+  result->seconds = seconds;
+  return ATTENTION_AUTOTUNER_OK;
+}
+
+EXPORT const char* attention_autotuner_ceiling_unit(const char* which) {
+  return strcmp(which, "launch") == 0 ? "s" : "FLOP/s";
+}
+
+EXPORT const char* attention_autotuner_ceiling_status_string(int32_t status) {
+  return status == ATTENTION_AUTOTUNER_BAD_DEVICE ? "no code for this device" : "out of memory";
+}
