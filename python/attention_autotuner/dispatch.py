@@ -293,12 +293,15 @@ def _decisions(settings: Settings) -> _Decisions:
 def _environment(device: int, settings: Settings) -> Environment:
     """The present environment; the compiler's version matters only where versions are strict."""
     if not settings.strict_versions:
-        return collect(device)
+        return collect(device, state=False)
     try:
         toolchain = find_toolchain(settings)
     except ToolchainError:
-        return collect(device)  # nothing is compiled here, so there is no version to compare
-    return collect(device, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version)
+        # Nothing is compiled here, so there is no version to compare.
+        return collect(device, state=False)
+    return collect(
+        device, state=False, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
+    )
 
 
 def _can_compile(settings: Settings) -> bool:

@@ -13,6 +13,7 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import RecordError, StoreError
+from attention_autotuner.tuning import environment as environment_module
 from attention_autotuner.tuning import record_schema
 from attention_autotuner.tuning.environment import Environment, collect, parse_smi
 from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
@@ -438,3 +439,26 @@ def test_nvidia_smi_is_read_with_what_it_does_not_know() -> None:
     assert found["power_limit_w"] is None
     assert found["driver"] == "580.95.05"
     assert parse_smi("No devices were found") == {}
+
+
+def test_the_drivers_version_is_read_without_starting_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def smi(gpu: str) -> dict[str, str]:
+        asked.append(gpu)
+        return {"driver": "570.1"}
+
+    device = {"gpu_name": "NVIDIA H200", "num_sms": 132, "uuid": "GPU-1"}
+    file = tmp_path / "version"
+    monkeypatch.setattr(environment_module, "_read_driver", lambda index: dict(device))
+    monkeypatch.setattr(environment_module, "_read_smi", smi)
+    monkeypatch.setattr(environment_module, "_DRIVER_FILES", (tmp_path / "absent", file))
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue\nGCC 12.3.0\n")
+    assert collect(state=False).driver == "580.159.04"
+    assert asked == []
+    file.unlink()
+    assert collect(state=False).driver == "570.1"
+    assert collect().driver == "570.1"
+    assert asked == ["GPU-1", "GPU-1"]

@@ -6,8 +6,10 @@ when it is loaded already). On a machine without a GPU the GPU's fields are None
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import uuid
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ..codegen.identity import digest16
@@ -37,6 +40,7 @@ _SMI_FIELDS = (
     "driver_version",
 )
 _SMI_TIMEOUT_SECONDS = 10
+_DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +100,14 @@ class Environment:
         return cls(**{name: value for name, value in data.items() if name in known})
 
 
-def collect(device: int = 0, *, nvcc: str | None = None, cutlass: str | None = None) -> Environment:
+def collect(
+    device: int = 0, *, state: bool = True, nvcc: str | None = None, cutlass: str | None = None
+) -> Environment:
     """Read this machine's environment.
 
     Args:
         device: CUDA device index, as ``CUDA_VISIBLE_DEVICES`` numbers them.
+        state: read clocks, power and temperature, too; that starts nvidia-smi, which may take a second.
         nvcc: version of the compiler in use, if known.
         cutlass: version of the CUTLASS headers in use, if known.
     """
@@ -108,7 +115,10 @@ def collect(device: int = 0, *, nvcc: str | None = None, cutlass: str | None = N
     values: dict[str, Any] = {
         name: gpu.get(name) for name in ("gpu_name", "num_sms", "compute_capability", "cuda_driver")
     }
-    if "uuid" in gpu:
+    version = None if state else _driver_version()
+    if version is not None:
+        values["driver"] = version
+    elif "uuid" in gpu:
         values |= _read_smi(gpu["uuid"])
     torch = sys.modules.get("torch")
     return Environment(
@@ -121,6 +131,16 @@ def collect(device: int = 0, *, nvcc: str | None = None, cutlass: str | None = N
         package=__version__,
         time_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
+
+
+def _driver_version() -> str | None:
+    """The driver's version as its kernel module says it; None where it cannot be read."""
+    for path in _DRIVER_FILES:
+        with contextlib.suppress(OSError):
+            found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
+            if found is not None:
+                return found[0]
+    return None
 
 
 def _version(distribution: str) -> str | None:
