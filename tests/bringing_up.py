@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from attention_autotuner.arch import DeviceProperties, Policy
 from attention_autotuner.codegen.outcome import Outcome
+from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
+from attention_autotuner.tuning.racing import Timing
 from tests.searching import FakePipeline
 
 H200 = DeviceProperties(
@@ -83,9 +85,19 @@ class FakeSweepPipeline(FakePipeline):
             self._building -= 1
             return super().build(kernels, progress)
 
-    def measure(self, *arguments: object, **named: object) -> object:  # type: ignore[override]
+    def measure(
+        self,
+        problem: Problem,
+        built: dict[str, Built],
+        *,
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: Callable[[int, list[str]], None],
+    ) -> tuple[list[Timing], bool]:
         self.raced_while_building += self._building > 0
-        return super().measure(*arguments, **named)  # type: ignore[arg-type]
+        return super().measure(
+            problem, built, budget_seconds=budget_seconds, keep=keep, on_round=on_round
+        )
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         self.asked.append([doubt.pick[0] for doubt in doubts])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,7 +121,7 @@ def test_a_compiler_that_fails_is_quoted(store: Store) -> None:
 
 
 @pytest.fixture(scope="module")
-def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What a dry run said of each GPU; all at once, one compilation each."""
     command = [sys.executable, "-m", "attention_autotuner", "bring-up", "--dry-run", "--json"]
     started = {}
@@ -143,11 +144,11 @@ def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, ob
 
 @pytest.mark.parametrize("name", ARCHS)
 def test_a_legal_candidate_of_an_unseen_gpu_compiles_for_it(
-    dry_runs: dict[str, dict[str, object]], name: str
+    dry_runs: dict[str, dict[str, Any]], name: str
 ) -> None:
     said = dry_runs[name]
     assert said["build_arch"] == ARCHS[name]
-    (built,) = said["built"]  # type: ignore[misc]  # a list of one, or the test fails
+    (built,) = said["built"]
     assert built["fate"] == "ok"
     record = json.loads((Path(built["path"]).parent / "build.json").read_text())
     assert record["target"]["arch"] == ARCHS[name]
