@@ -221,7 +221,7 @@ def test_export_without_a_problem_takes_the_common_classes_and_the_users_records
     kept = record(own, "NVIDIA A100-SXM4-80GB")
     entry = replace(kept.entries[0], candidate=mine, kernel_digest=kernel_digest(render(mine)))
     measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
-    entry = replace(entry, measurement=measured)  # type: ignore[arg-type]
+    entry = replace(entry, measurement=measured)
     Layers(settings.current()).records.put(
         replace(kept, pick=mine.name, entries=(entry, kept.entries[1]))
     )

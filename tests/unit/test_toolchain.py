@@ -265,7 +265,7 @@ def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
     _script(real, '#!/bin/sh\nhead -n 1 "$2"\n')
     ptx = tmp_path / "kernel.ptx"
     ptx.write_text(".version 9.0\n.target sm_80\n")
-    command = [root / "bin" / "ptxas", "-v", ptx]
+    command = [str(root / "bin" / "ptxas"), "-v", str(ptx)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == ".version 8.8\n"
 
