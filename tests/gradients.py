@@ -10,7 +10,7 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.ops import backward_plan, launch, plan, retention_plan, retnet_plan
+from attention_autotuner.ops import attention_plan, launch, retention_plan, retnet_plan
 from attention_autotuner.reference import attention_backward, attention_low, check
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -152,8 +152,8 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_plans() -> None:
     """Make the next call of every kind plan anew."""
     for plans in (
-        plan._plans,
-        backward_plan._plans,
+        attention_plan._forward_plans,
+        attention_plan._backward_plans,
         retnet_plan._forward_plans,
         retnet_plan._backward_plans,
         retention_plan._forward_plans,

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import attention, autograd, backward_plan, library, plain
+from attention_autotuner.ops import attention, attention_plan, autograd, library, plain
 from attention_autotuner.reference import attention_naive
 from tests import gradients
 from tests.desk import Desk, open_desk
@@ -310,7 +310,9 @@ def test_the_settings_of_the_forward_hold_in_the_threads_of_the_backward(
         return looking
 
     monkeypatch.setattr(autograd, "BACKWARD_OP", look(library.BACKWARD_OP))
-    monkeypatch.setattr(backward_plan, "attention_backward", look(backward_plan.attention_backward))
+    monkeypatch.setattr(
+        attention_plan, "attention_backward", look(attention_plan.attention_backward)
+    )
     with settings.override(mode="off") as in_force:
         o = way(tensors)
         thread = threading.Thread(target=lambda: torch.autograd.backward(o.sum()))

@@ -20,7 +20,7 @@ import torch
 from attention_autotuner import abi, dispatch, loader, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import backward_plan, launch
+from attention_autotuner.ops import attention_plan, launch
 from attention_autotuner.reference import attention
 from tests import gradients
 from tests.desk import CPU, STREAM, Desk, open_desk
@@ -72,8 +72,8 @@ class Call:
             "causal_alignment": "top_left" if self.top_left else "bottom_right",
         }
 
-    def __call__(self) -> backward_plan.Gradients:
-        return backward_plan.attention_backward(
+    def __call__(self) -> attention_plan.Gradients:
+        return attention_plan.attention_backward(
             self.grad_o,
             self.grad_lse,
             self.q,
@@ -88,7 +88,7 @@ class Call:
             self.deterministic,
         )
 
-    def judge(self, found: backward_plan.Gradients) -> None:
+    def judge(self, found: attention_plan.Gradients) -> None:
         tensors = (self.q, self.k, self.v)
         assert not gradients.verdicts(found, self.grad_o, self.grad_lse, tensors, **self.options)
 
@@ -241,7 +241,7 @@ def test_bad_arguments_are_refused_and_make_no_plan(
     for _ in range(2):
         with pytest.raises(UnsupportedProblemError, match=message):
             call()
-    assert not backward_plan._plans
+    assert not attention_plan._backward_plans
     assert not desk.asked
 
 
@@ -273,10 +273,10 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for index, call in enumerate(calls):
         call()
         call()
-        assert len(backward_plan._plans) == index + 1
+        assert len(attention_plan._backward_plans) == index + 1
     with settings.override(mode="off"):
         calls[0]()
-    assert len(backward_plan._plans) == len(calls) + 1
+    assert len(attention_plan._backward_plans) == len(calls) + 1
     dispatch.invalidate()
     calls[0]()
     assert len(desk.asked) == len(calls) + 2
@@ -288,7 +288,7 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
     nothing = torch.empty(0, 4, 7)
     q, k, v = (torch.empty(0, h, n, d).half() for h, n, d in ((4, 7, 16), (2, 5, 16), (2, 5, 24)))
     rest: Any = (None, False, False, "", False)
-    found = backward_plan.attention_backward(empty, nothing, q, k, v, empty, nothing, *rest)
+    found = attention_plan.attention_backward(empty, nothing, q, k, v, empty, nothing, *rest)
     assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
     q, o, lse = (
         torch.empty(2, 0, 7, 16).half(),
@@ -296,7 +296,7 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
         torch.empty(2, 0, 7),
     )
     k, v = torch.ones(2, 2, 5, 16).half(), torch.ones(2, 2, 5, 24).half()
-    _, dk, dv = backward_plan.attention_backward(o, None, q, k, v, o, lse, *rest)
+    _, dk, dv = attention_plan.attention_backward(o, None, q, k, v, o, lse, *rest)
     assert torch.equal(dk, torch.zeros_like(k))
     assert torch.equal(dv, torch.zeros_like(v))
     assert not desk.asked
@@ -313,7 +313,7 @@ def test_rows_that_see_no_key_give_nothing(desk: Desk) -> None:
 def test_workspace_comes_from_torch_and_is_reported(desk: Desk) -> None:
     Call()()
     assert desk.said("last_workspace", ctypes.c_void_p, direction="backward")
-    (plan,) = backward_plan._plans.values()
+    (plan,) = attention_plan._backward_plans.values()
     assert plan.workspace_bytes == 4 * 2 * 4 * 7
 
 
@@ -363,7 +363,7 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_nothing(
         patched.setattr(dispatch, "kernel_for", refuse)
         with pytest.raises(NotWarmError):
             call()
-    assert not backward_plan._plans
+    assert not attention_plan._backward_plans
     assert desk.said("launch_count", direction="backward") == 0
     call()
     assert desk.asked[0][2]
@@ -412,7 +412,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     expected = [call() for call in calls]
     wrong: list[Call] = []
 
-    def work(call: Call, truth: backward_plan.Gradients) -> None:
+    def work(call: Call, truth: attention_plan.Gradients) -> None:
         wrong.extend(call for _ in range(50) if not gradients.same_bits(call(), truth))
 
     threads = [Thread(target=work, args=pair) for pair in zip(calls, expected, strict=True)]
@@ -421,7 +421,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(backward_plan._plans) == 1
+    assert len(attention_plan._backward_plans) == 1
 
 
 def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

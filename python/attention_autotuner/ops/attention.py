@@ -8,7 +8,7 @@ import torch
 
 from ..arch import Policy, naming
 from ..codegen.problem import CausalAlignment
-from . import checks, interop, plain, plan
+from . import attention_plan, checks, interop, plain
 from .autograd import AttentionFunction
 from .library import FORWARD_OP
 
@@ -101,8 +101,8 @@ def flash_attn_func(
             if deterministic is None
             else deterministic,
         )
-    o, lse = plan.attention_forward(
-        q, k, v, softmax_scale, causal, top_left, name, return_lse, addresses
+    o, lse = attention_plan.attention_forward(
+        q, k, v, softmax_scale, causal, top_left, name, return_lse
     )
     return (o, lse) if return_lse else o
 

@@ -12,8 +12,8 @@ import torch
 
 from .. import settings
 from ..reference import attention_double_backward
-from . import backward_plan, checks, plan
-from .backward_plan import Gradients
+from . import attention_plan, checks
+from .attention_plan import Gradients
 from .library import BACKWARD_OP, FORWARD_OP, alignment, differentiate_by
 from .plain import Gradient, are_plain, notice, refuse_tangents, settings_of
 
@@ -111,7 +111,9 @@ class AttentionFunction(torch.autograd.Function):
         deterministic: bool,
     ) -> Any:
         """Launch the kernel and keep what the gradient needs, LSE among it."""
-        o, lse = plan.attention_forward(q, k, v, softmax_scale, causal, top_left, device_type, True)
+        o, lse = attention_plan.attention_forward(
+            q, k, v, softmax_scale, causal, top_left, device_type, True
+        )
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
         ctx.settings = settings.current()
@@ -129,7 +131,7 @@ class AttentionFunction(torch.autograd.Function):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
                 found = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
             else:
-                found = backward_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
+                found = attention_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
         return (*found, None, None, None, None, None, None)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from ..codegen.problem import CausalAlignment
 from ..reference import attention, attention_backward
-from . import backward_plan, checks, plan
-from .backward_plan import Gradients
+from . import attention_plan, checks
+from .attention_plan import Gradients
 from .plain import notice
 
 NAMESPACE = "attention_autotuner"
@@ -44,7 +44,7 @@ def _forward_cuda(
     return_lse: bool,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    o, lse = plan.attention_forward(
+    o, lse = attention_plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, device_type, return_lse
     )
     return o, _no_lse(q) if lse is None else lse
@@ -201,5 +201,5 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
 LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
 FORWARD_OP = define(FORWARD, cuda=_forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
 BACKWARD_OP = define(
-    BACKWARD, cuda=backward_plan.attention_backward, cpu=_backward_cpu, fake=_backward_fake
+    BACKWARD, cuda=attention_plan.attention_backward, cpu=_backward_cpu, fake=_backward_fake
 )

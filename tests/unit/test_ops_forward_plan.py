@@ -18,7 +18,7 @@ import torch
 from attention_autotuner import abi, dispatch, loader, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import launch, library, plan
+from attention_autotuner.ops import attention_plan, launch, library
 from attention_autotuner.reference import attention_low, attention_naive, check
 from tests.desk import CPU, STREAM, Desk, open_desk
 
@@ -50,7 +50,9 @@ def run(
     return_lse: bool = True,
 ) -> Any:
     q, k, v = tensors
-    return plan.attention_forward(q, k, v, scale, causal, top_left, device_type, return_lse)
+    return attention_plan.attention_forward(
+        q, k, v, scale, causal, top_left, device_type, return_lse
+    )
 
 
 def judge(tensors: list[torch.Tensor], found: Any, **options: Any) -> None:
@@ -148,11 +150,11 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for index, call in enumerate(calls):
         run(*call)
         run(*call)
-        assert len(plan._plans) == index + 1
+        assert len(attention_plan._forward_plans) == index + 1
     with settings.override(mode="off"):
         run(base)
         run(base)
-    assert len(plan._plans) == len(calls) + 1
+    assert len(attention_plan._forward_plans) == len(calls) + 1
     dispatch.invalidate()
     run(base)
     assert len(desk.asked) == len(calls) + 2
@@ -170,8 +172,8 @@ def test_plans_keep_no_tensor_alive_and_are_bounded(
         del tensors, o, lse
     gc.collect()
     assert all(reference() is None for reference in held)
-    assert len(plan._plans) == 3
-    assert [key[0][2] for key in plan._plans] == [6, 7, 8]
+    assert len(attention_plan._forward_plans) == 3
+    assert [key[0][0][2] for key in attention_plan._forward_plans] == [6, 7, 8]
 
 
 def test_without_lse_none_is_written(desk: Desk) -> None:
@@ -197,7 +199,7 @@ def test_outputs_are_torchs_own_with_and_without_its_shortcut(
     quick = run(tensors)
     with torch.inference_mode():
         assert all(x.is_inference() for x in run(tensors))
-    plan._plans.clear()
+    attention_plan._forward_plans.clear()
     monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
     general = run(tensors)
     for fast, slow in zip(quick, general, strict=True):
@@ -246,7 +248,7 @@ def test_capture_is_passed_on_and_a_cold_call_leaves_nothing(
         patched.setattr(dispatch, "kernel_for", refuse)
         with pytest.raises(NotWarmError):
             run(tensors)
-    assert not plan._plans
+    assert not attention_plan._forward_plans
     assert desk.said("launch_count") == 0
     run(tensors)
     assert desk.asked[0][2]
@@ -258,7 +260,7 @@ def test_bad_tensors_make_no_plan(desk: Desk) -> None:
         run([q[..., :8], k, v])
     with pytest.raises(UnsupportedProblemError, match="finite"):
         run([q, k, v], math.nan)
-    assert not plan._plans
+    assert not attention_plan._forward_plans
     assert not desk.asked
 
 
@@ -283,7 +285,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(plan._plans) == 1
+    assert len(attention_plan._forward_plans) == 1
 
 
 def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
@@ -301,7 +303,7 @@ def test_every_field_of_the_params_is_filled(desk: Desk) -> None:
     problem = Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True
     )
-    params = plan._make_params(problem, q, k, v, 0.25)
+    params = attention_plan.forward_params(problem, q, k, v, 0.25)
     values = {name: getattr(params, name) for name, _ in abi.AttentionForwardParams._fields_}
     assert values.pop("struct_size") == ctypes.sizeof(abi.AttentionForwardParams)
     assert values.pop("abi_version") == abi.ABI_VERSION
