@@ -214,7 +214,8 @@ def test_why_gives_every_point_its_fate(capsys: Capture) -> None:
     kept = [each for each in said["explanations"] if each["verdict"] == "kept"]
     assert [each["name"] for each in kept] == [policy.default(PROBLEM).name]
     assert all(each["reason"] for each in said["explanations"])
-    assert said["source"].startswith("no record")
+    assert [each["layer"] for each in said["passed"]] == ["record", "shipped", "predicted"]
+    assert (said["layer"], said["source"]) == ("default", "default of A100")
     assert main(["why", *SMALL, "--limit", "2"]) == 0
     assert "not legal" in capsys.readouterr().out
 

@@ -17,7 +17,9 @@ from typing import Literal
 
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
+from ..arch.resolution import KNOWN
 from ..codegen.cutlass import find_cutlass
+from ..codegen.installed import bundles
 from ..codegen.jobs import job_count
 from ..codegen.store import default_store
 from ..codegen.toolchain import (
@@ -28,7 +30,9 @@ from ..codegen.toolchain import (
     find_nvcc,
 )
 from ..errors import AttentionAutotunerError, SettingsError
+from ..picks import Layers
 from ..settings import TABLE, current
+from ..tuning.environment import collect
 from ..version import __version__
 from .console import print_json, print_line, print_table
 from .options import Commands, add_json
@@ -203,6 +207,36 @@ def check_cache() -> Finding:
     return _tool("cache", find)
 
 
+def check_picks() -> Finding:
+    """What answers for a problem, in the order in which it is asked."""
+    policies = sorted({policy.name for _, policy in KNOWN})
+    try:
+        layers = Layers(current())
+        gpu = collect().gpu_name
+        shipped = "needs a GPU" if gpu is None else f"{layers.shipped.count(gpu)} for {gpu}"
+        foretold = ", ".join(f"{len(layers.predicted.picks(name))} for {name}" for name in policies)
+    except AttentionAutotunerError as error:
+        return Finding(name="picks", state="missing", detail="not all readable", fix=str(error))
+    detail = (
+        f"asked in this order: record ({layers.records.count()} of your own), shipped ({shipped}), "
+        f"predicted ({foretold}), default"
+    )
+    return Finding(name="picks", state="ok", detail=detail)
+
+
+def check_bundles() -> Finding:
+    """Kernels that were built elsewhere."""
+
+    def find() -> str:
+        found = [
+            f"{len(bundle.kernels)} kernels for {bundle.arch} of version {bundle.package_version} in {bundle.root}"
+            for bundle in bundles(current())
+        ]
+        return "; ".join(found) or "none; kernels are compiled when they are first needed"
+
+    return _tool("prebuilt kernels", find)
+
+
 def check_torch() -> Finding:
     """PyTorch, looked at without importing it."""
     spec = importlib.util.find_spec("torch")
@@ -256,6 +290,8 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_cmake,
     check_disassembler,
     check_cache,
+    check_bundles,
+    check_picks,
     check_torch,
     check_cupy,
 )

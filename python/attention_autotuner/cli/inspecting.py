@@ -7,19 +7,19 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from ..arch import Policy, Rejection
 from ..arch.resources import smem_bytes
 from ..codegen.candidate import Candidate
 from ..codegen.files import write_atomic
-from ..codegen.problem import Problem
 from ..codegen.render import kernel_digest, render
+from ..picks import Found, Layers, Pick
 from ..settings import current
 from ..tuning.cost_model import rank
 from ..tuning.environment import collect
-from ..tuning.lookup import Hit, Miss, Query
-from ..tuning.records import RecordStore
-from ..tuning.shipped import ShippedRecords
+from ..tuning.lookup import Hit
+from ..tuning.predicted import PredictedHit
 from ..tuning.why import Explanation, explain
 from .console import finite, microseconds, print_json, print_line, print_table
 from .knob_cells import knob_headings, knobs
@@ -161,7 +161,9 @@ def register_why(commands: Commands) -> None:
     parser = commands.add_parser(
         "why",
         help="say of each candidate why it was kept, lost, failed, was not tried or is not legal",
-        description="Explain the pick for a problem from its record, or from the cost model without one.",
+        description=(
+            "Say which layer answers for a problem, why those before it do not, and what became of every candidate."
+        ),
     )
     add_problem(parser)
     parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
@@ -169,48 +171,37 @@ def register_why(commands: Commands) -> None:
     parser.set_defaults(run=run_why)
 
 
-def find_record(problem: Problem, policy: Policy) -> Hit | Miss:
-    """The record that serves a problem: the user's own, else a shipped one, else why there is none."""
-    query = Query(
-        problem=problem,
-        arch=policy.name,
-        environment=collect(),
-        kernel_digest=lambda candidate: kernel_digest(render(candidate)),
-    )
-    own = RecordStore(current().cache_dir / "records").find(query)
-    if isinstance(own, Hit):
-        return own
-    shipped = ShippedRecords().find(query)
-    return shipped if isinstance(shipped, Hit) else own
-
-
 def run_why(arguments: argparse.Namespace) -> int:
-    """Print the fate of every candidate."""
+    """Print which layer answers, and the fate of every candidate."""
     problem, policy = problem_of(arguments), policy_of(arguments)
-    found = find_record(problem, policy)
-    explanations = explain(problem, policy, found.record if isinstance(found, Hit) else None)
-    if isinstance(found, Hit):
-        exact = "" if found.exact else f", of the neighbour {found.record.problem.describe()}"
-        doubts = f"; unverified: {', '.join(found.unverified)} differ" if found.unverified else ""
-        source = (
-            f"{found.layer} of {found.record.environment.gpu_name}, tuned for "
-            f"{found.record.purpose}{exact}{doubts}"
-        )
-    else:
-        source = f"no record: {found.field} is {found.found}, wanted {found.expected}"
+    pick, found = Layers(current()).choose(problem.bucketed(), policy, collect())
+    explanations = explain(
+        problem,
+        policy,
+        found.record if isinstance(found, Hit) else None,
+        found if isinstance(found, PredictedHit) else None,
+    )
+    source = source_of(pick, found, policy)
     if arguments.json:
         print_json(
             {
                 "problem": problem_json(problem),
                 "arch": policy.name,
+                "layer": pick.layer,
                 "source": source,
+                "exact": pick.exact,
+                "unverified": list(pick.unverified),
+                "passed": [asdict(each) for each in pick.passed],
+                "predicted": prediction_json(found) if isinstance(found, PredictedHit) else None,
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
         )
         return 0
+    print_line(source)
+    for each in pick.passed:
+        print_line(f"not by {each}")
     counts = Counter(explanation.verdict for explanation in explanations)
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    print_line(source)
     tried = [row for row in explanations if row.verdict != "rejected"]
     print_table(
         f"{problem.describe()} on {policy.spec.name}: {summary}",
@@ -226,6 +217,30 @@ def run_why(arguments: argparse.Namespace) -> int:
         [[rule, str(count)] for rule, count in reasons.most_common()],
     )
     return 0
+
+
+def source_of(pick: Pick, found: Found | None, policy: Policy) -> str:
+    """One line: the layer that answers, and what it rests on."""
+    if found is None:
+        return f"default of {policy.name}" + ("" if pick.passed else f": {pick.reason}")
+    problem = found.record.problem if isinstance(found, Hit) else found.pick.problem
+    exact = "" if found.exact else f", of the neighbour {problem.describe()}"
+    if isinstance(found, Hit):
+        doubts = f"; unverified: {', '.join(found.unverified)} differ" if found.unverified else ""
+        gpu = found.record.environment.gpu_name
+        return f"{found.layer} of {gpu}, tuned for {found.record.purpose}{exact}{doubts}"
+    doubts = f"; {policy.spec.name} is not the spec predicted for" if found.unverified else ""
+    return f"predicted for {policy.name} by the cost model, never measured{exact}{doubts}"
+
+
+def prediction_json(found: PredictedHit) -> dict[str, Any]:
+    """What the cost model says of a prediction that serves, microseconds."""
+    return {
+        "by": "default" if found.pick.candidate is None else "model",
+        "estimate_us": found.pick.estimate_us,
+        "default_us": found.pick.default_us,
+        "runner_up_us": found.pick.runner_up_us,
+    }
 
 
 def _cells(explanations: list[Explanation], limit: int) -> list[list[str]]:

@@ -6,8 +6,11 @@ instructions take the same time.
 
 What a prediction is held to is what it was made of: the knobs that a candidate can have, and the limits of the policy
 that asks. It is not held to the text of the kernels, as a record is: nothing was timed that a change of the text could
-make untrue, and a tile that suits a GPU by its counts still does. Where measurements speak against the model, a
-file says so and has no candidate of its own; what serves then is the default of the very problem that is asked for.
+make untrue, and a tile that suits a GPU by its counts still does. A choice that was made for another shape or another
+spec serves where the model, asked anew, still prefers it to the default.
+
+Where measurements speak against the model, a file has no candidate of its own: what serves is the default of the very
+problem that is asked for.
 """
 
 from __future__ import annotations
@@ -26,11 +29,15 @@ from ..codegen.candidate import Candidate
 from ..codegen.identity import digest16
 from ..codegen.problem import DType, Problem
 from ..errors import RecordError, UnsupportedProblemError
+from .cost_model import estimate
 from .lookup import Miss, distance, slug
 from .record_schema import space_schema
 
 SCHEMA = 1
 DTYPES: tuple[DType, ...] = ("fp16", "bf16")  # that share choices; files speak of the first
+COLUMNS = (
+    "batch", "heads_q", "heads_kv", "seqlen", "kernel", "estimate_us", "default_us", "runner_up_us",
+)  # fmt: skip
 SMS_TOLERANCE = (
     0.25  # share of the SMs that a GPU may have more or less than the spec that was predicted for
 )
@@ -47,7 +54,7 @@ class PredictedPick:
         candidate: the model's own; None where the policy's default serves.
         estimate_us: the model's time of what serves, microseconds, after the build where it was built.
         default_us: that of the policy's default.
-        runner_up_us: that of the next best it knows of another kind; None where nothing else was built.
+        runner_up_us: that of the next best of those it chose among; None where there was no other.
     """
 
     problem: Problem
@@ -134,7 +141,7 @@ class PredictedPicks:
         """
         file = self._load(policy.name)
         if file is None:
-            return Miss(field="policy", expected=policy.name, found="nobody's predictions")
+            return Miss(field="policy", expected=policy.name, found="without predictions")
         sms = policy.spec.num_sms
         if abs(sms / file.num_sms - 1.0) > SMS_TOLERANCE:
             return Miss(field="num_sms", expected=str(sms), found=str(file.num_sms))
@@ -155,17 +162,16 @@ class PredictedPicks:
                 if apart is not None:
                     near.append((apart, len(near), pick))
         for _, _, pick in sorted(near, key=lambda one: one[:2]):
-            candidate = _for_dtype(pick, problem, policy)
+            exact = pick.problem == wanted
+            candidate = _serving(pick, problem, policy, sure=exact and not unverified)
             rejection = legality.check(candidate, policy.spec)
             if rejection is None:
-                exact = pick.problem == wanted
                 return PredictedHit(
                     pick=pick, candidate=candidate, exact=exact, unverified=unverified
                 )
-            wanted_of_it = f"legal on {policy.spec.name}"
             missed = missed or Miss(
                 field="candidate",
-                expected=wanted_of_it,
+                expected=f"legal on {policy.spec.name}",
                 found=f"{candidate.name}: {rejection.reason}",
             )
         described = problem.bucketed().describe()
@@ -206,11 +212,16 @@ def _key(problem: Problem) -> _Key:
     return (p.op, p.direction, p.mask, p.form, p.causal, p.class_qk, p.class_v)
 
 
-def _for_dtype(pick: PredictedPick, problem: Problem, policy: Policy) -> Candidate:
-    """What serves a problem by a choice that may have been made for the other dtype."""
+def _serving(pick: PredictedPick, problem: Problem, policy: Policy, *, sure: bool) -> Candidate:
+    """What serves a problem by a choice that was made for it, or, unless ``sure``, for one like it."""
     if pick.candidate is None:
         return policy.default(problem)
-    return replace(pick.candidate, dtype=problem.dtype)
+    own = replace(pick.candidate, dtype=problem.dtype)
+    if not sure and legality.check(own, policy.spec) is None:
+        default, spec = policy.default(problem), policy.spec
+        if estimate(problem, default, spec).us < estimate(problem, own, spec).us:
+            return default
+    return own
 
 
 def _parse(source: str, text: bytes, policy: str) -> _File:
@@ -226,6 +237,8 @@ def _parse(source: str, text: bytes, policy: str) -> _File:
                 f"the predicted picks {source} are damaged: schema {SCHEMA} of {policy} expected, got "
                 f"{document['schema']!r} of {document['policy']!r}"
             )
+        if tuple(document["columns"]) != COLUMNS:
+            raise ValueError(f"columns must be {COLUMNS}, got {document['columns']}")
         groups: dict[_Key, list[_Group]] = defaultdict(list)
         for data in document["groups"]:
             picks = tuple(_picks(data))
@@ -248,7 +261,8 @@ def _picks(group: Mapping[str, Any]) -> list[PredictedPick]:
     """The choices of a group: what its shapes share stands once, with its kernels."""
     kernels = [Candidate.from_config(config) for config in group["kernels"]]
     found = []
-    for row in group["picks"]:
+    for values in group["picks"]:
+        row = dict(zip(COLUMNS, values, strict=True))
         problem = Problem(
             dtype=DTYPES[0],
             **group["class"],
@@ -262,10 +276,8 @@ def _picks(group: Mapping[str, Any]) -> list[PredictedPick]:
             raise ValueError(f"a prediction's problem must be bucketed, got {problem.describe()}")
         place = row["kernel"]
         candidate = None if place is None else kernels[place]
-        if candidate is not None and (candidate.op, candidate.direction, candidate.dtype) != (
-            problem.op,
-            problem.direction,
-            problem.dtype,
+        if candidate is not None and candidate != Candidate.of(
+            problem, candidate.family, candidate.knobs
         ):
             raise ValueError(f"{candidate.name} does not serve {problem.describe()}")
         found.append(

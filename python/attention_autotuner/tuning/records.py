@@ -95,6 +95,10 @@ class RecordStore:
             write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
         return record
 
+    def count(self) -> int:
+        """How many files there are, whether or not they can be read."""
+        return sum(1 for _ in self.root.glob("*/*/*.json"))
+
     def records(self) -> Iterator[tuple[Path, TuningRecord]]:
         """Every readable record of the present schema, in the order of its path."""
         for path in sorted(self.root.glob("*/*/*.json")):

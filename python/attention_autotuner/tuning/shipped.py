@@ -45,6 +45,14 @@ class ShippedRecords:
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, found="no shipped record")
 
+    def count(self, gpu_name: str) -> int:
+        """How many records there are for a GPU, by the driver's name for it.
+
+        Raises:
+            RecordError: its file is damaged.
+        """
+        return len(self._load(slug(gpu_name)))
+
     def _load(self, name: str) -> list[Document]:
         if name not in self._documents:
             root = (

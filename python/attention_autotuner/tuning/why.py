@@ -11,6 +11,7 @@ from ..arch.policy import Policy
 from ..codegen.candidate import Candidate
 from ..codegen.problem import Problem
 from .cost_model import Estimate, rank
+from .predicted import PredictedHit
 from .record_schema import CandidateEntry, TuningRecord
 
 Verdict = Literal["kept", "lost", "failed", "untried", "rejected"]
@@ -46,24 +47,35 @@ class Explanation:
 
 
 def explain(
-    problem: Problem, policy: Policy, record: TuningRecord | None = None
+    problem: Problem,
+    policy: Policy,
+    record: TuningRecord | None = None,
+    predicted: PredictedHit | None = None,
 ) -> list[Explanation]:
     """Every point of the search space with its fate: kept first, then lost by time, failed, untried, rejected.
 
-    Without a record the policy's default is what is kept, and everything else is untried.
+    Without a record what is kept is the predicted pick, else the policy's default, and everything else is untried.
 
     Args:
         problem: the problem.
         policy: whose search space.
         record: what an earlier search found, if any.
+        predicted: the prediction that serves, where no record does.
     """
     offered = policy.candidates(problem)
     legal = [entry for entry in offered if isinstance(entry, Candidate)]
     ranked = rank(problem, legal, policy.spec)
-    serving = policy.default(problem).name if record is None else record.pick
+    serving, why_kept = _serving(problem, policy, record, predicted)
     best_us = ranked[0][1].us if ranked else 0.0
     rows = [
-        _candidate_row(candidate, estimate, place, best_us, serving, record)
+        _candidate_row(
+            candidate,
+            estimate,
+            place,
+            best_us,
+            why_kept if candidate.name == serving else None,
+            record,
+        )
         for place, (candidate, estimate) in enumerate(ranked, start=1)
     ]
     if record is not None:
@@ -87,26 +99,45 @@ def explain(
     return sorted(rows, key=_order)
 
 
+def _serving(
+    problem: Problem,
+    policy: Policy,
+    record: TuningRecord | None,
+    predicted: PredictedHit | None,
+) -> tuple[str, str]:
+    """The name of what serves, and how it came to that where nothing was measured."""
+    if record is not None:
+        return record.pick, "picked without a timing of its own"
+    if predicted is None:
+        return policy.default(problem).name, "the policy's default, nothing measured yet"
+    pick = predicted.pick
+    if pick.candidate is None:
+        why = "the policy's default, which the cost model was not allowed to replace"
+    else:
+        gain = (pick.default_us / pick.estimate_us - 1.0) * 100.0
+        why = f"predicted, nothing measured yet: by the cost model {gain:.0f} % faster than the default"
+    return predicted.candidate.name, why
+
+
 def _candidate_row(
     candidate: Candidate,
     estimate: Estimate,
     place: int,
     best_us: float,
-    serving: str,
+    why_kept: str | None,
     record: TuningRecord | None,
 ) -> Explanation:
     entry = None if record is None else record.entry(candidate.name)
     if entry is not None and record is not None:
         return _entry_row(entry, record, rank_=place, estimate=estimate)
-    kept = candidate.name == serving
     slower = "" if place == 1 or best_us <= 0 else f", {estimate.us / best_us:.2f}x its best"
     reason = f"ranked {place} by the cost model{slower}; limited by {estimate.limiter}"
-    if kept:
-        reason = f"the policy's default, nothing measured yet; {reason}"
+    if why_kept is not None:
+        reason = f"{why_kept}; {reason}"
     return Explanation(
         name=candidate.name,
         config=candidate.config,
-        verdict="kept" if kept else "untried",
+        verdict="untried" if why_kept is None else "kept",
         reason=reason,
         rank=place,
         estimate_us=_finite(estimate.us),

@@ -1,0 +1,261 @@
+"""What measurements say of the cost model's own picks: whether they beat a policy's defaults, and by how much they err.
+
+Three sources, all committed: the recorded searches of another implementation on an A100 and an RTX 4090; exhaustive
+measurements of attention forward on an H200; and the records of searches there, which keep the pick, the default and
+the fastest other. A trial applies the rule by which predicted picks are made (:func:`chosen`) to one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.arch.resolution import KNOWN
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import ForwardKnobs
+from attention_autotuner.codegen.problem import Direction, Op, Problem
+from attention_autotuner.tuning.coefficients import FITTED
+from attention_autotuner.tuning.cost_model import rank, refine
+from attention_autotuner.tuning.estimates import KernelSpeech
+from attention_autotuner.tuning.exhaustive import geometric_mean
+from attention_autotuner.tuning.record_schema import TuningRecord, is_present
+from attention_autotuner.tuning.search import MIN_GAIN
+
+from .class_search import class_of
+from .cost_model_regret import SavedReport, spec_from
+from .tuning_logs import Log, LoggedRun, read_logs
+
+ROOT = Path(__file__).resolve().parents[1]
+EXHAUSTIVE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "cost_model_regret.json"
+RECORDS = (  # the later replaces what the earlier has of the same problem
+    ROOT / "benchmarks" / "results" / "nvidia-h200" / "picks" / "nvidia-h200.json",
+    ROOT / "python" / "attention_autotuner" / "tuned" / "nvidia-h200.json",
+)
+MARGIN = 0.05  # predicted gain below which a default stays: about the model's own error, see docs/cost_model.md
+TOLERATED_SPILLS: dict[Direction, int] = {"forward": 0, "backward": 256}  # bytes a thread
+
+LOGS, SAMPLES, SEARCHES = "logs", "exhaustive", "records"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One measured problem, and what the rule would have served.
+
+    Attributes:
+        source: :data:`LOGS`, :data:`SAMPLES` or :data:`SEARCHES`.
+        policy: the policy's name.
+        problem: what was measured.
+        predicted_gain: the model's time of the default over that of its own choice.
+        own: measured time of the model's own choice over the best one's.
+        default: measured time of the policy's default over the best one's.
+    """
+
+    source: str
+    policy: str
+    problem: Problem
+    predicted_gain: float
+    own: float
+    default: float
+
+    @property
+    def served(self) -> float:
+        """Measured time of what the rule serves over the best one's."""
+        return self.own if chosen(self.predicted_gain) else self.default
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the trials say of one operation and direction under one policy.
+
+    Attributes:
+        trials: those that count.
+        borrowed: whether they are another policy's, for want of own ones.
+    """
+
+    trials: tuple[Trial, ...]
+    borrowed: bool
+
+    @property
+    def served(self) -> float:
+        """Geometric mean of what the rule serves over the best."""
+        return geometric_mean([trial.served for trial in self.trials])
+
+    @property
+    def own(self) -> float:
+        """Geometric mean of the model's own choices over the best, whatever gain it predicts."""
+        return geometric_mean([trial.own for trial in self.trials])
+
+    @property
+    def default(self) -> float:
+        """Geometric mean of the policy's defaults over the best."""
+        return geometric_mean([trial.default for trial in self.trials])
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the model may replace defaults.
+
+        On a policy's own trials it must have beaten them by what a search asks of a pick. Borrowed ones are of a GPU
+        whose measurements the defaults come from: there it is enough to have beaten them at all.
+        """
+        if self.borrowed or not self.trials:
+            return bool(self.trials) and self.served < self.default
+        return self.served * (1.0 + MIN_GAIN) <= self.default
+
+
+def chosen(predicted_gain: float) -> bool:
+    """Whether the model's choice replaces the default."""
+    return predicted_gain >= 1.0 + MARGIN
+
+
+def spills(direction: Direction, report: KernelSpeech) -> bool:
+    """Whether a kernel spills too much to be predicted: in a main loop, or where nobody looked."""
+    stored = report.spill_store_bytes + report.spill_load_bytes
+    return report.loop_spills is not False and stored > TOLERATED_SPILLS[direction]
+
+
+def verdict(trials: Iterable[Trial], policy: str, op: Op, direction: Direction) -> Verdict:
+    """What counts for a policy: its own GPU's trials, else the others'; of these, exhaustive ones where there are any.
+
+    Records count only where nothing else does: they keep what a search found fast, so that a bad choice of the model is
+    mostly missing from them (see :func:`record_trials` for what is done about that).
+    """
+    about = [t for t in trials if (t.problem.op, t.problem.direction) == (op, direction)]
+    own = [trial for trial in about if trial.policy == policy]
+    counted = own or about
+    full = [trial for trial in counted if trial.source != SEARCHES]
+    return Verdict(trials=tuple(full or counted), borrowed=not own and bool(about))
+
+
+def all_trials() -> tuple[Trial, ...]:
+    """Every trial of the three sources."""
+    return (*log_trials(), *exhaustive_trials(), *record_trials())
+
+
+# --- the sources ----------------------------------------------------------------------------------
+
+
+def log_trials() -> list[Trial]:
+    """One trial for each log that has a run with the default's tile; runs spill there unseen."""
+    trials = []
+    for log in read_logs():
+        policy = resolve(log.spec.name)
+        ranked = log.ranked(FITTED)
+        best_us = min(run.measured_us for run in ranked)
+        like = [run for run in ranked if _same_tile(run, policy.default(log.problem).forward)]
+        if like:
+            # Of several (V cut along the keys or not, other stages) the fastest: it does the default no wrong.
+            default = min(like, key=lambda run: run.measured_us)
+            trials.append(
+                Trial(
+                    source=LOGS,
+                    policy=policy.name,
+                    problem=log.problem,
+                    predicted_gain=_gain(log, default, ranked[0]),
+                    own=ranked[0].measured_us / best_us,
+                    default=default.measured_us / best_us,
+                )
+            )
+    return trials
+
+
+def _gain(log: Log, default: LoggedRun, own: LoggedRun) -> float:
+    return log.predict_us(default, FITTED) / log.predict_us(own, FITTED)
+
+
+def _same_tile(run: LoggedRun, default: ForwardKnobs) -> bool:
+    names = ("block_m", "block_n", "warps_m", "warps_n", "k_slice")
+    return all(getattr(run.candidate.forward, name) == getattr(default, name) for name in names)
+
+
+def exhaustive_trials() -> list[Trial]:
+    """One trial for each problem of the exhaustive measurements, after the compiler's report."""
+    result = json.loads(EXHAUSTIVE.read_text(encoding="utf-8"))
+    policy = type(resolve(result["policy"]))(spec_from(result["spec"]))
+    trials = []
+    for document in result["problems"]:
+        problem = Problem(**document["problem"])
+        default = policy.default(problem).name
+        found: dict[str, tuple[float, float]] = {}
+        for row in document["candidates"]:
+            one = Candidate.from_config({"mask": "none"} | row["config"])
+            if "median_us" not in row:
+                continue
+            report = SavedReport(**row["report"])
+            if one.name == default or not spills(problem.direction, report):
+                us = refine(problem, one, policy.spec, report).us
+                found[one.name] = (us, row["ratio_to_best"])
+        own = min(found, key=lambda name: (found[name][0], name))
+        trials.append(
+            Trial(
+                source=SAMPLES,
+                policy=policy.name,
+                problem=problem,
+                predicted_gain=found[default][0] / found[own][0],
+                own=found[own][1],
+                default=found[default][1],
+            )
+        )
+    return trials
+
+
+def record_trials(files: Sequence[Path] = RECORDS) -> list[Trial]:
+    """One trial for each record that has timings of its default and of another candidate.
+
+    Those of deterministic mode are left out: it has no predicted picks.
+
+    The model's choice is its best of all legal candidates. One that the record does not hold was slower than what it
+    holds beside the default, or spilled, or was never built: it is taken to be as slow as the slowest that is held, the
+    default included, so that it never counts as a gain. How much it really lost is not known.
+    """
+    records: dict[Problem, dict[str, Any]] = {}
+    for path in files:
+        for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
+            if is_present(document) and not document["problem"]["deterministic"]:
+                records[Problem(**document["problem"])] = document
+    trials = []
+    legal: dict[tuple[str, str | None, object], list[Candidate]] = {}
+    for problem, document in records.items():
+        record = TuningRecord.from_json(document)
+        timed = {
+            entry.candidate.name: entry.measurement.ratio_to_best
+            for entry in record.entries
+            if entry.measurement is not None
+        }
+        arch, gpu_name = record.arch, record.environment.gpu_name
+        policy = _policy_of(arch, gpu_name)
+        default = policy.default(problem).name
+        if default not in timed or len(timed) < 2:
+            continue
+        # But for retention, the candidates of a class do not depend on the shape.
+        key = (arch, gpu_name, problem if problem.op == "retention" else class_of(problem))
+        if key not in legal:
+            legal[key] = policy.legal(problem)
+        ranked = rank(problem, legal[key], policy.spec)
+        estimates = {one.name: found.us for one, found in ranked}
+        own = ranked[0][0].name
+        best = min(timed.values())
+        trials.append(
+            Trial(
+                source=SEARCHES,
+                policy=arch,
+                problem=problem,
+                predicted_gain=estimates[default] / estimates[own],
+                own=timed.get(own, max(timed.values())) / best,
+                default=timed[default] / best,
+            )
+        )
+    return trials
+
+
+def _policy_of(arch: str, gpu_name: str | None) -> Policy:
+    """The policy of a record, with its GPU's spec as it comes with the package, whatever was measured here since."""
+    specs = [(spec, policy) for spec, policy in KNOWN if policy.name == arch]
+    for spec, policy in specs:
+        if any(name in (gpu_name or "") for name in spec.device_names):
+            return policy(spec)
+    spec, policy = specs[-1]
+    return policy(spec)
