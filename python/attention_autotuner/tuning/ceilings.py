@@ -26,6 +26,7 @@ from ..codegen.render import include_closure, include_root
 from ..codegen.store import Store
 from ..codegen.toolchain import Toolchain, clean_environment
 from ..errors import BuildError
+from .ceilings_worker import GO_ON_IN_ANOTHER
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
 NAMES = (
@@ -155,7 +156,7 @@ def measure_ceilings(
 ) -> dict[str, Ceiling | Outcome]:
     """Measure ceilings of the first visible GPU.
 
-    One that kills its process is marked, and the rest are measured in another.
+    One that breaks CUDA or kills its process is marked, and the rest are measured in another process.
 
     Args:
         library: from :func:`build_library`.
@@ -206,7 +207,7 @@ def _run(
             process.kill()
         errors.seek(0)
         last_words = errors.read()[-LOG_CHARACTERS:].strip()
-    if not waiting:
+    if not waiting or (status == GO_ON_IN_ANOTHER and len(waiting) < len(names)):
         return
     if expired.is_set():
         yield waiting[0], TimedOut(reason=f"the measuring process ran past {limit:.0f} s")

@@ -1,7 +1,7 @@
 """A process of its own that measures ceilings: a kernel that breaks the CUDA context breaks nothing else.
 
 Run as ``python -m attention_autotuner.tuning.ceilings_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
-each name as soon as that is known. The library's interface is
+each name as soon as that is known, and ends after one at which CUDA failed. The library's interface is
 ``templates/include/attention_autotuner/ceilings.h``.
 """
 
@@ -13,6 +13,8 @@ import sys
 from typing import Any
 
 PREFIX = "attention_autotuner_"
+CUDA_ERROR = 1000  # abi.h
+GO_ON_IN_ANOTHER = 3  # exit status: CUDA failed, and what is left deserves a context that did not
 
 
 class CeilingResult(ctypes.Structure):
@@ -67,8 +69,11 @@ def main(arguments: list[str]) -> int:
     path, seconds, *names = arguments
     library = open_library(path)
     for which in names:
-        sys.stdout.write(json.dumps(measure(library, which, float(seconds))) + "\n")
+        found = measure(library, which, float(seconds))
+        sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
+        if found["status"] >= CUDA_ERROR:
+            return GO_ON_IN_ANOTHER
     return 0
 
 

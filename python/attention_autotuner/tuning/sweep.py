@@ -253,8 +253,8 @@ class Sweep:
         missing = []
         for problem in group.problems:
             known = recall(self.records, problem, self.policy, self.pipeline.environment, names)
-            whole = known is not None and all(known.entry(name) for name in names)
-            if known is not None and whole and known.confirmed:
+            default = self.policy.default(problem).name
+            if known is not None and known.confirmed and known.entry(default) is not None:
                 gain = _recorded_gain(known)
                 self._settled[problem] = Settled(
                     problem=problem, status="recorded", record=known, gain=gain
