@@ -162,7 +162,8 @@ TABLE: tuple[Setting, ...] = (
         "mode",
         ("off", "cached", "tune"),
         "cached",
-        "What a call does about tuning: the default kernel only, recorded and shipped picks, or a search on a miss.",
+        "What a call does about tuning: the default alone; recorded, shipped and predicted picks; or a search where "
+        "nothing measured serves.",
     ),
     _choice(
         "EFFORT",
