@@ -35,3 +35,8 @@ def verdict(low: float, high: float) -> Verdict:
     if low > 1.0:
         return "faster"
     return "slower" if high < 1.0 else "even"
+
+
+def half_width(ratio: float, low: float, high: float) -> str:
+    """Half of an interval in percent of its ratio, e.g. ``±0.4%``."""
+    return f"±{(high - low) / 2.0 / ratio:.1%}"

@@ -1,7 +1,9 @@
-"""The README's table of results, from the committed JSON.
+"""Everything that shows results, from the committed JSON: the README's part, docs/report.html and docs/figures/.
 
-python -m benchmarks.report            # rewrites the part of README.md between its markers
-python -m benchmarks.report --check    # answers 1 when that part is out of date
+    python -m benchmarks.report            # rewrites the READMEs between their markers, the page and the figures
+    python -m benchmarks.report --check    # answers 1 when one of them is out of date
+
+It draws with matplotlib (the extra ``report``) and needs no GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,25 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
+from .reporting.chinese import chinese
+from .reporting.duels import TITLES, place_of, standings
+from .reporting.heatmaps import WAYS, short
 from .retention_tables import alone_table, decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
 
+WHOLE_PAGE = (
+    "All of this on one page, with every row and where we are slower: [docs/report.html](docs/report.html), to be opened "
+    "in a browser."
+)
+GUIDE = (
+    "benchmarks.md"  # of the documentation; has every table unfolded, where it holds the markers
+)
+CHINESE = ".zh-CN."  # in the name of a text whose results are translated
+PICTURES = {"curves": "TFLOP/s by sequence length", "speedup": "Our speed over each other's"}
+SUITE_LEGEND = (
+    "Our speed over each other's in one interleaved run with a cold L2, untuned (what a call runs as it ships); bold "
+    "where we are slower."
+)
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NOTHING = "No results are committed yet."
@@ -161,17 +179,73 @@ SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "peers_retention": alone_table,
     "decode": decode_section,
 }
-"""Benchmark -> its part of the README. A result file of any other benchmark is not reported there."""
+"""Benchmark -> its part of the README. A result file of any other benchmark is not reported there, but for suites."""
 
 
-def results_text(root: Path) -> str:
-    """What stands between the markers, for all result files under a folder ``<gpu>/<benchmark>.json``."""
-    parts = [
-        "\n".join(section(json.loads(path.read_text(encoding="utf-8"))))
-        for benchmark, section in SECTIONS.items()
-        for path in sorted(root.glob(f"*/{benchmark}.json"))
-    ]
+def results_text(root: Path, figures: Collection[str] = (), *, folder: str | None = None) -> str:
+    """What stands between the markers, for all result files under a folder ``<gpu>/<benchmark>.json``.
+
+    Args:
+        root: the folder.
+        figures: the pictures that there are, by path.
+        folder: where those are, seen from the text. None leaves them in ``docs`` and folds the tables of races.
+    """
+    parts = []
+    for path in _files(root):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        head, *rest = SECTIONS.get(path.stem, suite_section)(document)
+        lines = [head, *_pictures(path, figures, folder or "docs/figures")]
+        if folder is None and path.stem in TITLES:
+            rest = ["", *standings_table(document), "", *_folded(rest)]
+        parts.append("\n".join([*lines, *rest]))
+    if parts and folder is None:
+        parts.append(WHOLE_PAGE)
     return "\n\n".join(parts) or NOTHING
+
+
+def _folded(lines: Sequence[str]) -> list[str]:
+    """Markdown that is shown on demand."""
+    return ["<details><summary>Tables, every case</summary>", *lines, "", "</details>"]
+
+
+def _files(root: Path) -> list[Path]:
+    """The result files that are reported, in order."""
+    known = [path for name in SECTIONS for path in sorted(root.glob(f"*/{name}.json"))]
+    return known + sorted(root.glob("*/suite_*.json"))
+
+
+def _pictures(path: Path, figures: Collection[str], folder: str) -> list[str]:
+    """Markdown of a file's pictures."""
+    lines = []
+    for kind, words in PICTURES.items():
+        figure = f"{path.parent.name}/{path.stem}_{kind}.svg"
+        if figure in figures:
+            lines += ["", f"![{words} ({path.stem}, {path.parent.name})]({folder}/{figure})"]
+    return lines
+
+
+def suite_section(document: Mapping[str, Any]) -> list[str]:
+    """A result file of a suite, as Markdown: its standing against each other, and where it was taken."""
+    lines = [f"### {document['title']} on {document['environment']['gpu_name']}", "", SUITE_LEGEND]
+    return [*lines, "", *standings_table(document), "", f"{place_of(document)}."]
+
+
+def standings_table(document: Mapping[str, Any]) -> list[str]:
+    """Markdown: our speed over each other's, all problems together; bold where we are slower."""
+    lines = [
+        "| our speed over | | problems | geometric mean | least | faster, even, slower |",
+        "|---|---|---|---|---|---|",
+    ]
+    for each in standings(document):
+        mean, least = (
+            f"**{ratio:.2f}**" if ratio < 1.0 else f"{ratio:.2f}"
+            for ratio in (each.mean, each.least)
+        )
+        lines.append(
+            f"| {short(each.peer)} | {WAYS[each.way]} | {each.problems} | {mean} | {least} ({each.least_at}) | "
+            f"{each.faster}, {each.even}, {each.slower} |"
+        )
+    return lines
 
 
 def replace_between_markers(text: str, inner: str) -> str:
@@ -187,23 +261,64 @@ def replace_between_markers(text: str, inner: str) -> str:
     return f"{before}{BEGIN}\n{inner}\n{END}{after}"
 
 
+def outputs(options: argparse.Namespace) -> dict[Path, str]:
+    """Path -> what must stand there, of every file that shows results."""
+    from .reporting.site import PAGE, build
+
+    site = build(options.results, options.tuned)
+    found = {options.docs / PAGE: site.page}
+    found |= {options.docs / "figures" / name: svg for name, svg in site.figures.items()}
+    folded = results_text(options.results, site.figures)
+    unfolded = results_text(options.results, site.figures, folder="figures")
+    for path, inner in (
+        *((path, chinese(folded) if CHINESE in path.name else folded) for path in options.readme),
+        (options.docs / GUIDE, unfolded),
+    ):
+        if path.is_file() and (path == options.readme[0] or BEGIN in path.read_text("utf-8")):
+            found[path] = replace_between_markers(path.read_text("utf-8"), inner)
+    return found
+
+
+def left_over(docs: Path, wanted: Mapping[Path, str]) -> list[Path]:
+    """Figures of results that are gone."""
+    return [path for path in sorted((docs / "figures").glob("*/*.svg")) if path not in wanted]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Rewrite or check."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
-    parser.add_argument("--check", action="store_true", help="change nothing; 1 if out of date")
+    option = parser.add_argument
+    option("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    option("--tuned", type=Path, default=ROOT / "python" / "attention_autotuner" / "tuned")
+    option("--docs", type=Path, default=ROOT / "docs", help="folder of report.html and figures/")
+    option(
+        "--readme",
+        type=Path,
+        nargs="+",
+        default=[ROOT / "README.md", ROOT / "README.zh-CN.md"],
+        help="the first must hold the markers; others are rewritten where they do",
+    )
+    option("--check", action="store_true", help="change nothing; 1 if something is out of date")
     options = parser.parse_args(arguments)
-    text = options.readme.read_text(encoding="utf-8")
-    wanted = replace_between_markers(text, results_text(options.results))
-    if wanted == text:
-        return 0
+    wanted = outputs(options)
+    gone = left_over(options.docs, wanted)
+    late = [path for path, text in wanted.items() if not _holds(path, text)]
     if options.check:
-        print(f"{options.readme} is out of date: run python -m benchmarks.report")
-        return 1
-    write_atomic(options.readme, wanted)
-    print(f"rewrote {options.readme}")
+        for path in [*late, *gone]:
+            print(f"{path} is out of date: run python -m benchmarks.report")
+        return 1 if late or gone else 0
+    for path in late:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, wanted[path])
+        print(f"rewrote {path}")
+    for path in gone:
+        path.unlink()
+        print(f"removed {path}")
     return 0
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_text(encoding="utf-8") == text
 
 
 if __name__ == "__main__":

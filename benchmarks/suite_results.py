@@ -13,8 +13,8 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import slug
 
-from .confidence import LEVEL, verdict
-from .implementations import IMPLEMENTATIONS, Implementation
+from .confidence import LEVEL, half_width, verdict
+from .implementations import IMPLEMENTATIONS, WAYS, Implementation
 from .suites import SUITES, Trial
 from .verdict import library_versions
 
@@ -79,7 +79,12 @@ class SuiteFile:
         """What is written down."""
         place = {case.name: index for index, case in enumerate(self._suite.cases)}
         rows = sorted(
-            self._rows.values(), key=lambda row: (place.get(row["case"], len(place)), row["key"])
+            self._rows.values(),
+            key=lambda row: (
+                place.get(row["case"], len(place)),
+                WAYS.index(row["way"]),
+                row["key"],
+            ),
         )
         used = {row["run"] for row in rows}
         met = [name for name in IMPLEMENTATIONS if any(name in row["contests"] for row in rows)]
@@ -126,12 +131,11 @@ def rate(row: Mapping[str, Any], label: str, unit: str) -> float | None:
 
 
 def ratio_text(found: Mapping[str, float] | None) -> str:
-    """Our speed over another's with half its interval, e.g. ``1.17 +-0.01``, and a mark where it is no gain."""
+    """Our speed over another's with half its interval, e.g. ``1.17 ±0.4%``, and a mark where it is no gain."""
     if found is None:
         return ""
-    half = (found["high"] - found["low"]) / 2.0
     mark = MARKS[verdict(found["low"], found["high"])]
-    return f"{found['ratio']:.2f} ±{half:.2f}{mark}"
+    return f"{found['ratio']:.2f} {half_width(found['ratio'], found['low'], found['high'])}{mark}"
 
 
 def table(document: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,283 @@
+"""The parts of the page: one for each kind of result file, made only where the file is there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..confidence import half_width
+from . import html
+from .curves import curves, passes_of
+from .duels import (
+    Document,
+    Duel,
+    duels_of,
+    losses,
+    place_of,
+    standings,
+    title_of,
+)
+from .heatmaps import WAYS, heatmap, short
+from .html import Cell, number, words
+from .limits import limits_of
+from .predictions import fits, of_records, of_sweeps, scatter
+
+RACES = ("attention_forward", "attention_backward", "retnet", "retention")
+UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        anchor: its own on the page.
+        title: its heading.
+        inner: HTML.
+        figures: name -> SVG, of those that are files as well.
+    """
+
+    anchor: str
+    title: str
+    inner: str
+    figures: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """All committed files of one GPU.
+
+    Attributes:
+        gpu: the folder's name.
+        files: name without ending -> content.
+        records: tuning records of that GPU that ship or are kept beside the results.
+    """
+
+    gpu: str
+    files: Mapping[str, Any]
+    records: Sequence[Mapping[str, Any]]
+
+    @property
+    def name(self) -> str:
+        """The GPU's name as its driver tells it."""
+        for content in self.files.values():
+            found = (content.get("environment") or {}).get("gpu_name")
+            if found:
+                return str(found)
+        return self.gpu
+
+    def races(self) -> list[tuple[str, Document]]:
+        """Files of races, in the order of the page."""
+        names = [name for name in RACES if name in self.files]
+        names += sorted(name for name in self.files if name.startswith("suite_"))
+        return [(name, self.files[name]) for name in names]
+
+
+def load(folder: Path, records: Sequence[Path]) -> Results:
+    """Read one GPU's folder.
+
+    Args:
+        folder: ``results/<gpu>``.
+        records: files of tuning records; those that are not there are left out, and the later replaces what the
+            earlier has of the same problem.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+    for path in records:
+        if path.is_file():
+            for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
+                found[json.dumps(record["problem"], sort_keys=True)] = record
+    files = {
+        path.stem: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("*.json"))
+    }
+    return Results(gpu=folder.name, files=files, records=list(found.values()))
+
+
+def race_section(results: Results, name: str, document: Document) -> Section:
+    """A race: figures, standings, every row, and where it was taken."""
+    title = title_of(document)
+    place = place_of(document)
+    figures: dict[str, str] = {}
+    parts = []
+    limits = limits_of(
+        document["spec"], results.files.get("bring_up"), results.files.get("kernel_log")
+    )
+    for way in passes_of(document):
+        kind = f"{name}_{way}_curves" if "suite" in document else f"{name}_curves"
+        lines = curves(document, way, limits, kind, f"{title}, {way}: TFLOP/s by sequence length")
+        if lines is not None:
+            figures[kind] = lines
+            parts.append(html.picture(lines, f"Medians of the {way} pass. {place}."))
+    heat = heatmap(document, f"{name}_speedup", f"{title}: our speed over each other's")
+    if heat is not None:
+        figures[f"{name}_speedup"] = heat
+        parts.append(html.picture(heat, f"Medians of paired rounds. {place}."))
+    parts.append(_standings(document))
+    parts.append(html.details(f"Every row ({len(document['rows'])})", _rows(document)))
+    parts.append(_reasons(document))
+    parts.append(_environment(document))
+    return Section(
+        anchor=f"{results.gpu}-{name}".replace("_", "-"),
+        title=title,
+        inner="\n".join(part for part in parts if part),
+        figures=figures,
+    )
+
+
+def _standings(document: Document) -> str:
+    heads = [
+        "against",
+        "pass",
+        "problems",
+        "geometric mean",
+        "least",
+        "at",
+        "faster",
+        "even",
+        "slower",
+    ]
+    rows = [
+        [
+            words(short(each.peer)),
+            words(WAYS[each.way]),
+            number(each.problems),
+            _speed(each.mean, lost=each.mean < 1.0),
+            _speed(each.least, lost=each.least < 1.0),
+            words(each.least_at),
+            number(each.faster),
+            number(each.even),
+            Cell(text=str(each.slower), key=each.slower, kind="loss" if each.slower else ""),
+        ]
+        for each in standings(document)
+    ]
+    return html.table(heads, rows) if rows else ""
+
+
+def _speed(ratio: float, *, lost: bool, width: str = "") -> Cell:
+    text = f"{html.LOSS} {ratio:.2f} {width}" if lost else f"{ratio:.2f} {width}"
+    text = text.rstrip()
+    return Cell(text=text, key=ratio, kind="loss" if lost else "")
+
+
+def _rows(document: Document) -> str:
+    unit = document.get("unit", "tflops")
+    peers = [peer for peer in document["peers"] if any(d.peer == peer for d in duels_of(document))]
+    heads = ["case", "pass", "ours, µs", UNITS[unit]]
+    for peer in peers:
+        heads += [f"{short(document['peers'][peer])}, µs", "our speed over it"]
+    groups: dict[tuple[str, str], list[Duel]] = {}
+    for duel in duels_of(document):
+        groups.setdefault((duel.case, duel.way), []).append(duel)
+    rows = []
+    for (case, way), duels in groups.items():
+        met = {duel.peer: duel for duel in duels}
+        first = next((duel for duel in duels if duel.ours_us is not None), duels[0])
+        cells = [words(case), words(WAYS[way]), number(first.ours_us, 1), number(first.rate)]
+        for peer in peers:
+            cells += _against(met.get(peer))
+        rows.append(cells)
+    return html.table(heads, rows) if rows else ""
+
+
+def _against(duel: Duel | None) -> list[Cell]:
+    if duel is None:
+        return [Cell(text=""), Cell(text="")]
+    ratio = Cell(text="")
+    if duel.ratio is not None:
+        width = half_width(duel.ratio, duel.low, duel.high)
+        ratio = _speed(duel.ratio, lost=duel.verdict == "slower", width=width)
+    return [number(duel.theirs_us, 1), ratio]
+
+
+def _reasons(document: Document) -> str:
+    """Why cells are empty, each reason once with how often."""
+    found: dict[str, list[str]] = {}
+    for duel in duels_of(document):
+        if duel.reason:
+            peer = short(document["peers"][duel.peer])
+            found.setdefault(f"{peer}, {WAYS[duel.way]}: {duel.reason}", []).append(duel.case)
+    lines = [f"{reason} ({'; '.join(cases)})" for reason, cases in found.items()]
+    lines += [f"{key}: {reason}" for key, reason in document.get("unmeasured", {}).items()]
+    if not lines:
+        return ""
+    return html.details(f"What has no time, and why ({len(lines)})", html.bullets(lines))
+
+
+def _environment(document: Document) -> str:
+    """All that was recorded about where figures were taken."""
+    runs = document.get("runs") or {"": document}
+    parts = []
+    for run in runs.values():
+        found = {**(run.get("environment") or {}), **(run.get("libraries") or {})}
+        rows = [[words(name), words(str(value))] for name, value in found.items() if value]
+        parts.append(html.table(["environment", "value"], rows))
+    return html.details("Environment", "\n".join(parts))
+
+
+def losses_section(gpu: str, races: Sequence[tuple[str, Document]]) -> Section | None:
+    """Every duel that we lose, of all files."""
+    rows = []
+    for _, document in races:
+        for duel in losses(document):
+            ratio = duel.ratio or 1.0
+            width = half_width(ratio, duel.low, duel.high)
+            cells = [words(title_of(document)), words(duel.case), words(WAYS[duel.way])]
+            cells += [words(short(document["peers"][duel.peer])), number(duel.ours_us, 1)]
+            rows.append([*cells, number(duel.theirs_us, 1), _speed(ratio, lost=True, width=width)])
+    if not rows:
+        return None
+    heads = ["benchmark", "case", "pass", "against", "ours, µs", "theirs, µs", "our speed over it"]
+    rows.sort(key=lambda row: row[-1].key or 0.0)
+    against = Counter(f"{row[3].text}, {row[2].text} ({row[0].text})" for row in rows)
+    inner = html.bullets([f"{count} cases against {whom}" for whom, count in against.items()])
+    inner += html.details(f"All {len(rows)}, the furthest behind first", html.table(heads, rows))
+    return Section(anchor=f"{gpu}-losses", title="Where we are slower", inner=inner, figures={})
+
+
+def predictions_section(results: Results) -> Section | None:
+    """Predicted against measured."""
+    sweeps, place = [], []
+    if "cost_model_regret" in results.files:
+        document = results.files["cost_model_regret"]
+        sweeps = of_sweeps(document)
+        place.append(f"Exhaustive sweeps: {place_of(document)}.")
+    records = of_records(results.records)
+    if records:
+        times = sorted({str(each["environment"].get("time_utc")) for each in results.records})
+        place.append(f"Tuning records: {times[0]} to {times[-1]}.")
+    sources = {"Exhaustive sweeps": sweeps, "Tuning records": records}
+    title = "Predicted against measured"
+    svg = scatter(sources, "predictions", "The cost model's times against measured ones")
+    if svg is None:
+        return None
+    rows = [
+        [
+            words(source),
+            words(fit.group),
+            number(fit.kernels),
+            number(fit.bias, 2),
+            number(fit.typical, 2),
+            number(fit.correlation, 2),
+        ]
+        for source, guesses in sources.items()
+        if guesses
+        for fit in fits(guesses)
+    ]
+    heads = ["source", "problems", "kernels", "predicted / measured, median"]
+    heads += ["half are within a factor of", "rank correlation"]
+    note = (
+        "One mark is one kernel on one problem; on the line prediction and measurement agree, within the band "
+        "they differ by at most a factor of 1.25. Sweeps hold good and bad candidates of a problem; records "
+        "hold the pick, the default and the fastest others."
+    )
+    inner = [html.paragraph(note), html.picture(svg, " ".join(place)), html.table(heads, rows)]
+    return Section(
+        anchor=f"{results.gpu}-predictions",
+        title=title,
+        inner="\n".join(inner),
+        figures={"predictions": svg},
+    )
