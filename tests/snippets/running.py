@@ -32,23 +32,29 @@ CUDA_HOMES = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 @contextlib.contextmanager
 def at_home(folder: Path, *, cache: Path | None = None) -> Iterator[None]:
-    """A working folder and a home of one's own, as if in a checkout, and settings as of a fresh shell.
+    """A working folder of one's own, as if in a checkout, and settings as of a fresh shell.
 
     Args:
-        folder: the working folder and the home.
-        cache: of kernels and records; by default one in that home.
+        folder: the working folder.
+        cache: of kernels and records. By default all of the home is one's own, too: the folder.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(PREFIX):
                 patch.delenv(name)
+        if cache is None:
+            patch.setenv("HOME", str(folder))
+            patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
+        else:
+            patch.setenv(f"{PREFIX}CACHE_DIR", str(cache))
+        # For processes that are started from there.
+        places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        patch.setenv(
+            "PYTHONPATH", os.pathsep.join(str(Path(each).absolute()) for each in places if each)
+        )
         patch.chdir(folder)
         if not Path("tests").exists():
             Path("tests").symlink_to(REPOSITORY / "tests")  # whose data pages name
-        patch.setenv("HOME", str(folder))
-        patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
-        if cache is not None:
-            patch.setenv(f"{PREFIX}CACHE_DIR", str(cache))
         settings.reload()
         try:
             yield

@@ -84,6 +84,12 @@ def test_commands_run_and_print_what_the_page_shows(block: Block, tmp_path: Path
                 assert same(command.output, printed), f"{shown}\n{printed}"
 
 
+def test_commands_marked_for_a_gpu_are_such_as_a_test_can_wait_for() -> None:
+    for block in of(*LANGUAGES, marked=True):
+        programs = {command.stages[0][1][0] for command in commands(block)}
+        assert block.kind != "gpu" or programs == {"attention-autotuner"}, f"{block.where}: slow"
+
+
 @pytest.mark.parametrize("block", of(*C_LANGUAGES), ids=where)
 def test_c_compiles(block: Block, tmp_path: Path) -> None:
     before = [one for one in TRIED if one.page == block.page and one.line < block.line]
