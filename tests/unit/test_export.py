@@ -13,7 +13,8 @@ import pytest
 
 from attention_autotuner import exports, settings
 from attention_autotuner.arch import A100, H100, Policy, resolve
-from attention_autotuner.cli import exporting, main
+from attention_autotuner.cli import doctor, exporting, main
+from attention_autotuner.codegen import installed
 from attention_autotuner.codegen.bundle import open_bundle
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
@@ -41,6 +42,7 @@ from attention_autotuner.tuning.record_schema import (
     space_digest,
     space_schema,
 )
+from attention_autotuner.version import __version__
 from tests.bundling import publish
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -266,3 +268,19 @@ def test_export_makes_a_wheel_of_the_common_classes(
     assert wheel.name.startswith("attention_autotuner_kernels_h200-")
     assert {c.class_qk for c in built} == {64, 80, 96, 128, 192, 256}
     assert said["kernels"] == len(set(built)) <= 72
+
+
+def test_doctor_names_the_bundles_that_are_here(
+    built: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installed, "_packages", tuple)
+    assert doctor.check_bundles().detail.startswith("none; ")
+    assert export("--output", tmp_path / "b", "--device-type", "A100", "--dim-qk", "64") == 0
+    with settings.override(bundle=tmp_path / "b"):
+        found = doctor.check_bundles()
+    assert found.state == "ok"
+    assert f"1 kernels for A100 of version {__version__} in {tmp_path / 'b'}" in found.detail
+    with settings.override(bundle=tmp_path / "nothing"):
+        found = doctor.check_bundles()
+    assert found.state == "broken"
+    assert "is no bundle" in found.fix
