@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.report import BEGIN, END
+from benchmarks.reporting.chinese import chinese
 from tests.snippets.pages import CHINESE, REPOSITORY, blocks
 
 ENGLISH = REPOSITORY / "README.md"
@@ -68,3 +70,18 @@ def test_each_links_to_the_other() -> None:
 def test_both_make_as_many_points() -> None:
     points = [re.findall(r"^- ", text_of(page), re.M) for page in (ENGLISH, CHINESE)]
     assert len(points[0]) == len(points[1])
+
+
+def results_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+
+
+def test_results_are_translated_whole_and_are_the_same() -> None:
+    assert chinese(results_of(ENGLISH)) == results_of(CHINESE), "python -m benchmarks.report"
+    for line in results_of(CHINESE).splitlines():
+        known = line.startswith(("|", "<")) or not line or re.search(r"[\u4e00-\u9fff]", line)
+        assert known, f"no rule of benchmarks/reporting/chinese.py translates: {line}"
+    for header in re.findall(r"^(\|.*\|)\n\|---", results_of(CHINESE), re.MULTILINE):
+        for cell in header.strip("|").split("|"):
+            english = re.fullmatch(r"[a-z, +]{4,}", cell.strip())
+            assert not english, f"no rule translates the heading {cell}"
