@@ -20,14 +20,14 @@ from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
 from .reporting.chinese import chinese
-from .reporting.duels import TITLES, place_of, standings
+from .reporting.duels import TITLES, standings
 from .reporting.heatmaps import WAYS, short
 from .retention_tables import alone_table, decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
 
 WHOLE_PAGE = (
-    "All of this on one page, with every row and where we are slower: [docs/report.html](docs/report.html), to be opened "
-    "in a browser."
+    "All of this on one page, with every row and where we are slower: [docs/report.html](docs/report.html), to be "
+    "opened in a browser."
 )
 GUIDE = (
     "benchmarks.md"  # of the documentation; has every table unfolded, where it holds the markers
@@ -227,7 +227,7 @@ def _pictures(path: Path, figures: Collection[str], folder: str) -> list[str]:
 def suite_section(document: Mapping[str, Any]) -> list[str]:
     """A result file of a suite, as Markdown: its standing against each other, and where it was taken."""
     lines = [f"### {document['title']} on {document['environment']['gpu_name']}", "", SUITE_LEGEND]
-    return [*lines, "", *standings_table(document), "", f"{place_of(document)}."]
+    return [*lines, "", *standings_table(document), "", _place(document)]
 
 
 def standings_table(document: Mapping[str, Any]) -> list[str]:
@@ -269,11 +269,9 @@ def outputs(options: argparse.Namespace) -> dict[Path, str]:
     found = {options.docs / PAGE: site.page}
     found |= {options.docs / "figures" / name: svg for name, svg in site.figures.items()}
     folded = results_text(options.results, site.figures)
-    unfolded = results_text(options.results, site.figures, folder="figures")
-    for path, inner in (
-        *((path, chinese(folded) if CHINESE in path.name else folded) for path in options.readme),
-        (options.docs / GUIDE, unfolded),
-    ):
+    texts = {path: chinese(folded) if CHINESE in path.name else folded for path in options.readme}
+    texts[options.docs / GUIDE] = results_text(options.results, site.figures, folder="figures")
+    for path, inner in texts.items():
         if path.is_file() and (path == options.readme[0] or BEGIN in path.read_text("utf-8")):
             found[path] = replace_between_markers(path.read_text("utf-8"), inner)
     return found

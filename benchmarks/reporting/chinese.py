@@ -43,6 +43,11 @@ TITLES = {
     "Retention with decay": "带衰减的 retention",
     "fla's chunk_retention alone": "单独运行的 fla chunk_retention",
     "Decoding with retention": "用 retention 解码",
+    "The grid of published comparisons": "论文中常用的网格",
+    "The same grid with head dim 256": "同一网格，head dim 256",
+    "Layers of named models": "知名模型的层",
+    "Decoding: few queries on long keys": "解码：少量 query 对长 key",
+    "Short sequences": "短序列",
 }
 
 PICTURES = {
@@ -124,6 +129,10 @@ RULES: tuple[tuple[str, str], ...] = (
         r"(?P<gpu>.+), driver (?P<driver>\S+), CUDA (?P<cuda>\S+), torch (?P<torch>[^,\s]+)"
         r"(?:, SM clock after each race (?P<low>\d+) to (?P<high>\d+) MHz)?, (?P<time>\d{4}-\S+)\.",
         "{gpu}，驱动 {driver}，CUDA {cuda}，torch {torch}{clocks}，{time}。",
+    ),
+    (
+        r"All of this on one page.+\((?P<path>\S+)\), to be opened in a browser\.",
+        "以上全部在一页之中，含每一行以及我们落后之处：[{path}]({path})，用浏览器打开。",
     ),
     (r"No results are committed yet\.", "尚无提交的结果。"),
 )
