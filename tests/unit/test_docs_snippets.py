@@ -86,8 +86,10 @@ def test_commands_run_and_print_what_the_page_shows(block: Block, tmp_path: Path
 
 def test_commands_marked_for_a_gpu_are_such_as_a_test_can_wait_for() -> None:
     for block in of(*LANGUAGES, marked=True):
-        programs = {command.stages[0][1][0] for command in commands(block)}
-        assert block.kind != "gpu" or programs == {"attention-autotuner"}, f"{block.where}: slow"
+        if block.kind == "gpu":
+            given = {command.stages[0][1][:2] for command in commands(block)}
+            allowed = {("attention-autotuner", verb) for verb in ("tune", "warmup", "why")}
+            assert given <= allowed, f"{block.where}: mark it slow"
 
 
 @pytest.mark.parametrize("block", of(*C_LANGUAGES), ids=where)
