@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -23,19 +23,22 @@ from ..arch.probe import cuda_driver
 from ..errors import ToolchainError, UnsupportedArchitectureError
 from ..settings import Settings, current
 from .cutlass import find_cutlass
-from .wheels import WHEELS, WHEELS_CU12, check_wheels, cu12_places, merge_cu12, numbers, wheel_roots
+from .wheels import (
+    INSTALL_WHEELS,
+    MERGED_FLAGS,
+    MERGED_VERSION,
+    check_wheels,
+    cu12_places,
+    merge_cu12,
+    numbers,
+    wheel_roots,
+)
 
 logger = logging.getLogger(__name__)
 
 MIN_NVCC = (12, 0)  # the first release that knows sm_89 and sm_90 alike
 MIN_CMAKE = (3, 24)  # the cmake_minimum_required of templates/cmake
-_INSTALL_NVCC = (
-    f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run `pip install "
-    + " ".join(f"'{wheel}'" for wheel in WHEELS)
-    + "` (for a driver of CUDA 12 `pip install "
-    + " ".join(f"'{wheel}'" for wheel in WHEELS_CU12)
-    + "`)"
-)
+_INSTALL_NVCC = f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run {INSTALL_WHEELS}"
 _PROBE_SECONDS = 60.0
 
 # Variables that would change a build behind the back of its digest.
@@ -165,6 +168,10 @@ def probe_nvcc(path: Path) -> Nvcc:
     # Wheels keep the runtime in lib, where nvcc.profile looks in lib64.
     bare = (root / "lib" / "libcudart_static.a").exists() and not (root / "lib64").exists()
     flags = (f"-L{root / 'lib'}",) if bare else ()
+    merged = root / MERGED_VERSION
+    if merged.exists():  # its front end tells its own version alone
+        text = merged.read_text(encoding="utf-8")
+        return Nvcc(path=path, version=text, root=root, flags=(*flags, *MERGED_FLAGS))
     return Nvcc(path=path, version=version[1], root=root, flags=flags)
 
 
@@ -271,9 +278,7 @@ def _of_wheels(root: Path) -> Nvcc:
 
 
 def _of_cu12(place: Path) -> Nvcc:
-    merged = merge_cu12(place)
-    found = probe_nvcc(merged.nvcc)
-    return replace(found, version=merged.version, flags=(*found.flags, *merged.flags))
+    return probe_nvcc(merge_cu12(place))
 
 
 def find_host_cxx() -> tuple[Path, str]:

@@ -15,7 +15,6 @@ import shlex
 import shutil
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ToolchainError
@@ -41,6 +40,11 @@ WHEELS_CU12 = (
 )
 """The same for drivers of CUDA 12; runtimes before 12.9 lack the static library that kernels link."""
 
+INSTALL_WHEELS = "`pip install {}` (for a driver of CUDA 12 `pip install {}`)".format(
+    *(" ".join(f"'{wheel}'" for wheel in wheels) for wheels in (WHEELS, WHEELS_CU12))
+)
+"""How to have them, for messages."""
+
 # What each wheel brings, by one file of it that a compilation needs.
 _FRONT_END = {
     "bin/nvcc": "nvidia-cuda-nvcc",
@@ -61,6 +65,12 @@ _CU12_FILES = {
     "cuda_runtime/include/cuda_runtime.h": "nvidia-cuda-runtime-cu12",
     "cuda_runtime/lib/libcudart_static.a": "nvidia-cuda-runtime-cu12",
 }
+MERGED_VERSION = "attention_autotuner_version"
+"""The file in the root of such a folder that says which versions it is put together of."""
+
+MERGED_FLAGS = ("--no-compress",)
+"""For its every compilation: drivers of CUDA 12 need not know how the front end of 13 compresses."""
+
 CU12_RELEASE = (12, 9)
 CU12_PTX = "8.8"  # the newest version that its ptxas reads
 
@@ -83,21 +93,6 @@ _RUNTIME_HEADER = """// Every unit begins here: headers are to see the release o
 #endif
 #include "{header}"
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Merged:
-    """A CUDA 12 compiler that was put together.
-
-    Attributes:
-        nvcc: its front end, to be called by this path.
-        version: of the code generator and of the front end, e.g. ``12.9.86+13.0.88``.
-        flags: for every compilation.
-    """
-
-    nvcc: Path
-    version: str
-    flags: tuple[str, ...]
 
 
 def numbers(version: str) -> tuple[int, ...]:
@@ -151,8 +146,8 @@ def cu12_places() -> list[Path]:
     return [place for place in _places() if (place / "cuda_nvcc" / "bin" / "ptxas").exists()]
 
 
-def merge_cu12(place: Path) -> Merged:
-    """The compiler for CUDA 12 that the wheels in a folder make together.
+def merge_cu12(place: Path) -> Path:
+    """The compiler for CUDA 12 that the wheels in a folder make together: its front end, to be called by this path.
 
     Its folder of links is made in the cache, once for each set of versions.
 
@@ -168,22 +163,18 @@ def merge_cu12(place: Path) -> Merged:
         listed = ", ".join(f"{name}=={version}" for name, version in sorted(of_cu12.items()))
         raise ToolchainError(f"{place} must hold wheels of CUDA 12.9, it holds {listed}")
     generator = versions.get("nvidia-cuda-nvcc-cu12", "12.9")
-    root = (
-        current().cache_dir
-        / "toolchains"
-        / f"cu12.{digest16(versions, str(place), _PTXAS, _RUNTIME_HEADER)}"
-    )
+    version = f"{generator}+{versions.get('nvidia-cuda-nvcc', '13.0')}"
+    identity = digest16(versions, str(place), _PTXAS, _RUNTIME_HEADER)
+    root = current().cache_dir / "toolchains" / f"cu12.{identity}"
     if not root.is_dir():
         try:
-            _merge(root, place, front, numbers(generator))
+            _merge(root, place, front, version)
         except OSError as error:
             raise ToolchainError(f"the CUDA 12 compiler cannot be put together: {error}") from error
-    version = f"{generator}+{versions.get('nvidia-cuda-nvcc', 'unknown')}"
-    # Drivers of CUDA 12 need not know how the front end of 13 compresses.
-    return Merged(nvcc=root / "bin" / "nvcc", version=version, flags=("--no-compress",))
+    return root / "bin" / "nvcc"
 
 
-def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...]) -> None:
+def _merge(root: Path, place: Path, front: Path, version: str) -> None:
     """Make the folder of links; another process that was faster is as good."""
     staging = root.with_name(f".{uuid.uuid4().hex}")
     binaries, headers = staging / "bin", staging / "include"
@@ -201,7 +192,7 @@ def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...]) -> No
         (staging / "lib").symlink_to(place / "cuda_runtime" / "lib")
         (headers / "cccl").symlink_to(place / "cuda_cccl" / "include")
         runtime = place / "cuda_runtime" / "include"
-        major, minor, build = (*release, 0, 0)[:3]
+        major, minor, build = (*numbers(version.partition("+")[0]), 0, 0)[:3]
         text = _RUNTIME_HEADER.format(
             major=major, minor=minor, build=build, header=runtime / "cuda_runtime.h"
         )
@@ -216,6 +207,7 @@ def _merge(root: Path, place: Path, front: Path, release: tuple[int, ...]) -> No
         (headers / "crt" / "host_runtime.h").symlink_to(
             front / "include" / "crt" / "host_runtime.h"
         )
+        (staging / MERGED_VERSION).write_text(version, encoding="utf-8")
         staging.rename(root)
     except OSError:
         if not root.is_dir():

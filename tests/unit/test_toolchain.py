@@ -247,12 +247,11 @@ def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
     (place / "cu13" / "include" / "crt" / "host_runtime.h").touch()
     (place / "cuda_nvcc" / "include" / "crt" / "host_runtime.h").touch()
     with settings.override(cache_dir=tmp_path / "cache"):
-        merged = wheels.merge_cu12(place)
-        assert wheels.merge_cu12(place) == merged
-    root = merged.nvcc.parents[1]
+        nvcc = wheels.merge_cu12(place)
+        assert wheels.merge_cu12(place) == nvcc
+    root = nvcc.parents[1]
     assert [path.name for path in root.parent.iterdir()] == [root.name]
-    assert merged.version == "12.9.86+13.0.88"
-    assert merged.nvcc.resolve() == place / "cu13" / "bin" / "nvcc"
+    assert nvcc.resolve() == place / "cu13" / "bin" / "nvcc"
     header = (root / "include" / "cuda_runtime.h").read_text()
     for number in ("MAJOR__ 12", "MINOR__ 9", "BUILD__ 86"):
         assert f"#define __CUDACC_VER_{number}\n" in header
@@ -260,6 +259,14 @@ def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
     assert (
         (root / "include" / "crt" / "host_config.h").resolve().is_relative_to(place / "cuda_nvcc")
     )
+    # Whoever finds it knows what it is, by its path, too.
+    answers = _toolkit(tmp_path / "answers") / "bin" / "nvcc"
+    _script(answers, FAKE_NVCC.format(release="13.0", version="13.0.88", root=root))
+    nvcc.unlink()
+    nvcc.symlink_to(answers)
+    found = find_nvcc(nvcc)
+    assert (found.version, found.root) == ("12.9.86+13.0.88", root)
+    assert found.flags == (f"-L{root}/lib", "--no-compress")
     # The code generator is called by its real name, blanks and all, after the PTX was renamed.
     real = place / "cuda_nvcc" / "bin" / "ptxas"
     _script(real, '#!/bin/sh\nhead -n 1 "$2"\n')
