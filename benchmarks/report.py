@@ -1,4 +1,4 @@
-"""Everything that shows results, from the committed JSON: the README's part, docs/report.html and docs/figures/.
+"""Everything that shows results, from the committed JSON: the README's part, pages of docs/ and docs/figures/.
 
     python -m benchmarks.report            # rewrites the READMEs between their markers, the page and the figures
     python -m benchmarks.report --check    # answers 1 when one of them is out of date
@@ -21,6 +21,7 @@ from attention_autotuner.codegen.problem import Problem
 from .cases import column_label, row_label
 from .reporting.chinese import chinese
 from .reporting.duels import TITLES, standings
+from .reporting.guide import CASES, PEERS, cases_text, peers_text
 from .reporting.heatmaps import WAYS, short
 from .retention_tables import alone_table, decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
@@ -248,17 +249,17 @@ def standings_table(document: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def replace_between_markers(text: str, inner: str) -> str:
+def replace_between_markers(text: str, inner: str, begin: str = BEGIN, end: str = END) -> str:
     """The text with what stands between its markers replaced.
 
     Raises:
         ValueError: it does not hold each marker once, in order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"the text must hold {BEGIN} and {END} once each, in this order")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    return f"{before}{BEGIN}\n{inner}\n{END}{after}"
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"the text must hold {begin} and {end} once each, in this order")
+    before, rest = text.split(begin)
+    after = rest.split(end)[1]
+    return f"{before}{begin}\n{inner}\n{end}{after}"
 
 
 def outputs(options: argparse.Namespace) -> dict[Path, str]:
@@ -270,10 +271,15 @@ def outputs(options: argparse.Namespace) -> dict[Path, str]:
     found |= {options.docs / "figures" / name: svg for name, svg in site.figures.items()}
     folded = results_text(options.results, site.figures)
     texts = {path: chinese(folded) if CHINESE in path.name else folded for path in options.readme}
-    texts[options.docs / GUIDE] = results_text(options.results, site.figures, folder="figures")
     for path, inner in texts.items():
         if path.is_file() and (path == options.readme[0] or BEGIN in path.read_text("utf-8")):
             found[path] = replace_between_markers(path.read_text("utf-8"), inner)
+    guide = options.docs / GUIDE
+    if guide.is_file():
+        unfolded = results_text(options.results, site.figures, folder="figures")
+        text = replace_between_markers(guide.read_text(encoding="utf-8"), unfolded)
+        text = replace_between_markers(text, cases_text(), *CASES)
+        found[guide] = replace_between_markers(text, peers_text(), *PEERS)
     return found
 
 

@@ -220,7 +220,7 @@ def _decode(batch: int, seqlen_q: int, seqlen_k: int, heads: tuple[int, int], mo
     return Case(
         name=words.lower().replace(", ", "_").replace(" ", "_").replace("-", ""),
         title=words,
-        source=LLAMA3,
+        source=f"{LLAMA3}; the later models' context is 128k",
         shape=_shape(batch, heads, (seqlen_q, seqlen_k), 128, causal=seqlen_q > 1),
     )
 
