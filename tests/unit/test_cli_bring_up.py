@@ -120,7 +120,7 @@ def test_a_dry_run_prints_tables(capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "NVIDIA GeForce RTX 5090: policy RTX5090, built for 120" in text
     assert "attention forward fp16 b8 h32 s2048 d64 causal" in text
-    assert "3 problems of 1 pairs of head dims" in text
+    assert "3 problems of one pair of head dims" in text
 
 
 @pytest.mark.parametrize(

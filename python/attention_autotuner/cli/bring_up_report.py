@@ -147,9 +147,10 @@ def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Pla
         ],
     )
     classes = len({(p.class_qk, p.class_v) for p in problems})
+    pairs = "one pair" if classes == 1 else f"{classes} pairs"
     print_line(
-        f"{len(problems)} problems of {classes} pairs of head dims in {len(plan.groups)} classes: "
-        f"{len(plan.candidates)} kernels, {plan.class_limit} of a class beside the defaults"
+        f"{len(problems)} problems of {pairs} of head dims: {len(plan.candidates)} kernels in "
+        f"{len(plan.groups)} pools, at most {plan.class_limit} in each beside the defaults"
     )
     print_line(
         f"about {plan.build_seconds:.0f} s of building with {plan.jobs} jobs, "
