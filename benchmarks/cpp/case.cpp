@@ -28,7 +28,9 @@ using Bind = std::function<void(Params&, void*)>;
 template <typename Params>
 class TypedCase : public Case {
  public:
-  TypedCase(Problem const& problem, Kernel const& kernel, int device) : p_(problem), kernel_(kernel), device_(device) {}
+  TypedCase(Problem const& problem, Kernel const& kernel, int device) : p_(problem), kernel_(kernel), device_(device) {
+    static_cast<void>(kernel.workspace_bytes(make_params<Params>(problem)));  // another kernel's params throw here
+  }
 
   int sets() const override { return int(sets_.size()); }
   size_t workspace_bytes() const override { return workspace_bytes_; }

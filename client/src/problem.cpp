@@ -234,7 +234,8 @@ Params make_params(Problem const& problem, std::optional<float> scale) {
     throw UnsupportedProblemError("these params are for " + std::string(name_of(ParamsOf<Params>::kOp)) + " " +
                                   name_of(ParamsOf<Params>::kDirection) + ", the problem is " + problem.describe());
   }
-  float const factor = scale.value_or(problem.op == Op::kRetNet ? 1.0f : 1.0f / std::sqrt(float(problem.dim_qk)));
+  float const factor =
+      scale.value_or(problem.op == Op::kRetNet ? 1.0f : float(1.0 / std::sqrt(double(problem.dim_qk))));
   Params params{};
   params.struct_size = sizeof(Params);
   params.abi_version = ATTENTION_AUTOTUNER_ABI_VERSION;

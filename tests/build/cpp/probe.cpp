@@ -3,13 +3,18 @@
 //   json <text>        the value's kind, or the error
 //   bucket <problem>   bucketed sequence lengths, classes, causal offset, flops, bytes and description
 //   round <value>      rounded to fp16 and to bf16
-//   params <problem>   scale and causal offset of its forward or backward params
+//   params <problem>   sizes, causal offset and scale of its params
+//   stats <values>     median and spread
+//   sets <bytes moved> <bytes of L2> <bytes free>   sets of inputs, cold and warm
 #include <cstdio>
 #include <iostream>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "attention_autotuner/client.hpp"
 #include "json.hpp"
+#include "measure.hpp"
 #include "numbers.hpp"
 
 namespace at = attention_autotuner;
@@ -53,6 +58,13 @@ void bucket(at::Problem const& problem) {
               problem.flops(), problem.bytes_moved(), problem.describe().c_str());
 }
 
+std::vector<double> values_of(std::string const& text) {
+  std::istringstream stream(text);
+  std::vector<double> found;
+  for (double value; stream >> value;) found.push_back(value);
+  return found;
+}
+
 void answer(std::string const& command, std::string const& text) {
   using namespace at::benchmarks;
   if (command == "json") {
@@ -62,6 +74,13 @@ void answer(std::string const& command, std::string const& text) {
   } else if (command == "round") {
     double const value = std::stod(text);
     std::printf("%.17g %.17g", rounded(value, Number::kFp16), rounded(value, Number::kBf16));
+  } else if (command == "stats") {
+    std::vector<double> const values = values_of(text);
+    std::printf("%.17g %.17g", median_of(values), spread_of(values));
+  } else if (command == "sets") {
+    std::vector<double> const v = values_of(text);
+    auto const sets = [&v](bool cold) { return count_sets(v.at(0), size_t(v.at(1)), size_t(v.at(2)), cold); };
+    std::printf("%d %d", sets(true), sets(false));
   } else {
     at::Problem const problem = at::Problem::from_json(text);
     auto const params = at::make_params<at::AttentionForwardParams>(problem);

@@ -1,0 +1,359 @@
+"""Do the C++ benchmarks report what Python does? One kernel, one digest, and medians that differ by noise.
+
+``python -m benchmarks.cpp_agreement --output FILE`` builds the C++ benchmarks and the kernels that dispatch picks for
+six cases on the present GPU, writes those as a bundle, and times every case by both, one after the other, several times
+over. Status 1: a case was wrong, or beyond the bar; 2: there is no GPU or no compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attention_autotuner import dispatch
+from attention_autotuner.arch import Policy, detect, probe
+from attention_autotuner.arch.resolution import native_arch
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.bundle import BundledPick, write_bundle
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.files import write_atomic
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import default_store
+from attention_autotuner.codegen.toolchain import Toolchain, clean_environment, find_toolchain
+from attention_autotuner.errors import (
+    AttentionAutotunerError,
+    BuildError,
+    ToolchainError,
+    UnsupportedArchitectureError,
+)
+from attention_autotuner.tuning.environment import collect
+
+from .cases import of_shape
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = 1
+BAR = 0.03  # of the medians
+REPEATS = 3
+PROGRAM_SECONDS = 300.0  # for one run of a program over its cases
+PROGRAMS = {
+    ("attention", "forward"): "bench_attention",
+    ("attention", "backward"): "bench_attention_backward",
+    ("retention", "forward"): "bench_retention",
+    ("retention", "backward"): "bench_retention",
+}
+# Long and short (from a graph), causal and not, grouped heads, both dtypes, both operations and directions.
+PROBLEMS: tuple[Problem, ...] = (
+    of_shape((4, 16, 4096, 128, 128)),
+    Problem(
+        batch=4, heads_q=32, heads_kv=8, seqlen_q=2048, seqlen_k=2048, dtype="bf16", causal=True
+    ),
+    of_shape((1, 16, 512, 64, 64)),
+    of_shape((4, 16, 2048, 128, 128), direction="backward", causal=True),
+    of_shape((8, 16, 4096, 128, 128), op="retention", causal=True),
+    of_shape((8, 16, 4096, 128, 128), op="retention", direction="backward", causal=True),
+)
+
+Measure = Callable[[Problem, Path], float]  # a problem, a library -> microseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What both said of one case.
+
+    Attributes:
+        problem: what was computed.
+        kernel: name of its candidate.
+        digest, cpp_digest: of the artifact, as Python and as C++ know it.
+        error: what the C++ benchmark found wrong; empty where nothing is.
+        python_us, cpp_us: medians, one of every repeat.
+    """
+
+    problem: Problem
+    kernel: str
+    digest: str
+    cpp_digest: str
+    error: str
+    python_us: tuple[float, ...]
+    cpp_us: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """C++'s time over Python's; NaN where one is missing."""
+        if not self.python_us or not self.cpp_us:
+            return float("nan")
+        return median(self.cpp_us) / median(self.python_us)
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the kernel was the same and right, and the times are within the bar."""
+        return not self.error and self.digest == self.cpp_digest and abs(self.ratio - 1.0) <= BAR
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, with the verdict."""
+        ratio = None if self.ratio != self.ratio else self.ratio  # JSON has no NaN
+        return {
+            **asdict(self),
+            "case": self.problem.describe(),
+            "ratio": ratio,
+            "agrees": self.agrees,
+        }
+
+
+def configure(folder: Path, toolchain: Toolchain, *options: str) -> None:
+    """Configure the C++ benchmarks with CMake, for the GPU at hand unless options say otherwise.
+
+    Raises:
+        ToolchainError: it fails; the message ends with CMake's own words.
+    """
+    command: list[str | Path] = [toolchain.cmake, "-G", "Ninja", "-S", ROOT, "-B", folder]
+    command += [
+        f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}",
+        f"-DCMAKE_CUDA_COMPILER={toolchain.nvcc}",
+        f"-DCMAKE_CUDA_FLAGS={' '.join(toolchain.cuda_flags)}",
+    ]
+    _run_tool([*command, *options])
+
+
+def build_programs(folder: Path, toolchain: Toolchain) -> Path:
+    """Configure and build the C++ benchmarks for the GPU at hand.
+
+    Args:
+        folder: where; kept between calls, it is up to date in no time.
+        toolchain: its nvcc, CMake and Ninja.
+
+    Returns:
+        The folder of the programs.
+
+    Raises:
+        ToolchainError: they do not configure or compile; the message ends with the tools' own words.
+    """
+    configure(folder, toolchain)
+    _run_tool([toolchain.ninja, "-C", folder])
+    return folder / "benchmarks" / "cpp"
+
+
+def _run_tool(command: Sequence[str | Path]) -> None:
+    done = subprocess.run(
+        command,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        raise ToolchainError(f"the C++ benchmarks do not build: {done.stdout[-3000:]}")
+
+
+def build_kernels(
+    candidates: Sequence[Candidate], toolchain: Toolchain
+) -> dict[Candidate, Artifact]:
+    """Kernels for the GPU at hand, from the store or the compiler, all at once.
+
+    Raises:
+        BuildError: one does not build.
+    """
+    target = BuildTarget(arch=native_arch(probe().compute_capability))
+    wanted = list(dict.fromkeys(candidates))
+    found = build(
+        [render(each) for each in wanted], target, toolchain=toolchain, store=default_store()
+    )
+    artifacts = {}
+    for candidate, result in zip(wanted, found, strict=True):
+        if not isinstance(result, Artifact):
+            raise BuildError(f"{candidate.name} does not build: {result.reason}")
+        artifacts[candidate] = result
+    return artifacts
+
+
+def run_programs(
+    programs: Path, bundle: Path, problems: Sequence[Problem], *, check: bool
+) -> list[dict[str, Any]]:
+    """What the C++ benchmarks say of problems, in their order.
+
+    Args:
+        programs: folder of the programs.
+        bundle: what serves the problems.
+        problems: each is given to the program of its operation.
+        check: hold the outputs against the formula, too.
+
+    Raises:
+        ToolchainError: a program ends without a word on its problems.
+    """
+    found: dict[Problem, dict[str, Any]] = {}
+    for name in dict.fromkeys(PROGRAMS[each.op, each.direction] for each in problems):
+        mine = [each for each in problems if PROGRAMS[each.op, each.direction] == name]
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            command = [str(programs / name), "--bundle", str(bundle), "--json", str(report)]
+            if not check:
+                command += ["--samples", "0"]
+            for problem in mine:
+                command += ["--problem-json", json.dumps(asdict(problem))]
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=PROGRAM_SECONDS,
+                check=False,
+            )
+            if not report.is_file():
+                raise ToolchainError(f"{name} ended with {done.returncode}: {done.stdout[-2000:]}")
+            results = json.loads(report.read_text(encoding="utf-8"))["results"]
+        found |= dict(zip(mine, results, strict=True))
+    return [found[problem] for problem in problems]
+
+
+def compare(
+    problems: Sequence[Problem],
+    artifacts: Sequence[Artifact],
+    *,
+    bundle: Path,
+    programs: Path,
+    measure: Measure,
+    repeats: int = REPEATS,
+) -> list[Agreement]:
+    """Time problems by both in turn.
+
+    Args:
+        problems: what to time.
+        artifacts: the kernel of each.
+        bundle: serves each of them by that kernel.
+        programs: folder of the C++ benchmarks.
+        measure: Python's way to time.
+        repeats: how often; medians are compared.
+    """
+    python_us: list[list[float]] = [[] for _ in problems]
+    cpp: list[list[dict[str, Any]]] = [[] for _ in problems]
+    for repeat in range(repeats):
+        for times, problem, artifact in zip(python_us, problems, artifacts, strict=True):
+            times.append(measure(problem, artifact.path))
+        reports = run_programs(programs, bundle, problems, check=repeat == 0)
+        for found, report in zip(cpp, reports, strict=True):
+            found.append(report)
+    return [
+        Agreement(
+            problem=problem,
+            kernel=artifact.name,
+            digest=artifact.digest,
+            cpp_digest=str(reports[0].get("digest")),
+            error="; ".join(dict.fromkeys(str(each["error"]) for each in reports if each["error"])),
+            python_us=tuple(times),
+            cpp_us=tuple(each["median_us"] for each in reports if each.get("median_us")),
+        )
+        for problem, artifact, times, reports in zip(
+            problems, artifacts, python_us, cpp, strict=True
+        )
+    ]
+
+
+def measure_here(problem: Problem, library: Path) -> float:
+    """Python's median on the current GPU, microseconds; nothing of it stays in the GPU's memory.
+
+    Raises:
+        BuildError: it cannot be timed.
+    """
+    import torch
+
+    from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry
+
+    entry = KernelEntry(name=problem.describe(), path=library, problem=problem)
+    (timing,) = InProcessMeasurer().measure(problem, [entry], budget_seconds=2.0)
+    del entry  # with the tensors that its launches hold
+    torch.cuda.empty_cache()
+    if not timing.outcome.ok:
+        raise BuildError(f"{problem.describe()} cannot be timed: {timing.outcome}")
+    return timing.median_us
+
+
+def picks_of(problems: Sequence[Problem], policy: Policy) -> list[BundledPick]:
+    """What dispatch picks for problems, as a bundle holds it."""
+    found = []
+    for problem in problems:
+        pick = dispatch.lookup(problem, policy)
+        found.append(
+            BundledPick(problem=problem.bucketed(), candidate=pick.candidate, layer=str(pick.layer))
+        )
+    return found
+
+
+def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
+    """The document to commit."""
+    ratios = [each.ratio for each in agreements]
+    return {
+        "schema": SCHEMA,
+        "environment": collect(device).to_json(),
+        "bar": BAR,
+        "worst_ratio": max(ratios, key=lambda ratio: abs(ratio - 1.0)),
+        "passed": all(each.agrees for each in agreements),
+        "cases": [each.to_json() for each in agreements],
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build, time by both, compare; see the module."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"of both ({REPEATS})")
+    parser.add_argument("--build-dir", type=Path, help="of the C++ benchmarks; a temporary one")
+    options = parser.parse_args(arguments)
+    try:
+        policy = detect(0)
+        toolchain = find_toolchain()
+    except (UnsupportedArchitectureError, ToolchainError) as error:
+        print(error)
+        return 2
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            programs = build_programs(options.build_dir or Path(folder) / "build", toolchain)
+            print(f"built the programs, {time.monotonic() - started:.0f} s")
+            picks = picks_of(PROBLEMS, policy)
+            built = build_kernels([pick.candidate for pick in picks], toolchain)
+            print(f"built the kernels, {time.monotonic() - started:.0f} s")
+            bundle = write_bundle(
+                Path(folder) / "bundle",
+                arch=policy.name,
+                build_arch=native_arch(probe().compute_capability),
+                artifacts=built,
+                picks=picks,
+            )
+            agreements = compare(
+                PROBLEMS,
+                [built[pick.candidate] for pick in picks],
+                bundle=bundle.root,
+                programs=programs,
+                measure=measure_here,
+                repeats=options.repeats,
+            )
+        except AttentionAutotunerError as error:
+            print(error)
+            return 1
+    document = report(agreements)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(options.output, json.dumps(document, indent=1) + "\n")
+    for each in agreements:
+        times = f"{median(each.python_us):9.2f} us in Python, C++ over it {each.ratio:.4f}"
+        verdict = "" if each.agrees else f"  DIFFERS {each.error}"
+        print(f"{each.problem.describe():64}  {times}{verdict}")
+    print(f"wrote {options.output}, {time.monotonic() - started:.0f} s")
+    return 0 if document["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
