@@ -66,8 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 or "\n...\n" in block.code
             ):
                 continue
-            with tempfile.TemporaryDirectory() as folder, at_home(Path(folder)):
-                new = rewritten(block)
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name).resolve()
+                with at_home(folder, cache=folder / ".cache" / "attention_autotuner"):
+                    new = rewritten(block)
             if new != block.code:
                 stale += 1
                 text = text.replace(block.code, new, 1)
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.write or options.output:
             target = path if options.output is None else options.output / page.name
             target.write_text(text, encoding="utf-8")
-    return 1 if stale and not options.write else 0
+    return 1 if stale and not (options.write or options.output) else 0
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def run_commands(block: Block) -> Iterator[tuple[Command, str]]:
                 printed = _filtered(words, printed)
             else:
                 printed += _run(words, command)
-        for folder, shown in ((Path.home(), "~"), (REPOSITORY, "~/attention-autotuner")):
+        for folder, shown in ((Path.cwd(), "~"), (REPOSITORY, "~/attention-autotuner")):
             printed = printed.replace(str(folder), shown)
         yield command, printed
 
