@@ -136,22 +136,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 environment=collect,
                 alive=answers,
                 say=say,
+                jobs=settings.jobs or os.cpu_count() or 1,
                 started=started,
             ),
             options.output,
-            settings.jobs or os.cpu_count() or 1,
         )
 
 
-def measure(run: Run, output: Path, jobs: int) -> int:
+def measure(run: Run, output: Path) -> int:
     """Do a run, write each suite's file as it grows, and print the tables.
 
     Args:
         run: what is measured.
         output: folder of all results.
-        jobs: processes that peers may compile with.
     """
-    run.get_ready(jobs)
     files: dict[str, SuiteFile] = {}
     missing = 0
     for trial, found in run.rows():

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from attention_autotuner.arch import Policy
+from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.render import render
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.environment import Environment
@@ -53,6 +54,7 @@ class Run:
         environment: read after each race.
         alive: whether the GPU still answers; asked after each race.
         say: told one line at a time.
+        jobs: processes that peers may compile with.
         clock: seconds.
         started: when the time began to count, by ``clock``.
     """
@@ -68,6 +70,7 @@ class Run:
     environment: Callable[[], Environment]
     alive: Callable[[], bool]
     say: Say
+    jobs: int = 1
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
     _longest: float = field(default=0.0, init=False)
@@ -76,17 +79,19 @@ class Run:
         """The peers that compute a trial's operation."""
         return [each for each in self.peers if each.op == trial.problem.op]
 
-    def get_ready(self, jobs: int) -> None:
-        """What peers compile before the first race, for all trials at once."""
+    def get_ready(self) -> None:
+        """What peers compile before the first race, for all trials at once; one that cannot will say so in its rows."""
         with ThreadPoolExecutor() as pool:
-            started = []
+            started: dict[str, Future[None]] = {}
             for each in self.peers:
                 met = [t.problem for t in self.trials if each.can_run(t.problem) is None]
                 if each.ready is not None and met:
                     self.say(f"{each.name} gets ready for {len(met)} problems")
-                    started.append(pool.submit(each.ready, list(dict.fromkeys(met)), jobs))
-            for one in started:
-                one.result()
+                    problems = list(dict.fromkeys(met))
+                    started[each.name] = pool.submit(each.ready, problems, self.jobs)
+            for name, one in started.items():
+                error = one.exception()
+                self.say(f"{name} is ready" if error is None else f"{name} is not ready: {error}")
 
     def rows(self) -> Iterator[tuple[Trial, dict[str, Any] | str]]:
         """Every trial with its row, or why it has none.
@@ -101,9 +106,13 @@ class Run:
         ]
         wanted = list(dict.fromkeys(wanted))
         self.say(f"{len(wanted)} kernels to have built")
-        results = self.pipeline.build(
-            [render(one) for one in wanted], lambda done, total, message: None
-        )
+        with ThreadPoolExecutor(1) as beside:
+            ready = beside.submit(self.get_ready)
+            results = self.pipeline.build(
+                [render(one) for one in wanted], lambda done, total, message: None
+            )
+            self.say(f"{sum(not isinstance(each, Outcome) for each in results)} are there")
+            ready.result()
         built = dict(zip(wanted, results, strict=True))
         stopped = ""
         for trial in self.trials:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import exp, log
 from pathlib import Path
@@ -362,12 +362,22 @@ def test_a_lost_gpu_or_an_interrupt_ends_the_run_and_keeps_what_there_is(end: st
     assert len(found) == 5
 
 
-def test_peers_get_ready_for_what_they_will_run() -> None:
+def test_peers_get_ready_for_what_they_will_run_while_kernels_are_built() -> None:
     told: list[tuple[int, int]] = []
-    ready = implementation(ready=lambda problems, jobs: told.append((len(problems), jobs)))
-    run = a_run(trials(["models"], ways=["forward"]), peers=[ready])
-    run.get_ready(3)
+    said: list[str] = []
+
+    def fail(problems: Sequence[Problem], jobs: int) -> None:
+        raise OSError("no more processes")
+
+    peers = [
+        implementation(ready=lambda problems, jobs: told.append((len(problems), jobs))),
+        implementation("flex", ready=fail),
+    ]
+    wanted = trials(["models"], ways=["forward"])
+    found = [row for _, row in a_run(wanted, peers=peers, jobs=3, say=said.append).rows()]
     assert told == [(7, 3)]  # without MLA, and without retention
+    assert "flex is not ready: no more processes" in said
+    assert all(isinstance(row, dict) for row in found)
 
 
 # --- files and the command line -------------------------------------------------------------------
@@ -377,7 +387,7 @@ def test_rows_of_earlier_runs_stay_until_they_are_measured_anew(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = a_run(trials(["short"]), budget_seconds=8.0, clock=Ticking(1.0))
-    assert command.measure(first, tmp_path, 1) == 1
+    assert command.measure(first, tmp_path) == 1
     path = tmp_path / "nvidia-h100-80gb-hbm3" / "suite_short.json"
     before = json.loads(path.read_text())
     assert [row["key"] for row in before["rows"]] == [
@@ -393,7 +403,7 @@ def test_rows_of_earlier_runs_stay_until_they_are_measured_anew(
         lambda p, name: 50.0,
         pipeline=FakePipeline(environment=late),
     )
-    assert command.measure(again, tmp_path, 1) == 0
+    assert command.measure(again, tmp_path) == 0
     after = json.loads(path.read_text())
     rows = {row["key"]: row for row in after["rows"]}
     assert rows["bert_base_128 forward fp16"] == before["rows"][0]
