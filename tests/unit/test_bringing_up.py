@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,12 @@ from attention_autotuner.tuning import sweep
 from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_ceilings
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
+from attention_autotuner.tuning.sweep_plan import (
+    CONFIRM_SECONDS,
+    CONFIRM_START_SECONDS,
+    RACE_SECONDS,
+    SET_UP_SECONDS,
+)
 from attention_autotuner.tuning.sweeps import default_sweep, only
 from tests.bringing_up import CEILINGS, H200, FakeMachine, FakeSweepPipeline
 
@@ -201,6 +208,21 @@ def test_a_spent_budget_leaves_the_rest(here: Settings) -> None:
     assert statuses(result) == ["left"] * len(FEW)
     assert result.sweep.settled[0].reason == "the budget was spent"
     assert len(work.built) < len(set(POLICY.legal(FEW[0])))
+
+
+def test_where_verifying_is_slow_fewer_kernels_race_and_all_problems_do(here: Settings) -> None:
+    def slowly(name: str) -> Outcome:
+        time.sleep(0.3)
+        return Ok()
+
+    work = FakeSweepPipeline(verdict=slowly)
+    needed = 4 * (RACE_SECONDS + SET_UP_SECONDS + CONFIRM_SECONDS) + CONFIRM_START_SECONDS
+    machine = FakeMachine(work=work, job_count=32)
+    result = bring_up(machine, FEW, here, budget_seconds=needed + 4.0)
+    assert statuses(result) == ["measured"] * len(FEW)
+    assert result.plan is not None
+    assert len(FEW) <= len(work.verified) < len(result.plan.candidates)
+    assert {POLICY.default(problem).name for problem in FEW} <= set(work.verified)
 
 
 def test_races_do_not_wait_for_the_last_build(

@@ -34,13 +34,16 @@ from .sweep_plan import (
     CONFIRM_START_SECONDS,
     RACE_SECONDS,
     SET_UP_SECONDS,
+    VERIFY_SECONDS,
     Group,
     Plan,
 )
 
 Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
 Tell = Callable[[str, int, int, str], None]
+Waiting = tuple[int, int]  # problems and groups that are still to come, the present ones among them
 WAIT_SECONDS = 0.5  # between looks at the builds
+LEAST_VERIFIED = 2  # kernels of a group, however short the time is
 MIN_DOUBTS = 3  # worth a second process while builds keep the GPU idle
 
 
@@ -143,6 +146,7 @@ class Sweep:
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _failures: dict[str, Outcome] = field(default_factory=dict, init=False)
     _doubts: list[_Doubtful] = field(default_factory=list, init=False)
+    _verified: int = field(default=0, init=False)
 
     def run(self) -> SweepResult:
         """Do what the budget allows.
@@ -193,12 +197,13 @@ class Sweep:
     def _work(self, groups: Sequence[Group], ahead: BuildAhead) -> None:
         total = sum(len(group.problems) for group in groups)
         done = 0
-        for group in groups:
-            self._await(group, ahead, total - done)
+        for place, group in enumerate(groups):
+            waiting = (total - done, len(groups) - place)
+            self._await(group, ahead, waiting)
             if not self._time_for_a_race():
                 ahead.stop()  # nothing of what is still to come will be raced
                 break
-            rows, built = self._verify(group, ahead)
+            rows, built = self._verify(group, ahead, waiting)
             for problem in group.problems:
                 if not self._time_for_a_race():
                     break
@@ -210,10 +215,10 @@ class Sweep:
         if self._doubts:
             self._confirm()
 
-    def _await(self, group: Group, ahead: BuildAhead, waiting: int) -> None:
+    def _await(self, group: Group, ahead: BuildAhead, waiting: Waiting) -> None:
         """Wait until a group is built, or until it is time to make do with what is; confirm meanwhile."""
         while not ahead.ready(group.pool):
-            spare = self._left() - self._needed(waiting)
+            spare = self._spare(waiting)
             if spare <= 0:
                 ahead.stop()
                 return
@@ -225,6 +230,12 @@ class Sweep:
 
     def _time_for_a_race(self) -> bool:
         return self._left() - self._needed(0) >= RACE_SECONDS + SET_UP_SECONDS
+
+    def _spare(self, waiting: Waiting) -> float:
+        """Seconds beyond what the waiting problems take, with the least of each group verified."""
+        races, groups = waiting
+        each = (self._seconds["verify"] + VERIFY_SECONDS) / (self._verified + 1)
+        return self._left() - self._needed(races) - groups * LEAST_VERIFIED * each
 
     def _needed(self, races: int) -> float:
         """Seconds that some races and all confirmations still take."""
@@ -263,12 +274,16 @@ class Sweep:
                 missing.append(problem)
         return replace(group, problems=tuple(missing))
 
-    def _verify(self, group: Group, ahead: BuildAhead) -> tuple[list[Row], dict[str, Built]]:
-        """Rows of a group's pool after build and verification, and what was built."""
+    def _verify(
+        self, group: Group, ahead: BuildAhead, waiting: Waiting
+    ) -> tuple[list[Row], dict[str, Built]]:
+        """Rows of a group's pool after build and verification, and what was built; fewer where time is short."""
         rows: list[Row] = []
         built: dict[str, Built] = {}
         results = ahead.results(group.pool)
         for index, (one, result) in enumerate(results.items()):
+            if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
+                break
             self.tell("verify", index, len(results), one.name)
             small = small_problem(one)
             if isinstance(result, Outcome):
@@ -278,6 +293,7 @@ class Sweep:
                 outcome = usable(small, one, result, self.policy)
                 # A default serves whoever has not tuned: its time is what the others must beat.
                 if outcome.ok or one in self._defaults:
+                    self._verified += 1
                     with self._timed("verify"):
                         outcome = self.pipeline.verify(
                             small, result, deterministic=one.deterministic
