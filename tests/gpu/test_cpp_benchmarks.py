@@ -111,7 +111,12 @@ def test_odd_shapes_are_right(built: Built, problem: Problem) -> None:
 
 def test_the_environment_stands_beside_the_figures(built: Built, tmp_path: Path) -> None:
     output = tmp_path / "out.json"
-    command = [built.programs / "bench_attention", "--bundle", built.bundle, "--every-pick"]
+    command: list[str | Path] = [
+        built.programs / "bench_attention",
+        "--bundle",
+        built.bundle,
+        "--every-pick",
+    ]
     run(*command, "--json", output, "--csv", tmp_path / "out.csv")
     document = json.loads(output.read_text(encoding="utf-8"))
     environment = document["environment"]

@@ -21,7 +21,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "abi.h"
+#include "attention_autotuner/abi.h"
 
 namespace attention_autotuner {
 
