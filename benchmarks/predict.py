@@ -25,7 +25,6 @@ from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import A100, H100, RTX4090, Policy
 from attention_autotuner.codegen.build import Artifact, BuildTarget, build
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.identity import digest16
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
@@ -75,10 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             document = predict(policy, trials, toolchain)
             path = options.output / f"{slug(policy.name)}.json"
             options.output.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, dumps(document))
+            path.write_text(dumps(document), encoding="utf-8")
             say(f"{path}: {prediction_report.summary(document)}")
     if options.output == FOLDER:
-        write_atomic(PAGE, prediction_report.page(PAGE.read_text(encoding="utf-8"), trials))
+        text = prediction_report.page(PAGE.read_text(encoding="utf-8"), trials)
+        PAGE.write_text(text, encoding="utf-8")
     return 0
 
 
