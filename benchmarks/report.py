@@ -189,16 +189,23 @@ def results_text(root: Path, figures: Collection[str] = (), *, folder: str | Non
     Args:
         root: the folder.
         figures: the pictures that there are, by path.
-        folder: where those are, seen from the text. None leaves them in ``docs`` and folds the tables of races.
+        folder: where those are, seen from the text. None leaves them in ``docs`` and folds what races are beside their
+            standings and curves.
     """
     parts = []
     for path in _files(root):
         document = json.loads(path.read_text(encoding="utf-8"))
         head, *rest = SECTIONS.get(path.stem, suite_section)(document)
-        lines = [head, *_pictures(path, figures, folder or "docs/figures")]
+        pictures = _pictures(path, figures, folder or "docs/figures")
         if folder is None and path.stem in TITLES:
-            rest = ["", *standings_table(document), "", *_folded(rest)]
-        parts.append("\n".join([*lines, *rest]))
+            curves = [line for line in pictures if PICTURES["curves"] in line]
+            others = [line for line in pictures if line and line not in curves]
+            shown = [part for line in curves for part in ("", line)]
+            folded = [part for line in others for part in ("", line)]
+            rest = ["", *standings_table(document), *shown, "", *_folded([*folded, *rest])]
+        else:
+            rest = [*pictures, *rest]
+        parts.append("\n".join([head, *rest]))
     if parts and folder is None:
         parts.append(WHOLE_PAGE)
     return "\n\n".join(parts) or NOTHING
@@ -206,7 +213,7 @@ def results_text(root: Path, figures: Collection[str] = (), *, folder: str | Non
 
 def _folded(lines: Sequence[str]) -> list[str]:
     """Markdown that is shown on demand."""
-    return ["<details><summary>Tables, every case</summary>", *lines, "", "</details>"]
+    return ["<details><summary>Every case</summary>", *lines, "", "</details>"]
 
 
 def _files(root: Path) -> list[Path]:

@@ -74,8 +74,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"### (?P<title>.+) on (?P<gpu>.+)", "### {title}：{gpu}"),
     (r"!\[(?P<picture>.+) \((?P<what>.+)\)\]\((?P<path>.+)\)", "![{picture}（{what}）]({path})"),
     (
-        r"<details><summary>Tables, every case</summary>",
-        "<details><summary>全部情形的表格</summary>",
+        r"<details><summary>Every case</summary>",
+        "<details><summary>全部情形</summary>",
     ),
     (
         r"TFLOP/s of (?P<name>.+), fp16, 16k tokens, hidden size 2048, by head dim and sequence length; in brackets "

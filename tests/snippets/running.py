@@ -136,6 +136,7 @@ def _run(words: Sequence[str], command: Command) -> str:
 def _run_module(module: str, arguments: Sequence[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module, *arguments])
+        patch.delitem(sys.modules, module, raising=False)  # runpy warns of what is there twice
         try:
             runpy.run_module(module, run_name="__main__")
         except SystemExit as error:

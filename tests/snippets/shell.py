@@ -186,6 +186,7 @@ def _python(words: list[str]) -> None:
     def run(given: Sequence[str]) -> None:
         with only_parsing(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [module, *given])
+            patch.delitem(sys.modules, module, raising=False)  # runpy warns of what is there twice
             try:
                 runpy.run_module(module, run_name="__main__")
             except _Accepted:
