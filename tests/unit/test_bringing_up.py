@@ -76,6 +76,10 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
     assert measured_specs.read(out / "nvidia-h200.spec.json") == result.measured
     report = json.loads((out / "nvidia-h200.bring_up.json").read_text())
     assert report["ceilings"]["wgmma_fp16"]["value"] == 790e12
+    assert report["peaks"] == {
+        "tensor_flops_per_second": 790e12,
+        "hbm_bytes_per_second": 4.27e12,
+    }
     assert [row["gain"] for row in report["problems"]] == [s.gain for s in result.sweep.settled]
     assert report["seconds"]["total"] >= report["gpu_seconds"]
     assert len(list(RecordStore(here.cache_dir / "records").records())) == len(FEW)

@@ -152,6 +152,16 @@ class BroughtUp:
             self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm")
         )
 
+    @property
+    def peaks(self) -> dict[str, float]:
+        """The fastest tensor rate that was measured, FLOP/s, and the copy's bandwidth, bytes/s."""
+        found = {name: one.value for name, one in self.ceilings.items() if isinstance(one, Ceiling)}
+        tensor = [value for name, value in found.items() if "mma_" in name]
+        peaks = {"tensor_flops_per_second": max(tensor)} if tensor else {}
+        if "hbm_copy" in found:
+            peaks["hbm_bytes_per_second"] = found["hbm_copy"]
+        return peaks
+
     def to_json(self) -> dict[str, Any]:
         """The report."""
         return {
@@ -164,6 +174,7 @@ class BroughtUp:
             "gpu_seconds": self.gpu_seconds,
             "ceilings_reused": self.reused,
             "ceilings": {name: found.to_json() for name, found in self.ceilings.items()},
+            "peaks": self.peaks,
             "expected": expected_ceilings(self.described),
             "spec": self.measured.to_json()["spec"],
             "sources": dict(self.measured.sources),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,6 +14,9 @@ from ..codegen.render import render
 from .pipeline import Built, Pipeline
 
 Told = Callable[[int, int, str], None]
+SWITCH_SECONDS = (
+    0.0005  # a race must not wait for a thread that reads a compiler's report (Python's own: 0.005)
+)
 
 
 class BuildAhead:
@@ -41,6 +45,8 @@ class BuildAhead:
         self._told = 0
         self._stopped = threading.Event()
         self._started = time.monotonic()
+        self._switch_seconds = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._finished = 0.0
         self._executor = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build")
         self._futures: dict[Candidate, Future[Built | Outcome | None]] = {
@@ -90,6 +96,7 @@ class BuildAhead:
         """:meth:`stop`, and wait for the builds that run."""
         self.stop()
         self._executor.shutdown(wait=True)
+        sys.setswitchinterval(self._switch_seconds)
 
     @property
     def seconds(self) -> float:
