@@ -238,6 +238,17 @@ def test_a_call_whose_pick_is_not_built_takes_the_bundles(
         assert served(replace(PROBLEM, batch=512)) == OTHER.name
 
 
+@pytest.mark.parametrize("place", ["a file", "a file/below"])
+def test_a_call_is_served_though_the_cache_cannot_be_used(
+    machine: None, never: None, tmp_path: Path, place: str
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
+    (tmp_path / "a file").write_text("")
+    with settings.override(cache_dir=tmp_path / place, bundle=made.root):
+        assert served(PROBLEM) == OTHER.name
+    assert (tmp_path / "a file").read_text() == ""
+
+
 def test_a_call_whose_pick_is_in_the_bundle_takes_that(
     machine: None, never: None, tmp_path: Path
 ) -> None:
