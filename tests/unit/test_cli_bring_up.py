@@ -124,6 +124,13 @@ def test_a_dry_run_takes_rates_that_the_file_gives(capsys: Capture, tmp_path: Pa
     assert times[1] > 1.5 * times[0]
 
 
+def test_a_sweep_of_the_other_dtype(capsys: Capture, machine: FakeMachine) -> None:
+    said = run_json(capsys, "bring-up", "--dtype", "bf16", *D64)
+    for each in said["problems"]:
+        assert " bf16 " in each["problem"]
+        assert "_bf16_" in each["pick"]
+
+
 def test_a_dry_run_prints_tables(capsys: Capture) -> None:
     path = str(PROPERTIES / "rtx5090.json")
     assert main(["bring-up", "--dry-run", "--properties", path, *D64]) == 0

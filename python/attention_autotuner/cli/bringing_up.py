@@ -17,6 +17,7 @@ from ..arch.spec import ArchSpec
 from ..codegen.build import BuildTarget, build
 from ..codegen.jobs import available_cores
 from ..codegen.outcome import Outcome
+from ..codegen.problem import DTYPES
 from ..codegen.render import render
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
@@ -70,6 +71,7 @@ def register_bring_up(commands: Commands) -> None:
         metavar="WORD",
         help="the problems of the sweep that are described by these words, e.g. forward d64",
     )
+    option("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the sweep ({DTYPES[0]})")
     option("--jobs", type=positive, metavar="N", help="compilations at once; default: the setting")
     option("--again", action="store_true", help="measure what was measured before, too")
     dry = parser.add_argument_group("without a GPU")
@@ -95,7 +97,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
             return _dry_run(arguments, settings)
         if arguments.properties is not None or arguments.compile is not None:
             arguments.usage_error("--properties and --compile are of a --dry-run")
-        problems = only(default_sweep(), arguments.only)
+        problems = only(default_sweep(arguments.dtype), arguments.only)
         with progress(quiet=arguments.json) as show:
             result = bring_up(
                 LocalMachine(settings=settings),
@@ -133,7 +135,7 @@ def _dry_run(arguments: argparse.Namespace, settings: settings_module.Settings) 
         policy = from_properties(properties)
     else:
         properties, policy = read_properties(arguments.properties)
-    problems = only(default_sweep(), arguments.only)
+    problems = only(default_sweep(arguments.dtype), arguments.only)
     plan = make_plan(
         problems,
         policy,

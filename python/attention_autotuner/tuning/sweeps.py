@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codegen.problem import Direction, Op, Problem
+from ..codegen.problem import Direction, DType, Op, Problem
 from ..errors import UnsupportedProblemError
 
 Shape = tuple[int, int, int, int, int, bool]  # batch, heads, seqlen, dim_qk, dim_v, causal
@@ -39,12 +39,13 @@ OPERATIONS: tuple[tuple[Op, tuple[Shape, ...]], ...] = (
 )
 
 
-def default_sweep() -> tuple[Problem, ...]:
+def default_sweep(dtype: DType = "fp16") -> tuple[Problem, ...]:
     """Attention forward and backward, then retention; what is shared most comes first."""
     return tuple(
         Problem(
             op=op,
             direction=direction,
+            dtype=dtype,
             batch=batch,
             heads_q=heads,
             heads_kv=heads,
