@@ -7,7 +7,6 @@ import io
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from attention_autotuner.cli import main
 from attention_autotuner.settings import PREFIX
 
 from .pages import REPOSITORY, Block
-from .shell import OURS, Command, NotRightError, commands
+from .shell import OURS, Command, NotRightError, commands, run_module
 
 COMPILES = {"c": ("gcc", "-std=c11"), "cpp": ("g++", "-std=c++17")}
 INCLUDE = ("client/include", "templates/include", "templates/include/attention_autotuner")
@@ -136,9 +135,8 @@ def _run(words: Sequence[str], command: Command) -> str:
 def _run_module(module: str, arguments: Sequence[str]) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [module, *arguments])
-        patch.delitem(sys.modules, module, raising=False)  # runpy warns of what is there twice
         try:
-            runpy.run_module(module, run_name="__main__")
+            run_module(module)
         except SystemExit as error:
             return error.code if isinstance(error.code, int) else int(error.code is not None)
     return 0

@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,6 +172,14 @@ def only_parsing() -> Iterator[None]:
         yield
 
 
+def run_module(module: str) -> None:
+    """Run a module as ``python -m`` does."""
+    with warnings.catch_warnings():
+        # Of modules that the tests have imported; what runs is another copy.
+        warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
+        runpy.run_module(module, run_name="__main__")
+
+
 def _python(words: list[str]) -> None:
     if words[1:2] != ["-m"]:
         _paths(words[:2])
@@ -186,9 +195,8 @@ def _python(words: list[str]) -> None:
     def run(given: Sequence[str]) -> None:
         with only_parsing(), pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [module, *given])
-            patch.delitem(sys.modules, module, raising=False)  # runpy warns of what is there twice
             try:
-                runpy.run_module(module, run_name="__main__")
+                run_module(module)
             except _Accepted:
                 return
             raise NotRightError(f"{module} takes no arguments by argparse")
