@@ -40,3 +40,8 @@ def verdict(low: float, high: float) -> Verdict:
 def half_width(ratio: float, low: float, high: float) -> str:
     """Half of an interval in percent of its ratio, e.g. ``±0.4%``."""
     return f"±{(high - low) / 2.0 / ratio:.1%}"
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio with two decimals, or three where two would hide which side of 1 it is on."""
+    return f"{ratio:.3f}" if abs(ratio - 1.0) < 0.005 else f"{ratio:.2f}"

@@ -19,6 +19,7 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 
 from .cases import column_label, row_label
+from .confidence import ratio_text
 from .reporting.chinese import chinese
 from .reporting.duels import TITLES, standings
 from .reporting.guide import CASES, PEERS, cases_text, peers_text
@@ -77,7 +78,7 @@ def _cell(row: Mapping[str, Any], ours: str, contest: str | None) -> str:
     text = f"{figures['tflops']:.0f}"
     if contest in row["ratios"]:
         ratio = row["ratios"][contest]["ratio"]
-        text += f" (**{ratio:.2f}**)" if ratio < 1.0 else f" ({ratio:.2f})"
+        text += f" (**{ratio_text(ratio)}**)" if ratio < 1.0 else f" ({ratio_text(ratio)})"
     return text
 
 
@@ -246,7 +247,7 @@ def standings_table(document: Mapping[str, Any]) -> list[str]:
     ]
     for each in standings(document):
         mean, least = (
-            f"**{ratio:.2f}**" if ratio < 1.0 else f"{ratio:.2f}"
+            f"**{ratio_text(ratio)}**" if ratio < 1.0 else ratio_text(ratio)
             for ratio in (each.mean, each.least)
         )
         lines.append(

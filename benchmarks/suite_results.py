@@ -13,7 +13,7 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import slug
 
-from .confidence import LEVEL, half_width, verdict
+from .confidence import LEVEL, half_width, ratio_text, verdict
 from .implementations import IMPLEMENTATIONS, WAYS, Implementation
 from .suites import SUITES, Trial
 from .verdict import library_versions
@@ -130,12 +130,12 @@ def rate(row: Mapping[str, Any], label: str, unit: str) -> float | None:
     return float(entry["tflops"])
 
 
-def ratio_text(found: Mapping[str, float] | None) -> str:
+def speed_text(found: Mapping[str, float] | None) -> str:
     """Our speed over another's with half its interval, e.g. ``1.17 ±0.4%``, and a mark where it is no gain."""
     if found is None:
         return ""
     mark = MARKS[verdict(found["low"], found["high"])]
-    return f"{found['ratio']:.2f} {half_width(found['ratio'], found['low'], found['high'])}{mark}"
+    return f"{ratio_text(found['ratio'])} {half_width(found['ratio'], found['low'], found['high'])}{mark}"
 
 
 def table(document: Mapping[str, Any]) -> list[str]:
@@ -152,7 +152,7 @@ def table(document: Mapping[str, Any]) -> list[str]:
         entry, reached = row["entries"].get(row["ours"], {}), rate(row, row["ours"], unit)
         timed = "median_us" in entry
         figures = [f"{entry['median_us']:.1f}", f"{reached:.0f}"] if timed else [_kind(entry), ""]
-        ratios = [ratio_text(row["ratios"].get(name)) for name in names]
+        ratios = [speed_text(row["ratios"].get(name)) for name in names]
         lines.append([row["case"], row["way"], row["layer"], *figures, *ratios])
         for name, reason in reasons(row).items():
             absent.setdefault(name, {}).setdefault(reason, []).append(row["case"])

@@ -33,6 +33,7 @@ class Duel:
         row, column: its place in a grid of head dims and sequence lengths; both empty for other benchmarks.
         way: forward, backward, or step.
         peer: the other's name in the file.
+        called: ours was called as a program calls it, through autograd.
         ours_us, theirs_us: medians, microseconds; None where there is no time.
         rate: what ours reached, in the file's unit; None without a time.
         ratio: our speed over the other's from paired rounds; None without one.
@@ -45,6 +46,7 @@ class Duel:
     column: str
     way: str
     peer: str
+    called: bool
     ours_us: float | None
     theirs_us: float | None
     rate: float | None
@@ -121,6 +123,7 @@ def _duel(document: Document, row: Mapping[str, Any], peer: str, mine: str, thei
         column=column_label(problem) if grid else "",
         way=way,
         peer=peer,
+        called=mine == AUTOGRAD,
         ours_us=ours.get("median_us"),
         theirs_us=other.get("median_us"),
         rate=_rate(problem, ours, document.get("unit", "tflops")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import TYPE_CHECKING
 
+from ..confidence import ratio_text
 from ..retention_tables import SHAPE
 from .drawing import INK, SMALL, canvas, readable_on, svg_of
 from .duels import Document, Duel, duels_of, is_grid
@@ -175,6 +176,8 @@ def heatmap(document: Document, name: str, title: str) -> str | None:
             pad=0.02,
             extend="both",
         )
+        if bar.solids is not None:  # or the paper shows between the steps
+            bar.solids.set_edgecolor("face")
         ticks = (0.5, 0.7, 1.0, 1.4, 2.0)
         bar.set_ticks([log2(t) for t in ticks], labels=[f"{t:g}" for t in ticks])
         bar.set_label(f"our speed over the other's ({LOSS}, bold and framed: we are slower)")
@@ -228,7 +231,7 @@ def _draw(axis: Axes, panel: Panel, columns: int) -> None:
             axis.text(
                 across,
                 down,
-                f"{LOSS} {ratio:.2f}" if lost else f"{ratio:.2f}",
+                f"{LOSS} {ratio_text(ratio)}" if lost else ratio_text(ratio),
                 ha="center",
                 va="center",
                 fontsize=SMALL,

@@ -31,13 +31,18 @@ a{{color:var(--link)}}
 nav ul{{display:flex;flex-wrap:wrap;gap:.2em 1.1em;list-style:none;margin:.6em 0;padding:0}}
 figure{{margin:1em 0}}
 figcaption,.note,.place{{color:var(--ink);opacity:.8;font-size:.85rem}}
-.scroll{{overflow-x:auto}}
+.scroll{{overflow-x:auto;background:linear-gradient(to right,var(--paper) 30%,transparent) left/40px 100%,
+linear-gradient(to left,var(--paper) 30%,transparent) right/40px 100%,
+linear-gradient(to right,var(--faint),transparent) left/10px 100%,
+linear-gradient(to left,var(--faint),transparent) right/10px 100%;
+background-repeat:no-repeat;background-attachment:local,local,scroll,scroll}}
 .scroll:focus-visible{{outline:2px solid var(--link)}}
 .picture svg{{display:block;height:auto;width:100%}}
 table{{border-collapse:collapse;font-size:.85rem;font-variant-numeric:tabular-nums;margin:.5em 0}}
 th,td{{padding:.25em .6em;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}}
 th{{background:var(--soft);vertical-align:bottom;white-space:normal;min-width:4.5em}}
 td.words,th.words{{text-align:left}}
+td.words{{white-space:normal;min-width:8.5em}}
 td.long{{white-space:normal;min-width:16em;text-align:left}}
 th button{{all:unset;cursor:pointer;font:inherit;font-weight:600}}
 th button:focus-visible{{outline:2px solid var(--link)}}

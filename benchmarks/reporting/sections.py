@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..confidence import half_width
+from ..confidence import half_width, ratio_text
 from . import html
 from .curves import curves, passes_of
 from .duels import (
@@ -158,29 +158,35 @@ def _standings(document: Document) -> str:
 
 
 def _speed(ratio: float, *, lost: bool, width: str = "") -> Cell:
-    text = f"{html.LOSS} {ratio:.2f} {width}" if lost else f"{ratio:.2f} {width}"
-    text = text.rstrip()
+    text = f"{ratio_text(ratio)} {width}".rstrip()
+    text = f"{html.LOSS} {text}" if lost else text
     return Cell(text=text, key=ratio, kind="loss" if lost else "")
 
 
 def _rows(document: Document) -> str:
     unit = document.get("unit", "tflops")
-    peers = [peer for peer in document["peers"] if any(d.peer == peer for d in duels_of(document))]
+    duels = duels_of(document)
+    titles = {duel.peer: short(document["peers"][duel.peer]) for duel in duels}
     heads = ["case", "pass", "ours, µs", UNITS[unit]]
-    for peer in peers:
-        heads += [f"{short(document['peers'][peer])}, µs", "our speed over it"]
-    groups: dict[tuple[str, str], list[Duel]] = {}
-    for duel in duels_of(document):
-        groups.setdefault((duel.case, duel.way), []).append(duel)
+    others = list(dict.fromkeys(titles.values()))
+    for other in others:
+        heads += [f"{other}, µs", "our speed over it"]
+    groups: dict[tuple[str, str], dict[str, Duel]] = {}
+    for duel in duels:
+        groups.setdefault((duel.case, pass_of(duel)), {})[titles[duel.peer]] = duel
     rows = []
-    for (case, way), duels in groups.items():
-        met = {duel.peer: duel for duel in duels}
-        first = next((duel for duel in duels if duel.ours_us is not None), duels[0])
-        cells = [words(case), words(WAYS[way]), number(first.ours_us, 1), number(first.rate)]
-        for peer in peers:
-            cells += _against(met.get(peer))
+    for (case, words_of_pass), met in groups.items():
+        first = next((duel for duel in met.values() if duel.ours_us), next(iter(met.values())))
+        cells = [words(case), words(words_of_pass), number(first.ours_us, 1), number(first.rate)]
+        for other in others:
+            cells += _against(met.get(other))
         rows.append(cells)
     return html.table(heads, rows) if rows else ""
+
+
+def pass_of(duel: Duel) -> str:
+    """What was timed of ours, in words."""
+    return f"{WAYS[duel.way]}, called" if duel.called else WAYS[duel.way]
 
 
 def _against(duel: Duel | None) -> list[Cell]:
@@ -225,15 +231,16 @@ def losses_section(gpu: str, races: Sequence[tuple[str, Document]]) -> Section |
         for duel in losses(document):
             ratio = duel.ratio or 1.0
             width = half_width(ratio, duel.low, duel.high)
-            cells = [words(title_of(document)), words(duel.case), words(WAYS[duel.way])]
+            cells = [_speed(ratio, lost=True, width=width), words(title_of(document))]
+            cells += [words(duel.case), words(pass_of(duel))]
             cells += [words(short(document["peers"][duel.peer])), number(duel.ours_us, 1)]
-            rows.append([*cells, number(duel.theirs_us, 1), _speed(ratio, lost=True, width=width)])
+            rows.append([*cells, number(duel.theirs_us, 1)])
     if not rows:
         return None
-    heads = ["benchmark", "case", "pass", "against", "ours, µs", "theirs, µs", "our speed over it"]
-    rows.sort(key=lambda row: row[-1].key or 0.0)
-    against = Counter(f"{row[3].text}, {row[2].text} ({row[0].text})" for row in rows)
-    inner = html.bullets([f"{count} cases against {whom}" for whom, count in against.items()])
+    heads = ["our speed", "benchmark", "case", "pass", "over", "ours, µs", "theirs, µs"]
+    rows.sort(key=lambda row: row[0].key or 0.0)
+    against = Counter(f"{row[4].text}, {row[3].text} ({row[1].text})" for row in rows)
+    inner = html.bullets([f"{whom}: {count}" for whom, count in against.items()])
     inner += html.details(f"All {len(rows)}, the furthest behind first", html.table(heads, rows))
     return Section(anchor=f"{gpu}-losses", title="Where we are slower", inner=inner, figures={})
 

@@ -355,7 +355,7 @@ def test_the_table_shows_gains_and_losses_alike() -> None:
         "|---|---|---|",
         f"| d64 | {short:.0f} (**0.96**) |  |",
         f"| d64 causal |  | {long:.0f} (1.30) |",
-        f"| d128 | {wide:.0f} (1.00) |  |",
+        f"| d128 | {wide:.0f} (1.000) |  |",
     ]
     assert any("geometric mean 1.077, least 0.960 (attention forward" in line for line in lines)
     assert lines[-1].startswith("NVIDIA H100 80GB HBM3, driver 580.1, CUDA 13.0.88, torch 2.13.0")

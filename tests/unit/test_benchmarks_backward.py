@@ -16,6 +16,7 @@ from attention_autotuner import dispatch, settings
 from attention_autotuner.codegen.outcome import Ok, Outcome, Wrong
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.reference import attention_backward
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
@@ -245,7 +246,7 @@ def test_a_comparison_settles_and_ships_both_modes_beside_the_forward(
         records = RecordStore(tmp_path / "records")
         forward = run_search([SHORT], FakePipeline(), records)
         shipping.ship(shipped, GPU.gpu_name or "", forward)
-        monkeypatch.setattr(class_search, "shortlist", everything)
+        monkeypatch.setattr(class_pools, "shortlist", everything)
         run_search([BACK, STRICT], FakePipeline(time_us=time_us), records)
         dispatch.invalidate()
         status = commands.compare(

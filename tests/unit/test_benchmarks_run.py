@@ -24,7 +24,7 @@ from benchmarks.gradients import FusedBackwardEntry
 from benchmarks.implementations import IMPLEMENTATIONS, WAYS, Implementation
 from benchmarks.library_peers import fa2_function, fa3_function, make_sdpa
 from benchmarks.peer import GuardedEntry, Peer, PeerError
-from benchmarks.suite_results import SuiteFile, rate, ratio_text, table
+from benchmarks.suite_results import SuiteFile, rate, speed_text, table
 from benchmarks.suite_run import Run
 from benchmarks.suites import SUITES, Trial, trials
 from tests.benchmarking import GPU, LONG, POLICY, SHORT, FakeMeasurer, FakePipeline
@@ -412,13 +412,13 @@ def test_rows_of_earlier_runs_stay_until_they_are_measured_anew(
     assert len(after["unmeasured"]) == 4  # the forward ones
     shown = capsys.readouterr().out
     assert "bert_base_128" in shown
-    assert "1.00 ±" in shown
+    assert "1.000 ±" in shown
 
 
 def test_marks_show_who_is_behind_and_memory_is_the_decoders_unit() -> None:
-    assert ratio_text({"ratio": 0.9, "low": 0.88, "high": 0.92}) == "0.90 ±2.2%!"
-    assert ratio_text({"ratio": 1.0, "low": 0.99, "high": 1.01}) == "1.00 ±1.0%="
-    assert ratio_text(None) == ""
+    assert speed_text({"ratio": 0.9, "low": 0.88, "high": 0.92}) == "0.90 ±2.2%!"
+    assert speed_text({"ratio": 1.0, "low": 0.99, "high": 1.01}) == "1.000 ±1.0%="
+    assert speed_text(None) == ""
     ((_, row),) = a_run(trials(["decode"], words="70b_batch_1_1_on_8k")).rows()
     assert isinstance(row, dict)
     moved = Problem(**row["problem"]).bytes_moved
