@@ -47,7 +47,10 @@ def built() -> site.Site:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def test_what_shows_results_shows_the_committed_ones() -> None:
+def test_what_shows_results_shows_the_committed_ones(
+    built: site.Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "build", lambda root, tuned: built)  # once is enough
     assert PINNED is not None
     if mpl.__version__ != PINNED[1]:
         pytest.skip(f"figures are compared with matplotlib {PINNED[1]}, here is {mpl.__version__}")
