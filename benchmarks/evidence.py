@@ -8,10 +8,9 @@ the fastest other. A trial applies the rule by which predicted picks are made (:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.arch.resolution import KNOWN
@@ -31,10 +30,7 @@ from .tuning_logs import Log, LoggedRun, read_logs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXHAUSTIVE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "cost_model_regret.json"
-RECORDS = (  # the later replaces what the earlier has of the same problem
-    ROOT / "benchmarks" / "results" / "nvidia-h200" / "picks" / "nvidia-h200.json",
-    ROOT / "python" / "attention_autotuner" / "tuned" / "nvidia-h200.json",
-)
+RECORDS = ROOT / "python" / "attention_autotuner" / "tuned" / "nvidia-h200.json"
 MARGIN = 0.05  # predicted gain below which a default stays: about the model's own error, see docs/cost_model.md
 TOLERATED_SPILLS: dict[Direction, int] = {"forward": 0, "backward": 256}  # bytes a thread
 
@@ -202,7 +198,7 @@ def exhaustive_trials() -> list[Trial]:
     return trials
 
 
-def record_trials(files: Sequence[Path] = RECORDS) -> list[Trial]:
+def record_trials(path: Path = RECORDS) -> list[Trial]:
     """One trial for each record that has timings of its default and of another candidate.
 
     Those of deterministic mode are left out: it has no predicted picks.
@@ -211,15 +207,13 @@ def record_trials(files: Sequence[Path] = RECORDS) -> list[Trial]:
     holds beside the default, or spilled, or was never built: it is taken to be as slow as the slowest that is held, the
     default included, so that it never counts as a gain. How much it really lost is not known.
     """
-    records: dict[Problem, dict[str, Any]] = {}
-    for path in files:
-        for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
-            if is_present(document) and not document["problem"]["deterministic"]:
-                records[Problem(**document["problem"])] = document
     trials = []
     legal: dict[tuple[str, str | None, object], list[Candidate]] = {}
-    for problem, document in records.items():
+    for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
+        if not is_present(document) or document["problem"]["deterministic"]:
+            continue
         record = TuningRecord.from_json(document)
+        problem = record.problem
         timed = {
             entry.candidate.name: entry.measurement.ratio_to_best
             for entry in record.entries
