@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
-#include <optional>
 
 #include "case.hpp"
 #include "json.hpp"
@@ -27,25 +27,24 @@ Chosen from_library(std::string const& library) {
   std::ifstream file(std::filesystem::path(library).parent_path() / "build.json");
   if (!file) return chosen;
   json::Value const record = json::parse({std::istreambuf_iterator<char>(file), {}});
-  chosen.digest = quoted(record.at("digest").string());
-  chosen.kernel_digest = quoted(record.at("kernel_digest").string());
+  chosen.digest = json_string(record.at("digest").string());
+  chosen.kernel_digest = json_string(record.at("kernel_digest").string());
   return chosen;
 }
 
-Chosen from_bundle(Bundle const& bundle, Problem const& problem) {
-  Pick const pick = bundle.pick(problem);
+Chosen from_bundle(Bundle const& bundle, Problem const& problem, Pick const& pick) {
   BundledKernel const& entry = bundle.kernels()[pick.kernel];
-  return {bundle.kernel(pick), quoted(name_of(pick.layer)), pick.problem == problem.bucketed() ? "true" : "false",
-          quoted(entry.digest), quoted(entry.kernel_digest)};
+  return {bundle.kernel(pick), json_string(name_of(pick.layer)), pick.problem == problem.bucketed() ? "true" : "false",
+          json_string(entry.digest), json_string(entry.kernel_digest)};
 }
 
 std::string json_of(Problem const& p) {
   auto const whole = [](int64_t value) { return std::to_string(value); };
   auto const truth = [](bool value) { return std::string(value ? "true" : "false"); };
   Record fields;
-  fields.add("op", quoted(name_of(p.op)))
-      .add("direction", quoted(name_of(p.direction)))
-      .add("dtype", quoted(name_of(p.dtype)))
+  fields.add("op", json_string(name_of(p.op)))
+      .add("direction", json_string(name_of(p.direction)))
+      .add("dtype", json_string(name_of(p.dtype)))
       .add("batch", whole(p.batch))
       .add("heads_q", whole(p.heads_q))
       .add("heads_kv", whole(p.heads_kv))
@@ -54,18 +53,18 @@ std::string json_of(Problem const& p) {
       .add("dim_qk", whole(p.dim_qk))
       .add("dim_v", whole(p.dim_v))
       .add("causal", truth(p.causal))
-      .add("causal_alignment", quoted(name_of(p.causal_alignment)))
+      .add("causal_alignment", json_string(name_of(p.causal_alignment)))
       .add("alignment_bytes", whole(p.alignment_bytes))
       .add("deterministic", truth(p.deterministic))
-      .add("mask", quoted(name_of(p.mask)))
-      .add("form", quoted(name_of(p.form)));
+      .add("mask", json_string(name_of(p.mask)))
+      .add("form", json_string(name_of(p.form)));
   return fields.json();
 }
 
 std::string json_of(Verdict const& verdict) {
   Record fields;
-  fields.add("output", quoted(verdict.output))
-      .add("reason", quoted(verdict.reason))
+  fields.add("output", json_string(verdict.output))
+      .add("reason", json_string(verdict.reason))
       .add("rows", number(double(verdict.rows)))
       .add("max_error", number(verdict.max_error))
       .add("max_allowed", number(verdict.max_allowed))
@@ -81,16 +80,21 @@ class Run {
   // Checks and times one problem; false where something is wrong with it, which its record says.
   bool add(Problem const& problem, Chosen const& chosen) {
     Record record;
-    record.add("case", quoted(problem.describe()))
+    record.add("case", json_string(problem.describe()))
         .add("problem", json_of(problem))
-        .add("kernel", quoted(chosen.kernel.info().name))
+        .add("kernel", json_string(chosen.kernel.info().name))
         .add("layer", chosen.layer)
         .add("exact", chosen.exact)
         .add("digest", chosen.digest)
         .add("kernel_digest", chosen.kernel_digest);
-    std::string const wrong = fill(problem, chosen.kernel, record);
-    record.add("error", wrong.empty() ? "null" : quoted(wrong));
-    if (!wrong.empty()) std::printf("%-64s  WRONG: %s\n", problem.describe().c_str(), wrong.c_str());
+    std::string wrong;
+    try {
+      wrong = fill(problem, chosen, record);
+    } catch (std::runtime_error const& error) {
+      wrong = error.what();
+    }
+    record.add("error", wrong.empty() ? "null" : json_string(wrong));
+    if (!wrong.empty()) std::printf("%-64s  FAILED: %s\n", problem.describe().c_str(), wrong.c_str());
     std::fflush(stdout);
     results_.push_back(record);
     return wrong.empty();
@@ -98,8 +102,9 @@ class Run {
 
   void add_failure(Problem const& problem, std::string const& reason) {
     Record record;
-    results_.push_back(
-        record.add("case", quoted(problem.describe())).add("problem", json_of(problem)).add("error", quoted(reason)));
+    results_.push_back(record.add("case", json_string(problem.describe()))
+                           .add("problem", json_of(problem))
+                           .add("error", json_string(reason)));
     std::printf("%-64s  FAILED: %s\n", problem.describe().c_str(), reason.c_str());
     std::fflush(stdout);
   }
@@ -107,7 +112,9 @@ class Run {
   std::vector<Record> const& results() const { return results_; }
 
  private:
-  std::string fill(Problem const& problem, Kernel const& kernel, Record& record) {
+  // Adds to a record what is found; answers what is wrong.
+  std::string fill(Problem const& problem, Chosen const& chosen, Record& record) {
+    Kernel const& kernel = chosen.kernel;
     kernel.prepare(options_.device);
     int const sets = count_sets(problem.bytes_moved(), device_.l2_bytes, free_memory(), options_.cold);
     auto const made = make_case(problem, kernel, options_.device, sets, options_.seed);
@@ -135,8 +142,9 @@ class Run {
         .add("workspace_bytes", number(double(made->workspace_bytes())))
         .add("tflops", number(tflops))
         .add("gbytes_per_s", number(gbytes));
-    std::printf("%-64s  %10.2f us  +- %.2f  %7.1f TFLOP/s  %7.0f GB/s  %s\n", problem.describe().c_str(),
-                timing.median_us, timing.spread_us, tflops, gbytes, options_.samples > 0 ? "right" : "unchecked");
+    std::printf("%-64s  %10.2f us  +- %.2f  %7.1f TFLOP/s  %7.0f GB/s  %-9s  %s\n", problem.describe().c_str(),
+                timing.median_us, timing.spread_us, tflops, gbytes, options_.samples > 0 ? "right" : "unchecked",
+                chosen.layer == "null" ? "" : chosen.layer.c_str());
     return "";
   }
 
@@ -145,43 +153,62 @@ class Run {
   std::vector<Record> results_;
 };
 
-std::vector<Problem> recorded(Bundle const& bundle, Op op, std::vector<Direction> const& directions) {
-  std::vector<Problem> found;
+// The picks of a bundle that a program measures, in the order of the index.
+std::vector<Pick> recorded(Bundle const& bundle, Op op, std::vector<Direction> const& directions) {
+  std::vector<Pick> found;
   for (Pick const& pick : bundle.picks()) {
     for (Direction const direction : directions) {
-      if (pick.problem.op == op && pick.problem.direction == direction) found.push_back(pick.problem);
+      if (pick.problem.op == op && pick.problem.direction == direction) found.push_back(pick);
     }
   }
   if (found.empty()) throw NoKernelError("the bundle " + bundle.folder() + " has no pick of " + name_of(op));
   return found;
 }
 
+// What is measured: a problem, and how its kernel is found.
+struct Task {
+  Problem problem;
+  std::function<Chosen()> choose;
+};
+
+std::vector<Task> tasks_of(Options const& options, Op op, std::vector<Direction> const& directions) {
+  std::vector<Task> tasks;
+  if (options.bundle.empty()) {
+    Chosen const chosen = from_library(options.library);
+    for (Problem const& problem : options.problems) tasks.push_back({problem, [chosen] { return chosen; }});
+    return tasks;
+  }
+  Bundle const bundle(options.bundle);
+  for (Problem const& problem : options.problems) {
+    tasks.push_back({problem, [=] { return from_bundle(bundle, problem, bundle.pick(problem)); }});
+  }
+  if (!options.every_pick) return tasks;
+  for (Pick const& pick : recorded(bundle, op, directions)) {
+    tasks.push_back({pick.problem, [=] { return from_bundle(bundle, pick.problem, pick); }});
+  }
+  return tasks;
+}
+
 int body(int count, char const* const* arguments, char const* program, Op op,
          std::vector<Direction> const& directions) {
   Options options;
   if (parse_options(count, arguments, program, op, directions, options)) return 0;
-  std::optional<Bundle> bundle;
-  std::optional<Chosen> library;
-  if (!options.bundle.empty()) {
-    bundle.emplace(options.bundle);
-  } else {
-    library.emplace(from_library(options.library));
-  }
+  std::vector<Task> const tasks = tasks_of(options, op, directions);
   DeviceProperties const device = select_device(options.device);
   Run run(options, device);
   bool fine = true;
-  for (Problem const& problem : options.every_pick ? recorded(*bundle, op, directions) : options.problems) {
+  for (Task const& task : tasks) {
     try {
-      fine = run.add(problem, bundle ? from_bundle(*bundle, problem) : *library) && fine;
-    } catch (std::runtime_error const& error) {  // the next problem may do better
-      run.add_failure(problem, error.what());
+      fine = run.add(task.problem, task.choose()) && fine;
+    } catch (std::runtime_error const& error) {  // the next one may do better
+      run.add_failure(task.problem, error.what());
       fine = false;
     }
   }
   Record protocol;
   protocol.add("rounds", number(options.rounds))
       .add("warm_up_seconds", number(kWarmUpSeconds))
-      .add("l2", quoted(options.cold ? "cold" : "warm"))
+      .add("l2", json_string(options.cold ? "cold" : "warm"))
       .add("samples", number(options.samples))
       .add("seed", std::to_string(options.seed));
   Record const environment = environment_of(device);

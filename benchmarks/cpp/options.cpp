@@ -93,7 +93,8 @@ void add_common(CommandLine& line, Options& options, std::vector<std::string>& d
             [&options](std::string const& text) { options.bundle = text; });
   line.flag("--library", "FILE", "one kernel library instead, e.g. .../kernel.so of a store",
             [&options](std::string const& text) { options.library = text; });
-  line.flag("--every-pick", "", "measure the problem of every pick of the bundle, instead of those named below",
+  line.flag("--every-pick", "",
+            "measure every pick of the bundle, each on its own problem, instead of those named below",
             [&options](std::string const&) { options.every_pick = true; });
   line.flag("--problem-json", "JSON", "a problem as the index of a bundle has it; may be repeated, replaces the sizes",
             [&documents](std::string const& text) { documents.push_back(text); });

@@ -10,7 +10,7 @@
 namespace attention_autotuner::benchmarks {
 
 // One JSON value as text; objects keep the order of their members.
-std::string quoted(std::string const& text);
+std::string json_string(std::string const& text);
 std::string number(double value);  // null where it is not finite
 std::string array(std::vector<std::string> const& values);
 

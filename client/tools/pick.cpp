@@ -22,7 +22,7 @@ constexpr char kHelp[] =
     "  --help                this text\n";
 
 // A string of the index in JSON: printable, with what JSON escapes.
-std::string quoted(std::string const& text) {
+std::string json_string(std::string const& text) {
   std::string out = "\"";
   for (char const c : text) {
     char code[8];
@@ -52,10 +52,11 @@ void print_pick(at::Bundle const& bundle, at::Problem const& problem, bool load)
   std::printf(
       "{\"problem\": %s, \"bucketed\": %s, \"name\": %s, \"layer\": %s, \"exact\": %s, \"distance\": %s, \"recorded\": "
       "%s, \"digest\": %s, \"library\": %s, \"median_us\": %s, \"estimate_us\": %s}\n",
-      quoted(problem.describe()).c_str(), quoted(problem.bucketed().describe()).c_str(), quoted(kernel.name).c_str(),
-      quoted(at::name_of(pick.layer)).c_str(), pick.problem == problem.bucketed() ? "true" : "false",
-      number(pick.distance).c_str(), quoted(pick.problem.describe()).c_str(), quoted(kernel.digest).c_str(),
-      quoted(kernel.library).c_str(), number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
+      json_string(problem.describe()).c_str(), json_string(problem.bucketed().describe()).c_str(),
+      json_string(kernel.name).c_str(), json_string(at::name_of(pick.layer)).c_str(),
+      pick.problem == problem.bucketed() ? "true" : "false", number(pick.distance).c_str(),
+      json_string(pick.problem.describe()).c_str(), json_string(kernel.digest).c_str(),
+      json_string(kernel.library).c_str(), number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
 }
 
 void print_all(at::Bundle const& bundle) {
