@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from . import html
@@ -25,33 +26,94 @@ CEILINGS = {
 """Name in a bring-up -> title, the unit's size in SI, and the unit."""
 
 
-def ceilings_section(results: Results) -> Section | None:
-    """What a bring-up found the GPU to reach."""
+def bring_up_section(results: Results) -> Section | None:
+    """What a bring-up found the GPU to reach, where each number of its spec is from, and what its sweep came to."""
     document = results.files.get("bring_up")
-    measured = {} if document is None else document.get("ceilings", {})
-    rows: list[list[Cell]] = []
-    for name, (title, size, unit) in CEILINGS.items():
-        found = measured.get(name)
-        if isinstance(found, Mapping) and found.get("value") is not None:
-            spread = found.get("spread")
-            cells = [words(title), number(found["value"] / size, 2)]
-            rows.append([*cells, number(None if spread is None else spread / size, 2), words(unit)])
-    if document is None or not rows:
+    if document is None:
         return None
-    inner = html.table(["ceiling", "measured", "half the quartiles' distance", "unit"], rows)
-    return _section(results, "bring_up", "What the GPU reaches", inner, document)
+    rows = [
+        _ceiling(name, found, document.get("expected", {}).get(name))
+        for name, found in document.get("ceilings", {}).items()
+        if name in CEILINGS and found.get("value") is not None
+    ]
+    parts = []
+    if rows:
+        heads = ["ceiling", "measured", "half the quartiles' distance", "by the specification"]
+        parts.append(html.table([*heads, "measured / specified", "unit"], rows))
+    seconds = document.get("seconds", {})
+    if seconds:
+        spent = ", ".join(
+            f"{name.replace('_', ' ')} {each:.0f} s" for name, each in seconds.items()
+        )
+        parts.append(html.paragraph(f"Time: {spent}."))
+    parts.append(_sweep(document.get("problems", [])))
+    parts.append(_sources(document))
+    inner = "\n".join(part for part in parts if part)
+    return _section(results, "bring_up", "Bringing the GPU up", inner, document)
+
+
+def _ceiling(name: str, found: Mapping[str, Any], expected: float | None) -> list[Cell]:
+    title, size, unit = CEILINGS[name]
+    spread = found.get("spread")
+    share = found["value"] / expected if expected else None
+    return [
+        words(title),
+        number(found["value"] / size, 2),
+        number(None if spread is None else spread / size, 2),
+        number(None if expected is None else expected / size, 2),
+        number(share, 2),
+        words(unit),
+    ]
+
+
+def _sweep(problems: Sequence[Mapping[str, Any]]) -> str:
+    """The problems that were tuned: a table on demand."""
+    rows = [
+        [
+            words(each["problem"]),
+            words(each["status"]),
+            number(each.get("median_us"), 1),
+            number(each.get("default_us"), 1),
+            number(None if each.get("gain") is None else 100.0 * each["gain"], 1),
+            words(each.get("pick") or each.get("reason") or ""),
+        ]
+        for each in problems
+    ]
+    heads = ["problem", "ended", "pick, µs", "default, µs", "gain, %", "pick, or why there is none"]
+    return (
+        html.details(f"The sweep ({len(rows)} problems)", html.table(heads, rows)) if rows else ""
+    )
+
+
+def _sources(document: Mapping[str, Any]) -> str:
+    """Every number of the spec that has a source: a table on demand."""
+    spec, sources = document.get("spec", {}), document.get("sources", {})
+    rows = [
+        [words(name), words(str(spec.get(name, ""))), words(told)] for name, told in sources.items()
+    ]
+    return html.details("The spec", html.table(["field", "value", "source"], rows)) if rows else ""
 
 
 def agreement_section(results: Results) -> Section | None:
     """The C++ benchmarks beside Python's, case by case."""
     document = results.files.get("cpp_agreement")
-    tables = [] if document is None else [value for value in document.values() if _is_rows(value)]
-    if document is None or not tables:
+    if document is None:
         return None
-    rows = tables[0]
-    names = [name for name in rows[0] if all(_is_plain(row.get(name)) for row in rows)]
-    cells = [[_plain(row.get(name)) for name in names] for row in rows]
-    inner = html.table([name.replace("_", " ") for name in names], cells)
+    rows = [
+        [
+            words(each["case"]),
+            number(median(each["python_us"]) if each["python_us"] else None, 2),
+            number(median(each["cpp_us"]) if each["cpp_us"] else None, 2),
+            number(each["ratio"], 3),
+            words("the same" if each["digest"] == each["cpp_digest"] else "another"),
+            words("yes" if each["agrees"] else f"no {each['error']}".strip()),
+        ]
+        for each in document["cases"]
+    ]
+    heads = ["case", "Python, µs", "C++, µs", "C++ / Python", "artifact", "agrees"]
+    inner = html.paragraph(f"Medians may differ by {document['bar']:.0%}.") + html.table(
+        heads, rows
+    )
     return _section(results, "cpp_agreement", "C++ beside Python", inner, document)
 
 
@@ -146,7 +208,7 @@ def training_section(results: Results) -> Section | None:
 SMALL: tuple[Callable[[Results], Section | None], ...] = (
     decode_section,
     alone_section,
-    ceilings_section,
+    bring_up_section,
     agreement_section,
     host_section,
     training_section,
@@ -161,19 +223,3 @@ def _section(
     if document.get("environment"):
         inner += html.paragraph(f"{place_of({**document, 'rows': []})}.", "place")
     return Section(anchor=anchor, title=title, inner=inner, figures={})
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, Sequence) and bool(value) and isinstance(value[0], Mapping)
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, (str, int, float))
-
-
-def _plain(value: Any) -> Cell:
-    if isinstance(value, float):
-        return number(value, 3)
-    if isinstance(value, int):
-        return number(value)
-    return words("" if value is None else str(value))

@@ -27,7 +27,7 @@ from benchmarks.reporting.predictions import Guess, fits
 from benchmarks.reporting.sections import load, race_section
 from benchmarks.reporting.small_sections import (
     agreement_section,
-    ceilings_section,
+    bring_up_section,
     decode_section,
 )
 
@@ -236,10 +236,23 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
         "bring_up": {
             "environment": environment,
             "ceilings": {"hbm_copy": {"value": 4.27e12, "spread": 1e10}, "exp": {"kind": "crashed"}},
+            "expected": {"hbm_copy": 4.8e12},
+            "seconds": {"ceilings": 20.4, "total": 300.0},
+            "problems": [
+                {"problem": "p", "status": "tuned", "pick": "k", "median_us": 9.0, "default_us": 9.9, "gain": 0.1}
+            ],
+            "spec": {"num_sms": 132},
+            "sources": {"num_sms": "driver"},
         },
         "cpp_agreement": {
             "environment": environment,
-            "rows": [{"case": "one", "ratio": 1.0123, "log": {"left": "out"}}],
+            "bar": 0.03,
+            "cases": [
+                {
+                    "case": "one", "python_us": [10.0, 12.0, 11.0], "cpp_us": [11.0], "ratio": 1.0123,
+                    "digest": "a", "cpp_digest": "a", "agrees": True, "error": "",
+                }
+            ],
         },
         "decode": {
             "environment": environment,
@@ -250,7 +263,7 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
             ],
         },
     }  # fmt: skip
-    makers = (ceilings_section, agreement_section, decode_section)
+    makers = (bring_up_section, agreement_section, decode_section)
     assert [make(load(folder, [])) for make in makers] == [None] * 3
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -259,9 +272,14 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
     assert cpp is not None
     assert decode is not None
     assert ">4.27</td>" in up.inner
+    assert ">0.89</td>" in up.inner  # of what the specification says
     assert "ex2" not in up.inner
+    assert "ceilings 20 s, total 300 s" in up.inner
+    assert ">10.0</td>" in up.inner  # percent of gain
+    assert ">driver</td>" in up.inner
     assert ">1.012</td>" in cpp.inner
-    assert "left" not in cpp.inner
+    assert ">11.00</td>" in cpp.inner
+    assert ">the same</td>" in cpp.inner
     assert ">93%</td>" in decode.inner
     assert "NVIDIA X, torch 2.13" in decode.inner
     page = site.build(tmp_path, tmp_path).page
