@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner import abi, errors, settings
+import attention_autotuner
+from attention_autotuner import abi, arch, errors, reference, settings
 from attention_autotuner.cli import doctor, entry
 
 
@@ -87,3 +88,14 @@ def test_the_abi_page_names_every_function_struct_and_status(repository: Path) -
     rows = re.findall(r"^\| `ATTENTION_AUTOTUNER_(\w+)` \| (\d+)", page, re.MULTILINE)
     assert {name: int(value) for name, value in rows} == statuses
     assert f"`{abi.ABI_VERSION}`" in page
+
+
+def test_the_api_pages_have_every_public_name(repository: Path) -> None:
+    pages = text_of(repository, "api.rst") + text_of(repository, "internals.rst")
+    described = set(
+        re.findall(r"^\.\. (?:auto\w+|currentmodule):: (?:[\w.]+\.)?(\w+)$", pages, re.MULTILINE)
+    )
+    described |= set(re.findall(r"``(\w+)``", pages))
+    for module in (attention_autotuner, arch, reference):
+        missing = set(module.__all__) - described - {"__version__"}
+        assert not missing, f"{module.__name__}: {', '.join(sorted(missing))}"

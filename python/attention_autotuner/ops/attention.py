@@ -30,8 +30,9 @@ def flash_attn_func(
 ) -> Any:
     """Exact attention, ``softmax(softmax_scale * q k^T) v``, by the fastest kernel known for this problem.
 
-    Runs on torch's current stream of the tensors' device and never synchronises. Without any tuning the architecture's
-    default kernel serves; it is built on the first call that needs it (``attention-autotuner warmup`` builds ahead).
+    Runs on torch's current stream of the tensors' device and never synchronises. Untuned, a pick that came with the
+    package or the architecture's default serves; what is not built yet is built on the first call that needs it
+    (``attention-autotuner warmup`` builds ahead, a bundle brings it built).
     Under CUDA-graph capture the kernel must have run, or have been warmed up, before. Tensors on the CPU are served by
     the PyTorch reference.
 
