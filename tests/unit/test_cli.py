@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import settings, tune
+from attention_autotuner import picks, settings, tune
 from attention_autotuner.arch import resolve
 from attention_autotuner.arch.resources import smem_bytes
 from attention_autotuner.cli import (
@@ -28,6 +28,7 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.tuning.predicted import PredictedPicks
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
 PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -36,8 +37,9 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Any:
-    """An empty cache of its own for each test."""
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty cache of its own for each test, and no predictions."""
+    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "none"))
     with settings.override(cache_dir=tmp_path / "cache") as own:
         yield own.cache_dir
 
