@@ -259,12 +259,14 @@ def _compile(
             folder.mkdir(parents=True)
         for name, (_, kernel) in targets.items():
             (batch.project.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
+    at_once = job_count(len(misses), jobs)
     configure(
         batch.project,
         batch.target,
         toolchain=batch.toolchain,
         store=batch.store,
         timeout_seconds=batch.timeout_seconds,
+        jobs=at_once,
     )
 
     def report(digest: str, result: Artifact | Outcome, seconds: float) -> None:
@@ -272,8 +274,7 @@ def _compile(
             progress(len(results) + 1, len(misses), misses[digest].name, seconds)
         results[digest] = result
 
-    at_once = job_count(len(misses), jobs)
-    _run_ninja(batch, dict(targets), at_once, report)
+    _run_ninja(batch, dict(targets), at_once + 1, report)  # one more, which only links
     starved = {
         name: item for name, item in targets.items() if isinstance(results[item[0]], OutOfMemory)
     }

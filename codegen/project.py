@@ -68,7 +68,7 @@ def _python() -> str:
 
 
 def _command(
-    project: Project, target: BuildTarget, toolchain: Toolchain, timeout_seconds: float
+    project: Project, target: BuildTarget, toolchain: Toolchain, timeout_seconds: float, jobs: int
 ) -> list[str]:
     run = [_python(), "-I", "-S", str(Path(launcher.__file__).resolve()), str(timeout_seconds)]
     variables = {
@@ -78,6 +78,10 @@ def _command(
         "CMAKE_CUDA_ARCHITECTURES": target.cmake_architecture,
         "CMAKE_CUDA_FLAGS": shlex.join(toolchain.cuda_flags),
         "CMAKE_SUPPRESS_REGENERATION": "ON",
+        # Ninja gives every free job to a compilation before it links anything. Compilations have jobs of their own, so
+        # that a kernel is linked, and published, as soon as it is compiled.
+        "CMAKE_JOB_POOLS": f"compile={jobs}",
+        "CMAKE_JOB_POOL_COMPILE": "compile",
         "ATTENTION_AUTOTUNER_INCLUDE_DIR": include_root(),
         "ATTENTION_AUTOTUNER_CUTLASS_DIR": toolchain.cutlass_include,
         "ATTENTION_AUTOTUNER_BATCH_DIR": project.sources,
@@ -149,6 +153,7 @@ def configure(
     toolchain: Toolchain,
     store: Store,
     timeout_seconds: float = 0.0,
+    jobs: int = 1,
 ) -> None:
     """Turn the sources of a batch into a Ninja build.
 
@@ -162,12 +167,13 @@ def configure(
         toolchain: what to compile with.
         store: keeps the answer.
         timeout_seconds: for each compilation and each link; 0 for no limit.
+        jobs: compilations at once.
 
     Raises:
         ToolchainError: CMake fails; the message ends with what it printed.
         StoreError: the store cannot be written.
     """
-    command = _command(project, target, toolchain, timeout_seconds)
+    command = _command(project, target, toolchain, timeout_seconds, jobs)
     kept = _detection_folder(store, toolchain)
     if kept.is_dir():
         with store_errors(project.build):
