@@ -47,6 +47,7 @@ napoleon_preprocess_types = False
 html_theme = "furo"
 html_title = f"attention-autotuner {version}"
 html_static_path = ["_static"]
+html_extra_path = ["report.html"]  # the page of results, whole by itself
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
