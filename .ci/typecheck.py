@@ -36,7 +36,7 @@ def main() -> int:
     mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
     beside = [
         name
-        for name in ("tests", "benchmarks", "examples", ".ci")
+        for name in ("tests", "benchmarks", "examples", "docs", ".ci")
         if next((ROOT / name).rglob("*.py"), None) is not None
     ]
     runs = [[*mypy, "-p", "attention_autotuner"], [*mypy, "--explicit-package-bases", *beside]]
