@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import attention_autotuner
 from attention_autotuner import abi, arch, errors, reference, settings
 from attention_autotuner.cli import doctor, entry
+from tests.snippets.pages import pages
 
 
 def text_of(repository: Path, name: str) -> str:
@@ -99,3 +101,20 @@ def test_the_api_pages_have_every_public_name(repository: Path) -> None:
     for module in (attention_autotuner, arch, reference):
         missing = set(module.__all__) - described - {"__version__"}
         assert not missing, f"{module.__name__}: {', '.join(sorted(missing))}"
+
+
+def test_sources_that_pages_name_are_there(repository: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = [f"/{name}" for name in listed.stdout.splitlines() if (repository / name).is_file()]
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        for name in re.findall(r"`([\w./-]+\.(?:cpp|cu|cuh|h|hpp|jinja|py|toml))`", text):
+            module = f"/{name.replace('.', '/')}.py"  # `codegen.cpp` is one
+            there = any(file.endswith((f"/{name}", module)) for file in files)
+            assert there, f"{page.name}: there is no {name}"
