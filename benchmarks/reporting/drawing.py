@@ -85,7 +85,8 @@ def svg_of(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->\n?", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r"(font: [^;\"]*?px) [^;\"]*", rf"\1 {FONTS}", text)
+    text = re.sub(r"font-family: [^;\"]*", f"font-family: {FONTS}", text)
+    text = re.sub(r" transform=\"rotate\(-?0 [^)]*\)\"", "", text)
     for stand_in, variable in VARIABLES.items():
         text = text.replace(stand_in, f"var({variable})")
     text = re.sub(r"[ \t]+\n", "\n", text)

@@ -43,7 +43,8 @@ th,td{{padding:.25em .6em;border-bottom:1px solid var(--line);text-align:right;w
 th{{background:var(--soft);vertical-align:bottom;white-space:normal;min-width:4.5em}}
 td.words,th.words{{text-align:left}}
 td.words{{white-space:normal;min-width:8.5em}}
-td.long{{white-space:normal;min-width:16em;text-align:left}}
+td.long{{white-space:normal;min-width:17em;text-align:left;overflow-wrap:anywhere}}
+th.long{{text-align:left}}
 th button{{all:unset;cursor:pointer;font:inherit;font-weight:600}}
 th button:focus-visible{{outline:2px solid var(--link)}}
 th button::after{{content:"\\a0\\2195";opacity:.45}}
@@ -96,6 +97,11 @@ class Cell:
 def words(text: str) -> Cell:
     """A cell of text."""
     return Cell(text=text, kind="words")
+
+
+def long_words(text: str) -> Cell:
+    """A cell of text that is broken anywhere: names of kernels, problems, sources."""
+    return Cell(text=text, kind="long")
 
 
 def number(value: float | None, digits: int = 0) -> Cell:

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import html
 from .duels import place_of
-from .html import Cell, number, words
+from .html import Cell, long_words, number, words
 from .sections import Results, Section
 
 CEILINGS = {
@@ -38,7 +38,7 @@ def bring_up_section(results: Results) -> Section | None:
     ]
     parts = []
     if rows:
-        heads = ["ceiling", "measured", "half the quartiles' distance", "by the specification"]
+        heads = ["ceiling", "measured", "half the quartiles' distance, %", "by the specification"]
         parts.append(html.table([*heads, "measured / specified", "unit"], rows))
     seconds = document.get("seconds", {})
     if seconds:
@@ -59,7 +59,7 @@ def _ceiling(name: str, found: Mapping[str, Any], expected: float | None) -> lis
     return [
         words(title),
         number(found["value"] / size, 2),
-        number(None if spread is None else spread / size, 2),
+        number(None if spread is None else 100.0 * spread / found["value"], 1),
         number(None if expected is None else expected / size, 2),
         number(share, 2),
         words(unit),
@@ -70,12 +70,12 @@ def _sweep(problems: Sequence[Mapping[str, Any]]) -> str:
     """The problems that were tuned: a table on demand."""
     rows = [
         [
-            words(each["problem"]),
+            long_words(each["problem"]),
             words(each["status"]),
             number(each.get("median_us"), 1),
             number(each.get("default_us"), 1),
             number(None if each.get("gain") is None else 100.0 * each["gain"], 1),
-            words(each.get("pick") or each.get("reason") or ""),
+            long_words(each.get("pick") or each.get("reason") or ""),
         ]
         for each in problems
     ]
@@ -89,7 +89,8 @@ def _sources(document: Mapping[str, Any]) -> str:
     """Every number of the spec that has a source: a table on demand."""
     spec, sources = document.get("spec", {}), document.get("sources", {})
     rows = [
-        [words(name), words(str(spec.get(name, ""))), words(told)] for name, told in sources.items()
+        [words(name), words(str(spec.get(name, ""))), long_words(told)]
+        for name, told in sources.items()
     ]
     return html.details("The spec", html.table(["field", "value", "source"], rows)) if rows else ""
 
@@ -101,7 +102,7 @@ def agreement_section(results: Results) -> Section | None:
         return None
     rows = [
         [
-            words(each["case"]),
+            long_words(each["case"]),
             number(median(each["python_us"]) if each["python_us"] else None, 2),
             number(median(each["cpp_us"]) if each["cpp_us"] else None, 2),
             number(each["ratio"], 3),
@@ -124,7 +125,7 @@ def decode_section(results: Results) -> Section | None:
         return None
     rows = [
         [
-            words(row["candidate"]),
+            long_words(row["candidate"]),
             words(way),
             number(each["us"], 1),
             number(each["gb_per_s"]),
