@@ -151,7 +151,7 @@ class PredictedPicks:
             return Miss(field="spec", expected=spec, found=file.spec_digest)
         wanted = replace(problem.bucketed(), dtype=DTYPES[0])
         missed: Miss | None = None
-        near: list[tuple[float, int, PredictedPick]] = []
+        near: list[tuple[tuple[float, bool, int], PredictedPick]] = []
         for group in file.groups.get(_key(wanted), ()):
             space = space_schema(wanted.op, wanted.direction)
             if group.space_schema != space:
@@ -160,8 +160,9 @@ class PredictedPicks:
             for pick in group.picks:
                 apart = distance(wanted, pick.problem)
                 if apart is not None:
-                    near.append((apart, len(near), pick))
-        for _, _, pick in sorted(near, key=lambda one: one[:2]):
+                    # As many heads in fewer batches are no way apart.
+                    near.append(((apart, pick.problem != wanted, len(near)), pick))
+        for _, pick in sorted(near, key=lambda one: one[0]):
             exact = pick.problem == wanted
             candidate = _serving(pick, problem, policy, sure=exact and not unverified)
             rejection = legality.check(candidate, policy.spec)
