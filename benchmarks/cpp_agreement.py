@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,12 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
-from attention_autotuner.codegen.toolchain import Toolchain, clean_environment, find_toolchain
+from attention_autotuner.codegen.toolchain import (
+    Toolchain,
+    clean_environment,
+    find_toolchain,
+    wheel_roots,
+)
 from attention_autotuner.errors import (
     AttentionAutotunerError,
     BuildError,
@@ -76,6 +82,7 @@ class Agreement:
         kernel: name of its candidate.
         digest, cpp_digest: of the artifact, as Python and as C++ know it.
         error: what the C++ benchmark found wrong; empty where nothing is.
+        warm_up: by what C++ warmed up: ``cublas``, as torch does, or ``wmma``.
         python_us, cpp_us: medians, one of every repeat.
     """
 
@@ -84,6 +91,7 @@ class Agreement:
     digest: str
     cpp_digest: str
     error: str
+    warm_up: str
     python_us: tuple[float, ...]
     cpp_us: tuple[float, ...]
 
@@ -205,6 +213,7 @@ def run_programs(
                 command += ["--problem-json", json.dumps(asdict(problem))]
             done = subprocess.run(
                 command,
+                env=_with_cublas(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -217,6 +226,14 @@ def run_programs(
             results = json.loads(report.read_text(encoding="utf-8"))["results"]
         found |= dict(zip(mine, results, strict=True))
     return [found[problem] for problem in problems]
+
+
+def _with_cublas() -> dict[str, str]:
+    """The process environment, in which programs find the cuBLAS that torch came with, to warm up as torch does."""
+    places = [str(root / "lib") for root in wheel_roots() if list(root.glob("lib/libcublas.so*"))]
+    known = os.environ.get("LD_LIBRARY_PATH")
+    path = os.pathsep.join([*([known] if known else []), *places])
+    return {**os.environ, "LD_LIBRARY_PATH": path} if path else dict(os.environ)
 
 
 def compare(
@@ -253,6 +270,7 @@ def compare(
             digest=artifact.digest,
             cpp_digest=str(reports[0].get("digest")),
             error="; ".join(dict.fromkeys(str(each["error"]) for each in reports if each["error"])),
+            warm_up=str(reports[-1].get("warm_up")),
             python_us=tuple(times),
             cpp_us=tuple(each["median_us"] for each in reports if each.get("median_us")),
         )

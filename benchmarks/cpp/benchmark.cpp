@@ -129,7 +129,7 @@ class Run {
     }
     record.add("verified", options_.samples > 0 && wrong.empty() ? "true" : "false").add("checks", array(verdicts));
     if (!wrong.empty()) return wrong;
-    warm_up(kWarmUpSeconds);
+    std::string const warmed_by = warm_up(kWarmUpSeconds);
     Timing const timing = measure(stream, sets, options_.rounds, [&](int set) { made->launch(set, stream); });
     double const tflops = problem.flops() / timing.median_us * 1e-6;
     double const gbytes = problem.bytes_moved() / timing.median_us * 1e-3;
@@ -139,6 +139,7 @@ class Run {
         .add("launches_a_round", number(timing.launches))
         .add("graph", timing.graph ? "true" : "false")
         .add("input_sets", number(sets))
+        .add("warm_up", json_string(warmed_by))
         .add("workspace_bytes", number(double(made->workspace_bytes())))
         .add("tflops", number(tflops))
         .add("gbytes_per_s", number(gbytes));

@@ -87,8 +87,9 @@ class Graph {
 
 // Keeps a stream busy for about this many cycles, while the host prepares what follows.
 void spin(Stream const& stream, int64_t cycles);
-// Multiplies matrices until the clocks are at their sustained level.
-void warm_up(double seconds);
+// Multiplies matrices until the clocks are at their sustained level; answers by what: "cublas", as Python does, where
+// that library is found, else "wmma", a kernel of its own.
+std::string warm_up(double seconds);
 // O and LSE by the formula, in fp32, with no kernel of a bundle: what a backward pass is given.
 void attention_by_formula(AttentionForwardParams const& params, Number type);
 

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 EXTRA = ("sphinx", "myst_parser", "furo")
-PAGES = ("index.html", "report.html", "api.html", "cli.html", "settings.html", "troubleshooting.html")
+PAGES = (
+    "index.html",
+    "report.html",
+    "api.html",
+    "cli.html",
+    "settings.html",
+    "troubleshooting.html",
+)
 MISSING = [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 pytestmark = pytest.mark.skipif(

@@ -77,7 +77,7 @@ Graph::Graph(Stream const&, std::function<void()> const& work)
 void Graph::replay(Stream const&) const { static_cast<Recorded*>(handle_.get())->work(); }
 
 void spin(Stream const&, int64_t) {}
-void warm_up(double) {}
+std::string warm_up(double) { return "nothing"; }
 
 void attention_by_formula(AttentionForwardParams const& p, Number type) {
   auto const tensor = [&](Tensor const& from, int64_t heads, int64_t rows, int64_t columns) {
