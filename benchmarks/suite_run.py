@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from attention_autotuner.arch import Policy
@@ -73,7 +74,7 @@ class Run:
     jobs: int = 1
     clock: Callable[[], float] = time.monotonic
     started: float = 0.0
-    _longest: float = field(default=0.0, init=False)
+    _taken: list[float] = field(default_factory=list, init=False)
 
     def asked(self, trial: Trial) -> list[Implementation]:
         """The peers that compute a trial's operation."""
@@ -96,7 +97,7 @@ class Run:
     def rows(self) -> Iterator[tuple[Trial, dict[str, Any] | str]]:
         """Every trial with its row, or why it has none.
 
-        A trial is not begun where the longest one so far would not fit into what is left of the budget.
+        A trial is not begun where what one takes on the average does not fit into what is left of the budget.
         """
         meetings: dict[str, Meeting | str] = {
             t.key: _attempt(self._meeting, t) for t in self.trials
@@ -127,7 +128,7 @@ class Run:
             except KeyboardInterrupt:
                 stopped = "the run was interrupted"
                 row = stopped
-            self._longest = max(self._longest, self.clock() - began)
+            self._taken.append(self.clock() - began)
             yield trial, row
             if not stopped and not self.alive():
                 stopped = f"the GPU stopped answering in {trial.key}"
@@ -136,7 +137,8 @@ class Run:
         if self.budget_seconds is None:
             return ""
         left = self.budget_seconds - (self.clock() - self.started)
-        return "" if left > self._longest else f"the {self.budget_seconds:g} s were used up"
+        usual = fmean(self._taken) if self._taken else 0.0
+        return "" if left > usual else f"the {self.budget_seconds:g} s were used up"
 
     def _meeting(self, trial: Trial) -> Meeting:
         plain = _alone(rivals_of(trial.problem, self.policy))
