@@ -90,6 +90,7 @@ def svg_of(figure: Figure, name: str, title: str) -> str:
     for stand_in, variable in VARIABLES.items():
         text = text.replace(stand_in, f"var({variable})")
     text = re.sub(r"[ \t]+\n", "\n", text)
+    text = re.sub(r"<[^>]*>", _rounded, text)
     return re.sub(
         r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>",
         lambda found: (
@@ -100,6 +101,11 @@ def svg_of(figure: Figure, name: str, title: str) -> str:
         count=1,
         flags=re.DOTALL,
     )
+
+
+def _rounded(tag: re.Match[str]) -> str:
+    """An element's coordinates to a hundredth of a point: the last digits are those of a solver's version."""
+    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", tag[0])
 
 
 def standalone(svg: str) -> str:
