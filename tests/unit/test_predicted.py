@@ -124,6 +124,7 @@ def test_the_nearest_shape_serves_if_the_model_still_prefers_its_choice(folder: 
         found = hit(write(folder, content).find(asked, POLICY))
         assert found.pick.problem.seqlen_q == 4096
         assert (found.candidate, found.exact) == (served, False)
+        assert found.is_default == (served == POLICY.default(asked))
 
 
 def test_where_the_model_is_not_trusted_the_default_of_the_very_problem_serves(
@@ -361,7 +362,7 @@ def test_a_default_that_the_model_may_not_replace_is_explained(folder: Path) -> 
     layer = write(folder, document([8, 16, 16, 2048, None, 100.0, 100.0, None]))
     rows = why.explain(PROBLEM, POLICY, predicted=hit(layer.find(PROBLEM, POLICY)))
     assert rows[0].name == POLICY.default(PROBLEM).name
-    assert "which the cost model was not allowed to replace" in rows[0].reason
+    assert rows[0].reason.startswith("the policy's default: the cost model knows of no gain")
 
 
 # --- the files of the package ---------------------------------------------------------------------

@@ -230,13 +230,14 @@ def source_of(pick: Pick, found: Found | None, policy: Policy) -> str:
         gpu = found.record.environment.gpu_name
         return f"{found.layer} of {gpu}, tuned for {found.record.purpose}{exact}{doubts}"
     doubts = f"; {policy.spec.name} is not the spec predicted for" if found.unverified else ""
-    return f"predicted for {policy.name} by the cost model, never measured{exact}{doubts}"
+    what = ": the default" if found.is_default else ""
+    return f"predicted for {policy.name} by the cost model, never measured{what}{exact}{doubts}"
 
 
 def prediction_json(found: PredictedHit) -> dict[str, Any]:
     """What the cost model says of a prediction that serves, microseconds."""
     return {
-        "by": "default" if found.pick.candidate is None else "model",
+        "by": "default" if found.is_default else "model",
         "estimate_us": found.pick.estimate_us,
         "default_us": found.pick.default_us,
         "runner_up_us": found.pick.runner_up_us,

@@ -83,6 +83,11 @@ class PredictedHit:
     layer: Literal["predicted"] = "predicted"
 
     @property
+    def is_default(self) -> bool:
+        """Whether the policy's default serves: the file's choice, or, of a neighbour, what the model prefers here."""
+        return self.pick.candidate is None or self.pick.candidate.knobs != self.candidate.knobs
+
+    @property
     def gpu_name(self) -> None:
         """None: it was measured nowhere."""
 

@@ -111,8 +111,8 @@ def _serving(
     if predicted is None:
         return policy.default(problem).name, "the policy's default, nothing measured yet"
     pick = predicted.pick
-    if pick.candidate is None:
-        why = "the policy's default, which the cost model was not allowed to replace"
+    if predicted.is_default:
+        why = "the policy's default: the cost model knows of no gain that it is trusted with"
     else:
         gain = (pick.default_us / pick.estimate_us - 1.0) * 100.0
         why = f"predicted, nothing measured yet: by the cost model {gain:.0f} % faster than the default"
