@@ -35,8 +35,8 @@ from attention_autotuner.codegen.toolchain import (
     Toolchain,
     clean_environment,
     find_toolchain,
-    wheel_roots,
 )
+from attention_autotuner.codegen.wheels import wheel_roots
 from attention_autotuner.errors import (
     AttentionAutotunerError,
     BuildError,

@@ -15,13 +15,18 @@ from typing import Any, cast
 
 import pytest
 
+from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.artifact import Artifact
+from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.toolchain import clean_environment, find_toolchain
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import Toolchain, clean_environment, find_toolchain
 from attention_autotuner.errors import ToolchainError
 from attention_autotuner.tuning import measure
 from attention_autotuner.tuning.racing import Race
+from benchmarks import cpp_agreement
 from benchmarks.cpp_agreement import PROGRAMS, compare, configure, report, run_programs
+from tests.bundling import publish
 from tests.cpp_programs import (
     FAKE_KERNELS,
     RETENTION,
@@ -370,6 +375,45 @@ def test_agreement_is_judged_by_digest_and_time(programs: Path, fake_bundle: Pat
     assert replace(same_time, digest=agreement.cpp_digest).agrees
     assert not replace(same_time, digest=agreement.cpp_digest, cpp_us=(1.04,)).agrees
     assert not replace(same_time, digest=agreement.cpp_digest, error="wrong").agrees
+
+
+def test_the_command_builds_a_bundle_and_writes_its_verdict(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it but the GPU: picks of dispatch, a bundle as export writes it, programs, report."""
+    problems = [fake.problem for fake in FAKE_KERNELS]
+    sources = {(fake.problem.op, fake.problem.direction): fake for fake in FAKE_KERNELS}
+
+    def build_fakes(candidates: Sequence[Candidate], _: Toolchain) -> dict[Candidate, Artifact]:
+        store = Store(tmp_path / "store")
+        made = {}
+        for number, candidate in enumerate(dict.fromkeys(candidates)):
+            folder = tmp_path / f"k{number}"
+            folder.mkdir()
+            fake = replace(sources[candidate.op, candidate.direction], name=candidate.name)
+            content = compile_library(folder, fake).read_bytes()
+            made[candidate] = publish(store, candidate, content=content)
+        return made
+
+    gpu = SimpleNamespace(compute_capability=(8, 0))
+    monkeypatch.setattr(cpp_agreement, "PROBLEMS", problems)
+    monkeypatch.setattr(cpp_agreement, "detect", lambda device: resolve("A100"))
+    monkeypatch.setattr(cpp_agreement, "probe", lambda: gpu)
+    monkeypatch.setattr(cpp_agreement, "build_programs", lambda folder, toolchain: programs)
+    monkeypatch.setattr(cpp_agreement, "build_kernels", build_fakes)
+    monkeypatch.setattr(cpp_agreement, "measure_here", lambda problem, library: 1.0)
+    output = tmp_path / "results" / "agreement.json"
+    assert (
+        cpp_agreement.main(["--output", str(output), "--repeats", "2"]) == 1
+    )  # no host is so fast
+    document = json.loads(output.read_text(encoding="utf-8"))
+    assert document["passed"] is False
+    for problem, case in zip(problems, document["cases"], strict=True):
+        assert Problem(**case["problem"]) == problem
+        assert case["digest"] == case["cpp_digest"]
+        assert case["error"] == ""
+        assert len(case["cpp_us"]) == len(case["python_us"]) == 2
+        assert case["ratio"] > 1.03
 
 
 def test_a_program_without_a_report_is_an_error(programs: Path, tmp_path: Path) -> None:
