@@ -171,7 +171,7 @@ def test_the_users_record_comes_before_the_shipped_one_then_the_prediction_then_
     world.shipped.answer = world.hit(shipped, "shipped", exact=False)
     world.predicted.answer = world.prediction(foretold, unverified=("spec",))
     pick = dispatch.lookup(PROBLEM, policy)
-    assert pick == dispatch.Pick(candidate=mine, layer="record", unverified=("driver",))
+    assert pick == picks.Pick(candidate=mine, layer="record", unverified=("driver",))
     world.records.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner.arch import H100, legality
+from attention_autotuner.arch import A100, legality
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import DType, Problem
@@ -53,7 +53,9 @@ def test_every_common_problem_has_a_prediction_that_is_legal(name: str, dtype: D
             found = layer.find(problem, policy)
             assert isinstance(found, PredictedHit), f"{problem.describe()}: {found}"
             assert (found.exact, found.unverified) == (True, ())
-            assert found.candidate == Candidate.of(problem, "sm80", found.candidate.knobs)
+            assert found.candidate == Candidate.of(
+                problem, found.candidate.family, found.candidate.knobs
+            )
             served.setdefault(found.candidate)
             pick = found.pick
             if pick.candidate is None:
@@ -145,7 +147,7 @@ class Report:
     kernels: tuple[Report, ...] = ()
 
 
-POLICY = H100()
+POLICY = A100()
 FAMILY = next(f for f in families() if f.name == "retnet forward decay 64/64")
 
 
@@ -224,17 +226,17 @@ def test_a_changed_model_space_or_spec_is_stale(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trials: Sequence[Trial]
 ) -> None:
     monkeypatch.setattr(predict, "families", lambda: [FAMILY])
-    document = json.loads((predict.FOLDER / "h100.json").read_text(encoding="utf-8"))
+    document = json.loads((predict.FOLDER / "a100.json").read_text(encoding="utf-8"))
     document["groups"] = [g for g in document["groups"] if g["class"]["mask"] == "decay"]
     document["groups"] = [
         g
         for g in document["groups"]
         if (g["class"]["direction"], g["class"]["dim_qk"]) == ("forward", 64)
     ]
-    path = tmp_path / "h100.json"
+    path = tmp_path / "a100.json"
     path.write_text(predict.dumps(document), encoding="utf-8")
-    assert predict.stale(H100(), trials, tmp_path) == []
-    other = H100(replace(H100().spec, smem_bytes_per_clk_per_sm=100.0))
+    assert predict.stale(POLICY, trials, tmp_path) == []
+    other = A100(replace(POLICY.spec, smem_bytes_per_clk_per_sm=100.0))
     assert len(predict.stale(other, trials, tmp_path)) == 2
     for change, said in (
         ({"fingerprint": "0"}, "the space"),
@@ -243,7 +245,7 @@ def test_a_changed_model_space_or_spec_is_stale(
     ):
         changed = {**document, "groups": [document["groups"][0] | change]}
         path.write_text(predict.dumps(changed), encoding="utf-8")
-        assert said in predict.stale(H100(), trials, tmp_path)[0]
+        assert said in predict.stale(POLICY, trials, tmp_path)[0]
 
 
 def test_a_file_survives_its_own_layout() -> None:
