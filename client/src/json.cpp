@@ -3,6 +3,7 @@
 #include <cmath>
 #include <locale>
 #include <sstream>
+#include <string_view>
 
 namespace attention_autotuner::json {
 namespace {
@@ -81,7 +82,7 @@ class Reader {
   char peek() const { return at_ < text_.size() ? text_[at_] : '\0'; }
 
   void space() {
-    while (at_ < text_.size() && std::string(" \t\n\r").find(text_[at_]) != std::string::npos) ++at_;
+    while (at_ < text_.size() && std::string_view(" \t\n\r").find(text_[at_]) != std::string::npos) ++at_;
   }
 
   bool take(char c) {
@@ -224,7 +225,7 @@ class Reader {
   uint32_t hex4() {
     uint32_t code = 0;
     for (int i = 0; i < 4; ++i) {
-      size_t const digit = std::string("0123456789abcdef0123456789ABCDEF").find(peek());
+      size_t const digit = std::string_view("0123456789abcdef0123456789ABCDEF").find(peek());
       if (at_ >= text_.size() || digit == std::string::npos) fail("expected four hexadecimal digits");
       code = code << 4 | static_cast<uint32_t>(digit & 15);
       ++at_;
@@ -248,7 +249,7 @@ class Reader {
       }
       return append_utf8(out, code);
     }
-    size_t const which = std::string("\"\\/bfnrt").find(kind);
+    size_t const which = std::string_view("\"\\/bfnrt").find(kind);
     if (kind == '\0' || which == std::string::npos) fail("an unknown escape");
     out.push_back("\"\\/\b\f\n\r\t"[which]);
     ++at_;
