@@ -49,4 +49,5 @@ class H100(Policy):
 
     name = "H100"
     build_arch = "90"
+    families = ("sm90", "sm80")
     default_spec = H100_SPEC

@@ -1,8 +1,8 @@
 """Whether a candidate may exist on a GPU: one front for the rules of every operation.
 
 What the kernel headers can compile, and what never pays, is said beside each operation
-(:mod:`.forward_legality`, :mod:`.backward_legality`, :mod:`.chunkwise_legality`, :mod:`.recurrent_legality`); what one
-GPU has room for, in :mod:`.rules`.
+(:mod:`.forward_legality`, :mod:`.backward_legality`, :mod:`.chunkwise_legality`, :mod:`.recurrent_legality`,
+:mod:`.wgmma_legality`); what one GPU has room for, in :mod:`.rules`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from . import (
     chunkwise_resources,
     forward_legality,
     resources,
+    wgmma_legality,
+    wgmma_resources,
 )
 from .recurrent_legality import RECURRENT_PREDICATES, RecurrentShape
 from .rules import CLASS_PREDICATES, COPY_PREDICATES, Broken, first_broken, limit_broken
@@ -65,6 +67,9 @@ def _rejection(candidate: Candidate, broken: Broken | None) -> Rejection | None:
 
 def _kernel_broken(candidate: Candidate) -> Broken | None:
     knobs = candidate.knobs
+    wide = wgmma_resources.shape_of(candidate)
+    if wide is not None:
+        return wgmma_legality.kernel_broken(wide)
     rows = resources.rows_of(candidate)
     if rows is not None:
         broken = first_broken(forward_legality.KERNEL_PREDICATES, rows)

@@ -5,18 +5,25 @@ One of them needs no tuning: the default.
 
 from __future__ import annotations
 
+import copy
 from typing import ClassVar
 
 from ..codegen.candidate import Candidate, Family
 from ..codegen.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
-from . import backward_defaults, backward_space, forward_space, retention_space
+from . import backward_defaults, backward_space, forward_space, retention_space, wgmma_space
 from .backward_defaults import BackwardPreferences
 from .backward_space import BackwardSpace
 from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
 from .legality import Rejection
 from .retention_space import RetentionSpace
 from .spec import ArchSpec
+from .wgmma_space import WgmmaSpace
+
+
+def runs_on(family: Family, compute_capability: tuple[int, int]) -> bool:
+    """Whether a family's kernels run on a GPU: those with PTX on any newer one, others on theirs alone."""
+    return compute_capability == (9, 0) if family == "sm90" else compute_capability >= (8, 0)
 
 
 class Policy:
@@ -30,19 +37,20 @@ class Policy:
         build_arch: the compute capability its kernels are built for, e.g. ``"80"``.
         families: kernel families it offers, in the order they are tried.
         spec: the GPU's limits and rates.
-        forward_space, backward_space, retention_space: the knobs' values.
+        forward_space, backward_space, retention_space, wgmma_space: the knobs' values.
         forward_preferences, backward_preferences: the default tables, by rising ``up_to``.
     """
 
     name: ClassVar[str]
     build_arch: ClassVar[str]
-    families: ClassVar[tuple[Family, ...]] = ("sm80",)
+    families: tuple[Family, ...] = ("sm80",)
     default_spec: ClassVar[ArchSpec]
     forward_space: ClassVar[ForwardSpace] = ForwardSpace()
     forward_preferences: ClassVar[tuple[ForwardPreference, ...]] = FORWARD_PREFERENCES
     backward_space: ClassVar[BackwardSpace] = BackwardSpace()
     backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
     retention_space: ClassVar[RetentionSpace] = RetentionSpace()
+    wgmma_space: ClassVar[WgmmaSpace] = WgmmaSpace()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
@@ -62,7 +70,9 @@ class Policy:
         """
         found: list[Candidate | Rejection] = []
         for family in self.families:
-            if problem.op == "retention":
+            if family == "sm90":
+                found += wgmma_space.offered(problem, self.wgmma_space, self.spec)
+            elif problem.op == "retention":
                 found += retention_space.offered(
                     problem, family, self.retention_space, self.forward_space, self.spec
                 )
@@ -90,7 +100,18 @@ class Policy:
             return candidate
         raise NoCandidateError(f"no candidate of {self!r} is legal for {problem.describe()}")
 
+    def on(self, compute_capability: tuple[int, int]) -> Policy:
+        """The policy with the families that a GPU of some capability runs: itself where it runs all."""
+        running = tuple(f for f in self.families if runs_on(f, compute_capability))
+        if running == self.families:
+            return self
+        restricted = copy.copy(self)
+        restricted.families = running
+        return restricted
+
     def _preferred(self, problem: Problem, family: Family) -> Candidate | None:
+        if family == "sm90":
+            return wgmma_space.preferred(problem, self.wgmma_space, self.spec)
         if problem.op == "retention":
             return retention_space.preferred(
                 problem,

@@ -7,7 +7,13 @@ from dataclasses import replace
 from ..codegen.candidate import Candidate
 from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs
 from ..codegen.retention_knobs import RecurrentKnobs
-from . import backward_resources, chunkwise_resources, forward_resources, recurrent_resources
+from . import (
+    backward_resources,
+    chunkwise_resources,
+    forward_resources,
+    recurrent_resources,
+    wgmma_resources,
+)
 from .occupancy import KernelNeeds
 
 
@@ -23,6 +29,9 @@ def rows_of(candidate: Candidate) -> Candidate | None:
 def kernels(candidate: Candidate) -> tuple[KernelNeeds, ...]:
     """The kernels that a candidate's tiles size, in the order they run; of backward, the plan's passes."""
     knobs = candidate.knobs
+    wide = wgmma_resources.shape_of(candidate)
+    if wide is not None:
+        return (wgmma_resources.needs(wide),)
     if isinstance(knobs, BackwardKnobs):
         shapes = backward_resources.shapes(candidate)
         return tuple(backward_resources.needs(shape) for shape in shapes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .candidate import Family
 from .environment import template_root
 from .identity import digest
 from .render import RenderedKernel, kernel_digest
@@ -40,6 +41,10 @@ class BuildTarget:
     def cmake_architecture(self) -> str:
         """The value of ``CMAKE_CUDA_ARCHITECTURES``."""
         return self.arch if self.ptx else f"{self.arch}-real"
+
+    def of_family(self, family: Family) -> BuildTarget:
+        """What a family's kernels are compiled for: warpgroup products exist for exactly one compute capability."""
+        return BuildTarget(arch="90a", ptx=False) if family == "sm90" else self
 
     def flags(self) -> tuple[str, ...]:
         """The code-generation flags that nvcc gets for this target."""
@@ -127,7 +132,7 @@ def artifact_digest(kernel: RenderedKernel, target: BuildTarget, toolchain: Tool
         "artifact",
         kernel.name,
         kernel_digest(kernel),
-        target.flags(),
+        target.of_family(kernel.candidate.family).flags(),
         _recipe(),
         toolchain.identity(),
     )

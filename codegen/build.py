@@ -172,7 +172,7 @@ def _finish(
             persistent=_persistent(kernel.candidate),
         ),
         kernel_digest=kernel_digest(kernel),
-        target=batch.target,
+        target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,
         build_peak_bytes=max(compiled.peak_bytes, linked.peak_bytes),
@@ -259,6 +259,10 @@ def _compile(
             folder.mkdir(parents=True)
         for name, (_, kernel) in targets.items():
             (batch.project.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
+            own = batch.target.of_family(kernel.candidate.family)
+            if own != batch.target:
+                architecture = batch.project.sources / f"{name}.architecture"
+                architecture.write_text(own.cmake_architecture, encoding="ascii")
     at_once = job_count(len(misses), jobs)
     configure(
         batch.project,

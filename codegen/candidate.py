@@ -15,15 +15,14 @@ from .knobs import (
     ForwardKnobs,
     Knobs,
     ParallelKnobs,
+    WgmmaForwardKnobs,
     knobs_from_config,
     knobs_to_config,
 )
 from .problem import Direction, DType, Form, Mask, Op, Problem
 from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs
 
-Family = Literal["sm80"]
-
-FAMILIES: tuple[str, ...] = ("sm80",)
+Family = Literal["sm80", "sm90"]
 
 _Kind = TypeVar("_Kind")
 
@@ -34,12 +33,23 @@ _FORMS: dict[type[Knobs], Form] = {
 }
 
 
+def family_of(kind: type[Knobs]) -> Family:
+    """The family whose kernels a knob class describes."""
+    return "sm90" if kind is WgmmaForwardKnobs else "sm80"
+
+
+def families(op: Op, direction: Direction) -> tuple[Family, ...]:
+    """The families that an operation's kernels come in."""
+    return tuple(dict.fromkeys(map(family_of, KNOBS[op, direction])))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A kernel family with every knob set.
 
     Attributes:
-        family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer.
+        family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer. ``sm90``: wgmma and
+            tensor maps; runs on 9.0 alone.
         op, direction, dtype: as in :class:`~.problem.Problem`.
         class_qk, class_v: padded head dims that the kernel is compiled for, elements.
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
@@ -47,7 +57,7 @@ class Candidate:
         knobs: of the operation, the direction and, for retention forward, the form.
 
     Raises:
-        TypeError: the knobs are another operation's.
+        TypeError: the knobs are another operation's or family's.
     """
 
     family: Family
@@ -67,6 +77,8 @@ class Candidate:
             raise TypeError(
                 f"{self.op} {self.direction} takes {names}, got {type(self.knobs).__name__}"
             )
+        if family_of(type(self.knobs)) != self.family:
+            raise TypeError(f"{type(self.knobs).__name__} is not of family {self.family}")
 
     @classmethod
     def of(cls, problem: Problem, family: Family, knobs: Knobs) -> Candidate:
@@ -119,7 +131,7 @@ class Candidate:
     def template(self) -> str:
         """The template that its kernel is rendered from, under the template root."""
         name = self.direction if self.form == "auto" else self.form
-        return f"{self.op}/{name}.cu.jinja"
+        return f"{self.op}/{name}{'_sm90' if self.family == 'sm90' else ''}.cu.jinja"
 
     @property
     def deterministic(self) -> bool:

@@ -89,6 +89,47 @@ class ForwardKnobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WgmmaForwardKnobs:
+    """A forward kernel of family ``sm90``: some warpgroups multiply, one thread of another loads by tensor maps.
+
+    Attributes:
+        warpgroups: that multiply; each owns 64 query rows.
+        block_n: key rows of one step of the main loop.
+        num_stages: shared-memory stages of K, V and the mask.
+        v_slices: as in :class:`ForwardKnobs`.
+        cta_order: as in :class:`ForwardKnobs`.
+    """
+
+    warpgroups: int
+    block_n: int
+    num_stages: int
+    v_slices: int = 1
+    cta_order: CtaOrder = "rows_first"
+
+    @property
+    def block_m(self) -> int:
+        """Query rows of one CTA tile."""
+        return 64 * self.warpgroups
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 128 * (1 + self.warpgroups)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        order = "rows" if self.cta_order == "rows_first" else "heads"
+        tile = f"g{self.warpgroups}n{self.block_n}"
+        return f"{tile}_s{self.num_stages}_v{self.v_slices}_{order}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class KeyPass:
     """The pass of attention backward that gives a block of keys its dK and dV, and perhaps adds its share of dQ.
 
@@ -246,6 +287,7 @@ class ParallelKnobs:
 
 Knobs = (
     ForwardKnobs
+    | WgmmaForwardKnobs
     | BackwardKnobs
     | ParallelKnobs
     | ChunkwiseKnobs
@@ -256,12 +298,12 @@ Knobs = (
 KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
     ("attention", "forward"): (ForwardKnobs,),
     ("attention", "backward"): (BackwardKnobs,),
-    ("retnet", "forward"): (ForwardKnobs,),
+    ("retnet", "forward"): (ForwardKnobs, WgmmaForwardKnobs),
     ("retnet", "backward"): (BackwardKnobs,),
     ("retention", "forward"): (ParallelKnobs, ChunkwiseKnobs, RecurrentKnobs),
     ("retention", "backward"): (RetentionBackwardKnobs,),
 }
-"""(op, direction) -> its knob classes; retention forward has one for each form. No two have the same fields."""
+"""(op, direction) -> its knob classes: one for each form and family that it has. No two have the same fields."""
 
 _NESTED: dict[type[Knobs], dict[str, type[Any]]] = {
     BackwardKnobs: {"keys": KeyPass, "dq": RowPass, "dk": RowPass, "dv": RowPass},

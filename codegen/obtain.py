@@ -40,12 +40,14 @@ def at_hand(
         BundleError: a setting names a bundle that is none.
     """
     settings = settings or current()
-    found = _found(render(candidate), BuildTarget(arch=arch), settings)
-    return found[0] if found and found[0].target.arch == arch else None
+    target = BuildTarget(arch=arch).of_family(candidate.family)
+    found = _found(render(candidate), target, settings)
+    return found[0] if found and found[0].target.arch == target.arch else None
 
 
 def _found(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
     """What the store and the bundles have of a kernel and the driver runs; a store that fails is passed over."""
+    target = target.of_family(kernel.candidate.family)
     try:
         stored = default_store(settings).find(kernel, target)
     except StoreError as error:
@@ -96,7 +98,7 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
         logger.warning(
             "building %s for sm_%s: up to %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
             candidate.name,
-            arch,
+            target.of_family(candidate.family).arch,
             BUILD_SECONDS,
             store.root,
         )

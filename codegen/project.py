@@ -35,7 +35,7 @@ class Project:
 
     @property
     def sources(self) -> Path:
-        """Holds one ``<target>.cu`` per kernel."""
+        """Holds one ``<target>.cu`` per kernel, and ``<target>.architecture`` where it has one of its own."""
         return self.root / "sources"
 
     @property

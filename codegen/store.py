@@ -112,7 +112,7 @@ class Store:
         Raises:
             StoreError: the folder exists and cannot be read.
         """
-        identity = kernel_digest(kernel)
+        identity, target = kernel_digest(kernel), target.of_family(kernel.candidate.family)
         folders = self.root / FOLDERS["built"]
         with store_errors(folders):
             found = [

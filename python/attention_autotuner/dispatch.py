@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 STORM = 32  # kinds of problem without a measured pick after which a warning says so
 MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
-OLDEST_CAPABILITY = {"sm80": (8, 0)}  # that runs a family
 _WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
 
 
@@ -139,14 +138,14 @@ class _Decisions:
     ) -> LoadedKernel:
         """See :func:`kernel_for`."""
         with self._lock:
-            _check_runs(policy, device)
+            policy, asked = _running(policy, device), policy
             pick = lookup(problem, policy, device=device, settings=self.settings)
             if self._wants_search(problem, policy, device, pick):
                 if must_be_warm:
                     raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
                 pick = self._search(problem, policy, device)
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
-            _remember(self.served, (problem, policy, device), kernel)
+            _remember(self.served, (problem, asked, device), kernel)
         return kernel
 
     def _count_untuned(self) -> None:
@@ -314,18 +313,18 @@ def _can_compile(settings: Settings) -> bool:
 
 
 @functools.cache
-def _check_runs(policy: Policy, device: int) -> None:
-    """Refuse a policy whose kernels the device cannot run; warn, once, of one made for another GPU.
+def _running(policy: Policy, device: int) -> Policy:
+    """A policy with those families that the device runs; warns, once, of a policy made for another GPU.
 
     Raises:
-        UnsupportedArchitectureError: every family of the policy needs a newer device.
+        UnsupportedArchitectureError: it runs none.
     """
     gpu = probe(device)
-    needed = min(OLDEST_CAPABILITY[family] for family in policy.families)
-    if gpu.compute_capability < needed:
+    running = policy.on(gpu.compute_capability)
+    if not running.families:
         raise UnsupportedArchitectureError(
-            f"kernels of {policy.spec.name} need compute capability {needed[0]}.{needed[1]} or newer, {gpu.name} has "
-            f"{gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
+            f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {gpu.name}, which has "
+            f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
         )
     present = detect(device)
     if present.spec.name != policy.spec.name:
@@ -334,6 +333,7 @@ def _check_runs(policy: Policy, device: int) -> None:
             policy.spec.name,
             gpu.name,
         )
+    return running
 
 
 _generation = 0

@@ -13,6 +13,7 @@ from attention_autotuner.codegen.knobs import (
     Knobs,
     ParallelKnobs,
     RowPass,
+    WgmmaForwardKnobs,
 )
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.retention_knobs import (
@@ -49,6 +50,7 @@ def _retention(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
 
 FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
 ONE_STAGE = replace(FORWARD, num_stages=1)
+WGMMA = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
 KEYS = KeyPass(block_m=32, block_n=64, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=4, num_stages=2)
 FUSED = BackwardKnobs(plan="fused", keys=KEYS)
@@ -64,6 +66,10 @@ RETNET: dict[str, Candidate] = {
     "retnet-explicit-unaligned-bf16": _retnet((64, 64), ONE_STAGE, copy_bytes=2, dtype="bf16"),
     "retnet-explicit-two-warps-along-keys": _retnet(
         (64, 64), replace(FORWARD, block_n=64, warps_m=2, warps_n=2)
+    ),
+    "retnet-wgmma": _retnet((64, 64), WGMMA, family="sm90"),
+    "retnet-wgmma-slices-bf16": _retnet(
+        (128, 128), replace(WGMMA, v_slices=2, num_stages=1), family="sm90", dtype="bf16"
     ),
     "retnet-decay": _retnet((64, 64), FORWARD, "decay"),
     "retnet-decay-unaligned": _retnet(

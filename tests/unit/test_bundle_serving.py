@@ -217,10 +217,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(dispatch, "detect", lambda device: POLICY)
     monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name=GPU.name))
     monkeypatch.setattr(dispatch, "load", Loaded)
-    dispatch._check_runs.cache_clear()
+    dispatch._running.cache_clear()
     dispatch._environment.cache_clear()
     yield
-    dispatch._check_runs.cache_clear()
+    dispatch._running.cache_clear()
     dispatch._environment.cache_clear()
 
 

@@ -128,7 +128,7 @@ class World:
         monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name="fake"))
         monkeypatch.setattr(dispatch, "obtain", self.obtain)
         monkeypatch.setattr(dispatch, "load", self.load)
-        dispatch._check_runs.cache_clear()
+        dispatch._running.cache_clear()
         dispatch._environment.cache_clear()
 
     def obtain(self, candidate: Candidate, arch: str, *, settings: Any) -> Candidate:
@@ -154,7 +154,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
     with settings.override(mode="cached", cache_dir=tmp_path):
         yield World(monkeypatch, tmp_path)
-    dispatch._check_runs.cache_clear()
+    dispatch._running.cache_clear()
     dispatch._environment.cache_clear()
 
 
@@ -388,7 +388,7 @@ def test_a_gpu_that_is_too_old_is_named_beside_the_policy(world: World) -> None:
     world.gpu = replace(GPU, name="Tesla V100", compute_capability=(7, 0))
     for _ in range(2):
         with pytest.raises(
-            UnsupportedArchitectureError, match=r"A100 need compute capability 8\.0 .*V100 has 7\.0"
+            UnsupportedArchitectureError, match=r"A100 \(sm80\) do not run on .*V100, .* 7\.0"
         ):
             dispatch.kernel_for(PROBLEM, A100(), device=0)
 

@@ -206,7 +206,7 @@ def test_another_search_space_schema_is_a_miss(
     store: RecordStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.put(record())
-    monkeypatch.setattr(record_schema, "FAMILIES", ("sm80", "sm90"))
+    monkeypatch.setattr(record_schema, "families", lambda op, direction: ("sm80", "sm90"))
     assert missed(store.find(query())) == "space_schema"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs, WgmmaForwardKnobs
 from ..codegen.problem import Problem
 from ..codegen.retention_knobs import ChunkwiseKnobs, RecurrentKnobs, RetentionBackwardKnobs
 
@@ -24,6 +24,11 @@ def knobs(candidate: Candidate) -> list[str]:
         return _backward(candidate, c)
     if isinstance(c, ForwardKnobs):
         return _forward(candidate, c)
+    if isinstance(c, WgmmaForwardKnobs):
+        tile, groups = f"{c.block_m}x{c.block_n}", f"{c.warpgroups} groups"
+        slices = f"v/{c.v_slices}" if c.v_slices > 1 else "-"
+        order = c.cta_order.replace("_", " ")
+        return [candidate.family, tile, groups, str(c.num_stages), slices, order, _more(candidate)]
     more = _more(candidate)
     if isinstance(c, ParallelKnobs):
         kernels = f"rows:{c.rows.label} states:{c.states.label}"

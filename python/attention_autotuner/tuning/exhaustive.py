@@ -14,7 +14,14 @@ from math import exp, inf, log
 from statistics import fmean
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs
+from ..codegen.knobs import (
+    BackwardKnobs,
+    ForwardKnobs,
+    KeyPass,
+    Knobs,
+    ParallelKnobs,
+    WgmmaForwardKnobs,
+)
 from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RecurrentKnobs
 from .shortlist import Ranked, shortlist
 
@@ -29,7 +36,7 @@ def stratum_of(candidate: Candidate) -> tuple[object, ...]:
 
 
 def _stratum(knobs: Knobs) -> tuple[object, ...]:
-    if isinstance(knobs, ForwardKnobs):
+    if isinstance(knobs, (ForwardKnobs, WgmmaForwardKnobs)):
         return (knobs.block_m, knobs.block_n, knobs.num_threads // 32, knobs.num_stages)
     if isinstance(knobs, ParallelKnobs):
         return ("parallel", *_stratum(knobs.rows))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..codegen.candidate import FAMILIES, Candidate
+from ..codegen.candidate import Candidate, families
 from ..codegen.identity import digest16
 from ..codegen.knobs import KNOBS, knob_names
 from ..codegen.outcome import Outcome, outcome_from_json
@@ -29,7 +29,7 @@ def space_schema(op: Op, direction: Direction) -> str:
     A change makes old records of that operation a hard miss, and of no other.
     """
     names = [f.name for f in fields(Candidate) if f.name != "mask" or op == "retnet"]
-    return digest16(SCHEMA, names, FAMILIES, knob_names(op, direction))
+    return digest16(SCHEMA, names, families(op, direction), knob_names(op, direction))
 
 
 def is_present(document: Mapping[str, Any]) -> bool:

@@ -6,7 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs, RowPass
+from ..codegen.knobs import (
+    BackwardKnobs,
+    ForwardKnobs,
+    KeyPass,
+    Knobs,
+    ParallelKnobs,
+    RowPass,
+    WgmmaForwardKnobs,
+)
 from ..codegen.retention_knobs import (
     ChunkPass,
     ChunkwiseKnobs,
@@ -42,6 +50,8 @@ def _shape(knobs: Knobs) -> tuple[object, ...]:
             knobs.k_slice,
             knobs.v_slices,
         )
+    if isinstance(knobs, WgmmaForwardKnobs):
+        return ("wgmma", knobs.warpgroups, knobs.block_n, knobs.v_slices)
     if isinstance(knobs, BackwardKnobs):
         passes = [knobs.keys] if knobs.keys is not None else [*knobs.passes.values()]
         return (knobs.plan, *(_tile_of(each) for each in passes))
@@ -56,6 +66,8 @@ def _shape(knobs: Knobs) -> tuple[object, ...]:
 def _feed(knobs: Knobs) -> tuple[object, ...]:
     if isinstance(knobs, ForwardKnobs):
         return (knobs.q_in_registers, knobs.qk_ahead, knobs.persistent, knobs.cta_order)
+    if isinstance(knobs, WgmmaForwardKnobs):
+        return (knobs.num_stages, knobs.cta_order)
     if isinstance(knobs, BackwardKnobs):
         passes = knobs.passes.values()
         stages = tuple(each.num_stages for each in passes)

@@ -1,0 +1,360 @@
+// Retnet forward with an explicit mask, for compute capability 9.0: X = scale S * M, O = (X / r) V by warpgroup
+// products, with tiles of Q, K, V and the mask brought by tensor maps.
+//
+// A CTA has 64 rows of queries for each of its multiplying warpgroups, and one thread of another that keeps the stages
+// full. The scores of a tile are issued before the product of the last tile's P with V, so that they are weighed while
+// that product runs. P grows unnormalised; r meets O once, at the end.
+//
+// In fp16, P may leave the range of its type. A row's factor, scale at first, then goes down by a power of two, and its
+// O with it: rare, decided by each lane's sum of |P| in a tile. bf16 has the range of fp32, and its factor is 1.
+//
+// Called by: retnet_forward_entry_sm90.cuh.
+#pragma once
+
+#include "abi.h"
+#include "retnet_forward_traits_sm90.cuh"
+#include "scheduler.cuh"
+#include "wgmma_sm90.cuh"
+
+namespace attention_autotuner {
+
+// A tensor of 16-bit elements with what a map cannot say: dimensions that all share their memory are visited at 0.
+struct MappedTensor {
+  CUtensorMap map;
+  int head_step, batch_step;  // 0 or 1
+};
+
+struct WgmmaForwardArguments {
+  MappedTensor q, k, v, mask;
+  attention_autotuner_retnet_forward_params params;
+  TileList list;
+};
+
+// What both roles know: the tile, the list of keys, the barriers; and the thread that loads.
+template <typename Config>
+struct WgmmaForwardStages {
+  using T = WgmmaForwardTraits<Config>;
+
+  WgmmaForwardArguments const& arguments;
+  uint32_t const smem;
+  TileCoordinates const tile;
+  int tiles;  // of keys
+
+  __device__ __forceinline__ WgmmaForwardStages(WgmmaForwardArguments const& arguments, uint32_t smem,
+                                                TileCoordinates const& tile)
+      : arguments(arguments), smem(smem), tile(tile) {
+    auto const& params = arguments.params;
+    int seen = params.seqlen_k;
+    if (params.causal) seen = minimum(seen, (tile.row_block + 1) * T::kBlockM + params.causal_offset);
+    tiles = divide_up(maximum(seen, 0), T::kBlockN);
+  }
+
+  // --- barriers ------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
+  __device__ __forceinline__ uint32_t q_full() const { return barrier(0); }
+  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(1 + 6 * stage); }
+  __device__ __forceinline__ uint32_t k_free(int stage) const { return barrier(2 + 6 * stage); }
+  __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(3 + 6 * stage); }
+  __device__ __forceinline__ uint32_t v_free(int stage) const { return barrier(4 + 6 * stage); }
+  __device__ __forceinline__ uint32_t mask_full(int stage) const { return barrier(5 + 6 * stage); }
+  __device__ __forceinline__ uint32_t mask_free(int stage) const { return barrier(6 + 6 * stage); }
+
+  __device__ __forceinline__ void initialise_barriers() const {
+    initialise_barrier(q_full(), 1);
+    for (int index = 1; index <= 6 * T::kStages; ++index) {  // full and free, turn about
+      initialise_barrier(barrier(index), index % 2 ? 1 : T::kWarpgroups);
+    }
+    publish_barriers();
+  }
+  __device__ __forceinline__ static int stage_of(int index) { return index % T::kStages; }
+  __device__ __forceinline__ static int parity_of(int index) { return index / T::kStages & 1; }
+
+  // --- the thread that loads -----------------------------------------------------------------------------------------
+
+  template <int Rows, int Columns>
+  __device__ __forceinline__ void fetch(uint32_t target, MappedTensor const& tensor, uint32_t full, int row, int column,
+                                        int head) const {
+    expect_bytes(full, Rows * Columns * 2);
+#pragma unroll
+    for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
+      copy_box(target + block * Rows * kSwizzleRowBytes, tensor.map, full, column + block * kSwizzleColumns, row,
+               head * tensor.head_step, tile.batch * tensor.batch_step);
+    }
+  }
+  __device__ __forceinline__ void load() const {
+    auto const& [q, k, v, mask, params, list] = arguments;
+    if (tiles == 0) return;
+    int const row = tile.row_block * T::kBlockM, kv_head = list.group.divide(tile.head);
+    fetch<T::kBlockM, T::kDepth>(smem, q, q_full(), row, 0, tile.head);
+    for (int index = 0; index < tiles; ++index) {
+      int const stage = stage_of(index), freed = parity_of(index) ^ 1, key = index * T::kBlockN;
+      wait(k_free(stage), freed);
+      fetch<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, k, k_full(stage), key, 0, kv_head);
+      wait(mask_free(stage), freed);
+      fetch<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, mask, mask_full(stage), row, key,
+                                    tile.head);
+      wait(v_free(stage), freed);
+      fetch<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, v, v_full(stage), key,
+                                     tile.value_slice * T::kColumns, kv_head);
+    }
+  }
+};
+
+// A warpgroup that multiplies.
+template <typename Config>
+struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
+  using Base = WgmmaForwardStages<Config>;
+  using T = typename Base::T;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::k_free;
+  using Base::k_full;
+  using Base::mask_free;
+  using Base::mask_full;
+  using Base::parity_of;
+  using Base::q_full;
+  using Base::smem;
+  using Base::stage_of;
+  using Base::tile;
+  using Base::tiles;
+  using Base::v_free;
+  using Base::v_full;
+  static constexpr bool kGuarded = std::is_same_v<Element, __half>;  // P could overflow
+  static constexpr float kLimit = 16384.0f;                          // of a lane's sum of |P| in a tile
+  static constexpr int kExponent = 9;  // a lowered row's largest such sum is within 2^9 and 2^10
+
+  float o[T::kColumns / 2], s[T::kBlockN / 2];
+  uint32_t p[T::kBlockN / 4];
+  float sum[2], factor[2];  // of this lane's two rows: of |Y| = |S M| over its columns; of P over Y
+
+  __device__ __forceinline__ static int group() { return int(threadIdx.x) / kWarpgroupThreads - 1; }
+  __device__ __forceinline__ static int lane() { return int(threadIdx.x) & 31; }
+  // In the tile: the first of this lane's rows.
+  __device__ __forceinline__ static int row() {
+    return kWarpgroupRows * group() + int(threadIdx.x) % kWarpgroupThreads / 32 * 16 + lane() / 4;
+  }
+  // Once all that a warpgroup read of a stage has been read.
+  __device__ __forceinline__ static void release(uint32_t freed) {
+    if (threadIdx.x % kWarpgroupThreads == 0) arrive(freed);
+  }
+
+  __device__ __forceinline__ void issue_scores(int stage) {
+    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
+    uint32_t const q = smem + group() * kWarpgroupRows * kSwizzleRowBytes, k = smem + T::kKOffset + stage * T::kKBytes;
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
+      int const block = step / kBlockSteps, within = step % kBlockSteps * kProductDepth * 2;
+      multiply_tiles<Element>(s, describe_tile(q + block * T::kBlockM * kSwizzleRowBytes + within, 0),
+                              describe_tile(k + block * T::kBlockN * kSwizzleRowBytes + within, 0), step > 0);
+    }
+    commit_products();
+  }
+  __device__ __forceinline__ void issue_output(int stage) {
+    uint32_t const v = smem + T::kVOffset + stage * T::kVBytes;
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < T::kBlockN / kProductDepth; ++step) {
+      multiply_registers<Element>(
+          o, p + 4 * step, describe_tile(v + step * kProductDepth * kSwizzleRowBytes, T::kBlockN * kSwizzleRowBytes));
+    }
+    commit_products();
+  }
+
+  // Scores times their mask, and the sums of what that gives; `found` receives this tile's alone.
+  __device__ __forceinline__ void weigh(int index, float (&found)[2]) {
+    uint32_t const mask = smem + T::kMaskOffset + stage_of(index) * T::kMaskBytes;
+    auto const& params = arguments.params;
+    int const first_key = index * T::kBlockN;
+    bool const hides = params.causal && first_key + T::kBlockN >
+                                            tile.row_block * T::kBlockM + row() / 16 * 16 + params.causal_offset + 1;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const here = row() + 8 * half;
+      // Of this tile's keys, those that the row sees come first.
+      int const seen = tile.row_block * T::kBlockM + here + params.causal_offset + 1 - first_key;
+      found[half] = 0.0f;
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+        uint32_t const at = mask + g / 8 * T::kBlockM * kSwizzleRowBytes + here * kSwizzleRowBytes +
+                            ((g % 8) ^ (here & 7)) * 16 + (lane() & 3) * 4;
+        uint32_t pair;
+        asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(pair) : "r"(at) : "memory");
+        float2 const m = unpack(pair);
+        float& low = s[4 * g + 2 * half];
+        float& high = s[4 * g + 2 * half + 1];
+        low *= m.x;
+        high *= m.y;
+        if (hides) {
+          int const column = 8 * g + 2 * (lane() & 3);
+          if (column >= seen) low = 0.0f;
+          if (column + 1 >= seen) high = 0.0f;
+        }
+        found[half] += fabsf(low) + fabsf(high);
+      }
+      sum[half] += found[half];
+    }
+  }
+  __device__ __forceinline__ static float2 unpack(uint32_t pair) {
+    if constexpr (std::is_same_v<Element, __half>) {
+      return __half22float2(*reinterpret_cast<__half2 const*>(&pair));
+    } else {
+      return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&pair));
+    }
+  }
+  __device__ __forceinline__ static uint32_t pack(float low, float high) {
+    uint32_t packed;
+    if constexpr (std::is_same_v<Element, __half>) {
+      asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+    } else {
+      asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
+    }
+    return packed;
+  }
+
+  // Lowers the factors of rows whose P might leave the range of fp16. No product may be under way.
+  __device__ __forceinline__ void lower(float (&found)[2]) {
+    bool due = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      found[half] *= fabsf(factor[half]);
+      due = due || found[half] > kLimit;
+    }
+    if (!__any_sync(0xffffffffu, due)) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = fmaxf(found[half], __shfl_xor_sync(0xffffffffu, found[half], 1));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+      int const bits = ((254 + kExponent) << 23) - (__float_as_int(most) & 0x7f800000);
+      float const less = most > kLimit ? __int_as_float(bits) : 1.0f;
+      factor[half] *= less;
+#pragma unroll
+      for (int g = 0; g < T::kColumns / 8; ++g) {
+        o[4 * g + 2 * half] *= less;
+        o[4 * g + 2 * half + 1] *= less;
+      }
+    }
+  }
+  __device__ __forceinline__ void pack_weights() {
+#pragma unroll
+    for (int i = 0; i < T::kBlockN / 4; ++i) {
+      float const f = kGuarded ? factor[i % 2] : 1.0f;
+      p[i] = pack(s[2 * i] * f, s[2 * i + 1] * f);
+    }
+  }
+
+  __device__ __forceinline__ void multiply() {
+    float const scale = arguments.params.scale;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      sum[half] = 0.0f;
+      factor[half] = kGuarded ? scale : 1.0f;
+    }
+#pragma unroll
+    for (float& value : o) value = 0.0f;
+    if (tiles == 0) return;
+    float found[2];
+    wait(q_full(), 0);
+    wait(k_full(0), 0);
+    issue_scores(0);
+    wait_products<0>();
+    take_scores(0, found);
+    take_weights(0, found);
+    for (int index = 1; index < tiles; ++index) {
+      int const stage = stage_of(index), before = stage_of(index - 1);
+      wait(k_full(stage), parity_of(index));
+      issue_scores(stage);
+      wait(v_full(before), parity_of(index - 1));
+      issue_output(before);
+      wait_products<1>();
+      take_scores(index, found);
+      wait_products<0>();
+      products_written(o);
+      take_weights(index, found);
+      release(v_free(before));
+    }
+    int const last = tiles - 1;
+    wait(v_full(stage_of(last)), parity_of(last));
+    issue_output(stage_of(last));
+    wait_products<0>();
+    products_written(o);
+  }
+  // With a tile's scores complete: weighs them.
+  __device__ __forceinline__ void take_scores(int index, float (&found)[2]) {
+    products_written(s);
+    release(k_free(stage_of(index)));
+    wait(mask_full(stage_of(index)), parity_of(index));
+    weigh(index, found);
+  }
+  // With no product under way: makes them the operand of the next.
+  __device__ __forceinline__ void take_weights(int index, float (&found)[2]) {
+    warpgroup_barrier(1 + group());  // all have read the mask
+    release(mask_free(stage_of(index)));
+    if constexpr (kGuarded) lower(found);
+    pack_weights();
+  }
+
+  __device__ __forceinline__ void write() {
+    auto const& params = arguments.params;
+    float const scale = params.scale;
+    Element* const out =
+        static_cast<Element*>(params.o.data) + tile.batch * params.o.stride_batch + tile.head * params.o.stride_head;
+    int const column0 = tile.value_slice * T::kColumns + 2 * (lane() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = sum[half] + __shfl_xor_sync(0xffffffffu, sum[half], 1);
+      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      bool const divides = params.normalize && scale != 0.0f;
+      float const r = divides ? fminf(fmaxf(total * fabsf(scale), 1.0f), params.r_clamp_max) : 1.0f;
+      float const whole = kGuarded ? factor[half] / scale : 1.0f;  // a power of two: P over X, in bf16 over Y
+      float const last = scale == 0.0f ? 0.0f : (kGuarded ? 1.0f : scale) / (whole * r);
+      int const i = tile.row_block * T::kBlockM + row() + 8 * half;
+      if (i >= params.seqlen_q) continue;
+      if (params.r != nullptr && tile.value_slice == 0 && (lane() & 3) == 0) {
+        params.r[(int64_t(tile.batch) * params.heads_q + tile.head) * params.seqlen_q + i] = r;
+      }
+      Element* const line = out + i * params.o.stride_row;
+#pragma unroll
+      for (int g = 0; g < T::kColumns / 8; ++g) {
+        int const column = column0 + 8 * g;
+        if (column < params.dim_v) {
+          *reinterpret_cast<uint32_t*>(line + column) =
+              pack(o[4 * g + 2 * half] * last, o[4 * g + 2 * half + 1] * last);
+        }
+      }
+    }
+  }
+};
+
+template <typename Config>
+__global__ void __launch_bounds__(WgmmaForwardTraits<Config>::kThreads, 1)
+    retnet_forward_wgmma(WgmmaForwardArguments const __grid_constant__ arguments) {
+  using T = WgmmaForwardTraits<Config>;
+  extern __shared__ char smem_bytes[];
+  uint32_t const start = uint32_t(__cvta_generic_to_shared(smem_bytes));
+  uint32_t const smem = (start + T::kAlignment - 1) / T::kAlignment * T::kAlignment;
+  TileCoordinates const tile =
+      tile_coordinates<Config::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
+  WgmmaForwardStages<Config> stages(arguments, smem, tile);
+  if (threadIdx.x == 0) {
+    prefetch_map(arguments.q.map);
+    prefetch_map(arguments.k.map);
+    prefetch_map(arguments.v.map);
+    prefetch_map(arguments.mask.map);
+    stages.initialise_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroupThreads) {
+    give_registers<T::kProducerRegisters>();
+    if (threadIdx.x == 0) stages.load();
+  } else {
+    take_registers<T::kConsumerRegisters>();
+    WgmmaForwardWarpgroup<Config> warpgroup(arguments, smem, tile);
+    warpgroup.multiply();
+    warpgroup.write();
+  }
+}
+
+}  // namespace attention_autotuner

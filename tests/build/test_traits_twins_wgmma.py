@@ -1,0 +1,75 @@
+"""What Python says of kernels of family sm90, and what their headers say, is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.arch.legality import check_kernel
+from attention_autotuner.arch.rules import CLASS_PREDICATES
+from attention_autotuner.arch.wgmma_legality import WGMMA_PREDICATES
+from attention_autotuner.arch.wgmma_resources import shape_of
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.knobs import WgmmaForwardKnobs
+from attention_autotuner.codegen.problem import Problem
+from tests.twins import asserted, compile_host, counted, printed, source_of
+
+pytestmark = pytest.mark.build
+
+PLAIN = Candidate(
+    family="sm90",
+    op="retnet",
+    mask="explicit",
+    dtype="fp16",
+    class_qk=128,
+    class_v=128,
+    knobs=WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2),
+)
+
+
+def wgmma(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    changed: Any = replace(PLAIN.knobs, **knobs)  # type: ignore[type-var]  # these knobs are a dataclass
+    return replace(PLAIN, knobs=changed, **(fields or {}))
+
+
+ILLEGAL = {
+    "class_qk_range": wgmma({"class_qk": 24}),
+    "class_v_range": wgmma({"class_v": 24}),
+    "tensor_maps_need_alignment": wgmma({"copy_bytes": 2}),
+    "warpgroups_range": wgmma(warpgroups=1),
+    "wgmma_block_n_known": wgmma(block_n=96),
+    "wgmma_stages_range": wgmma(num_stages=5),
+    "value_columns_fit_product": wgmma({"class_v": 512}),
+    "fragments_fit_warpgroup": wgmma({"class_v": 256}, block_n=128),
+}
+TOO_LARGE = wgmma(block_n=128, num_stages=4)
+
+
+def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_PREDICATES}
+    for name, candidate in ILLEGAL.items():
+        shape = shape_of(candidate)
+        assert shape is not None
+        rule = WGMMA_PREDICATES.get(name)
+        assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
+    assert check_kernel(PLAIN) is check_kernel(TOO_LARGE) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
+    candidates = [
+        one
+        for dims in ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
+        for one in H100().legal(
+            Problem(op="retnet", mask="explicit", dim_qk=dims[0], dim_v=dims[1])
+        )
+        if one.family == "sm90"
+    ]
+    assert len(candidates) > 50
+    assert printed(tmp_path, candidates) == counted(candidates)

@@ -1,0 +1,113 @@
+"""The family of warpgroup products: where it is offered and runs, what it is compiled for, what it should take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.arch.legality import Rejection
+from attention_autotuner.codegen.artifact import BuildTarget
+from attention_autotuner.codegen.candidate import Candidate, families
+from attention_autotuner.codegen.knobs import ForwardKnobs, WgmmaForwardKnobs
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.tuning.cost_model import estimate, rank
+
+MASKED = Problem(
+    op="retnet", mask="explicit", batch=8, heads_q=8, heads_kv=8, dim_qk=256, dim_v=256
+)
+KNOBS = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
+
+
+def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
+    default = H100().default(MASKED)
+    assert default.family == "sm90"
+    assert {one.family for one in H100().legal(MASKED)} == {"sm80", "sm90"}
+    assert {one.family for one in A100().legal(MASKED)} == {"sm80"}
+    others = (
+        replace(MASKED, direction="backward"),
+        replace(MASKED, mask="decay", causal=True),
+        replace(MASKED, alignment_bytes=2),
+        replace(MASKED, op="attention", mask="none"),
+    )
+    for problem in others:
+        assert {one.family for one in H100().legal(problem)} == {"sm80"}, problem.describe()
+        assert H100().default(problem).family == "sm80"
+
+
+def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
+    narrow = replace(MASKED, alignment_bytes=2)
+    reasons = [
+        one.reason
+        for one in H100().candidates(narrow)
+        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+    ]
+    assert reasons
+    assert set(reasons) == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (80, 96), (256, 512), (248, 264), (64, 400)])
+def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) -> None:
+    problem = replace(MASKED, dim_qk=dims[0], dim_v=dims[1])
+    assert H100().default(problem).family == "sm90"
+
+
+def test_a_policy_keeps_to_what_a_gpu_runs() -> None:
+    policy = H100()
+    assert policy.on((9, 0)) is policy
+    for capability in ((8, 0), (10, 0), (12, 0)):
+        there = policy.on(capability)
+        assert there.families == ("sm80",)
+        assert there.default(MASKED).family == "sm80"
+        assert {one.family for one in there.legal(MASKED)} == {"sm80"}
+    assert policy.families == ("sm90", "sm80")
+    assert A100().on((7, 5)).families == ()
+
+
+def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_own() -> None:
+    target = BuildTarget(arch="80")
+    assert target.of_family("sm80") is target
+    own = target.of_family("sm90")
+    assert (own.arch, own.ptx, own.cmake_architecture) == ("90a", False, "90a-real")
+    closure = include_closure(render(H100().default(MASKED)).text)
+    assert any(path.endswith("retnet_forward_sm90.cuh") for path in closure)
+    assert not any("attention_forward" in path for path in closure)
+
+
+def test_a_family_takes_its_own_knobs() -> None:
+    plain = H100().default(MASKED)
+    with pytest.raises(TypeError, match="WgmmaForwardKnobs is not of family sm80"):
+        replace(plain, family="sm80")
+    with pytest.raises(TypeError, match="attention forward takes ForwardKnobs, got Wgmma"):
+        Candidate.of(replace(MASKED, op="attention", mask="none"), "sm90", KNOBS)
+    assert families("retnet", "forward") == ("sm80", "sm90")
+    assert families("attention", "forward") == families("retnet", "backward") == ("sm80",)
+    assert Candidate.from_config(plain.config) == plain
+    assert isinstance(A100().default(MASKED).knobs, ForwardKnobs)
+
+
+def test_the_model_knows_that_warpgroups_are_faster_and_one_stage_is_not() -> None:
+    policy = H100(H200_SPEC)
+    problem = replace(MASKED, seqlen_q=2048, seqlen_k=2048)
+    ranked = rank(problem, policy.legal(problem), policy.spec)
+    assert ranked[0][0].family == "sm90"
+    best_old = next(found for one, found in ranked if one.family == "sm80")
+    assert ranked[0][1].us < 0.7 * best_old.us
+    two, one = (
+        estimate(problem, replace(policy.default(problem), knobs=knobs), policy.spec).us
+        for knobs in (KNOBS, replace(KNOBS, num_stages=1))
+    )
+    assert two < one
+    causal = replace(problem, causal=True)
+    assert estimate(causal, policy.default(causal), policy.spec).us < 0.7 * two
+    longer = replace(problem, seqlen_k=4096)
+    assert 1.8 < estimate(longer, policy.default(longer), policy.spec).us / two < 2.2
+
+
+def test_a_gpu_without_such_products_takes_forever() -> None:
+    found = estimate(MASKED, H100().default(MASKED), A100().spec)
+    assert (found.us, found.limiter) == (inf, "residency")
