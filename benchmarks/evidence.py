@@ -1,27 +1,29 @@
 """What measurements say of the cost model's own picks: whether they beat a policy's defaults, and by how much they err.
 
 Three sources, all committed: the recorded searches of another implementation on an A100 and an RTX 4090; exhaustive
-measurements of attention forward on an H200; and the records of searches there, which keep the pick, the default and
-the fastest other. A trial applies the rule by which predicted picks are made (:func:`chosen`) to one of them.
+measurements of attention forward on an H200; and searches there, of which the pick, the default and the fastest other
+are kept. A trial applies the rule by which predicted picks are made (:func:`chosen`) to one of them.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.arch.resolution import KNOWN
-from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.candidate import Candidate, Family
 from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Direction, Op, Problem
+from attention_autotuner.errors import RecordError
 from attention_autotuner.tuning.coefficients import FITTED
 from attention_autotuner.tuning.cost_model import rank, refine
 from attention_autotuner.tuning.estimates import KernelSpeech
 from attention_autotuner.tuning.exhaustive import geometric_mean
-from attention_autotuner.tuning.record_schema import TuningRecord, is_present
+from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.search import MIN_GAIN
 
 from .class_search import class_of
@@ -31,6 +33,9 @@ from .tuning_logs import Log, LoggedRun, read_logs
 ROOT = Path(__file__).resolve().parents[1]
 EXHAUSTIVE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "cost_model_regret.json"
 RECORDS = ROOT / "python" / "attention_autotuner" / "tuned" / "nvidia-h200.json"
+KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200" / "searches.json"
+SCHEMA = 1  # of what is kept
+TITLE = "what searches that shipped have measured: times over the best, by candidate"
 MARGIN = 0.05  # predicted gain below which a default stays: about the model's own error, see docs/cost_model.md
 TOLERATED_SPILLS: dict[Direction, int] = {"forward": 0, "backward": 256}  # bytes a thread
 
@@ -44,6 +49,7 @@ class Trial:
     Attributes:
         source: :data:`LOGS`, :data:`SAMPLES` or :data:`SEARCHES`.
         policy: the policy's name.
+        family: of the kernels that were compared.
         problem: what was measured.
         predicted_gain: the model's time of the default over that of its own choice.
         own: measured time of the model's own choice over the best one's.
@@ -52,6 +58,7 @@ class Trial:
 
     source: str
     policy: str
+    family: Family = "sm80"
     problem: Problem
     predicted_gain: float
     own: float
@@ -113,13 +120,22 @@ def spills(direction: Direction, report: KernelSpeech) -> bool:
     return report.loop_spills is not False and stored > TOLERATED_SPILLS[direction]
 
 
-def verdict(trials: Iterable[Trial], policy: str, op: Op, direction: Direction) -> Verdict:
+def verdict(
+    trials: Iterable[Trial],
+    policy: str,
+    op: Op,
+    direction: Direction,
+    family: Family = "sm80",
+) -> Verdict:
     """What counts for a policy: its own GPU's trials, else the others'; of these, exhaustive ones where there are any.
+
+    Trials of another family than the policy's default is of do not count.
 
     Records count only where nothing else does: they keep what a search found fast, so that a bad choice of the model is
     mostly missing from them (see :func:`record_trials` for what is done about that).
     """
-    about = [t for t in trials if (t.problem.op, t.problem.direction) == (op, direction)]
+    asked = (op, direction, family)
+    about = [t for t in trials if (t.problem.op, t.problem.direction, t.family) == asked]
     own = [trial for trial in about if trial.policy == policy]
     counted = own or about
     full = [trial for trial in counted if trial.source != SEARCHES]
@@ -198,44 +214,35 @@ def exhaustive_trials() -> list[Trial]:
     return trials
 
 
-def record_trials(path: Path = RECORDS) -> list[Trial]:
-    """One trial for each record that has timings of its default and of another candidate.
+def record_trials(path: Path = KEPT) -> list[Trial]:
+    """One trial for each search that is kept, see :func:`keep`, among the candidates of its default's family.
 
-    Those of deterministic mode are left out: it has no predicted picks.
-
-    The model's choice is its best of all legal candidates. One that the record does not hold was slower than what it
-    holds beside the default, or spilled, or was never built: it is taken to be as slow as the slowest that is held, the
-    default included, so that it never counts as a gain. How much it really lost is not known.
+    The model's choice is its best of all legal candidates. One that is not kept was slower than what is kept beside the
+    default, or spilled, or was never built: it is taken to be as slow as the slowest that is kept, default included, so
+    that it never counts as a gain. How much it really lost is not known.
     """
     trials = []
-    legal: dict[tuple[str, str | None, object], list[Candidate]] = {}
-    for document in json.loads(path.read_text(encoding="utf-8"))["records"]:
-        if not is_present(document) or document["problem"]["deterministic"]:
-            continue
-        record = TuningRecord.from_json(document)
-        problem = record.problem
-        timed = {
-            entry.candidate.name: entry.measurement.ratio_to_best
-            for entry in record.entries
-            if entry.measurement is not None
-        }
-        arch, gpu_name = record.arch, record.environment.gpu_name
+    legal: dict[tuple[object, ...], list[Candidate]] = {}
+    for search in json.loads(path.read_text(encoding="utf-8"))["searches"]:
+        problem, default, timed = Problem(**search["problem"]), search["default"], search["ratios"]
+        arch, gpu_name, family = search["policy"], search["gpu_name"], search["family"]
         policy = _policy_of(arch, gpu_name)
-        default = policy.default(problem).name
-        if default not in timed or len(timed) < 2:
-            continue
         # But for retention, the candidates of a class do not depend on the shape.
-        key = (arch, gpu_name, problem if problem.op == "retention" else class_of(problem))
+        shape = problem if problem.op == "retention" else class_of(problem)
+        key = (arch, gpu_name, family, shape)
         if key not in legal:
-            legal[key] = policy.legal(problem)
+            legal[key] = [one for one in policy.legal(problem) if one.family == family]
         ranked = rank(problem, legal[key], policy.spec)
         estimates = {one.name: found.us for one, found in ranked}
+        if default not in estimates:
+            continue  # no longer legal
         own = ranked[0][0].name
         best = min(timed.values())
         trials.append(
             Trial(
                 source=SEARCHES,
                 policy=arch,
+                family=family,
                 problem=problem,
                 predicted_gain=estimates[default] / estimates[own],
                 own=timed.get(own, max(timed.values())) / best,
@@ -243,6 +250,51 @@ def record_trials(path: Path = RECORDS) -> list[Trial]:
             )
         )
     return trials
+
+
+def keep(records: Path = RECORDS, path: Path = KEPT) -> int:
+    """Take the timings of shipped records into those that are kept, so that they outlive the records.
+
+    Kept are records with timings of their default and of another candidate, one for each problem and family of the
+    default, the latest. Deterministic mode is left out: it has no predicted picks.
+
+    Returns:
+        How many searches are kept now.
+    """
+    kept: dict[str, dict[str, Any]] = {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["searches"] if path.is_file() else []
+    for document in json.loads(records.read_text(encoding="utf-8"))["records"]:
+        try:
+            record = TuningRecord.from_json(document)
+        except RecordError:
+            continue  # of knobs that there are no longer
+        default = record.entry(record.default)
+        ratios = {
+            entry.candidate.name: round(entry.measurement.ratio_to_best, 5)
+            for entry in record.entries
+            if entry.measurement is not None
+        }
+        if default is None or default.candidate.name not in ratios or len(ratios) < 2:
+            continue
+        if not record.problem.deterministic:
+            rows.append(
+                {
+                    "policy": record.arch,
+                    "gpu_name": record.environment.gpu_name,
+                    "family": default.candidate.family,
+                    "time_utc": record.environment.time_utc,
+                    "problem": asdict(record.problem),
+                    "default": default.candidate.name,
+                    "ratios": ratios,
+                }
+            )
+    for row in rows:  # the later replaces the earlier
+        names = (row["policy"], row["gpu_name"], row["family"])
+        kept[" ".join([*map(str, names), Problem(**row["problem"]).describe()])] = row
+    lines = ",\n".join(f"  {json.dumps(kept[name])}" for name in sorted(kept))
+    text = f'{{\n "schema": {SCHEMA},\n "title": "{TITLE}",\n "searches": [\n{lines}\n ]\n}}\n'
+    path.write_text(text, encoding="utf-8")
+    return len(kept)
 
 
 def _policy_of(arch: str, gpu_name: str | None) -> Policy:

@@ -5,7 +5,8 @@
     python -m benchmarks.predict --check           # says what is stale, compiles nothing
 
 For each operation, direction and head-dim class the model chooses among a few kernels, and the compiler has its say on
-those (:mod:`.prediction`). The block of docs/cost_model.md that says how well the model does is written, too.
+those (:mod:`.prediction`). What shipped records have measured is kept in results/nvidia-h200/searches.json, and the
+block of docs/cost_model.md that says how well the model does is written, too.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_autotuner import settings as settings_module
-from attention_autotuner.arch import A100, H100, RTX4090, Policy
+from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.build import Artifact, BuildTarget, build
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.identity import digest16
@@ -35,13 +36,21 @@ from attention_autotuner.tuning.predicted import COLUMNS, SCHEMA, spec_digest
 from attention_autotuner.tuning.record_schema import space_digest, space_schema
 
 from . import prediction_report
-from .evidence import MARGIN, Trial, Verdict, all_trials, verdict
-from .prediction import ROUNDS, Choice, Contest, Family, defaults_only, families
+from .evidence import MARGIN, Trial, all_trials, keep
+from .prediction import (
+    POLICIES,
+    ROUNDS,
+    Choice,
+    Contest,
+    Family,
+    defaults_only,
+    families,
+    verdict_of,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "python" / "attention_autotuner" / "tuned" / "predicted"
 PAGE = ROOT / "docs" / "cost_model.md"
-POLICIES: dict[str, type[Policy]] = {"A100": A100, "RTX4090": RTX4090, "H100": H100}
 COMMAND = "python -m benchmarks.predict"
 PROBES = 16  # candidates of a class whose estimates are in its fingerprint
 CLASS_FIELDS = ("op", "direction", "mask", "form", "causal", "dim_qk", "dim_v")
@@ -60,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, help="compilations at once; the setting if not given")
     parser.add_argument("--check", action="store_true", help="write nothing, say what is stale")
     options = parser.parse_args(arguments)
+    if not options.check:
+        say(f"{keep()} searches are kept")
     trials = all_trials()
     policies = [POLICIES[name]() for name in options.policies]
     if options.check:
@@ -103,7 +114,7 @@ def predict(policy: Policy, trials: Sequence[Trial], toolchain: Toolchain) -> di
     """A policy's document: all contests advance together, so that each round is one batch of builds."""
     contests: dict[Family, Contest] = {}
     for family in families():
-        if verdict_of(policy, family, trials).trusted:
+        if verdict_of(policy, family.op, family.direction, trials).trusted:
             contests[family] = Contest(family=family, policy=policy)
             say(f"{policy.name}: {family.name}: {len(contests[family].times)} candidates ranked")
     for _ in range(ROUNDS):
@@ -145,11 +156,6 @@ def predict(policy: Policy, trials: Sequence[Trial], toolchain: Toolchain) -> di
         "columns": list(COLUMNS),
         "groups": [group for part in parts for group in _groups(part, policy)],
     }
-
-
-def verdict_of(policy: Policy, family: Family, trials: Iterable[Trial]) -> Verdict:
-    """What measurements say of the model for a family."""
-    return verdict(trials, policy.name, family.op, family.direction)
 
 
 def _build(
@@ -254,7 +260,7 @@ def stale(policy: Policy, trials: Sequence[Trial], folder: Path = FOLDER) -> lis
         found.append(f"{path.name}: the margin is {MARGIN} now")
     groups = {tuple(group["class"].values()): group for group in document["groups"]}
     for family in families():
-        trusted = verdict_of(policy, family, trials).trusted
+        trusted = verdict_of(policy, family.op, family.direction, trials).trusted
         digest = fingerprint(family, policy, trusted=trusted)
         for causal, shapes in groupby(family.shapes, key=lambda problem: problem.causal):
             first = next(iter(shapes))

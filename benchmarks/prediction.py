@@ -8,25 +8,26 @@ everywhere in an operation and direction whose measurements speak against the mo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, log
 
-from attention_autotuner.arch import Policy
+from attention_autotuner.arch import A100, H100, RTX4090, Policy
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs
+from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, WgmmaForwardKnobs
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Direction, Mask, Op, Problem
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.estimates import Report
 
-from .evidence import chosen, spills
+from .evidence import Trial, Verdict, chosen, spills, verdict
 
 NEAR = 1.02  # of a shape's best, within which a kernel covers it
 KERNELS = 2  # of a family that are built, at most; with the order of their CTAs, twice as many
 ROUNDS = 4  # of building and choosing anew
 POOL = 32  # of the model's best on each anchor that later shapes choose among
 TOKENS = 16384
+POLICIES: dict[str, type[Policy]] = {"A100": A100, "RTX4090": RTX4090, "H100": H100}
 Dims = tuple[int, int]
 Heads = tuple[int, int, int]  # batch, heads_q, heads_kv
 
@@ -103,6 +104,12 @@ def _heads(op: Op, seqlen: int) -> list[Heads]:
     return [(max(1, TOKENS // seqlen), 8, 8), (1, 16, 16)]
 
 
+def verdict_of(policy: Policy, op: Op, direction: Direction, trials: Iterable[Trial]) -> Verdict:
+    """What measurements say of the model for an operation, among kernels of the family that serves it untuned."""
+    shapes = next(f.shapes for f in families() if (f.op, f.direction) == (op, direction))
+    return verdict(trials, policy.name, op, direction, policy.default(shapes[0]).family)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """What serves one shape.
@@ -139,7 +146,9 @@ def twin(candidate: Candidate) -> Candidate:
     Registers and spills are those of its twin, to a few: that order is arithmetic at a CTA's start.
     """
     knobs = candidate.knobs
-    if isinstance(knobs, (ForwardKnobs, BackwardKnobs)) and not getattr(knobs, "persistent", False):
+    if isinstance(knobs, (ForwardKnobs, WgmmaForwardKnobs, BackwardKnobs)) and not getattr(
+        knobs, "persistent", False
+    ):
         return replace(candidate, knobs=replace(knobs, cta_order="rows_first"))
     return candidate
 
@@ -183,13 +192,11 @@ class Contest:
         return problem.seqlen_q in (512, 2048, 8192)
 
     def _offered(self, problem: Problem) -> Mapping[Candidate, None]:
-        """The legal candidates; those of attention and retnet are the same on all shapes of a class."""
-        if self.family.op == "retention":
-            return dict.fromkeys([*self.policy.legal(problem), self.policy.default(problem)])
-        if not hasattr(self, "_legal"):
-            self._legal = dict.fromkeys(
-                [*self.policy.legal(problem), *map(self.policy.default, self.family.shapes)]
-            )
+        """The legal candidates of the default's family; but for retention, the same on all shapes of a class."""
+        if self.family.op == "retention" or not hasattr(self, "_legal"):
+            family = self.defaults[0].family
+            legal = [one for one in self.policy.legal(problem) if one.family == family]
+            self._legal = dict.fromkeys([*legal, *self.defaults])
         return self._legal
 
     # --- choosing ---------------------------------------------------------------------------------

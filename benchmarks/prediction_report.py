@@ -11,10 +11,10 @@ from typing import Any
 
 from attention_autotuner.codegen.problem import Direction, Op
 
-from .evidence import LOGS, MARGIN, SAMPLES, Trial, verdict
+from .evidence import LOGS, MARGIN, SAMPLES, Trial
+from .prediction import POLICIES, verdict_of
 
 BEGIN, END = "<!-- predicted picks: begin -->", "<!-- predicted picks: end -->"
-POLICIES = ("A100", "RTX4090", "H100")
 KINDS: tuple[tuple[Op, Direction], ...] = (
     ("attention", "forward"),
     ("attention", "backward"),
@@ -75,7 +75,7 @@ def _verdicts(trials: Sequence[Trial]) -> str:
     rows = []
     for op, direction in KINDS:
         for policy in POLICIES:
-            found = verdict(trials, policy, op, direction)
+            found = verdict_of(POLICIES[policy](), op, direction, trials)
             if not found.trials:
                 rows.append(f"| {op} {direction} | {policy} | none | | | | default |")
                 continue

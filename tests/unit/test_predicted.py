@@ -211,6 +211,14 @@ def test_a_candidate_that_is_not_legal_gives_way_to_the_next_nearest(folder: Pat
     assert (found.candidate, found.exact) == (POLICY.default(PROBLEM), False)
 
 
+def test_a_family_that_the_policy_does_not_offer_is_refused(folder: Path) -> None:
+    class Bare(A100):
+        families = ()
+
+    found = missed(write(folder, document()).find(PROBLEM, Bare()))
+    assert (found.field, found.found) == ("candidate", f"{OWN.name}: its family is not run")
+
+
 @pytest.mark.parametrize(
     "content",
     [

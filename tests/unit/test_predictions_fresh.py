@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,21 @@ from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import DType, Problem
 from attention_autotuner.tuning.cost_model import refine
 from attention_autotuner.tuning.predicted import DTYPES, PredictedHit, PredictedPicks
-from benchmarks import evidence, predict, prediction_report
+from benchmarks import evidence, predict, prediction, prediction_report
 from benchmarks.evidence import LOGS, MARGIN, SAMPLES, SEARCHES, Trial, verdict
-from benchmarks.prediction import KERNELS, NEAR, Contest, Family, defaults_only, families, twin
+from benchmarks.prediction import (
+    KERNELS,
+    NEAR,
+    Contest,
+    Family,
+    defaults_only,
+    families,
+    twin,
+    verdict_of,
+)
 
 RUN = f"run `{predict.COMMAND}`"
-POLICIES = sorted(predict.POLICIES)
+POLICIES = sorted(prediction.POLICIES)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +43,7 @@ def trials() -> tuple[Trial, ...]:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_files_are_as_they_would_be_made_now(name: str, trials: Sequence[Trial]) -> None:
-    found = predict.stale(predict.POLICIES[name](), trials)
+    found = predict.stale(prediction.POLICIES[name](), trials)
     assert not found, f"{RUN}: " + "; ".join(found)
 
 
@@ -45,7 +55,7 @@ def test_the_page_has_the_figures_of_the_committed_results(trials: Sequence[Tria
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_common_problem_has_a_prediction_that_is_legal(name: str, dtype: DType) -> None:
-    policy, layer = predict.POLICIES[name](), PredictedPicks()
+    policy, layer = prediction.POLICIES[name](), PredictedPicks()
     served: dict[Candidate, None] = {}
     for family in families():
         for shape in family.shapes:
@@ -70,7 +80,7 @@ def test_what_the_model_may_not_replace_it_did_not(name: str, trials: Sequence[T
     document = json.loads((predict.FOLDER / f"{name.lower()}.json").read_text(encoding="utf-8"))
     for group in document["groups"]:
         op, direction = group["class"]["op"], group["class"]["direction"]
-        found = verdict(trials, name, op, direction)
+        found = verdict_of(prediction.POLICIES[name](), op, direction, trials)
         assert group["trusted"] == found.trusted
         if not found.trusted:
             assert not group["kernels"]
@@ -85,7 +95,7 @@ def test_the_rule_does_not_lose_to_the_defaults_where_it_is_trusted(
 ) -> None:
     for name in POLICIES:
         for op, direction in prediction_report.KINDS:
-            found = verdict(trials, name, op, direction)
+            found = verdict_of(prediction.POLICIES[name](), op, direction, trials)
             if found.trusted:
                 assert found.served < found.default
 
@@ -131,6 +141,39 @@ def test_a_choice_that_a_record_does_not_hold_never_counts_as_a_gain(
     assert len(searched) >= 40
     assert all(t.own >= 1.0 and t.default >= 1.0 for t in searched)
     assert any(t.own == t.default > 1.0 for t in searched)
+
+
+def test_kept_searches_outlive_the_records_that_shipped(tmp_path: Path) -> None:
+    path, records = tmp_path / "searches.json", tmp_path / "records.json"
+    shipped = json.loads(evidence.RECORDS.read_text(encoding="utf-8"))["records"]
+    plain = [r for r in shipped if len(r["entries"]) > 1 and not r["problem"]["deterministic"]]
+    strict = [r for r in shipped if r["problem"]["deterministic"]][:1]
+
+    def kept(*documents: dict[str, Any]) -> list[dict[str, Any]]:
+        records.write_text(json.dumps({"records": documents}), encoding="utf-8")
+        evidence.keep(records, path)
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["searches"]
+        return found
+
+    assert len(kept(plain[0], *strict)) == 1
+    assert len(kept(plain[1])) == 2
+    text = path.read_text(encoding="utf-8")
+    kept(plain[1], {**plain[2], "entries": [{"candidate": {}}]})  # the latter cannot be read
+    assert path.read_text(encoding="utf-8") == text
+    later = json.loads(json.dumps(plain[1]))
+    for entry in later["entries"]:
+        entry["measurement"]["ratio_to_best"] = 1.5
+    again = kept(later)
+    assert len(again) == 2
+    (row,) = (row for row in again if row["problem"] == plain[1]["problem"])
+    assert set(row["ratios"].values()) == {1.5}
+    assert row["default"] == plain[1]["default"]
+
+
+def test_trials_of_another_family_do_not_count() -> None:
+    other = [trial(1.2, 1.0, 1.1, family="sm90")]
+    assert verdict(other, "A100", "attention", "forward").trials == ()
+    assert verdict([trial(1.2, 1.0, 1.1)], "A100", "attention", "forward").trusted
 
 
 # --- how kernels are chosen -----------------------------------------------------------------------

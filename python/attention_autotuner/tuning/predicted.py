@@ -171,14 +171,14 @@ class PredictedPicks:
             exact = pick.problem == wanted
             candidate = _serving(pick, problem, policy, sure=exact and not unverified)
             rejection = legality.check(candidate, policy.spec)
-            if rejection is None:
+            if rejection is None and candidate.family in policy.families:
                 return PredictedHit(
                     pick=pick, candidate=candidate, exact=exact, unverified=unverified
                 )
             missed = missed or Miss(
                 field="candidate",
                 expected=f"legal on {policy.spec.name}",
-                found=f"{candidate.name}: {rejection.reason}",
+                found=f"{candidate.name}: {rejection.reason if rejection else 'its family is not run'}",
             )
         described = problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, found="no prediction")
