@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import builtins
 import inspect
 import re
 import subprocess
@@ -103,7 +104,8 @@ def test_the_api_pages_have_every_public_name(repository: Path) -> None:
         assert not missing, f"{module.__name__}: {', '.join(sorted(missing))}"
 
 
-def test_sources_that_pages_name_are_there(repository: Path) -> None:
+def sources(repository: Path) -> list[str]:
+    """The files that git tracks or would track, each behind a slash."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=repository,
@@ -111,10 +113,29 @@ def test_sources_that_pages_name_are_there(repository: Path) -> None:
         text=True,
         check=True,
     )
-    files = [f"/{name}" for name in listed.stdout.splitlines() if (repository / name).is_file()]
+    return [f"/{name}" for name in listed.stdout.splitlines() if (repository / name).is_file()]
+
+
+def test_sources_that_pages_name_are_there(repository: Path) -> None:
+    files = sources(repository)
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for name in re.findall(r"`([\w./-]+\.(?:cpp|cu|cuh|h|hpp|jinja|py|toml))`", text):
             module = f"/{name.replace('.', '/')}.py"  # `codegen.cpp` is one
             there = any(file.endswith((f"/{name}", module)) for file in files)
             assert there, f"{page.name}: there is no {name}"
+
+
+def test_constants_and_types_that_pages_name_are_there(repository: Path) -> None:
+    text = "".join(
+        (repository / file[1:]).read_text(encoding="utf-8")
+        for file in sources(repository)
+        if file.endswith((".py", ".h", ".cuh", ".hpp", ".cpp", ".txt")) and "/docs/" not in file
+    )
+    words = set(re.findall(r"\w+", text)) | set(dir(builtins))
+    words |= {setting.name for setting in settings.TABLE}
+    for page in pages():
+        for name in re.findall(
+            r"`((?:[A-Z]{2,}_?)+|(?:[A-Z][a-z0-9]+){2,})`", page.read_text("utf-8")
+        ):
+            assert name in words, f"{page.name}: nothing is called {name}"
