@@ -24,7 +24,7 @@ from .reporting.chinese import chinese
 from .reporting.duels import TITLES, standings
 from .reporting.guide import CASES, PEERS, cases_text, peers_text
 from .reporting.heatmaps import WAYS, short
-from .retention_tables import alone_table, decode_table, retention_tables, retnet_tables
+from .retention_tables import decode_table, retention_tables, retnet_tables
 from .rivals import DETERMINISTIC, PICK, STEP
 
 WHOLE_PAGE = (
@@ -178,7 +178,6 @@ SECTIONS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "attention_backward": backward_section,
     "retnet": retnet_section,
     "retention": retention_section,
-    "peers_retention": alone_table,
     "decode": decode_section,
 }
 """Benchmark -> its part of the README. A result file of any other benchmark is not reported there, but for suites."""

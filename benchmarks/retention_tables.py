@@ -118,25 +118,6 @@ def retention_tables(document: Mapping[str, Any]) -> list[str]:
     return contests_section(document, "Retention with decay", RETENTION_LEGEND, memory=False)
 
 
-def alone_table(document: Mapping[str, Any]) -> list[str]:
-    """Of retention's peer in a run of its own, by events on the device."""
-    return [
-        f"### fla's chunk_retention alone on {document['gpu']}",
-        "",
-        "The same shapes in a run without ours: medians between device events, every call queued behind a wait of the "
-        "device and a write of memory that empties L2, so that Python's time before a launch does not show. Another "
-        f"run, torch {document['torch']}; driver and clocks were not read.",
-        "",
-        f"| {SHAPE} | forward, us | forward + backward, us |",
-        "|---|---|---|",
-        *(
-            f"| {', '.join(map(str, each['shape'][:3]))}, {each['shape'][3]}/{each['shape'][4]} | "
-            f"{each['forward']['median_us']:.0f} | {each['step']['median_us']:.0f} |"
-            for each in document["fla"]
-        ),
-    ]
-
-
 def decode_table(document: Mapping[str, Any]) -> list[str]:
     """Of one token for a batch: the pick in both ways, beside the copy."""
     ways = document["rows"][0]["ways"]

@@ -140,27 +140,6 @@ def decode_section(results: Results) -> Section | None:
     return _section(results, "decode", "Decoding with retention", inner, document)
 
 
-def alone_section(results: Results) -> Section | None:
-    """Fla in a run of its own."""
-    document = results.files.get("peers_retention")
-    if document is None:
-        return None
-    rows = [
-        [
-            words(
-                f"{', '.join(map(str, each['shape'][:3]))}, {each['shape'][3]}/{each['shape'][4]}"
-            ),
-            number(each["forward"]["median_us"]),
-            number(each["step"]["median_us"]),
-        ]
-        for each in document["fla"]
-    ]
-    note = f"Batch, heads, seqlen, dims. {document['method'].capitalize()}."
-    inner = html.paragraph(note)
-    inner += html.table(["shape", "forward, µs", "forward + backward, µs"], rows)
-    return _section(results, "peers_retention", "fla's chunk_retention alone", inner, document)
-
-
 def host_section(results: Results) -> Section | None:
     """Host time of a warm call."""
     document = results.files.get("host_overhead")
@@ -208,7 +187,6 @@ def training_section(results: Results) -> Section | None:
 
 SMALL: tuple[Callable[[Results], Section | None], ...] = (
     decode_section,
-    alone_section,
     bring_up_section,
     agreement_section,
     host_section,

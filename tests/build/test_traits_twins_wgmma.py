@@ -32,7 +32,7 @@ PLAIN = Candidate(
 
 
 def wgmma(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
-    changed: Any = replace(PLAIN.knobs, **knobs)  # type: ignore[type-var]  # these knobs are a dataclass
+    changed: Any = replace(PLAIN.knobs, **knobs)
     return replace(PLAIN, knobs=changed, **(fields or {}))
 
 

@@ -1,4 +1,4 @@
-"""The README's tables of retention: what has no time says why, and a peer timed alone has a table."""
+"""The README's tables of retention: what has no time says why."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.cases import GRIDS
-from benchmarks.retention_tables import NOT_TIMED, alone_table, contest_table, reasons
+from benchmarks.retention_tables import NOT_TIMED, contest_table, reasons
 
 
 def document(entry: dict[str, Any]) -> dict[str, Any]:
@@ -30,14 +30,3 @@ def test_where_all_have_times_there_is_no_reason() -> None:
     found = document({"median_us": 4.0})
     assert NOT_TIMED not in contest_table(found, "peer")[-1]
     assert reasons(found) == []
-
-
-def test_a_peer_alone_has_a_row_for_each_shape() -> None:
-    row = {
-        "shape": [8, 32, 2048, 64, 64],
-        "forward": {"median_us": 159.0},
-        "step": {"median_us": 584.8},
-    }
-    text = alone_table({"gpu": "NVIDIA H200", "torch": "2.11.0", "fla": [row]})
-    assert text[-1] == "| 8, 32, 2048, 64/64 | 159 | 585 |"
-    assert "NVIDIA H200" in text[0]
