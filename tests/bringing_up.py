@@ -15,23 +15,9 @@ from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Timing
+from tests.devices import H200
 from tests.searching import FakePipeline
 
-H200 = DeviceProperties(
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    smem_per_sm_bytes=228 * 1024,
-    smem_per_block_bytes=227 * 1024,
-    smem_reserved_per_block_bytes=1024,
-    registers_per_sm=65536,
-    max_threads_per_sm=2048,
-    max_blocks_per_sm=32,
-    l2_bytes=60 * 1024**2,
-    sm_clock_khz=1_980_000,
-    memory_clock_khz=3_201_000,
-    memory_bus_bits=6144,
-)
 ENVIRONMENT = Environment(
     gpu_name="NVIDIA H200",
     num_sms=132,

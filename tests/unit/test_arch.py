@@ -16,25 +16,10 @@ from attention_autotuner.arch.rtx4090 import RTX4090_SPEC
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
+from tests.devices import A100_80GB, H200, RTX3090
 
 SPECS = [A100_SPEC, RTX4090_SPEC, H100_SPEC, H200_SPEC]
 
-# What the drivers of these GPUs report (CUDA's deviceQuery).
-RTX3090 = DeviceProperties(
-    name="NVIDIA GeForce RTX 3090",
-    compute_capability=(8, 6),
-    num_sms=82,
-    smem_per_sm_bytes=100 * 1024,
-    smem_per_block_bytes=99 * 1024,
-    smem_reserved_per_block_bytes=1024,
-    registers_per_sm=65536,
-    max_threads_per_sm=1536,
-    max_blocks_per_sm=16,
-    l2_bytes=6 * 1024**2,
-    sm_clock_khz=1_695_000,
-    memory_clock_khz=9_751_000,
-    memory_bus_bits=384,
-)
 L40S = replace(
     RTX3090,
     name="NVIDIA L40S",
@@ -55,21 +40,6 @@ RTX5090 = replace(
     sm_clock_khz=2_407_000,
     memory_clock_khz=14_001_000,
     memory_bus_bits=512,
-)
-H200 = DeviceProperties(
-    name="NVIDIA H200",
-    compute_capability=(9, 0),
-    num_sms=132,
-    smem_per_sm_bytes=228 * 1024,
-    smem_per_block_bytes=227 * 1024,
-    smem_reserved_per_block_bytes=1024,
-    registers_per_sm=65536,
-    max_threads_per_sm=2048,
-    max_blocks_per_sm=32,
-    l2_bytes=60 * 1024**2,
-    sm_clock_khz=1_980_000,
-    memory_clock_khz=3_201_000,
-    memory_bus_bits=6144,
 )
 TESLA_T4 = replace(RTX3090, name="Tesla T4", compute_capability=(7, 5))
 
@@ -279,21 +249,7 @@ def test_a_part_of_a_known_gpu_has_its_own_limits() -> None:
 
 
 def test_a_board_with_slower_memory_has_its_own_bandwidth() -> None:
-    small = DeviceProperties(
-        name="NVIDIA A100-SXM4-40GB",
-        compute_capability=(8, 0),
-        num_sms=108,
-        smem_per_sm_bytes=164 * 1024,
-        smem_per_block_bytes=163 * 1024,
-        smem_reserved_per_block_bytes=1024,
-        registers_per_sm=65536,
-        max_threads_per_sm=2048,
-        max_blocks_per_sm=32,
-        l2_bytes=40 * 1024**2,
-        sm_clock_khz=1_410_000,
-        memory_clock_khz=1_215_000,
-        memory_bus_bits=5120,
-    )
+    small = replace(A100_80GB, name="NVIDIA A100-SXM4-40GB", memory_clock_khz=1_215_000)
     spec = arch.from_properties(small).spec
     assert spec.hbm_bytes_per_second == pytest.approx(1555e9, rel=0.01)
     assert replace(spec, hbm_bytes_per_second=A100_SPEC.hbm_bytes_per_second) == A100_SPEC

@@ -24,7 +24,8 @@ from attention_autotuner.tuning.sweep_plan import (
     SET_UP_SECONDS,
 )
 from attention_autotuner.tuning.sweeps import default_sweep, only
-from tests.bringing_up import CEILINGS, H200, FakeMachine, FakeSweepPipeline
+from tests.bringing_up import CEILINGS, FakeMachine, FakeSweepPipeline
+from tests.devices import H200
 
 FEW = only(default_sweep(), ["retention", "forward"])
 D64 = only(default_sweep(), ["forward", "d64"])

@@ -13,7 +13,7 @@ import pytest
 
 import attention_autotuner.codegen.obtain as module
 from attention_autotuner import dispatch, settings
-from attention_autotuner.arch import A100, DeviceProperties
+from attention_autotuner.arch import A100
 from attention_autotuner.codegen import bundle as bundle_module
 from attention_autotuner.codegen import installed, toolchain
 from attention_autotuner.codegen.bundle import BundledPick
@@ -28,27 +28,13 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.tuning.environment import Environment
 from tests.bundling import make_bundle, publish
+from tests.devices import A100_80GB
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 DEFAULT = POLICY.default(PROBLEM)
 OTHER = next(c for c in POLICY.legal(PROBLEM) if c != DEFAULT)
 PICKS = [BundledPick(problem=PROBLEM, candidate=DEFAULT, layer="default")]
-GPU = DeviceProperties(
-    name="NVIDIA A100-SXM4-80GB",
-    compute_capability=(8, 0),
-    num_sms=108,
-    smem_per_sm_bytes=164 * 1024,
-    smem_per_block_bytes=163 * 1024,
-    smem_reserved_per_block_bytes=1024,
-    registers_per_sm=65536,
-    max_threads_per_sm=2048,
-    max_blocks_per_sm=32,
-    l2_bytes=40 * 1024**2,
-    sm_clock_khz=1410000,
-    memory_clock_khz=1215000,
-    memory_bus_bits=5120,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -184,7 +170,7 @@ def test_a_setting_that_names_no_bundle_is_an_error(tmp_path: Path) -> None:
 def test_the_gpu_at_hand_may_have_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installed.package_name("H200") == "attention_autotuner_kernels_h200"
     monkeypatch.setattr(
-        installed, "probe", lambda device: replace(GPU, name="NVIDIA GeForce RTX 3090")
+        installed, "probe", lambda device: replace(A100_80GB, name="NVIDIA GeForce RTX 3090")
     )
     assert [installed.package_name(name) for name in installed._present()] == [
         "attention_autotuner_kernels_rtx3090"
@@ -213,9 +199,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An A100 that loads anything."""
     monkeypatch.setattr(dispatch, "_by_settings", {})
     monkeypatch.setattr(dispatch, "_latest", (None, None))
-    monkeypatch.setattr(dispatch, "probe", lambda device: GPU)
+    monkeypatch.setattr(dispatch, "probe", lambda device: A100_80GB)
     monkeypatch.setattr(dispatch, "detect", lambda device: POLICY)
-    monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name=GPU.name))
+    monkeypatch.setattr(
+        dispatch, "collect", lambda device, **_: Environment(gpu_name=A100_80GB.name)
+    )
     monkeypatch.setattr(dispatch, "load", Loaded)
     dispatch._running.cache_clear()
     dispatch._environment.cache_clear()

@@ -20,8 +20,9 @@ from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.sweep_plan import make_plan
 from attention_autotuner.tuning.sweeps import default_sweep, only
-from tests.bringing_up import H200, FakeMachine, FakeSweepPipeline
+from tests.bringing_up import FakeMachine, FakeSweepPipeline
 from tests.conftest import REPOSITORY
+from tests.devices import H200
 
 PROPERTIES = REPOSITORY / "tests" / "data" / "properties"
 D64 = ["--only", "forward", "d64"]

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner import dispatch, picks, settings
-from attention_autotuner.arch import A100, H100, RTX4090, DeviceProperties, Policy
-from attention_autotuner.arch.a100 import A100_SPEC
+from attention_autotuner.arch import A100, H100, RTX4090, Policy
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import (
@@ -33,23 +32,10 @@ from attention_autotuner.errors import (
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Miss, Query
 from attention_autotuner.tuning.predicted import PredictedHit
+from tests.devices import A100_80GB
 
 PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=1000, seqlen_k=1000)
-GPU = DeviceProperties(
-    name="NVIDIA A100-SXM4-80GB",
-    compute_capability=(8, 0),
-    num_sms=108,
-    smem_per_sm_bytes=A100_SPEC.smem_per_sm_bytes,
-    smem_per_block_bytes=A100_SPEC.smem_per_block_bytes,
-    smem_reserved_per_block_bytes=1024,
-    registers_per_sm=65536,
-    max_threads_per_sm=2048,
-    max_blocks_per_sm=32,
-    l2_bytes=40 << 20,
-    sm_clock_khz=1410000,
-    memory_clock_khz=0,
-    memory_bus_bits=0,
-)
+GPU = A100_80GB
 
 
 def other_candidate(policy: Policy) -> Candidate:

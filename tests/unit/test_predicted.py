@@ -14,7 +14,6 @@ from attention_autotuner import picks, settings
 from attention_autotuner.arch import A100, H100, RTX4090, Policy, from_properties
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.arch.probe import DeviceProperties
 from attention_autotuner.cli import main
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import Ok
@@ -43,6 +42,7 @@ from attention_autotuner.tuning.record_schema import (
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
 from tests.candidates import forward
+from tests.devices import RTX3090
 
 POLICY = A100()
 PROBLEM = Problem(batch=8, heads_q=16, heads_kv=16, seqlen_q=2048, seqlen_k=2048)
@@ -150,23 +150,7 @@ def test_another_spec_of_the_policy_is_served_with_a_mark_unless_versions_are_st
 
 
 def test_nothing_is_predicted_for_a_gpu_that_nobody_described(folder: Path) -> None:
-    unknown = from_properties(
-        DeviceProperties(
-            name="NVIDIA GeForce RTX 3090",
-            compute_capability=(8, 6),
-            num_sms=82,
-            smem_per_sm_bytes=102400,
-            smem_per_block_bytes=101376,
-            smem_reserved_per_block_bytes=1024,
-            registers_per_sm=65536,
-            max_threads_per_sm=1536,
-            max_blocks_per_sm=16,
-            l2_bytes=6 * 1024**2,
-            sm_clock_khz=1_695_000,
-            memory_clock_khz=9_751_000,
-            memory_bus_bits=384,
-        )
-    )
+    unknown = from_properties(RTX3090)
     found = missed(write(folder, document()).find(PROBLEM, unknown))
     assert (found.field, found.expected) == ("policy", "RTX3090")
 
