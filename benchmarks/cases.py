@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attention_autotuner.codegen.problem import Direction, Problem
+from attention_autotuner.codegen.problem import Direction, Problem, Shape, of_shape
 
 TOKENS = 16384  # per batch, as in published comparisons of attention kernels
 HIDDEN = 2048  # heads times head dim
@@ -63,15 +63,9 @@ def _attention(direction: Direction) -> Grid:
     return Grid(
         name=f"attention_{direction}",
         problems=tuple(
-            Problem(
+            of_shape(
+                (TOKENS // seqlen, HIDDEN // dim, seqlen, dim, dim),
                 direction=direction,
-                batch=TOKENS // seqlen,
-                heads_q=HIDDEN // dim,
-                heads_kv=HIDDEN // dim,
-                seqlen_q=seqlen,
-                seqlen_k=seqlen,
-                dim_qk=dim,
-                dim_v=dim,
                 causal=causal,
             )
             for dim in DIMS
@@ -81,7 +75,6 @@ def _attention(direction: Direction) -> Grid:
     )
 
 
-Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 RETNET_SHAPES: tuple[Shape, ...] = (
     (8, 8, 2048, 256, 512),
@@ -101,21 +94,6 @@ RETENTION_SHAPES: tuple[Shape, ...] = (
     (8, 32, 2048, 64, 64),
 )
 DECODE_SHAPE: Shape = (64, 8, 1, 256, 512)
-
-
-def of_shape(shape: Shape, **fields: Any) -> Problem:
-    """A problem with as many heads of k and v as of q, and as many keys as queries."""
-    batch, heads, seqlen, dim_qk, dim_v = shape
-    return Problem(
-        batch=batch,
-        heads_q=heads,
-        heads_kv=heads,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        dim_qk=dim_qk,
-        dim_v=dim_v,
-        **fields,
-    )
 
 
 def _both_directions(name: str, shapes: Sequence[Shape], **fields: Any) -> Grid:

@@ -28,7 +28,7 @@ from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.problem import Problem, of_shape
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import (
@@ -44,8 +44,6 @@ from attention_autotuner.errors import (
     UnsupportedArchitectureError,
 )
 from attention_autotuner.tuning.environment import collect
-
-from .cases import of_shape
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_autotuner import dispatch, flash_attn_func, retention_func, retnet_attn_func
 from attention_autotuner.arch import detect
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.problem import of_shape
 from attention_autotuner.ops.library import FORWARD_OP
 from attention_autotuner.tuning.environment import collect
 
@@ -42,15 +42,7 @@ def make_calls() -> dict[str, Callable[[], object]]:
     qg, kg, vg = (x.clone().requires_grad_() for x in (q, k, v))
     arguments = (None, False, False, "", False, False)
     batch, heads, seqlen, dim = SHAPE
-    problem = Problem(
-        batch=batch,
-        heads_q=heads,
-        heads_kv=heads,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        dim_qk=dim,
-        dim_v=dim,
-    )
+    problem = of_shape((batch, heads, seqlen, dim, dim))
     policy = detect()
     mask = torch.rand(heads, seqlen, seqlen, dtype=torch.float16, device="cuda")
     q_one, k_one, v_one = (x[:, :, :1].contiguous() for x in (q, k, v))

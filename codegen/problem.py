@@ -7,7 +7,7 @@ round to the same padded class (:attr:`Problem.class_qk`, :attr:`Problem.class_v
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..errors import UnsupportedProblemError
 
@@ -17,6 +17,7 @@ DType = Literal["fp16", "bf16"]
 CausalAlignment = Literal["bottom_right", "top_left"]
 Mask = Literal["none", "explicit", "decay"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
+Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
 
 OPS: tuple[str, ...] = ("attention", "retnet", "retention")
 DIRECTIONS: tuple[str, ...] = ("forward", "backward")
@@ -233,3 +234,26 @@ class Problem:
         op = self.op if self.form == "auto" else f"{self.op} {self.form}"
         mask += f" {self.mask}" if self.op == "retnet" else ""
         return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"
+
+
+def of_shape(shape: Shape, **fields: Any) -> Problem:
+    """A problem with as many heads of k and v as of q, and as many keys as queries.
+
+    Args:
+        shape: batch, heads, seqlen, dim_qk and dim_v.
+        fields: the others of :class:`Problem`.
+
+    Raises:
+        UnsupportedProblemError: as :class:`Problem`.
+    """
+    batch, heads, seqlen, dim_qk, dim_v = shape
+    return Problem(
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        dim_qk=dim_qk,
+        dim_v=dim_v,
+        **fields,
+    )

@@ -15,7 +15,7 @@ from typing import Any
 from .arch import Policy, detect
 from .codegen.bundle import BundledPick
 from .codegen.candidate import Candidate
-from .codegen.problem import DTYPES, Problem
+from .codegen.problem import DTYPES, Problem, of_shape
 from .errors import UnsupportedArchitectureError, UnsupportedProblemError
 from .picks import Found, Layers
 from .tuning.environment import Environment, collect
@@ -39,19 +39,8 @@ def common_problems(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> list[Pro
     kinds: list[dict[str, Any]] = [{"direction": "forward"}, {"direction": "backward"}]
     kinds.append({"direction": "backward", "deterministic": True})
     return [
-        Problem(
-            dtype=dtype,
-            batch=batch,
-            heads_q=heads,
-            heads_kv=heads,
-            seqlen_q=seqlen,
-            seqlen_k=seqlen,
-            dim_qk=dim_qk,
-            dim_v=dim_v,
-            causal=causal,
-            **kind,
-        )
-        for (dim_qk, dim_v), dtype, kind, causal, (batch, heads, seqlen) in product(
+        of_shape((*shape, *dims), dtype=dtype, causal=causal, **kind)
+        for dims, dtype, kind, causal, shape in product(
             COMMON_DIMS, DTYPES, kinds, (False, True), shapes
         )
     ]

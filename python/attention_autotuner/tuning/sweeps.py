@@ -8,32 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codegen.problem import Direction, DType, Op, Problem
+from ..codegen.problem import Direction, DType, Op, Problem, Shape, of_shape
 from ..errors import UnsupportedProblemError
 
-Shape = tuple[int, int, int, int, int, bool]  # batch, heads, seqlen, dim_qk, dim_v, causal
+Shaped = tuple[Shape, bool]  # whether causal
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 # 16k tokens and a hidden size of 2048, mostly: the head dims of GPT, of diffusion models, of Llama, and of MLA.
-ATTENTION: tuple[Shape, ...] = (
-    (4, 16, 4096, 128, 128, True),
-    (4, 16, 4096, 128, 128, False),
-    (16, 16, 1024, 128, 128, True),
-    (8, 32, 2048, 64, 64, True),
-    (16, 32, 1024, 64, 64, False),
-    (8, 20, 2048, 96, 96, False),
-    (4, 16, 4096, 192, 128, True),
-    (8, 8, 2048, 256, 256, True),
+ATTENTION: tuple[Shaped, ...] = (
+    ((4, 16, 4096, 128, 128), True),
+    ((4, 16, 4096, 128, 128), False),
+    ((16, 16, 1024, 128, 128), True),
+    ((8, 32, 2048, 64, 64), True),
+    ((16, 32, 1024, 64, 64), False),
+    ((8, 20, 2048, 96, 96), False),
+    ((4, 16, 4096, 192, 128), True),
+    ((8, 8, 2048, 256, 256), True),
 )
-RETENTION: tuple[Shape, ...] = (
-    (8, 8, 2048, 256, 512, True),
-    (2, 8, 8192, 256, 512, True),
-    (4, 16, 4096, 128, 128, True),
-    (8, 32, 2048, 64, 64, True),
+RETENTION: tuple[Shaped, ...] = (
+    ((8, 8, 2048, 256, 512), True),
+    ((2, 8, 8192, 256, 512), True),
+    ((4, 16, 4096, 128, 128), True),
+    ((8, 32, 2048, 64, 64), True),
 )
 
 
-OPERATIONS: tuple[tuple[Op, tuple[Shape, ...]], ...] = (
+OPERATIONS: tuple[tuple[Op, tuple[Shaped, ...]], ...] = (
     ("attention", ATTENTION),
     ("retention", RETENTION),
 )
@@ -42,22 +42,10 @@ OPERATIONS: tuple[tuple[Op, tuple[Shape, ...]], ...] = (
 def default_sweep(dtype: DType = "fp16") -> tuple[Problem, ...]:
     """Attention forward and backward, then retention; what is shared most comes first."""
     return tuple(
-        Problem(
-            op=op,
-            direction=direction,
-            dtype=dtype,
-            batch=batch,
-            heads_q=heads,
-            heads_kv=heads,
-            seqlen_q=seqlen,
-            seqlen_k=seqlen,
-            dim_qk=dim_qk,
-            dim_v=dim_v,
-            causal=causal,
-        )
+        of_shape(shape, op=op, direction=direction, dtype=dtype, causal=causal)
         for op, shapes in OPERATIONS
         for direction in DIRECTIONS
-        for batch, heads, seqlen, dim_qk, dim_v, causal in shapes
+        for shape, causal in shapes
     )
 
 
