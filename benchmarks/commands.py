@@ -14,8 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.lookup import slug
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
@@ -70,23 +72,39 @@ def main(benchmark: Benchmark, arguments: Sequence[str] | None = None) -> int:
     options = parse(benchmark, given)
     if options.command == "run":
         return run(benchmark, given[given.index("run") + 1 :])
-    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    with settings_module.override(mode="cached", **changes) as settings:
-        try:
-            policy = resolve(options.device_type)
-        except UnsupportedArchitectureError as error:
-            say(str(error))
+    with opened(options, options.device_type) as found:
+        if isinstance(found, str):
+            say(found)
             return 2
-        pipeline = LocalPipeline(policy, settings)
-        if not pipeline.can_measure():
-            say("no GPU here: nothing can be measured")
-            return 2
+        policy, pipeline, settings = found
         records = RecordStore(settings.cache_dir / "records")
         grid = GRIDS[benchmark.name].only(options.only, options.dims)
         if options.command == "tune":
             return tune(grid, policy, pipeline, records, options)
         return compare(grid, policy, pipeline, records, options)
+
+
+@contextmanager
+def opened(
+    options: argparse.Namespace, device_type: str | None = None
+) -> Iterator[tuple[Policy, LocalPipeline, Settings] | str]:
+    """What measures kernels under the settings that ``--cache-dir`` and ``--jobs`` give, or why nothing can.
+
+    Args:
+        options: of the command line, with ``cache_dir`` and ``jobs``.
+        device_type: whose policy; by default the present GPU's.
+    """
+    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with settings_module.override(mode="cached", **changes) as settings:
+        try:
+            policy = resolve(device_type)
+        except UnsupportedArchitectureError as error:
+            yield str(error)
+            return
+        pipeline = LocalPipeline(policy, settings)
+        can = pipeline.can_measure()
+        yield (policy, pipeline, settings) if can else "no GPU here: nothing can be measured"
 
 
 def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:

@@ -24,17 +24,15 @@ from typing import Any
 import torch
 
 from attention_autotuner import loader
-from attention_autotuner import settings as settings_module
-from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
-from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import warm_up
-from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
+from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.tensors import (
@@ -47,6 +45,7 @@ from attention_autotuner.tuning.tensors import (
 
 from . import class_search, verdict
 from .cases import DECODE
+from .commands import opened
 from .rivals import PICK, Rivals, rivals_of
 from .shipping import ship
 
@@ -211,18 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--jobs", type=int, help="compilations at once")
     option("--cache-dir", type=Path, help="kernels and records; the setting's")
     options = parser.parse_args(arguments)
-    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    with settings_module.override(mode="cached", **changes) as settings:
-        try:
-            policy = resolve(None)
-        except UnsupportedArchitectureError as error:
-            print(f"decode: {error}", file=sys.stderr)
+    with opened(options) as found:
+        if isinstance(found, str):
+            print(f"decode: {found}", file=sys.stderr)
             return 2
-        pipeline = LocalPipeline(policy, settings)
-        if not pipeline.can_measure():
-            print("decode: no GPU here: nothing can be measured", file=sys.stderr)
-            return 2
+        policy, pipeline, settings = found
         records = RecordStore(settings.cache_dir / "records")
         if options.tune:
             tune(policy, pipeline, records, options.top_k, options.tune_seconds)

@@ -19,13 +19,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from attention_autotuner import settings as settings_module
-from attention_autotuner.arch import resolve
-from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.pipeline import LocalPipeline
 
-from .commands import RESULTS, say
+from .commands import RESULTS, opened, say
 from .implementations import IMPLEMENTATIONS, WAYS, Implementation
 from .suite_results import SuiteFile, table
 from .suite_run import Run
@@ -109,18 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(listing(wanted, met)))
         return 0
-    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    with settings_module.override(mode="cached", **changes) as settings:
-        try:
-            policy = resolve(options.device_type)
-        except UnsupportedArchitectureError as error:
-            say(str(error))
+    with opened(options, options.device_type) as found:
+        if isinstance(found, str):
+            say(found)
             return 2
-        pipeline = LocalPipeline(policy, settings)
-        if not pipeline.can_measure():
-            say("no GPU here: nothing can be measured")
-            return 2
+        policy, pipeline, settings = found
         from attention_autotuner.tuning.measure import InProcessMeasurer
 
         return measure(

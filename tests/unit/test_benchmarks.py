@@ -362,6 +362,12 @@ def test_the_table_shows_gains_and_losses_alike() -> None:
     assert "SM clock after each race 1700 to 1700 MHz" in lines[-1]
 
 
+def test_without_a_compiler_the_runtime_says_which_cuda() -> None:
+    document = small_document()
+    document["environment"] |= {"nvcc": None, "cuda_runtime": "13.0"}
+    assert ", CUDA 13.0, torch" in report.forward_section(document)[-1]
+
+
 def test_the_readme_is_rewritten_between_its_markers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,7 +96,7 @@ def test_without_a_gpu_it_says_so(
     def refuse(name: str | None) -> None:
         raise UnsupportedArchitectureError("this machine has no CUDA driver")
 
-    monkeypatch.setattr(decode, "resolve", refuse)
+    monkeypatch.setattr(commands, "resolve", refuse)
     assert decode.main([]) == 2
     assert "no CUDA driver" in capsys.readouterr().err
 

@@ -17,6 +17,7 @@ from attention_autotuner.codegen.outcome import BuildFailed, Crashed, Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.tuning.racing import Race
+from benchmarks import commands
 from benchmarks import run as command
 from benchmarks.calls import BackwardCall, ForwardCall, StepCall
 from benchmarks.confidence import interval, verdict
@@ -442,8 +443,8 @@ def test_without_a_gpu_nothing_is_measured(
 ) -> None:
     pipeline = FakePipeline()
     monkeypatch.setattr(pipeline, "can_measure", lambda: False)
-    monkeypatch.setattr(command, "LocalPipeline", lambda policy, in_force: pipeline)
-    monkeypatch.setattr(command, "resolve", lambda name: POLICY)
+    monkeypatch.setattr(commands, "LocalPipeline", lambda policy, in_force: pipeline)
+    monkeypatch.setattr(commands, "resolve", lambda name: POLICY)
     assert command.main(["--output", str(tmp_path)]) == 2
     assert "no GPU" in capsys.readouterr().err
     assert not list(tmp_path.glob("*/suite_*"))
