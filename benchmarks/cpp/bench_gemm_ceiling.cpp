@@ -50,7 +50,7 @@ Record measured(std::string const& which, double seconds, bool& fine) {
   int32_t const status = attention_autotuner_measure_ceiling(which.c_str(), seconds, &result);
   std::string const unit = attention_autotuner_ceiling_unit(which.c_str());
   Record record;
-  record.add("which", json_string(which)).add("unit", json_string(unit));
+  record.add("which", json::quoted(which)).add("unit", json::quoted(unit));
   if (status != ATTENTION_AUTOTUNER_OK) {
     // A GPU without the instructions of another is no failure.
     fine = fine && status == ATTENTION_AUTOTUNER_BAD_DEVICE;
@@ -60,7 +60,7 @@ Record measured(std::string const& which, double seconds, bool& fine) {
         .add("spread", "null")
         .add("samples", "0")
         .add("measured_sm_clock_mhz", "null")
-        .add("error", json_string(reason));
+        .add("error", json::quoted(reason));
   }
   std::printf("%-11s  %12.4g %-9s  +- %.2g\n", which.c_str(), result.value, unit.c_str(), result.spread);
   std::fflush(stdout);

@@ -27,24 +27,24 @@ Chosen from_library(std::string const& library) {
   std::ifstream file(std::filesystem::path(library).parent_path() / "build.json");
   if (!file) return chosen;
   json::Value const record = json::parse({std::istreambuf_iterator<char>(file), {}});
-  chosen.digest = json_string(record.at("digest").string());
-  chosen.kernel_digest = json_string(record.at("kernel_digest").string());
+  chosen.digest = json::quoted(record.at("digest").string());
+  chosen.kernel_digest = json::quoted(record.at("kernel_digest").string());
   return chosen;
 }
 
 Chosen from_bundle(Bundle const& bundle, Problem const& problem, Pick const& pick) {
   BundledKernel const& entry = bundle.kernels()[pick.kernel];
-  return {bundle.kernel(pick), json_string(name_of(pick.layer)), pick.problem == problem.bucketed() ? "true" : "false",
-          json_string(entry.digest), json_string(entry.kernel_digest)};
+  return {bundle.kernel(pick), json::quoted(name_of(pick.layer)), pick.problem == problem.bucketed() ? "true" : "false",
+          json::quoted(entry.digest), json::quoted(entry.kernel_digest)};
 }
 
 std::string json_of(Problem const& p) {
   auto const whole = [](int64_t value) { return std::to_string(value); };
   auto const truth = [](bool value) { return std::string(value ? "true" : "false"); };
   Record fields;
-  fields.add("op", json_string(name_of(p.op)))
-      .add("direction", json_string(name_of(p.direction)))
-      .add("dtype", json_string(name_of(p.dtype)))
+  fields.add("op", json::quoted(name_of(p.op)))
+      .add("direction", json::quoted(name_of(p.direction)))
+      .add("dtype", json::quoted(name_of(p.dtype)))
       .add("batch", whole(p.batch))
       .add("heads_q", whole(p.heads_q))
       .add("heads_kv", whole(p.heads_kv))
@@ -53,18 +53,18 @@ std::string json_of(Problem const& p) {
       .add("dim_qk", whole(p.dim_qk))
       .add("dim_v", whole(p.dim_v))
       .add("causal", truth(p.causal))
-      .add("causal_alignment", json_string(name_of(p.causal_alignment)))
+      .add("causal_alignment", json::quoted(name_of(p.causal_alignment)))
       .add("alignment_bytes", whole(p.alignment_bytes))
       .add("deterministic", truth(p.deterministic))
-      .add("mask", json_string(name_of(p.mask)))
-      .add("form", json_string(name_of(p.form)));
+      .add("mask", json::quoted(name_of(p.mask)))
+      .add("form", json::quoted(name_of(p.form)));
   return fields.json();
 }
 
 std::string json_of(Verdict const& verdict) {
   Record fields;
-  fields.add("output", json_string(verdict.output))
-      .add("reason", json_string(verdict.reason))
+  fields.add("output", json::quoted(verdict.output))
+      .add("reason", json::quoted(verdict.reason))
       .add("rows", number(double(verdict.rows)))
       .add("max_error", number(verdict.max_error))
       .add("max_allowed", number(verdict.max_allowed))
@@ -80,9 +80,9 @@ class Run {
   // Checks and times one problem; false where something is wrong with it, which its record says.
   bool add(Problem const& problem, Chosen const& chosen) {
     Record record;
-    record.add("case", json_string(problem.describe()))
+    record.add("case", json::quoted(problem.describe()))
         .add("problem", json_of(problem))
-        .add("kernel", json_string(chosen.kernel.info().name))
+        .add("kernel", json::quoted(chosen.kernel.info().name))
         .add("layer", chosen.layer)
         .add("exact", chosen.exact)
         .add("digest", chosen.digest)
@@ -93,7 +93,7 @@ class Run {
     } catch (std::runtime_error const& error) {
       wrong = error.what();
     }
-    record.add("error", wrong.empty() ? "null" : json_string(wrong));
+    record.add("error", wrong.empty() ? "null" : json::quoted(wrong));
     if (!wrong.empty()) std::printf("%-64s  FAILED: %s\n", problem.describe().c_str(), wrong.c_str());
     std::fflush(stdout);
     results_.push_back(record);
@@ -102,9 +102,9 @@ class Run {
 
   void add_failure(Problem const& problem, std::string const& reason) {
     Record record;
-    results_.push_back(record.add("case", json_string(problem.describe()))
+    results_.push_back(record.add("case", json::quoted(problem.describe()))
                            .add("problem", json_of(problem))
-                           .add("error", json_string(reason)));
+                           .add("error", json::quoted(reason)));
     std::printf("%-64s  FAILED: %s\n", problem.describe().c_str(), reason.c_str());
     std::fflush(stdout);
   }
@@ -139,7 +139,7 @@ class Run {
         .add("launches_a_round", number(timing.launches))
         .add("graph", timing.graph ? "true" : "false")
         .add("input_sets", number(sets))
-        .add("warm_up", json_string(warmed_by))
+        .add("warm_up", json::quoted(warmed_by))
         .add("workspace_bytes", number(double(made->workspace_bytes())))
         .add("tflops", number(tflops))
         .add("gbytes_per_s", number(gbytes));
@@ -209,7 +209,7 @@ int body(int count, char const* const* arguments, char const* program, Op op,
   Record protocol;
   protocol.add("rounds", number(options.rounds))
       .add("warm_up_seconds", number(kWarmUpSeconds))
-      .add("l2", json_string(options.cold ? "cold" : "warm"))
+      .add("l2", json::quoted(options.cold ? "cold" : "warm"))
       .add("samples", number(options.samples))
       .add("seed", std::to_string(options.seed));
   Record const environment = environment_of(device);

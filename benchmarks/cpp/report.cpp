@@ -35,7 +35,7 @@ class Nvml {
   std::string driver() {
     char version[96] = {};
     bool const known = ready_ && call<int (*)(char*, unsigned)>("nvmlSystemGetDriverVersion", version, 96u) == 0;
-    return known ? json_string(version) : "null";
+    return known ? json::quoted(version) : "null";
   }
   std::string clock(int kind) {
     return read([&](unsigned* value) {
@@ -107,22 +107,6 @@ std::string cell(std::string const& value) {
 
 }  // namespace
 
-std::string json_string(std::string const& text) {
-  std::string out = "\"";
-  for (char const c : text) {
-    char code[8];
-    if (c == '"' || c == '\\') {
-      out += std::string("\\") + c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::snprintf(code, sizeof(code), "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
-
 std::string number(double value) {
   if (!std::isfinite(value)) return "null";
   char text[40];
@@ -143,33 +127,33 @@ Record& Record::add(std::string name, std::string value) {
 
 std::string Record::json() const {
   std::string out = "{";
-  for (auto const& [name, value] : members_) out += (out.size() > 1 ? ", " : "") + json_string(name) + ": " + value;
+  for (auto const& [name, value] : members_) out += (out.size() > 1 ? ", " : "") + json::quoted(name) + ": " + value;
   return out + "}";
 }
 
 Record environment_of(DeviceProperties const& device) {
   Nvml nvml(device.pci_bus_id);
   Record found;
-  found.add("gpu_name", json_string(device.name))
+  found.add("gpu_name", json::quoted(device.name))
       .add("num_sms", number(device.num_sms))
-      .add("compute_capability", json_string(device.compute_capability))
+      .add("compute_capability", json::quoted(device.compute_capability))
       .add("l2_bytes", number(double(device.l2_bytes)))
       .add("driver", nvml.driver())
-      .add("cuda_driver", json_string(device.cuda_driver))
-      .add("cuda_runtime", json_string(device.cuda_runtime))
+      .add("cuda_driver", json::quoted(device.cuda_driver))
+      .add("cuda_runtime", json::quoted(device.cuda_runtime))
       .add("sm_clock_mhz", nvml.clock(kClockSm))
       .add("memory_clock_mhz", nvml.clock(kClockMemory))
       .add("max_sm_clock_mhz", nvml.max_clock(kClockSm))
       .add("power_draw_w", nvml.watts("nvmlDeviceGetPowerUsage"))
       .add("power_limit_w", nvml.watts("nvmlDeviceGetEnforcedPowerLimit"))
       .add("temperature_c", nvml.temperature())
-      .add("time_utc", json_string(now()));
+      .add("time_utc", json::quoted(now()));
   return found;
 }
 
 void write_json(std::string const& path, std::string const& benchmark, Record const& environment,
                 Record const& protocol, std::vector<Record> const& results) {
-  std::string out = "{\n \"schema\": " + std::to_string(kSchema) + ",\n \"benchmark\": " + json_string(benchmark) +
+  std::string out = "{\n \"schema\": " + std::to_string(kSchema) + ",\n \"benchmark\": " + json::quoted(benchmark) +
                     ",\n \"environment\": " + environment.json() + ",\n \"protocol\": " + protocol.json() +
                     ",\n \"results\": [\n";
   for (size_t i = 0; i < results.size(); ++i) {

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "gpu.hpp"
+#include "json.hpp"
 
 namespace attention_autotuner::benchmarks {
 
-// One JSON value as text; objects keep the order of their members.
-std::string json_string(std::string const& text);
+// One JSON value as text (strings: json::quoted); objects keep the order of their members.
 std::string number(double value);  // null where it is not finite
 std::string array(std::vector<std::string> const& values);
 

@@ -1,6 +1,7 @@
 #include "json.hpp"
 
 #include <cmath>
+#include <cstdio>
 #include <locale>
 #include <sstream>
 #include <string_view>
@@ -260,5 +261,21 @@ class Reader {
 };
 
 Value parse(std::string const& text) { return Reader(text).document(); }
+
+std::string quoted(std::string const& text) {
+  std::string out = "\"";
+  for (char const c : text) {
+    char code[8];
+    if (c == '"' || c == '\\') {
+      out += std::string("\\") + c;
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      std::snprintf(code, sizeof(code), "\\u%04x", c);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + "\"";
+}
 
 }  // namespace attention_autotuner::json

@@ -1,5 +1,5 @@
-// A strict reader of JSON (RFC 8259) for the index of a bundle: private to this library, so that programs that link it
-// inherit no dependency.
+// A strict reader of JSON (RFC 8259) for the index of a bundle, and what the programs here write strings by: private to
+// them, so that others who link this library inherit no dependency.
 #pragma once
 
 #include <cstdint>
@@ -52,5 +52,8 @@ class Value {
 // The value of a whole text. Names that an object repeats, control characters in strings, invalid UTF-8, numbers beyond
 // a double, nesting deeper than 64 and anything after the value are errors.
 Value parse(std::string const& text);
+
+// A string in JSON: between quotes, with what JSON escapes.
+std::string quoted(std::string const& text);
 
 }  // namespace attention_autotuner::json

@@ -4,10 +4,12 @@
 #include <string>
 
 #include "attention_autotuner/client.hpp"
+#include "json.hpp"
 
 namespace {
 
 namespace at = attention_autotuner;
+using at::json::quoted;
 
 constexpr char kHelp[] =
     "usage: attention_autotuner_pick --bundle DIR [--problem-json JSON] [--check] [--load]\n"
@@ -20,23 +22,6 @@ constexpr char kHelp[] =
     "  --check               hold every library of the bundle against its SHA-256 first\n"
     "  --load                load the pick's library and check its ABI and its name; needs no GPU\n"
     "  --help                this text\n";
-
-// A string of the index in JSON: printable, with what JSON escapes.
-std::string json_string(std::string const& text) {
-  std::string out = "\"";
-  for (char const c : text) {
-    char code[8];
-    if (c == '"' || c == '\\') {
-      out += std::string("\\") + c;
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      std::snprintf(code, sizeof(code), "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + "\"";
-}
 
 std::string number(std::optional<double> value) {
   if (!value) return "null";
@@ -52,11 +37,10 @@ void print_pick(at::Bundle const& bundle, at::Problem const& problem, bool load)
   std::printf(
       "{\"problem\": %s, \"bucketed\": %s, \"name\": %s, \"layer\": %s, \"exact\": %s, \"distance\": %s, \"recorded\": "
       "%s, \"digest\": %s, \"library\": %s, \"median_us\": %s, \"estimate_us\": %s}\n",
-      json_string(problem.describe()).c_str(), json_string(problem.bucketed().describe()).c_str(),
-      json_string(kernel.name).c_str(), json_string(at::name_of(pick.layer)).c_str(),
-      pick.problem == problem.bucketed() ? "true" : "false", number(pick.distance).c_str(),
-      json_string(pick.problem.describe()).c_str(), json_string(kernel.digest).c_str(),
-      json_string(kernel.library).c_str(), number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
+      quoted(problem.describe()).c_str(), quoted(problem.bucketed().describe()).c_str(), quoted(kernel.name).c_str(),
+      quoted(at::name_of(pick.layer)).c_str(), pick.problem == problem.bucketed() ? "true" : "false",
+      number(pick.distance).c_str(), quoted(pick.problem.describe()).c_str(), quoted(kernel.digest).c_str(),
+      quoted(kernel.library).c_str(), number(pick.median_us).c_str(), number(pick.estimate_us).c_str());
 }
 
 void print_all(at::Bundle const& bundle) {
