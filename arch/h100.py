@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .policy import Policy
+from .policy import FAMILIES, Policy
 from .spec import ArchSpec
 
 # Sources: [W] "NVIDIA H100 Tensor Core GPU Architecture" whitepaper; [D] "NVIDIA H100" datasheet; [G] "CUDA C++
@@ -49,5 +49,5 @@ class H100(Policy):
 
     name = "H100"
     build_arch = "90"
-    families = ("sm90", "sm80")
+    families = FAMILIES
     default_spec = H100_SPEC

@@ -20,6 +20,8 @@ from .retention_space import RetentionSpace
 from .spec import ArchSpec
 from .wgmma_space import WgmmaSpace
 
+FAMILIES: tuple[Family, ...] = ("sm90", "sm80")  # in the order in which they are tried
+
 
 def runs_on(family: Family, compute_capability: tuple[int, int]) -> bool:
     """Whether a family's kernels run on a GPU: those with PTX on any newer one, others on theirs alone."""

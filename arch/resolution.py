@@ -14,7 +14,7 @@ from . import measured_specs, rates
 from .a100 import A100, A100_SPEC
 from .h100 import H100, H100_SPEC, H200_SPEC
 from .measured_specs import MeasuredSpec
-from .policy import Policy
+from .policy import FAMILIES, Policy, runs_on
 from .probe import DeviceProperties, current_device, probe
 from .rtx4090 import RTX4090, RTX4090_SPEC
 from .spec import ArchSpec
@@ -170,6 +170,7 @@ def policy_of_its_own(spec: ArchSpec) -> Policy:
 
         name = given.name
         build_arch = native_arch(given.compute_capability)
+        families = tuple(each for each in FAMILIES if runs_on(each, given.compute_capability))
         default_spec = given
 
     return Probed()

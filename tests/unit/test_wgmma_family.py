@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 
 import pytest
 
-from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch import A100, H100, from_properties
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.codegen.artifact import BuildTarget
@@ -15,7 +16,12 @@ from attention_autotuner.codegen.candidate import Candidate, families
 from attention_autotuner.codegen.knobs import ForwardKnobs, WgmmaForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.search import tune
+from tests.devices import H200, RTX3090
+from tests.searching import FakePipeline
 
 MASKED = Problem(
     op="retnet", mask="explicit", batch=8, heads_q=8, heads_kv=8, dim_qk=256, dim_v=256
@@ -66,6 +72,24 @@ def test_a_policy_keeps_to_what_a_gpu_runs() -> None:
         assert {one.family for one in there.legal(MASKED)} == {"sm80"}
     assert policy.families == ("sm90", "sm80")
     assert A100().on((7, 5)).families == ()
+
+
+def test_a_gpu_of_that_capability_without_a_policy_has_it_too() -> None:
+    h20 = from_properties(replace(H200, name="NVIDIA H20", num_sms=78))
+    assert (h20.name, h20.families) == ("H20", ("sm90", "sm80"))
+    assert h20.default(MASKED).family == "sm90"
+    assert from_properties(RTX3090).families == ("sm80",)
+
+
+def test_a_search_keeps_to_what_the_gpu_at_hand_runs(tmp_path: Path) -> None:
+    pipeline = FakePipeline()
+    pipeline.environment = replace(pipeline.environment, compute_capability="12.0")
+    records = RecordStore(tmp_path)
+    found = tune(MASKED, H100(), pipeline=pipeline, records=records, effort="none")
+    assert {row.candidate.family for row in found.rows} == {"sm80"}
+    pipeline.environment = replace(pipeline.environment, compute_capability="7.5")
+    with pytest.raises(UnsupportedArchitectureError, match=r"H100 .* capability 7\.5"):
+        tune(MASKED, H100(), pipeline=pipeline, records=records, effort="none")
 
 
 def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_own() -> None:

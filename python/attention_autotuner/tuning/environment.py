@@ -93,6 +93,14 @@ class Environment:
         """All fields by name."""
         return asdict(self)
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """:attr:`compute_capability` as numbers."""
+        if self.compute_capability is None:
+            return None
+        major, minor = self.compute_capability.split(".")
+        return int(major), int(minor)
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Environment:
         """Rebuild from :meth:`to_json`; fields that a newer version added are ignored."""

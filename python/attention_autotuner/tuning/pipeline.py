@@ -22,7 +22,7 @@ from ..codegen.render import RenderedKernel
 from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
-from ..errors import ArtifactError
+from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
 from .environment import Environment, collect
 from .racing import Timing
@@ -121,6 +121,23 @@ class SweepPipeline(Pipeline, Protocol):
         """The default's time over the pick's for each, in a second, fresh process; None where that failed."""
 
 
+def running(policy: Policy, environment: Environment) -> Policy:
+    """A policy with those families that the GPU of an environment runs; the policy itself where there is none.
+
+    Raises:
+        UnsupportedArchitectureError: it runs none.
+    """
+    if environment.capability is None:
+        return policy
+    restricted = policy.on(environment.capability)
+    if not restricted.families:
+        raise UnsupportedArchitectureError(
+            f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {environment.gpu_name}, "
+            f"which has compute capability {environment.compute_capability}"
+        )
+    return restricted
+
+
 class LocalPipeline:
     """This machine: its compiler, its kernel store, its current CUDA device.
 
@@ -133,9 +150,8 @@ class LocalPipeline:
         self._settings = settings
         self.environment = collect()
         arch = policy.build_arch
-        if self.environment.compute_capability is not None:
-            major, minor = self.environment.compute_capability.split(".")
-            arch = native_arch((int(major), int(minor)))
+        if self.environment.capability is not None:
+            arch = native_arch(self.environment.capability)
         self._target = BuildTarget(arch=arch)
 
     def build(

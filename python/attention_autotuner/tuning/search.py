@@ -25,7 +25,7 @@ from ..settings import Effort, Settings
 from .cost_model import rank, refine
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
-from .pipeline import Built, LocalPipeline, Pipeline
+from .pipeline import Built, LocalPipeline, Pipeline, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
@@ -74,7 +74,8 @@ def tune(
     Raises:
         TypeError: both ``problem`` and fields are given, or a field does not exist.
         UnsupportedProblemError: the problem is outside what kernels here solve.
-        UnsupportedArchitectureError: the policy is unknown, or there is no GPU to ask for one.
+        UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none of
+            its kernels.
         NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
     """
@@ -86,15 +87,16 @@ def tune(
     if printer is not None:
         listener = printer.listen
     problem = Problem(**fields) if problem is None else problem
+    pipeline = pipeline or LocalPipeline(policy, settings)
     search = _Search(
         problem=problem,
         purpose="step" if for_step else problem.direction,
-        policy=policy,
+        policy=running(policy, pipeline.environment),
         settings=settings,
         effort=effort or settings.effort,
         progress=Progress(listener, budget_seconds or settings.budget_seconds),
         records=records or RecordStore(settings.cache_dir / "records"),
-        pipeline=pipeline or LocalPipeline(policy, settings),
+        pipeline=pipeline,
     )
     result = search.run(top_k=top_k, confirm=confirm)
     if printer is not None:
