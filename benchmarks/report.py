@@ -115,7 +115,8 @@ def _first(document: Mapping[str, Any], names: Sequence[str]) -> str | None:
 def _place(document: Mapping[str, Any]) -> str:
     """The environment, in one sentence."""
     found = document["environment"]
-    parts = [f"driver {found['driver']}", f"CUDA {found['nvcc']}", f"torch {found['torch']}"]
+    cuda = found["nvcc"] or found["cuda_runtime"]  # what only serves kernels needs no compiler
+    parts = [f"driver {found['driver']}", f"CUDA {cuda}", f"torch {found['torch']}"]
     clocks = [row["clocks"]["sm_clock_mhz"] for row in document["rows"] if row.get("clocks")]
     known = [clock for clock in clocks if clock is not None]
     if known:

@@ -98,7 +98,8 @@ def contests_section(
 RETNET_LEGEND = (
     "`retnet_attn_func` with an explicit mask of a RetNet's values, fp16, not causal: microseconds of the tuned pick "
     "and of the same formula in PyTorch, our speed over it (bold where we are slower), and the device memory that a "
-    "call takes at its highest, beside that of one tensor of all scores. All in one interleaved run with a cold L2."
+    "call takes at its highest, beside that of one tensor of all scores. All of a direction in one interleaved run "
+    "with a cold L2."
 )
 RETENTION_LEGEND = (
     "`retention_func` with the usual decays, fp16, form `auto`, no states given or wanted: microseconds of ours and of "

@@ -87,7 +87,7 @@ RULES: tuple[tuple[str, str], ...] = (
         r"`retnet_attn_func` with an explicit mask of .+",
         "`retnet_attn_func`，mask 取 RetNet 的值并显式给出，fp16，非因果：调优后选用的内核与同一公式在 PyTorch 中各用的"
         "微秒数、速度比（落后处加粗），以及一次调用的显存峰值，旁边是一个装下全部分数的张量的大小。"
-        + ONE_RUN,
+        "每个方向各自在一次运行中交替计时，L2 为冷。",
     ),
     (
         r"`retention_func` with the usual decays.+",
