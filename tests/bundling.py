@@ -36,7 +36,7 @@ def publish(
             "ptxas info    : Used 40 registers, used 0 barriers, 360 bytes cmem[0]\n"
         ),
         kernel_digest=kernel_digest(kernel),
-        target=BuildTarget(arch=arch),
+        target=BuildTarget(arch=arch).of_family(candidate.family),
         toolchain={"nvcc": nvcc, "host_cxx": "g++ 12.2.0", "cutlass": "4.2.0"},
         build_seconds=1.0,
         build_peak_bytes=1,

@@ -33,7 +33,7 @@ from .errors import (
     UnsupportedArchitectureError,
 )
 from .loader import LoadedKernel, load
-from .picks import UNMEASURED, Layers, Pick
+from .picks import LAYERS, UNMEASURED, Layers, Pick
 from .settings import Settings
 from .tuning import search, step
 from .tuning.bundled import bundled_pick
@@ -186,7 +186,13 @@ class _Decisions:
         """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
         stand_in = None if must_be_warm else self._stand_in(problem, policy, device, pick)
         if stand_in is not None:
-            return self._ready(stand_in, policy, device, must_be_warm)
+            try:
+                return self._ready(stand_in, policy, device, must_be_warm)
+            except DeviceMemoryError:
+                raise
+            except ArtifactError as error:
+                self._failed[stand_in, device] = str(error)
+                _log.warning("a kernel of a bundle cannot be used: %s", error)
         if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
             return self._ready(pick.candidate, policy, device, must_be_warm)
         reason = self._failed.get((pick.candidate, device))
@@ -211,7 +217,8 @@ class _Decisions:
     ) -> Candidate | None:
         """What an installed bundle has for a problem whose pick would have to be compiled first.
 
-        The user's own record is compiled wherever it can be: it was measured to be worth that.
+        The user's own record is compiled wherever it can be: it was measured to be worth that. Where mode is off, only
+        a bundle's defaults count.
         """
         settings, arch = self.settings, native_arch(probe(device).compute_capability)
         bundles = installed_bundles(settings)
@@ -222,9 +229,17 @@ class _Decisions:
             or (pick.layer == "record" and _can_compile(settings))
         ):
             return None
+        layers = LAYERS if settings.mode != "off" else LAYERS[-1:]
         for bundle in bundles:
-            found = bundled_pick(bundle, problem) if bundle.arch == policy.name else None
-            if found is not None and at_hand(found.candidate, arch, settings=settings) is not None:
+            if bundle.arch != policy.name:
+                continue
+            found = bundled_pick(bundle, problem, layers=layers)
+            if (
+                found is not None
+                and found.candidate.family in policy.families
+                and (found.candidate, device) not in self._failed
+                and at_hand(found.candidate, arch, settings=settings) is not None
+            ):
                 _log.info(
                     "%s of %s serves %s in place of %s, which has yet to be built (`attention-autotuner warmup`)",
                     found.candidate.name,

@@ -13,14 +13,17 @@ import pytest
 
 import attention_autotuner.codegen.obtain as module
 from attention_autotuner import dispatch, settings
-from attention_autotuner.arch import A100
+from attention_autotuner.arch import A100, H100
 from attention_autotuner.codegen import bundle as bundle_module
 from attention_autotuner.codegen import installed, toolchain
+from attention_autotuner.codegen.artifact import Artifact
 from attention_autotuner.codegen.bundle import BundledPick
+from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.obtain import at_hand, obtain
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.errors import (
+    ArtifactError,
     BundleError,
     StoreError,
     ToolchainError,
@@ -28,7 +31,7 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.tuning.environment import Environment
 from tests.bundling import make_bundle, publish
-from tests.devices import A100_80GB
+from tests.devices import A100_80GB, H200
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -280,3 +283,62 @@ def test_the_users_record_is_compiled_where_it_can_be(
     monkeypatch.setattr(dispatch, "obtain", obtain)
     with settings.override(cache_dir=tmp_path / "other", bundle=made.root):
         assert served(PROBLEM) == OTHER.name
+
+
+def test_with_tuning_off_no_other_pick_of_a_bundle_stands_in(
+    machine: None, no_compiler: None, tmp_path: Path
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="predicted")])
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        assert served(PROBLEM) == OTHER.name
+    with (
+        settings.override(cache_dir=tmp_path / "cache", bundle=made.root, mode="off"),
+        pytest.raises(ToolchainError, match=DEFAULT.name),
+    ):
+        served(PROBLEM)
+
+
+def test_a_kernel_of_a_bundle_that_does_not_load_gives_way_to_the_pick(
+    machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
+    built = publish(Store(tmp_path / "elsewhere"), DEFAULT)
+
+    def load(artifact: Any) -> Loaded:
+        if artifact.name == OTHER.name:
+            raise ArtifactError("GLIBC_2.99 not found")
+        return Loaded(artifact)
+
+    def take(candidate: Candidate, arch: str, **_: Any) -> Artifact:
+        return built if candidate == DEFAULT else obtain(candidate, arch)
+
+    monkeypatch.setattr(dispatch, "load", load)
+    monkeypatch.setattr(dispatch, "obtain", take)
+    with (
+        caplog.at_level(logging.WARNING),
+        settings.override(cache_dir=tmp_path / "cache", bundle=made.root),
+    ):
+        assert served(PROBLEM) == DEFAULT.name
+        assert served(replace(PROBLEM, batch=512)) == DEFAULT.name
+    assert caplog.text.count("GLIBC_2.99 not found") == 1
+
+
+def test_kernels_of_a_family_that_the_gpu_does_not_run_do_not_stand_in(
+    no_compiler: None, machine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masked = Problem(op="retnet", mask="explicit", dim_qk=64, dim_v=64)
+    policy = H100()
+    wide, narrow = policy.default(masked), policy.on((12, 0)).default(masked)
+    assert (wide.family, narrow.family) == ("sm90", "sm80")
+    made = make_bundle(
+        tmp_path,
+        [BundledPick(problem=masked, candidate=wide, layer="default")],
+        policy="H100",
+        arch="90",
+    )
+    monkeypatch.setattr(dispatch, "probe", lambda device: replace(H200, compute_capability=(12, 0)))
+    with (
+        settings.override(cache_dir=tmp_path / "cache", bundle=made.root),
+        pytest.raises(ToolchainError, match=f"{narrow.name} has to be built"),
+    ):
+        dispatch.kernel_for(masked, policy, device=0)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..codegen.bundle import LAYERS, Bundle, BundledPick
 from ..codegen.problem import Problem
 from .lookup import MAX_DISTANCE, distance
 
 
-def bundled_pick(bundle: Bundle, problem: Problem) -> BundledPick | None:
+def bundled_pick(
+    bundle: Bundle, problem: Problem, *, layers: Sequence[str] = LAYERS
+) -> BundledPick | None:
     """The pick that serves a problem, or None where none of its class does.
 
     Layers answer in their order. Within one, the very bucket serves, else the nearest by
     :func:`~.lookup.distance`, ties in the order of the index; the default serves whatever the distance.
+
+    Args:
+        bundle: where to look.
+        problem: as called.
+        layers: that may answer.
     """
     wanted = problem.bucketed()
-    for layer in LAYERS:
+    for layer in layers:
         bound = float("inf") if layer == "default" else MAX_DISTANCE
         best: tuple[float, BundledPick] | None = None
         for pick in bundle.picks:

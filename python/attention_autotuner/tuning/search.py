@@ -74,8 +74,8 @@ def tune(
     Raises:
         TypeError: both ``problem`` and fields are given, or a field does not exist.
         UnsupportedProblemError: the problem is outside what kernels here solve.
-        UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none of
-            its kernels.
+        UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none
+            of its kernels.
         NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
     """
