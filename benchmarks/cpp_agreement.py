@@ -31,11 +31,8 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.problem import Problem, of_shape
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
-from attention_autotuner.codegen.toolchain import (
-    Toolchain,
-    clean_environment,
-    find_toolchain,
-)
+from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
+from attention_autotuner.codegen.tools import run_tool
 from attention_autotuner.codegen.wheels import wheel_roots
 from attention_autotuner.errors import (
     AttentionAutotunerError,
@@ -128,7 +125,7 @@ def configure(folder: Path, toolchain: Toolchain, *options: str) -> None:
         f"-DCMAKE_CUDA_COMPILER={toolchain.nvcc}",
         f"-DCMAKE_CUDA_FLAGS={' '.join(toolchain.cuda_flags)}",
     ]
-    _run_tool([*command, *options])
+    _run(*command, *options)
 
 
 def build_programs(folder: Path, toolchain: Toolchain) -> Path:
@@ -145,21 +142,12 @@ def build_programs(folder: Path, toolchain: Toolchain) -> Path:
         ToolchainError: they do not configure or compile; the message ends with the tools' own words.
     """
     configure(folder, toolchain)
-    _run_tool([toolchain.ninja, "-C", folder])
+    _run(toolchain.ninja, "-C", folder)
     return folder / "benchmarks" / "cpp"
 
 
-def _run_tool(command: Sequence[str | Path]) -> None:
-    done = subprocess.run(
-        command,
-        env=clean_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+def _run(*command: str | Path) -> None:
+    done = run_tool(command)
     if done.returncode != 0:
         raise ToolchainError(f"the C++ benchmarks do not build: {done.stdout[-3000:]}")
 

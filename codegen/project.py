@@ -17,7 +17,8 @@ from .files import store_errors
 from .identity import digest16
 from .render import include_root
 from .store import Store
-from .toolchain import Toolchain, clean_environment
+from .toolchain import Toolchain
+from .tools import clean_environment, run_tool
 
 _DETECTED = ("CMakeCUDACompiler.cmake", "CMakeSystem.cmake")
 _CONFIGURE_SECONDS = 600.0
@@ -55,7 +56,7 @@ class Project:
 
     def environment(self) -> dict[str, str]:
         """The environment for CMake, Ninja and what they start."""
-        return {**clean_environment(), "TMPDIR": str(self.temporary)}
+        return clean_environment(self.temporary)
 
 
 def _python() -> str:
@@ -101,20 +102,7 @@ def _command(
 
 
 def _run_cmake(command: Sequence[str], project: Project) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(
-            command,
-            env=project.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_CONFIGURE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"cannot run {command[0]}: {error}") from error
+    return run_tool(command, seconds=_CONFIGURE_SECONDS, temporary=project.temporary)
 
 
 def _detection_folder(store: Store, toolchain: Toolchain) -> Path:

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..arch.probe import cuda_driver
 from ..errors import ToolchainError, UnsupportedArchitectureError
 from ..settings import Settings, current
 from .cutlass import find_cutlass
+from .tools import run_tool
 from .wheels import (
     INSTALL_WHEELS,
     MERGED_FLAGS,
@@ -40,34 +40,6 @@ MIN_NVCC = (12, 0)  # the first release that knows sm_89 and sm_90 alike
 MIN_CMAKE = (3, 24)  # the cmake_minimum_required of templates/cmake
 _INSTALL_NVCC = f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run {INSTALL_WHEELS}"
 _PROBE_SECONDS = 60.0
-
-# Variables that would change a build behind the back of its digest.
-_UNWANTED = frozenset(
-    {
-        "CFLAGS",
-        "CXXFLAGS",
-        "CUDAARCHS",
-        "CUDACXX",
-        "CUDAFLAGS",
-        "CUDAHOSTCXX",
-        "LDFLAGS",
-        "MAKEFLAGS",
-        "NINJA_STATUS",
-        "NVCC_APPEND_FLAGS",
-        "NVCC_CCBIN",
-        "NVCC_PREPEND_FLAGS",
-    }
-)
-
-
-def clean_environment() -> dict[str, str]:
-    """The process environment for build tools: no flags from outside, messages in English."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _UNWANTED and not name.startswith("CMAKE_")
-    }
-    return {**kept, "LC_ALL": "C"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,22 +95,9 @@ def _probe(*command: str | Path) -> str:
     Raises:
         ToolchainError: it cannot be run or fails.
     """
-    shown = " ".join(map(str, command))
-    try:
-        done = subprocess.run(
-            command,
-            env=clean_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_PROBE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"cannot run `{shown}`: {error}") from error
+    done = run_tool(command, seconds=_PROBE_SECONDS)
     if done.returncode != 0:
+        shown = " ".join(map(str, command))
         raise ToolchainError(
             f"`{shown}` failed with status {done.returncode}: {done.stdout[-500:]}"
         )

@@ -12,7 +12,8 @@ from typing import Any
 
 from attention_autotuner import abi
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.toolchain import Toolchain, clean_environment
+from attention_autotuner.codegen.toolchain import Toolchain
+from attention_autotuner.codegen.tools import clean_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "build" / "cpp"

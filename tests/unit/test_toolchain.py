@@ -16,7 +16,6 @@ from attention_autotuner import settings
 from attention_autotuner.codegen import cutlass, toolchain, wheels
 from attention_autotuner.codegen.cutlass import PINNED_VERSION, find_cutlass
 from attention_autotuner.codegen.toolchain import (
-    clean_environment,
     find_cmake,
     find_disassembler,
     find_host_cxx,
@@ -24,6 +23,7 @@ from attention_autotuner.codegen.toolchain import (
     find_nvcc,
     find_toolchain,
 )
+from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12, check_wheels
 from attention_autotuner.errors import ToolchainError, UnsupportedArchitectureError
 from attention_autotuner.settings import Settings

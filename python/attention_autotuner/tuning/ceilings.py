@@ -24,8 +24,9 @@ from ..codegen.identity import digest16
 from ..codegen.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
 from ..codegen.render import include_closure, include_root
 from ..codegen.store import Store
-from ..codegen.toolchain import Toolchain, clean_environment
-from ..errors import BuildError
+from ..codegen.toolchain import Toolchain
+from ..codegen.tools import run_tool
+from ..errors import BuildError, ToolchainError
 from .ceilings_worker import GO_ON_IN_ANOTHER
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
@@ -126,21 +127,9 @@ def _compile(source: Path, library: Path, target: BuildTarget, toolchain: Toolch
     command += ["-Xlinker=-z,defs,--exclude-libs,ALL,--gc-sections", source, "-o", library]
     with tempfile.TemporaryDirectory(prefix="attention_autotuner_") as folder:
         try:
-            done = subprocess.run(
-                command,
-                env={**clean_environment(), "TMPDIR": folder},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=COMPILE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise BuildError(
-                f"cannot compile {source.name} with {toolchain.nvcc}: {error}"
-            ) from error
+            done = run_tool(command, seconds=COMPILE_SECONDS, temporary=Path(folder))
+        except ToolchainError as error:
+            raise BuildError(f"{source.name} does not compile: {error}") from error
     if done.returncode != 0:
         raise BuildError(
             f"{source.name} does not compile for {target.arch}: {done.stdout[-LOG_CHARACTERS:]}"

@@ -1,0 +1,76 @@
+"""Running the tools of a build: without flags from outside, and with all that they print kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import ToolchainError
+
+# Variables that would change a build behind the back of its digest.
+_UNWANTED = frozenset(
+    {
+        "CFLAGS",
+        "CXXFLAGS",
+        "CUDAARCHS",
+        "CUDACXX",
+        "CUDAFLAGS",
+        "CUDAHOSTCXX",
+        "LDFLAGS",
+        "MAKEFLAGS",
+        "NINJA_STATUS",
+        "NVCC_APPEND_FLAGS",
+        "NVCC_CCBIN",
+        "NVCC_PREPEND_FLAGS",
+    }
+)
+
+
+def clean_environment(temporary: Path | None = None) -> dict[str, str]:
+    """The process environment for build tools: no flags from outside, messages in English.
+
+    Args:
+        temporary: folder for their temporary files, if not the system's.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _UNWANTED and not name.startswith("CMAKE_")
+    }
+    if temporary is not None:
+        kept["TMPDIR"] = str(temporary)
+    return {**kept, "LC_ALL": "C"}
+
+
+def run_tool(
+    command: Sequence[str | Path], *, seconds: float | None = None, temporary: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a tool to its end, in :func:`clean_environment`.
+
+    Args:
+        command: the tool and its arguments.
+        seconds: how long it may take; None is without end.
+        temporary: see :func:`clean_environment`.
+
+    Returns:
+        Its status, and in ``stdout`` what it printed on both streams.
+
+    Raises:
+        ToolchainError: it cannot be started, or did not end in time.
+    """
+    try:
+        return subprocess.run(
+            command,
+            env=clean_environment(temporary),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"cannot run {command[0]}: {error}") from error
