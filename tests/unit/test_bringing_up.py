@@ -12,6 +12,7 @@ from attention_autotuner import settings
 from attention_autotuner.arch import H100, measured_specs, resolution, resolve
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.codegen.outcome import BuildFailed, Infeasible, Ok, Outcome, Wrong
+from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import sweep
 from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_ceilings
@@ -187,6 +188,44 @@ def test_what_is_measured_is_not_measured_again_unless_asked(here: Settings) -> 
     third = bring_up(machine, FEW, here, again=True)
     assert statuses(third) == ["measured"] * len(FEW)
     assert len(machine.measured) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
+    here: Settings, tmp_path: Path
+) -> None:
+    machine = FakeMachine()
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(StoreError, match=r"cannot write to .*a file/out"):
+        bring_up(machine, FEW, here, output=tmp_path / "a file" / "out")
+    assert machine.measured == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"records": [7]}', '{"records": 7}'])
+def test_damaged_picks_are_said_before_anything_is_measured(
+    here: Settings, tmp_path: Path, text: str
+) -> None:
+    machine = FakeMachine()
+    (tmp_path / "nvidia-h200.json").write_text(text)
+    with pytest.raises(RecordError, match=r"nvidia-h200\.json are damaged"):
+        bring_up(machine, FEW, here, output=tmp_path)
+    assert machine.measured == []
+    assert (tmp_path / "nvidia-h200.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [("user", "policy", "V100"), ("user", "schema", 7), ("report", "ceilings", [])],
+)
+def test_what_an_earlier_run_left_damaged_is_measured_again(
+    here: Settings, name: str, field: str, value: object
+) -> None:
+    machine = FakeMachine()
+    first = bring_up(machine, FEW, here)
+    user = measured_specs.user_path(here.cache_dir, H200.name)
+    path = user if name == "user" else first.files["report"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    assert not bring_up(machine, FEW, here).reused
+    assert bring_up(machine, FEW, here).reused
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_next_run_goes_on(here: Settings) -> None:

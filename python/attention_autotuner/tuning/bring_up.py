@@ -7,6 +7,7 @@ kept in the cache, and written as files that can be put into the package.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +33,7 @@ from .environment import Environment, collect
 from .lookup import slug
 from .pipeline import LocalPipeline, SweepPipeline
 from .records import RecordStore
-from .shipping import ship
+from .shipping import ship, shipped
 from .spec_measuring import keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
 from .sweep_plan import Plan, make_plan
@@ -239,6 +240,7 @@ def bring_up(
     Raises:
         UnsupportedArchitectureError: there is no GPU, or it is older than 8.0.
         ToolchainError, BuildError, StoreError: the compiler is missing or fails; a folder cannot be written.
+        RecordError: the picks that the folder holds are damaged; nothing was measured.
     """
     start = time.monotonic()
     seconds: dict[str, float] = {}
@@ -246,10 +248,10 @@ def bring_up(
     described = from_properties(properties)
     environment = machine.environment()
     folder = output or settings.cache_dir / FOLDER / slug(properties.name)
+    _check_folder(folder, properties.name)
     kept = None if again else _kept(properties, environment, folder, settings)
     if kept is not None:
-        measured, ceilings = kept
-        policy = policy_with(measured)
+        measured, ceilings, policy = kept
     else:
         ceilings = _measure_ceilings(machine, properties, ceiling_seconds, tell)
         measured = measured_spec(described, properties, ceilings, environment)
@@ -324,11 +326,21 @@ def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
     }
 
 
+def _check_folder(folder: Path, gpu_name: str) -> None:
+    """Refuse a folder that the files could not be written to, before minutes are spent on what goes into them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error}") from error
+    shipped(folder, gpu_name)
+
+
 def _write(result: BroughtUp, folder: Path) -> None:
     """Write the files: the spec for ``arch/measured``, the picks for ``tuned``, properties, and the report."""
     paths = result.files
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomic(paths["spec"], _text(result.measured.to_json()))
         write_atomic(paths["properties"], _text(asdict(result.properties)))
         settled = [] if result.sweep is None else result.sweep.settled
@@ -352,7 +364,7 @@ def _text(value: Mapping[str, Any]) -> str:
 
 def _kept(
     properties: DeviceProperties, environment: Environment, folder: Path, settings: Settings
-) -> tuple[MeasuredSpec, Ceilings] | None:
+) -> tuple[MeasuredSpec, Ceilings, Policy] | None:
     """What an earlier run measured on this GPU under this driver, if its spec and its report are both here."""
     path = measured_specs.user_path(settings.cache_dir, properties.name)
     report = _files(folder, properties.name)["report"]
@@ -360,13 +372,14 @@ def _kept(
         return None
     try:
         measured = measured_specs.read(path)
+        policy = policy_with(measured)
         said = json.loads(report.read_text(encoding="utf-8"))
         ceilings = {name: _ceiling(data) for name, data in said["ceilings"].items()}
-    except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError):
+    except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: measured again, and replaced
     same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
     whole = all(isinstance(found, Ceiling) for found in ceilings.values())
-    return (measured, ceilings) if same and whole else None
+    return (measured, ceilings, policy) if same and whole else None
 
 
 def _ceiling(data: Mapping[str, Any]) -> Ceiling | Outcome:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..errors import RecordError
 from .lookup import slug
 from .record_schema import TuningRecord, is_present
 from .shipped import write_shipped
@@ -46,8 +47,11 @@ def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
     path = folder / f"{slug(gpu_name)}.json"
     if not path.is_file():
         return []
-    documents = json.loads(path.read_text(encoding="utf-8"))["records"]
-    return [TuningRecord.from_json(each) for each in documents if is_present(each)]
+    try:
+        documents = json.loads(path.read_text(encoding="utf-8"))["records"]
+        return [TuningRecord.from_json(each) for each in documents if is_present(each)]
+    except (RecordError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RecordError(f"the shipped records {path} are damaged: {error}") from error
 
 
 def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
