@@ -309,8 +309,14 @@ Graph::Graph(Stream const& stream, std::function<void()> const& work)
     : handle_(nullptr, [](void* held) { static_cast<void>(cudaGraphExecDestroy(cudaGraphExec_t(held))); }) {
   auto const on = cudaStream_t(stream.handle());
   require(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal), "begin a graph");
-  work();
   cudaGraph_t graph = nullptr;
+  try {
+    work();
+  } catch (...) {  // or the stream would go on capturing what is measured next
+    static_cast<void>(cudaStreamEndCapture(on, &graph));
+    if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
+    throw;
+  }
   require(cudaStreamEndCapture(on, &graph), "end a graph");
   cudaGraphExec_t ready = nullptr;
   cudaError_t const status = cudaGraphInstantiate(&ready, graph, 0);

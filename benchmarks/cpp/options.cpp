@@ -1,5 +1,6 @@
 #include "options.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
@@ -13,6 +14,7 @@ struct Shape {
   Problem base;
   std::vector<int64_t> seqlens = {4096};
   std::optional<int64_t> heads_kv, seqlen_k, dim_v;
+  std::string given;  // a flag of these, if there was one
 
   std::vector<Problem> problems() const {
     std::vector<Problem> found;
@@ -49,43 +51,48 @@ std::vector<int64_t> list(std::string const& flag, std::string const& text) {
 }
 
 void add_shape(CommandLine& line, Shape& shape, std::vector<Direction> const& directions) {
-  auto const number = [&line](char const* name, char const* help, auto store) {
-    line.flag(name, "N", help, [=](std::string const& text) { store(positive(name, text)); });
+  auto const flag = [&line, &shape](char const* name, char const* value_name, char const* help, auto take) {
+    line.flag(name, value_name, help, [=, &shape](std::string const& text) {
+      shape.given = name;
+      take(text);
+    });
+  };
+  auto const number = [flag](char const* name, char const* help, auto store) {
+    flag(name, "N", help, [=](std::string const& text) { store(positive(name, text)); });
   };
   Problem& p = shape.base;
   if (directions.size() > 1) {
-    line.flag("--direction", "NAME", "forward (default) or backward",
-              [&p, directions](std::string const& text) { p.direction = one_of("--direction", text, directions); });
+    flag("--direction", "NAME", "forward (default) or backward",
+         [&p, directions](std::string const& text) { p.direction = one_of("--direction", text, directions); });
   }
-  line.flag("--dtype", "NAME", "fp16 (default) or bf16",
-            [&p](std::string const& text) { p.dtype = one_of<DType>("--dtype", text, {DType::kFp16, DType::kBf16}); });
+  flag("--dtype", "NAME", "fp16 (default) or bf16",
+       [&p](std::string const& text) { p.dtype = one_of<DType>("--dtype", text, {DType::kFp16, DType::kBf16}); });
   number("--batch", "sequences (4)", [&p](int64_t value) { p.batch = value; });
   number("--heads", "query heads (16)", [&p](int64_t value) { p.heads_q = value; });
   number("--heads-kv", "key/value heads (as --heads)", [&shape](int64_t value) { shape.heads_kv = value; });
-  line.flag("--seqlen", "N[,N...]", "query rows, one measurement for each (4096)",
-            [&shape](std::string const& text) { shape.seqlens = list("--seqlen", text); });
+  flag("--seqlen", "N[,N...]", "query rows, one measurement for each (4096)",
+       [&shape](std::string const& text) { shape.seqlens = list("--seqlen", text); });
   if (p.op != Op::kRetention) {
     number("--seqlen-k", "key rows (as --seqlen)", [&shape](int64_t value) { shape.seqlen_k = value; });
   }
   number("--dim-qk", "head dim of Q and K (128)", [&p](int64_t value) { p.dim_qk = value; });
   number("--dim-v", "head dim of V (as --dim-qk)", [&shape](int64_t value) { shape.dim_v = value; });
   if (p.op == Op::kAttention) {
-    line.flag("--causal", "", "rows see no key beyond their diagonal", [&p](std::string const&) { p.causal = true; });
-    line.flag("--causal-alignment", "NAME", "bottom_right (default) or top_left", [&p](std::string const& text) {
+    flag("--causal", "", "rows see no key beyond their diagonal", [&p](std::string const&) { p.causal = true; });
+    flag("--causal-alignment", "NAME", "bottom_right (default) or top_left", [&p](std::string const& text) {
       p.causal_alignment = one_of<CausalAlignment>("--causal-alignment", text,
                                                    {CausalAlignment::kBottomRight, CausalAlignment::kTopLeft});
     });
   } else {
-    line.flag("--form", "NAME", "of forward: auto (default), parallel, chunkwise or recurrent",
-              [&p](std::string const& text) {
-                p.form =
-                    one_of<Form>("--form", text, {Form::kAuto, Form::kParallel, Form::kChunkwise, Form::kRecurrent});
-              });
+    flag("--form", "NAME", "of forward: auto (default), parallel, chunkwise or recurrent",
+         [&p](std::string const& text) {
+           p.form = one_of<Form>("--form", text, {Form::kAuto, Form::kParallel, Form::kChunkwise, Form::kRecurrent});
+         });
   }
-  line.flag("--alignment-bytes", "N", "16 (default), or 2 for tensors off 16-byte alignment",
-            [&p](std::string const& text) { p.alignment_bytes = positive("--alignment-bytes", text); });
-  line.flag("--deterministic", "", "of backward: kernels whose results agree bit for bit only",
-            [&p](std::string const&) { p.deterministic = true; });
+  flag("--alignment-bytes", "N", "16 (default), or 2 for tensors off 16-byte alignment",
+       [&p](std::string const& text) { p.alignment_bytes = positive("--alignment-bytes", text); });
+  flag("--deterministic", "", "of backward: kernels whose results agree bit for bit only",
+       [&p](std::string const&) { p.deterministic = true; });
 }
 
 void add_common(CommandLine& line, Options& options, std::vector<std::string>& documents) {
@@ -96,7 +103,8 @@ void add_common(CommandLine& line, Options& options, std::vector<std::string>& d
   line.flag("--every-pick", "",
             "measure every pick of the bundle, each on its own problem, instead of those named below",
             [&options](std::string const&) { options.every_pick = true; });
-  line.flag("--problem-json", "JSON", "a problem as the index of a bundle has it; may be repeated, replaces the sizes",
+  line.flag("--problem-json", "JSON",
+            "a problem as the index of a bundle has it, instead of its sizes; may be repeated",
             [&documents](std::string const& text) { documents.push_back(text); });
 }
 
@@ -193,10 +201,13 @@ bool parse_options(int count, char const* const* arguments, char const* program,
   if (options.every_pick && (options.bundle.empty() || !documents.empty())) {
     throw UsageError("--every-pick needs --bundle and takes no --problem-json");
   }
+  if (!shape.given.empty() && (options.every_pick || !documents.empty())) {
+    throw UsageError(shape.given + " names a problem by its sizes, " +
+                     (options.every_pick ? "--every-pick takes those of the bundle" : "--problem-json has them all"));
+  }
   if (options.every_pick) return false;
   try {
-    options.problems = shape.problems();
-    if (!documents.empty()) options.problems.clear();
+    if (documents.empty()) options.problems = shape.problems();
     for (std::string const& document : documents) options.problems.push_back(Problem::from_json(document));
     for (Problem const& problem : options.problems) {
       problem.check();

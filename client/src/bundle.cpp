@@ -25,6 +25,11 @@ std::string read_file(fs::path const& path) {
   return content.str();
 }
 
+// In words: PTX is compiled again for newer GPUs, machine code of 90a is for that capability alone.
+std::string built_for(BundledKernel const& kernel) {
+  return "sm_" + kernel.target_arch + (kernel.target_ptx ? " and newer" : "");
+}
+
 // An index must not name files outside its bundle.
 fs::path inside(fs::path const& folder, std::string const& relative) {
   fs::path const path(relative);
@@ -129,11 +134,15 @@ struct Bundle::State {
 
 Bundle::Bundle(std::string const& folder, Options options) : state_(std::make_shared<State>()) {
   fs::path const index = fs::path(folder) / "index.json";
-  if (!fs::exists(index)) {
-    throw BundleError("there is no bundle at " + folder +
-                      ": index.json is missing (`attention-autotuner export --output DIR` writes one)");
+  std::error_code unknown;
+  if (!fs::exists(index, unknown)) {
+    std::string const reason =
+        unknown ? "index.json cannot be looked for: " + unknown.message() : "index.json is missing";
+    throw BundleError("there is no bundle at " + folder + ": " + reason +
+                      " (`attention-autotuner export --output DIR` writes one)");
   }
-  state_->folder = fs::absolute(folder).string();
+  state_->folder = fs::absolute(folder, unknown).string();
+  if (unknown) throw BundleError("the folder of " + folder + " is not known: " + unknown.message());
   try {
     state_->read(json::parse(read_file(index)));
   } catch (json::ParseError const& error) {
@@ -182,7 +191,7 @@ Kernel Bundle::kernel(Pick const& pick) const {
   }
   BundledKernel const& entry = kernels()[pick.kernel];
   check_library(entry, false);
-  return state_->loaded.emplace(pick.kernel, Kernel::open(entry.library, entry.name)).first->second;
+  return state_->loaded.emplace(pick.kernel, Kernel::open(entry.library, entry.name, built_for(entry))).first->second;
 }
 
 }  // namespace attention_autotuner

@@ -9,7 +9,7 @@
 namespace attention_autotuner {
 
 struct Kernel::State {
-  std::string path;
+  std::string path, built_for;
   KernelInfo info;
   decltype(&attention_autotuner_prepare) prepare = nullptr;
   decltype(&attention_autotuner_workspace_bytes) workspace_bytes = nullptr;
@@ -47,7 +47,7 @@ KernelInfo read_info(decltype(&attention_autotuner_get_kernel_info) get, std::st
 
 }  // namespace
 
-Kernel Kernel::open(std::string const& file, std::string const& expected_name) {
+Kernel Kernel::open(std::string const& file, std::string const& expected_name, std::string const& built_for) {
   std::string const library = std::filesystem::absolute(file).string();  // or a bare name would be searched for
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
@@ -62,6 +62,7 @@ Kernel Kernel::open(std::string const& file, std::string const& expected_name) {
   }
   auto state = std::make_shared<State>();
   state->path = library;
+  state->built_for = built_for;
   bind(state->prepare, handle, library, "attention_autotuner_prepare");
   bind(state->workspace_bytes, handle, library, "attention_autotuner_workspace_bytes");
   bind(state->launch, handle, library, "attention_autotuner_launch");
@@ -104,8 +105,10 @@ void Kernel::launch_with(void const* params, void* workspace, void* stream, int 
 void Kernel::raise_for_status(int32_t status, char const* action) const {
   if (status == ATTENTION_AUTOTUNER_OK) return;
   char const* const reason = state_->status_string(status);
+  bool const of_device = status == ATTENTION_AUTOTUNER_BAD_DEVICE && !state_->built_for.empty();
   throw LaunchError("cannot " + std::string(action) + ": " + (reason ? reason : "no reason given") + " (status " +
-                        std::to_string(status) + ", kernel " + info().name + ")",
+                        std::to_string(status) + ", kernel " + info().name +
+                        (of_device ? ", built for " + state_->built_for : "") + ")",
                     status);
 }
 

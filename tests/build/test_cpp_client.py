@@ -348,6 +348,9 @@ def test_a_missing_bundle_says_what_writes_one(pick: Path, tmp_path: Path) -> No
     done = ask(pick, "--bundle", tmp_path)
     assert done.returncode == 1
     assert "attention-autotuner export" in done.stderr
+    done = ask(pick, "--bundle", "x" * 300)
+    assert done.returncode == 1
+    assert "index.json cannot be looked for: File name too long" in done.stderr
 
 
 def load(pick: Path, bundle: Path, *more: str) -> str:

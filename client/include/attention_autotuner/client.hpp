@@ -192,8 +192,10 @@ struct KernelInfo {
 // it.
 class Kernel {
  public:
-  // Loads a library; an expected name, where given, must be the kernel's own.
-  static Kernel open(std::string const& library, std::string const& expected_name = "");
+  // Loads a library; an expected name, where given, must be the kernel's own. What it was built for, where given, is
+  // told to who prepares it on a device that cannot run it.
+  static Kernel open(std::string const& library, std::string const& expected_name = "",
+                     std::string const& built_for = "");
 
   KernelInfo const& info() const;
   std::string const& path() const;
@@ -202,7 +204,7 @@ class Kernel {
   // second time; must not run under graph capture.
   void prepare(int device) const;
 
-  // Bytes of device memory, of any content and aligned to 256, that launch() needs for these params.
+  // Bytes of device memory, of any content and aligned to 16, that launch() needs for these params.
   template <typename Params>
   size_t workspace_bytes(Params const& params) const {
     check_params(ParamsOf<Params>::kOp, ParamsOf<Params>::kDirection);
@@ -236,7 +238,7 @@ struct BundledKernel {
   int64_t library_bytes = 0;
   std::string digest;         // identity of the artifact
   std::string kernel_digest;  // identity of its source, whatever compiled it
-  std::string target_arch;    // compute capability that it was built for, e.g. "90"
+  std::string target_arch;    // compute capability that it was built for, e.g. "80", or "90a": that one alone
   bool target_ptx = false;    // whether newer GPUs can run it
 };
 
