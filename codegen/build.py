@@ -262,7 +262,7 @@ def _compile(
             own = batch.target.of_family(kernel.candidate.family)
             if own != batch.target:
                 architecture = batch.project.sources / f"{name}.architecture"
-                architecture.write_text(own.cmake_architecture, encoding="ascii")
+                architecture.write_text(f"{own.cmake_architecture}\n", encoding="ascii")
     at_once = job_count(len(misses), jobs)
     configure(
         batch.project,

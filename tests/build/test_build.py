@@ -463,6 +463,9 @@ def test_cmake_alone_builds_a_folder_of_kernels(
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "plain.cu").write_text(_trivial("plain").text)
+    demand = "#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)\n#error 90a\n#endif\n"
+    (sources / "own.cu").write_text(demand + _trivial("own").text)
+    (sources / "own.architecture").write_text("90a-real\n")
     configured = subprocess.run(
         [
             toolchain.cmake, "-G", "Ninja", "-S", repository, "-B", tmp_path / "build",
@@ -474,4 +477,5 @@ def test_cmake_alone_builds_a_folder_of_kernels(
     )  # fmt: skip
     assert configured.returncode == 0, configured.stdout + configured.stderr
     subprocess.run([toolchain.ninja, "-C", tmp_path / "build"], check=True, capture_output=True)
-    ctypes.CDLL(str(tmp_path / "build" / "plain.so"))
+    for name in ("plain", "own"):
+        ctypes.CDLL(str(tmp_path / "build" / f"{name}.so"))

@@ -197,6 +197,21 @@ def test_render_prints_what_the_library_renders(capsys: Capture, tmp_path: Path)
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
+def test_render_says_what_a_kernel_of_one_architecture_is_compiled_for(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    masked = ["--op", "retnet", "--device-type", "H100", "--dim-qk", "64"]
+    said = run_json(capsys, "render", *masked, "--default", "--output", str(tmp_path))
+    (kernel,) = said["kernels"]
+    assert kernel["architecture"] == "90a-real"
+    assert Path(kernel["file"]).with_suffix(".architecture").read_text() == "90a-real\n"
+    assert main(["render", *masked, "--default", "--output", str(tmp_path)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 2
+    said = run_json(capsys, "render", *SMALL, "--output", str(tmp_path / "out"))
+    assert said["kernels"][0]["architecture"] is None
+    assert [each.suffix for each in (tmp_path / "out").iterdir()] == [".cu"]
+
+
 def test_render_to_a_place_that_cannot_be_written_says_so(capsys: Capture, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     said = run_json(capsys, "render", *SMALL, "--output", str(tmp_path / "file"), status=1)

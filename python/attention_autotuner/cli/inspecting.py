@@ -11,6 +11,7 @@ from typing import Any
 
 from ..arch import Policy, Rejection
 from ..arch.resources import smem_bytes
+from ..codegen.artifact import BuildTarget
 from ..codegen.candidate import Candidate
 from ..codegen.files import write_atomic
 from ..codegen.render import kernel_digest, render
@@ -116,7 +117,10 @@ def register_render(commands: Commands) -> None:
     add_problem(parser)
     add_choice(parser)
     parser.add_argument(
-        "--output", type=Path, metavar="FOLDER", help="write <name>.cu files instead of printing"
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one",
     )
     add_json(parser)
     parser.set_defaults(run=run_render)
@@ -126,13 +130,25 @@ def run_render(arguments: argparse.Namespace) -> int:
     """Print or write rendered kernels."""
     problem, policy = problem_of(arguments), policy_of(arguments)
     kernels = [render(candidate) for candidate, _ in chosen(arguments, problem, policy)]
+    target = BuildTarget(arch=policy.build_arch)
+    own = {
+        kernel.name: mine.cmake_architecture
+        for kernel in kernels
+        if (mine := target.of_family(kernel.candidate.family)) != target
+    }
     files: dict[str, str] = {}
+    written: list[str] = []
     if arguments.output is not None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         for kernel in kernels:
             path = arguments.output / f"{kernel.name}.cu"
             write_atomic(path, kernel.text)
             files[kernel.name] = str(path)
+            written.append(str(path))
+            if kernel.name in own:  # the CMake project compiles it for that
+                beside = path.with_suffix(".architecture")
+                write_atomic(beside, own[kernel.name] + "\n")
+                written.append(str(beside))
     if arguments.json:
         print_json(
             {
@@ -142,15 +158,16 @@ def run_render(arguments: argparse.Namespace) -> int:
                         "name": kernel.name,
                         "kernel_digest": kernel_digest(kernel),
                         "file": files.get(kernel.name),
+                        "architecture": own.get(kernel.name),
                         "text": kernel.text,
                     }
                     for kernel in kernels
                 ],
             }
         )
-    elif files:
-        for path in files.values():
-            print_line(path)
+    elif written:
+        for each in written:
+            print_line(each)
     else:
         sys.stdout.write("\n".join(kernel.text for kernel in kernels))
     return 0
