@@ -14,6 +14,7 @@ import torch
 from attention_autotuner import dispatch, loader
 from attention_autotuner.arch import naming
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.errors import NotWarmError
 from attention_autotuner.ops import launch
 from tests.gradients import forget_plans
 
@@ -41,6 +42,19 @@ class Desk:
         function = getattr(ctypes.CDLL(str(self.kernels[direction].path)), f"fake_{name}")
         function.restype = result
         return function()
+
+
+@contextmanager
+def closed_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Dispatch has no kernel ready, and the call must have said that it cannot wait for one."""
+
+    def refuse(*arguments: Any, must_be_warm: bool, **options: Any) -> loader.LoadedKernel:
+        assert must_be_warm
+        raise NotWarmError("call it once outside graph capture")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatch, "kernel_for", refuse)
+        yield
 
 
 @contextmanager

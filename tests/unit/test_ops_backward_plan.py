@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import abi, dispatch, loader, settings
+from attention_autotuner import abi, dispatch, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.ops import attention_plan, launch
 from attention_autotuner.reference import attention
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, open_desk
+from tests.desk import CPU, STREAM, Desk, closed_desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -353,16 +353,9 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-    def refuse(*arguments: Any, must_be_warm: bool, **options: Any) -> loader.LoadedKernel:
-        assert must_be_warm
-        raise NotWarmError("call it once outside graph capture")
-
     call = Call()
-    with monkeypatch.context() as patched:
-        patched.setattr(dispatch, "kernel_for", refuse)
-        with pytest.raises(NotWarmError):
-            call()
+    with closed_desk(monkeypatch), pytest.raises(NotWarmError):
+        call()
     assert not attention_plan._backward_plans
     assert desk.said("launch_count", direction="backward") == 0
     call()

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import abi, dispatch, loader, settings
+from attention_autotuner import abi, dispatch, settings
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.ops import attention_plan, launch, library
 from attention_autotuner.reference import attention_low, attention_naive, check
-from tests.desk import CPU, STREAM, Desk, open_desk
+from tests.desk import CPU, STREAM, Desk, closed_desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -238,16 +238,9 @@ def test_capture_is_passed_on_and_a_cold_call_leaves_nothing(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-
-    def refuse(*arguments: Any, must_be_warm: bool, **options: Any) -> loader.LoadedKernel:
-        assert must_be_warm
-        raise NotWarmError("call it once outside graph capture")
-
     tensors = make()
-    with monkeypatch.context() as patched:
-        patched.setattr(dispatch, "kernel_for", refuse)
-        with pytest.raises(NotWarmError):
-            run(tensors)
+    with closed_desk(monkeypatch), pytest.raises(NotWarmError):
+        run(tensors)
     assert not attention_plan._forward_plans
     assert desk.said("launch_count") == 0
     run(tensors)
