@@ -20,6 +20,7 @@ from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from benchmarks import class_search
+from tests.searching import FakeBuilt
 
 SHORT = Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
 LONG = replace(SHORT, seqlen_q=4096, seqlen_k=4096, causal=True)
@@ -28,12 +29,6 @@ POLICY = H100()
 GPU = Environment(
     gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0", nvcc="13.0.88"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class FakeBuilt:
-    path: Path
-    report: CompilerReport
 
 
 @dataclass

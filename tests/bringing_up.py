@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from attention_autotuner.arch import DeviceProperties, Policy
 from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
 from attention_autotuner.tuning.environment import Environment
@@ -71,19 +71,9 @@ class FakeSweepPipeline(FakePipeline):
             self._building -= 1
             return super().build(kernels, progress)
 
-    def measure(
-        self,
-        problem: Problem,
-        built: dict[str, Built],
-        *,
-        budget_seconds: float,
-        keep: Collection[str],
-        on_round: Callable[[int, list[str]], None],
-    ) -> tuple[list[Timing], bool]:
+    def measure(self, *arguments: Any, **options: Any) -> tuple[list[Timing], bool]:
         self.raced_while_building += self._building > 0
-        return super().measure(
-            problem, built, budget_seconds=budget_seconds, keep=keep, on_round=on_round
-        )
+        return super().measure(*arguments, **options)
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         self.asked.append([doubt.pick[0] for doubt in doubts])
