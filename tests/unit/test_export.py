@@ -17,7 +17,7 @@ from attention_autotuner.cli import doctor, exporting, main
 from attention_autotuner.codegen import installed
 from attention_autotuner.codegen.bundle import open_bundle
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.codegen.outcome import BuildFailed, Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.store import Store
@@ -36,14 +36,13 @@ from attention_autotuner.exports import (
 from attention_autotuner.picks import Layers
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
-    CandidateEntry,
-    Measurement,
     TuningRecord,
     space_digest,
     space_schema,
 )
 from attention_autotuner.version import __version__
 from tests.bundling import publish
+from tests.measured import entry
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 POLICY = A100()
@@ -55,18 +54,11 @@ def record(problem: Problem, gpu_name: str) -> TuningRecord:
     environment = Environment(gpu_name=gpu_name, num_sms=108, driver="550.54")
     default = POLICY.default(problem)
     entries = [
-        CandidateEntry(
-            candidate=candidate,
+        entry(
+            candidate,
+            median,
+            environment=environment.digest,
             kernel_digest=kernel_digest(render(candidate)),
-            outcome=Ok(),
-            measurement=Measurement(
-                candidate_name=candidate.name,
-                median_us=median,
-                spread_us=0.1,
-                samples=30,
-                ratio_to_best=median / 90.0,
-                environment=environment.digest,
-            ),
             estimate_us=80.0,
         )
         for candidate, median in ((OTHER, 90.0), (default, 120.0))

@@ -16,7 +16,6 @@ from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.cli import main
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Ok
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.errors import RecordError
@@ -33,8 +32,6 @@ from attention_autotuner.tuning.predicted import (
     spec_digest,
 )
 from attention_autotuner.tuning.record_schema import (
-    CandidateEntry,
-    Measurement,
     TuningRecord,
     space_digest,
     space_schema,
@@ -43,6 +40,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
 from tests.candidates import forward
 from tests.devices import RTX3090
+from tests.measured import entry
 
 POLICY = A100()
 PROBLEM = Problem(batch=8, heads_q=16, heads_kv=16, seqlen_q=2048, seqlen_k=2048)
@@ -242,13 +240,8 @@ def test_a_file_is_read_once(folder: Path) -> None:
 
 
 def record(pick: Candidate) -> TuningRecord:
-    timing = Measurement(
-        candidate_name=pick.name, median_us=99.0, spread_us=0.1, samples=9, ratio_to_best=1.0,
-        environment=GPU.digest,
-    )  # fmt: skip
-    entry = CandidateEntry(
-        candidate=pick, kernel_digest=kernel_digest(render(pick)), outcome=Ok(), measurement=timing
-    )
+    digest = kernel_digest(render(pick))
+    row = entry(pick, 99.0, environment=GPU.digest, kernel_digest=digest)
     return TuningRecord(
         problem=PROBLEM.bucketed(),
         measured_problem=PROBLEM,
@@ -259,7 +252,7 @@ def record(pick: Candidate) -> TuningRecord:
         pick=pick.name,
         default=pick.name,
         confirmed=True,
-        entries=(entry,),
+        entries=(row,),
         environment=GPU,
     )
 
@@ -355,6 +348,22 @@ def test_a_default_that_the_model_may_not_replace_is_explained(folder: Path) -> 
     rows = why.explain(PROBLEM, POLICY, predicted=hit(layer.find(PROBLEM, POLICY)))
     assert rows[0].name == POLICY.default(PROBLEM).name
     assert rows[0].reason.startswith("the policy's default: the cost model knows of no gain")
+
+
+def test_a_prediction_that_is_not_offered_any_more_is_shown_as_what_serves(folder: Path) -> None:
+    class Lesser(A100):
+        """An A100 that offers one tile only."""
+
+        forward_space = replace(A100.forward_space, block_n=(64,))
+
+    policy = Lesser()
+    found = hit(PredictedPicks(folder).find(PROBLEM, policy))
+    assert found.candidate == OWN
+    assert OWN not in policy.legal(PROBLEM)
+    (kept,) = (row for row in why.explain(PROBLEM, policy, None, found) if row.verdict == "kept")
+    assert kept.name == OWN.name
+    assert kept.rank is None
+    assert kept.reason.startswith("predicted, nothing measured yet")
 
 
 # --- the files of the package ---------------------------------------------------------------------

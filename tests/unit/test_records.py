@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.codegen.outcome import BuildFailed, Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import environment as environment_module
@@ -19,13 +19,13 @@ from attention_autotuner.tuning.environment import Environment, collect, parse_s
 from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
 from attention_autotuner.tuning.record_schema import (
     CandidateEntry,
-    Measurement,
     TuningRecord,
     space_digest,
     space_schema,
 )
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
+from tests import measured
 from tests.candidates import forward
 
 H200 = Environment(
@@ -46,22 +46,9 @@ FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 
 
 def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
-    timing = None
-    if us is not None:
-        timing = Measurement(
-            candidate_name=one.name,
-            median_us=us,
-            spread_us=0.5,
-            samples=20,
-            ratio_to_best=us / 100.0,
-            environment=H200.digest,
-        )
-    return CandidateEntry(
-        candidate=one,
-        kernel_digest=f"digest of {one.name}",
-        outcome=outcome or Ok(),
-        measurement=timing,
-        estimate_us=us,
+    digest = f"digest of {one.name}"
+    return measured.entry(
+        one, us, outcome, environment=H200.digest, kernel_digest=digest, estimate_us=us
     )
 
 

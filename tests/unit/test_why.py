@@ -7,41 +7,24 @@ import pytest
 
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
-    CandidateEntry,
-    Measurement,
     TuningRecord,
     space_digest,
     space_schema,
 )
 from attention_autotuner.tuning.why import ORDER, Explanation, explain
 from tests.candidates import forward
+from tests.measured import entry
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024, dim_qk=256)
 POLICY = A100()
 RANKED = [one for one, _ in rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)]
 DEFAULT = POLICY.default(PROBLEM)
 WINNER, LOSER, BROKEN = [one for one in RANKED if one != DEFAULT][:3]
-
-
-def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
-    timing = None
-    if us is not None:
-        timing = Measurement(
-            candidate_name=one.name,
-            median_us=us,
-            spread_us=0.1,
-            samples=30,
-            ratio_to_best=us / 100.0,
-            environment="e",
-        )
-    return CandidateEntry(
-        candidate=one, kernel_digest="k", outcome=outcome or Ok(), measurement=timing
-    )
 
 
 def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
