@@ -95,7 +95,7 @@ class Environment:
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """:attr:`compute_capability` as numbers."""
+        """The compute capability as numbers, where a GPU was there."""
         if self.compute_capability is None:
             return None
         major, minor = self.compute_capability.split(".")
