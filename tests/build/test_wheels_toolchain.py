@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attention_autotuner.codegen.toolchain import find_nvcc
 from attention_autotuner.codegen.wheels import WHEELS, check_wheels
+from tests.wheel_compilers import download, run_alone
 
 pytestmark = pytest.mark.build
 
@@ -38,19 +35,7 @@ print(json.dumps({"nvcc": str(tools.nvcc), "path": str(getattr(built, "path", ""
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the compiler's wheels and nothing else."""
     target = tmp_path_factory.mktemp("wheels")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--target",
-        str(target),
-    ]
-    done = subprocess.run([*command, *WHEELS], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"pip cannot download the compiler: {done.stderr.strip()[-300:]}")
+    download(WHEELS, target)
     return target
 
 
@@ -63,19 +48,6 @@ def test_wheels_make_a_whole_compiler(wheels: Path) -> None:
 
 
 def test_wheels_alone_compile_a_kernel(wheels: Path, tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
-    env["PATH"] = "/usr/bin:/bin"
-    env["PYTHONPATH"] = str(wheels)
-    for name in ("nvcc", "ptxas", "cicc"):
-        assert not any((Path(folder) / name).exists() for folder in env["PATH"].split(":"))
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path / "cache"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = run_alone(SCRIPT, wheels, tmp_path / "cache")
     assert Path(result["nvcc"]).is_relative_to(wheels)
     assert Path(result["path"]).is_file(), result["why"]

@@ -6,14 +6,13 @@ import ctypes
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from attention_autotuner import abi
 from attention_autotuner.codegen.wheels import WHEELS_CU12
+from tests.wheel_compilers import download, run_alone
 
 pytestmark = pytest.mark.build
 
@@ -56,33 +55,17 @@ def wheels(repository: Path) -> Path:
         return target
     target.parent.mkdir(exist_ok=True)
     partial = target.with_name(f".{target.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
-    done = subprocess.run(
-        [*command, str(partial), *WHEELS_CU12], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"pip cannot download the compiler: {done.stderr.strip()[-300:]}")
+    download(WHEELS_CU12, partial)
     partial.rename(target)
     return target
 
 
 def test_a_driver_of_cuda_12_gets_kernels_of_cuda_12(wheels: Path, tmp_path: Path) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
-    env["PATH"] = "/usr/bin:/bin"
-    env["PYTHONPATH"] = str(wheels)
-    env["ATTENTION_AUTOTUNER_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, tmp_path / "store"],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    cache = tmp_path / "cache"
+    said = run_alone(SCRIPT, wheels, tmp_path / "store", ATTENTION_AUTOTUNER_CACHE_DIR=str(cache))
     assert said["version"].startswith("12.")
     assert said["version"].endswith("+13.0.88")
-    assert Path(said["root"]).parent == tmp_path / "cache" / "toolchains"
+    assert Path(said["root"]).parent == cache / "toolchains"
     for path in said["paths"]:
         library = Path(path)
         record = json.loads((library.parent / "build.json").read_text())
