@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 from attention_autotuner import dispatch
 from attention_autotuner.arch import Policy, detect, probe
 from attention_autotuner.arch.resolution import native_arch
+from attention_autotuner.cli.options import positive
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
@@ -104,7 +106,7 @@ class Agreement:
 
     def to_json(self) -> dict[str, Any]:
         """All of it, with the verdict."""
-        ratio = None if self.ratio != self.ratio else self.ratio  # JSON has no NaN
+        ratio = None if isnan(self.ratio) else self.ratio  # JSON has no NaN
         return {
             **asdict(self),
             "case": self.problem.describe(),
@@ -185,7 +187,7 @@ def run_programs(
         check: hold the outputs against the formula, too.
 
     Raises:
-        ToolchainError: a program ends without a word on its problems.
+        ToolchainError: a program ends without a word on its problems, or does not end.
     """
     found: dict[Problem, dict[str, Any]] = {}
     for name in dict.fromkeys(PROGRAMS[each.op, each.direction] for each in problems):
@@ -197,16 +199,19 @@ def run_programs(
                 command += ["--samples", "0"]
             for problem in mine:
                 command += ["--problem-json", json.dumps(asdict(problem))]
-            done = subprocess.run(
-                command,
-                env=_with_cublas(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=PROGRAM_SECONDS,
-                check=False,
-            )
+            try:
+                done = subprocess.run(
+                    command,
+                    env=_with_cublas(),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    timeout=PROGRAM_SECONDS,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise ToolchainError(f"{name} took more than {error.timeout:g} s") from error
             if not report.is_file():
                 raise ToolchainError(f"{name} ended with {done.returncode}: {done.stdout[-2000:]}")
             results = json.loads(report.read_text(encoding="utf-8"))["results"]
@@ -297,13 +302,14 @@ def picks_of(problems: Sequence[Problem], policy: Policy) -> list[BundledPick]:
 
 
 def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
-    """The document to commit."""
+    """The document to commit; a case without a time leaves no worst ratio."""
     ratios = [each.ratio for each in agreements]
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
     return {
         "schema": SCHEMA,
         "environment": collect(device).to_json(),
         "bar": BAR,
-        "worst_ratio": max(ratios, key=lambda ratio: abs(ratio - 1.0)),
+        "worst_ratio": None if any(isnan(ratio) for ratio in ratios) else worst,
         "passed": all(each.agrees for each in agreements),
         "cases": [each.to_json() for each in agreements],
     }
@@ -313,7 +319,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Build, time by both, compare; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--output", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--repeats", type=int, default=REPEATS, help=f"of both ({REPEATS})")
+    parser.add_argument("--repeats", type=positive, default=REPEATS, help=f"of both ({REPEATS})")
     parser.add_argument("--build-dir", type=Path, help="of the C++ benchmarks; a temporary one")
     options = parser.parse_args(arguments)
     try:

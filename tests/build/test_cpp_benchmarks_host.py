@@ -379,6 +379,20 @@ def test_agreement_is_judged_by_digest_and_time(programs: Path, fake_bundle: Pat
     assert replace(same_time, digest=agreement.cpp_digest).agrees
     assert not replace(same_time, digest=agreement.cpp_digest, cpp_us=(1.04,)).agrees
     assert not replace(same_time, digest=agreement.cpp_digest, error="wrong").agrees
+    untimed = replace(same_time, cpp_us=(), error="wrong")
+    document = report([same_time, untimed, agreement])
+    assert document["worst_ratio"] is None  # a case without a time has none
+    json.dumps(document, allow_nan=False)
+
+
+@pytest.mark.parametrize("repeats", ["0", "-1", "x"])
+def test_agreement_takes_a_positive_number_of_repeats(
+    repeats: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cpp_agreement.main(["--output", str(tmp_path / "x.json"), "--repeats", repeats])
+    assert ended.value.code == 2
+    assert "--repeats" in capsys.readouterr().err
 
 
 def test_the_command_builds_a_bundle_and_writes_its_verdict(
