@@ -184,8 +184,25 @@ def _value(name: str, kind: Any, value: Any) -> Any:
         raise ArchSpecError(f"spec.{name} must be two integers, got {value!r}")
     if kind == "int" and type(value) is not int:
         raise ArchSpecError(f"spec.{name} must be an integer, got {value!r}")
+    try:
+        number = checked_number(name, value)
+    except ArchSpecError as error:
+        raise ArchSpecError(f"spec.{error}") from error
+    return int(number) if kind == "int" else number
+
+
+def checked_number(name: str, value: Any) -> float:
+    """A number of a spec, which is positive; wgmma's rate may be 0.
+
+    Args:
+        name: of the field.
+        value: out of a file.
+
+    Raises:
+        ArchSpecError: it is no number or outside its limits; the message begins with the name.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ArchSpecError(f"spec.{name} must be a number, got {value!r}")
+        raise ArchSpecError(f"{name} must be a number, got {value!r}")
     if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
-        raise ArchSpecError(f"spec.{name} must be positive, got {value!r}")
-    return int(value) if kind == "int" else float(value)
+        raise ArchSpecError(f"{name} must be positive, got {value!r}")
+    return float(value)

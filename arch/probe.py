@@ -74,6 +74,15 @@ class DeviceProperties:
         return 2.0 * self.memory_clock_khz * 1e3 * self.memory_bus_bits / 8
 
 
+# What a driver may not tell, or a GPU not take.
+MAY_BE_ZERO = (
+    "smem_reserved_per_block_bytes",
+    "sm_clock_khz",
+    "memory_clock_khz",
+    "memory_bus_bits",
+)
+
+
 def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
     """Properties out of a parsed file, for a GPU that is elsewhere.
 
@@ -81,7 +90,7 @@ def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
         data: every field of :class:`DeviceProperties` by name; others are left to the caller.
 
     Raises:
-        ArchSpecError: a field is missing or of the wrong kind; the message names it.
+        ArchSpecError: a field is missing, of the wrong kind or too small; the message names it.
     """
     values: dict[str, Any] = {}
     for item in fields(DeviceProperties):
@@ -99,8 +108,12 @@ def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
             ):
                 raise ArchSpecError(f"compute_capability must be two integers, got {value!r}")
             value = tuple(value)
-        elif type(value) is not int or value < 0:
-            raise ArchSpecError(f"{item.name} must be an integer of at least 0, got {value!r}")
+        else:
+            least = 0 if item.name in MAY_BE_ZERO else 1
+            if type(value) is not int or value < least:
+                raise ArchSpecError(
+                    f"{item.name} must be an integer of at least {least}, got {value!r}"
+                )
         values[item.name] = value
     return DeviceProperties(**values)
 

@@ -145,8 +145,12 @@ def test_a_dry_run_prints_tables(capsys: Capture) -> None:
     ("change", "said"),
     [
         ({"color": 1}, "color is neither a property nor a rate of a spec"),
-        ({"sm_clock_mhz": "fast"}, "sm_clock_mhz must be a number of at least 0, got 'fast'"),
-        ({"num_sms": "82"}, "num_sms must be an integer of at least 0, got '82'"),
+        ({"sm_clock_mhz": "fast"}, "sm_clock_mhz must be a number, got 'fast'"),
+        ({"sm_clock_mhz": 0}, "sm_clock_mhz must be positive, got 0"),
+        ({"l2_bytes_per_clk": float("nan")}, "l2_bytes_per_clk must be a number, got nan"),
+        ({"num_sms": "82"}, "num_sms must be an integer of at least 1, got '82'"),
+        ({"num_sms": 0}, "num_sms must be an integer of at least 1, got 0"),
+        ({"memory_bus_bits": -1}, "memory_bus_bits must be an integer of at least 0, got -1"),
     ],
 )
 def test_a_damaged_properties_file_is_named(

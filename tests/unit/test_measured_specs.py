@@ -153,10 +153,10 @@ def test_a_policy_that_does_not_exist_is_named(folders: dict[str, Path]) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"num_sms": None}, "num_sms must be an integer of at least 0, got None"),
+        ({"num_sms": None}, "num_sms must be an integer of at least 1, got None"),
         ({"compute_capability": "9.0"}, r"compute_capability must be two integers, got '9\.0'"),
         ({"name": ""}, "name must be a text, got ''"),
-        ({"l2_bytes": -1}, "l2_bytes must be an integer of at least 0, got -1"),
+        ({"l2_bytes": -1}, "l2_bytes must be an integer of at least 1, got -1"),
     ],
 )
 def test_damaged_properties_are_named(change: dict[str, Any], said: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import settings as settings_module
-from ..arch.measured_specs import LIMITS
+from ..arch.measured_specs import LIMITS, checked_number
 from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe, properties_from_json
 from ..arch.resolution import from_properties
@@ -166,7 +166,7 @@ def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
     """A GPU that is elsewhere, from a file of its properties and, if it likes, of its rates.
 
     Raises:
-        ArchSpecError: the file cannot be read, or a field is missing, unknown or of the wrong kind.
+        ArchSpecError: the file cannot be read, or a field is missing, unknown or outside its limits.
         UnsupportedArchitectureError: the GPU is older than 8.0.
     """
     try:
@@ -176,13 +176,14 @@ def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
     if not isinstance(data, dict):
         raise ArchSpecError(f"{path}: properties are a JSON object, got {type(data).__name__}")
     known = {item.name for item in fields(DeviceProperties)}
-    rates = {name: value for name, value in data.items() if name not in known}
-    for name, value in rates.items():
+    others = {name: value for name, value in data.items() if name not in known}
+    for name in others:
         if name not in RATES:
             raise ArchSpecError(f"{path}: {name} is neither a property nor a rate of a spec")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
-            raise ArchSpecError(f"{path}: {name} must be a number of at least 0, got {value!r}")
     try:
+        rates: dict[str, Any] = {
+            name: checked_number(name, value) for name, value in others.items()
+        }
         properties = properties_from_json(data)
     except ArchSpecError as error:
         raise ArchSpecError(f"{path}: {error}") from error
