@@ -193,9 +193,12 @@ def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
 def _read_pick(data: Mapping[str, Any], kernels: Sequence[BundledKernel]) -> BundledPick:
     if data["layer"] not in LAYERS:
         raise ValueError(f"layer must be one of {LAYERS}, got {data['layer']!r}")
+    number = data["kernel"]
+    if type(number) is not int or not 0 <= number < len(kernels):
+        raise ValueError(f"kernel must be in 0..{len(kernels) - 1}, got {number!r}")
     return BundledPick(
         problem=Problem(**data["problem"]),
-        candidate=kernels[data["kernel"]].candidate,
+        candidate=kernels[number].candidate,
         layer=data["layer"],
         gpu_name=data["gpu_name"],
         median_us=data["median_us"],
@@ -228,7 +231,7 @@ def write_bundle(
         BundleError: the folder exists, and is not a bundle that may be replaced.
         OSError: it cannot be written; nothing is left behind.
     """
-    output = output.absolute()
+    output = output.resolve()  # a link stays one
     check_output(output, force=force)
     staging = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
     staging.mkdir(parents=True)
@@ -293,8 +296,14 @@ def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any
 def _move_in(staging: Path, output: Path) -> None:
     """Put a finished folder into place, and what was there out of it."""
     old = staging.with_name(f"{staging.name}.old")
-    if output.exists():
+    replaces = output.exists()
+    if replaces:
         output.rename(old)
-    staging.rename(output)
+    try:
+        staging.rename(output)
+    except OSError:
+        if replaces:
+            old.rename(output)
+        raise
     sync_folder(output.parent)
     shutil.rmtree(old, ignore_errors=True)

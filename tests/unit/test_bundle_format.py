@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import subprocess
@@ -119,6 +120,54 @@ def test_a_bundle_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None
             place / "bundle", arch="A100", build_arch="80", artifacts=artifacts, picks=PICKS
         )
     assert list(place.iterdir()) == []
+
+
+def test_a_bundle_that_cannot_be_replaced_stays(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts = {DEFAULT: publish(Store(tmp_path / "workshop"), DEFAULT)}
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if target == bundle.root and not path.name.endswith(".old"):
+            raise OSError(errno.EIO, "no", str(target))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(OSError, match="no"):
+        write_bundle(
+            bundle.root,
+            arch="A100",
+            build_arch="80",
+            artifacts=artifacts,
+            picks=PICKS[1:],
+            force=True,
+        )
+    assert list(open_bundle(bundle.root).picks) == PICKS
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_link_to_a_bundle_stays_a_link(bundle: Bundle, tmp_path: Path) -> None:
+    artifacts = {DEFAULT: publish(Store(tmp_path / "workshop"), DEFAULT)}
+    link = tmp_path / "current"
+    link.symlink_to(bundle.root)
+    before = sorted(tmp_path.iterdir())
+    write_bundle(
+        link, arch="A100", build_arch="80", artifacts=artifacts, picks=PICKS[1:], force=True
+    )
+    assert link.is_symlink()
+    assert list(open_bundle(bundle.root).picks) == PICKS[1:]
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("number", [-1, 2, True, "0"])
+def test_a_pick_of_no_kernel_is_refused(bundle: Bundle, number: object) -> None:
+    index = json.loads((bundle.root / INDEX).read_text())
+    index["picks"][0]["kernel"] = number
+    (bundle.root / INDEX).write_text(json.dumps(index))
+    with pytest.raises(BundleError, match=r"kernel must be in 0\.\.1"):
+        open_bundle(bundle.root)
 
 
 @pytest.mark.parametrize(
