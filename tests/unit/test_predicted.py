@@ -352,12 +352,12 @@ def test_a_default_that_the_model_may_not_replace_is_explained(folder: Path) -> 
 
 def test_a_prediction_that_is_not_offered_any_more_is_shown_as_what_serves(folder: Path) -> None:
     class Lesser(A100):
-        """An A100 that offers one tile only."""
+        """An A100 that offers fewer tiles."""
 
         forward_space = replace(A100.forward_space, block_n=(64,))
 
     policy = Lesser()
-    found = hit(PredictedPicks(folder).find(PROBLEM, policy))
+    found = hit(write(folder, document()).find(PROBLEM, policy))
     assert found.candidate == OWN
     assert OWN not in policy.legal(PROBLEM)
     (kept,) = (row for row in why.explain(PROBLEM, policy, None, found) if row.verdict == "kept")

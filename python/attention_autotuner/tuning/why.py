@@ -78,9 +78,15 @@ def explain(
         )
         for place, (candidate, estimate) in enumerate(ranked, start=1)
     ]
+    # Measured or predicted once, but no longer offered by the policy.
+    offered_names = {candidate.name for candidate in legal}
+    if record is None and predicted is not None and serving not in offered_names:
+        rows.append(
+            Explanation(
+                name=serving, config=predicted.candidate.config, verdict="kept", reason=why_kept
+            )
+        )
     if record is not None:
-        # Measured once, but no longer offered by the policy.
-        offered_names = {candidate.name for candidate in legal}
         rows += [
             _entry_row(entry, record, rank_=None, estimate=None)
             for entry in record.entries
