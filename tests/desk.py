@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -79,3 +80,12 @@ def open_desk(
     forget_plans()
     yield desk
     forget_plans()
+
+
+def at_once(work: Callable[..., None], jobs: Iterable[tuple[Any, ...]]) -> None:
+    """Do the work of every job, each in a thread of its own; back when all have ended."""
+    threads = [Thread(target=work, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedP
 from attention_autotuner.ops import attention_plan, launch
 from attention_autotuner.reference import attention
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, closed_desk, open_desk
+from tests.desk import CPU, STREAM, Desk, at_once, closed_desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -408,11 +407,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     def work(call: Call, truth: attention_plan.Gradients) -> None:
         wrong.extend(call for _ in range(50) if not gradients.same_bits(call(), truth))
 
-    threads = [Thread(target=work, args=pair) for pair in zip(calls, expected, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, zip(calls, expected, strict=True))
     assert not wrong
     assert len(attention_plan._backward_plans) == 1
 

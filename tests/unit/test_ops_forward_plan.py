@@ -9,7 +9,6 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.ops import attention_plan, launch, library
 from attention_autotuner.reference import attention_low, attention_naive, check
-from tests.desk import CPU, STREAM, Desk, closed_desk, open_desk
+from tests.desk import CPU, STREAM, Desk, at_once, closed_desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -270,13 +269,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
             if not (torch.equal(o, truth[0]) and torch.equal(lse, truth[1])):
                 wrong.append(case)
 
-    threads = [
-        Thread(target=work, args=pair) for pair in zip(cases, expected, strict=True) for _ in (0, 1)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, [*zip(cases, expected, strict=True)] * 2)
     assert not wrong
     assert len(attention_plan._forward_plans) == 1
 

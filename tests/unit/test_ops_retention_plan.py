@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from typing import Any, get_args
 
 import pytest
@@ -26,7 +25,7 @@ from attention_autotuner.reference import (
     retention_recurrent,
 )
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, open_desk
+from tests.desk import CPU, STREAM, Desk, at_once, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -382,11 +381,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     def work(call: Call, truth: torch.Tensor) -> None:
         wrong.extend(call for _ in range(50) if not torch.equal(call.forward()[0], truth))
 
-    threads = [Thread(target=work, args=pair) for pair in zip(calls, expected, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, zip(calls, expected, strict=True))
     assert not wrong
     assert len(retention_plan._forward_plans) == 1
 
