@@ -69,6 +69,7 @@ NAMES = {
 }
 
 
+CHARACTER = "[\u4e00-\u9fff]"
 ONE_RUN = "全部在同一次运行中交替计时，L2 为冷。"
 RULES: tuple[tuple[str, str], ...] = (
     (r"### (?P<title>.+) on (?P<gpu>.+)", "### {title}：{gpu}"),
@@ -150,7 +151,10 @@ def _line(line: str) -> str:
     for pattern, becomes in RULES:
         found = re.fullmatch(pattern, line)
         if found:
-            return becomes.format_map(_translated(found)).replace("） ", "）")
+            text = becomes.format_map(_translated(found)).replace("） ", "）")
+            return re.sub(
+                rf"(?<={CHARACTER}) (?={CHARACTER})", "", text
+            )  # where a name is in Chinese
     return line
 
 

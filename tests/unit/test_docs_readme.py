@@ -81,6 +81,9 @@ def test_results_are_translated_whole_and_are_the_same() -> None:
     for line in results_of(CHINESE).splitlines():
         known = line.startswith(("|", "<")) or not line or re.search(r"[\u4e00-\u9fff]", line)
         assert known, f"no rule of benchmarks/reporting/chinese.py translates: {line}"
+        assert not re.search(r"[\u4e00-\u9fff] [\u4e00-\u9fff]", line), (
+            line
+        )  # no spaces between words
     for header in re.findall(r"^(\|.*\|)\n\|---", results_of(CHINESE), re.MULTILINE):
         for cell in header.strip("|").split("|"):
             english = re.fullmatch(r"[a-z, +]{4,}", cell.strip())
