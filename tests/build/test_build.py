@@ -463,7 +463,9 @@ def test_cmake_alone_builds_a_folder_of_kernels(
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "plain.cu").write_text(_trivial("plain").text)
-    demand = "#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)\n#error 90a\n#endif\n"
+    demand = (
+        "#if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)\n#error 90a\n#endif\n"
+    )
     (sources / "own.cu").write_text(demand + _trivial("own").text)
     (sources / "own.architecture").write_text("90a-real\n")
     configured = subprocess.run(
