@@ -7,6 +7,7 @@ The user's own lie in ``<cache_dir>/arch/<gpu>.json``, those that come with the 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ from typing import Any
 from ..errors import ArchSpecError
 from .probe import DeviceProperties
 from .spec import ArchSpec
+
+_log = logging.getLogger(__name__)
 
 SCHEMA = 1
 USER_FOLDER = "arch"  # under the cache folder
@@ -89,8 +92,9 @@ def for_device(device_name: str, cache_dir: Path) -> MeasuredSpec | None:
         ArchSpecError: the file is damaged; the message names it and the field.
     """
     for path in (user_path(cache_dir, device_name), SHIPPED / f"{slug(device_name)}.json"):
-        if path.is_file():
-            return read(path)
+        found = _serving(path) if path.is_file() else None
+        if found is not None:
+            return found
     return None
 
 
@@ -109,22 +113,36 @@ def named(name: str, cache_dir: Path) -> MeasuredSpec | None:
         for path in sorted(folder.glob("*.json")):
             # Another GPU's file is none of the caller's business, damaged or not.
             if wanted in path.stem.replace("-", ""):
-                found = read(path)
-                if found.spec.name.lower() == wanted:
+                found = _serving(path)
+                if found is not None and found.spec.name.lower() == wanted:
                     return found
     return None
+
+
+def _serving(path: Path) -> MeasuredSpec | None:
+    """A file's spec; None for what another version of the package wrote, which is no damage."""
+    data = _load(path)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if type(schema) is int and schema != SCHEMA:
+        _log.info("%s is of schema %d, not %d: it is passed over", path, schema, SCHEMA)
+        return None
+    return read(path)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ArchSpecError(f"cannot read the measured spec {path}: {error}") from error
 
 
 def read(path: Path) -> MeasuredSpec:
     """Read a file.
 
     Raises:
-        ArchSpecError: it cannot be read, or a field is missing, unknown or outside its limits.
+        ArchSpecError: it cannot be read, is of another schema, or a field is missing, unknown or outside its limits.
     """
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArchSpecError(f"cannot read the measured spec {path}: {error}") from error
+    data = _load(path)
     try:
         return parse(data)
     except ArchSpecError as error:

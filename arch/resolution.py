@@ -49,7 +49,9 @@ NATIVE_ARCHS = (
 BANDWIDTH_TOLERANCE = 0.05
 
 _VENDOR_WORDS = re.compile(r"nvidia|geforce|tensor core gpu|[^a-z0-9]", re.IGNORECASE)
-_probed: dict[str, Policy] = {}
+_probed: dict[
+    tuple[Path, str], Policy
+] = {}  # by cache folder, which measured specs lie in, and name
 
 
 def names() -> list[str]:
@@ -86,8 +88,8 @@ def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
             "device_type must be a name, a Policy, a Policy class or None, got "
             f"{type(device_type).__name__}"
         )
-    wanted = plain_name(device_type).lower()
-    measured = _measured_policy(wanted, settings.current().cache_dir) if wanted else None
+    wanted, cache_dir = plain_name(device_type).lower(), settings.current().cache_dir
+    measured = _measured_policy(wanted, cache_dir) if wanted else None
     if measured is not None:
         return measured
     for spec, policy in KNOWN:
@@ -98,9 +100,10 @@ def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
         detect()
     except UnsupportedArchitectureError as error:
         present = f" ({error})"
-    if wanted in _probed:
-        return _probed[wanted]
-    known = ", ".join([*names(), *sorted(policy.name for policy in _probed.values())])
+    here = {name: policy for (folder, name), policy in _probed.items() if folder == cache_dir}
+    if wanted in here:
+        return here[wanted]
+    known = ", ".join([*names(), *sorted(policy.name for policy in here.values())])
     raise UnsupportedArchitectureError(
         f"unknown device_type {device_type!r}; known here: {known}{present}"
     )
@@ -118,19 +121,19 @@ def detect(device: int | None = None) -> Policy:
         UnsupportedArchitectureError: there is no GPU, no device of that index, or it is older than 8.0.
         ArchSpecError: the GPU's measured spec is damaged.
     """
-    return _detect(current_device() if device is None else device)
+    return _detect(current_device() if device is None else device, settings.current().cache_dir)
 
 
 @functools.cache
-def _detect(device: int) -> Policy:
+def _detect(device: int, cache_dir: Path) -> Policy:
     properties = probe(device)
     policy = from_properties(properties)
-    measured = measured_specs.for_device(properties.name, settings.current().cache_dir)
+    measured = measured_specs.for_device(properties.name, cache_dir)
     if measured is not None and measured.fits(properties):
         policy = policy_with(replace(measured, spec=measured.on(properties)))
     elif measured is not None:
         _log.info("%s is not as it was measured: that spec is left alone", properties.name)
-    _probed.setdefault(plain_name(policy.spec.name).lower(), policy)
+    _probed.setdefault((cache_dir, plain_name(policy.spec.name).lower()), policy)
     return policy
 
 

@@ -21,7 +21,7 @@ from attention_autotuner.tuning.exhaustive import Regret, geometric_mean
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
 from tests.bringing_up import CEILINGS, ENVIRONMENT
-from tests.devices import H200
+from tests.devices import H200, RTX3090
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
 RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json"
@@ -88,6 +88,44 @@ def test_limits_are_the_drivers_of_today(folders: dict[str, Path]) -> None:
     assert resolve(None).spec == H200_SPEC
 
 
+def test_every_cache_has_its_own(folders: dict[str, Path], tmp_path: Path) -> None:
+    put(folders["user"], measured(replace(H200_SPEC, sm_clock_mhz=1600.0)))
+    mine = resolve(None)
+    with settings.override(cache_dir=tmp_path / "another"):
+        assert resolve(None).spec == resolve("H200").spec == H200_SPEC
+    assert mine.spec.sm_clock_mhz == 1600.0
+    assert resolve(None) is mine
+
+
+def test_a_gpu_that_nobody_described_is_that_of_the_cache_by_name_too(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolution, "probe", lambda device: RTX3090)
+    plain = resolve("rtx 3090").spec
+    put(
+        folders["user"],
+        measured(replace(plain, exp_per_clk_per_sm=15.0), None),
+        "nvidia-geforce-rtx-3090",
+    )
+    assert resolve("rtx 3090").spec.exp_per_clk_per_sm == 15.0
+    assert resolve(None).spec.exp_per_clk_per_sm == 15.0
+    with settings.override(cache_dir=tmp_path / "another"):
+        assert resolve("rtx 3090").spec == resolve(None).spec == plain
+
+
+def test_a_file_of_another_version_is_passed_over(
+    folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = put(folders["user"], measured(replace(H200_SPEC, sm_clock_mhz=1600.0)))
+    path.write_text(json.dumps({"schema": 2, "gpu": "as later versions have it"}))
+    put(folders["shipped"], measured(replace(H200_SPEC, sm_clock_mhz=1700.0)))
+    with caplog.at_level("INFO"):
+        assert resolve(None).spec.sm_clock_mhz == resolve("H200").spec.sm_clock_mhz == 1700.0
+    assert f"{path} is of schema 2" in caplog.text
+    with pytest.raises(ArchSpecError, match="schema must be 1, got 2"):
+        read(path)
+
+
 def test_a_spec_without_a_policy_has_one_of_its_own(folders: dict[str, Path]) -> None:
     spec = replace(H200_SPEC, name="RTX3090", compute_capability=(8, 6), num_sms=82)
     put(folders["user"], measured(spec, None), "nvidia-geforce-rtx-3090")
@@ -99,7 +137,7 @@ def test_a_spec_without_a_policy_has_one_of_its_own(folders: dict[str, Path]) ->
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("schema", 2, "schema must be 1, got 2"),
+        ("schema", "2", "schema must be 1, got '2'"),
         ("spec", None, "spec must be an object, got NoneType"),
         ("sources", [], "sources must be an object, got list"),
         ("environment", "here", "environment must be an object, got str"),
