@@ -119,7 +119,7 @@ def test_a_file_of_another_version_is_passed_over(
     path = put(folders["user"], measured(replace(H200_SPEC, sm_clock_mhz=1600.0)))
     path.write_text(json.dumps({"schema": 2, "gpu": "as later versions have it"}))
     put(folders["shipped"], measured(replace(H200_SPEC, sm_clock_mhz=1700.0)))
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="attention_autotuner"):
         assert resolve(None).spec.sm_clock_mhz == resolve("H200").spec.sm_clock_mhz == 1700.0
     assert f"{path} is of schema 2" in caplog.text
     with pytest.raises(ArchSpecError, match="schema must be 1, got 2"):
