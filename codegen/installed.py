@@ -6,8 +6,10 @@ so that a look costs one ``find_spec`` for each GPU that has a spec here, once p
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import itertools
 import logging
 from pathlib import Path
 
@@ -67,11 +69,12 @@ def _open_installed(folder: Path) -> Bundle | None:
 
 
 def _present() -> tuple[str, ...]:
-    """The GPU at hand, which may have no spec here but a package of its own."""
-    try:
-        return (probe(0).name,)
-    except UnsupportedArchitectureError:
-        return ()
+    """The GPUs at hand, each kind once: they may have no spec here but a package of their own."""
+    found: list[str] = []
+    with contextlib.suppress(UnsupportedArchitectureError):  # there are no more
+        for device in itertools.count():
+            found.append(probe(device).name)  # noqa: PERF401  # what was found before the error counts
+    return tuple(dict.fromkeys(found))
 
 
 def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:

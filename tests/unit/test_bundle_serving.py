@@ -13,7 +13,7 @@ import pytest
 
 import attention_autotuner.codegen.obtain as module
 from attention_autotuner import dispatch, settings
-from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch import A100, H100, DeviceProperties
 from attention_autotuner.codegen import bundle as bundle_module
 from attention_autotuner.codegen import installed, toolchain
 from attention_autotuner.codegen.artifact import Artifact
@@ -31,7 +31,7 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.tuning.environment import Environment
 from tests.bundling import make_bundle, publish
-from tests.devices import A100_80GB, H200
+from tests.devices import A100_80GB, H200, RTX3090
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -170,19 +170,21 @@ def test_a_setting_that_names_no_bundle_is_an_error(tmp_path: Path) -> None:
         at_hand(DEFAULT, "80")
 
 
-def test_the_gpu_at_hand_may_have_kernels_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpus_at_hand_may_have_kernels_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert installed.package_name("H200") == "attention_autotuner_kernels_h200"
-    monkeypatch.setattr(
-        installed, "probe", lambda device: replace(A100_80GB, name="NVIDIA GeForce RTX 3090")
-    )
+    here = [H200, RTX3090, RTX3090]
+
+    def probe(device: int) -> DeviceProperties:
+        if device >= len(here):
+            raise UnsupportedArchitectureError(f"device {device} does not exist")
+        return here[device]
+
+    monkeypatch.setattr(installed, "probe", probe)
     assert [installed.package_name(name) for name in installed._present()] == [
-        "attention_autotuner_kernels_rtx3090"
+        "attention_autotuner_kernels_h200",
+        "attention_autotuner_kernels_rtx3090",
     ]
-
-    def refuse(device: int) -> None:
-        raise UnsupportedArchitectureError("no driver")
-
-    monkeypatch.setattr(installed, "probe", refuse)
+    here.clear()
     assert installed._present() == ()
 
 
