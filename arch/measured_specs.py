@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..codegen.identity import slug
 from ..errors import ArchSpecError
 from .probe import DeviceProperties
 from .spec import ArchSpec
@@ -73,11 +73,6 @@ class MeasuredSpec:
     def on(self, properties: DeviceProperties) -> ArchSpec:
         """The spec within the limits that a device gives today: drivers differ in some of them."""
         return replace(self.spec, **{name: getattr(properties, name) for name in LIMITS})
-
-
-def slug(text: str) -> str:
-    """A file-system form of a name: lower case, runs of other characters as one dash."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
 
 
 def user_path(cache_dir: Path, device_name: str) -> Path:

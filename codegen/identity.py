@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,3 +62,8 @@ def digest(*values: Any) -> str:
 def digest16(*values: Any) -> str:
     """The first 16 hex characters of :func:`digest`, for names of files and folders."""
     return digest(*values)[:16]
+
+
+def slug(text: str) -> str:
+    """A file-system form of a name: lower case, runs of other characters as one dash."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"

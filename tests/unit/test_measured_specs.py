@@ -15,6 +15,7 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.measured_specs import MeasuredSpec, parse, read
 from attention_autotuner.arch.probe import properties_from_json
 from attention_autotuner.arch.spec import ArchSpec
+from attention_autotuner.codegen.identity import slug
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import ArchSpecError
 from attention_autotuner.tuning.exhaustive import Regret, geometric_mean
@@ -241,7 +242,7 @@ def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_the_package_ships_is_whole_and_measured(path: Path) -> None:
     found = read(path)
-    assert path.stem == measured_specs.slug(found.environment["gpu_name"])
+    assert path.stem == slug(found.environment["gpu_name"])
     for name in ("mma_flops_per_clk_per_sm", "exp_per_clk_per_sm", "hbm_bytes_per_second"):
         assert found.sources[name].startswith("measured on ")
     resolution.policy_with(found)

@@ -20,6 +20,7 @@ from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe
 from ..arch.resolution import from_properties, policy_with
 from ..codegen.files import write_atomic
+from ..codegen.identity import slug
 from ..codegen.jobs import available_cores, job_count
 from ..codegen.outcome import Outcome, outcome_from_json
 from ..codegen.problem import Problem
@@ -30,7 +31,6 @@ from ..settings import Settings
 from . import ceilings as ceilings_module
 from .ceilings import Ceiling, Ceilings
 from .environment import Environment, collect
-from .lookup import slug
 from .pipeline import LocalPipeline, SweepPipeline
 from .records import RecordStore
 from .shipping import ship, shipped

@@ -6,7 +6,6 @@ ones (driver, CUDA, compiler, torch, the list of candidates) are served, marked 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import log2
@@ -96,11 +95,6 @@ class Query:
     space_digest: str | None = None
     kernel_digest: Callable[[Candidate], str] | None = None
     strict: bool = False
-
-
-def slug(text: str) -> str:
-    """A file-system form of a name: lower case, runs of other characters as one dash."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "unknown"
 
 
 def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE) -> float | None:

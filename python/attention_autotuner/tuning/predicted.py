@@ -26,11 +26,11 @@ from typing import Any, Literal
 from ..arch import legality
 from ..arch.policy import Policy
 from ..codegen.candidate import Candidate
-from ..codegen.identity import digest16
+from ..codegen.identity import digest16, slug
 from ..codegen.problem import DType, Problem
 from ..errors import RecordError, UnsupportedProblemError
 from .cost_model import estimate
-from .lookup import Miss, distance, slug
+from .lookup import Miss, distance
 from .record_schema import space_schema
 
 SCHEMA = 1

@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..codegen.files import write_atomic
-from ..codegen.identity import digest16
+from ..codegen.identity import digest16, slug
 from ..codegen.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
-from .lookup import Document, Hit, Miss, Query, by_distance, judge, slug
+from .lookup import Document, Hit, Miss, Query, by_distance, judge
 from .record_schema import SCHEMA, TuningRecord, is_present
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..codegen.identity import slug
 from ..errors import RecordError
-from .lookup import slug
 from .record_schema import TuningRecord, is_present
 from .shipped import write_shipped
 
