@@ -132,6 +132,14 @@ def test_the_model_knows_that_warpgroups_are_faster_and_one_stage_is_not() -> No
     assert 1.8 < estimate(longer, policy.default(longer), policy.spec).us / two < 2.2
 
 
+def test_shared_heads_of_keys_and_values_are_moved_once() -> None:
+    one = H100().default(MASKED)
+    shared = replace(MASKED, heads_kv=1)
+    whole, less = (estimate(each, one, H200_SPEC).terms["hbm_us"] for each in (MASKED, shared))
+    keys_and_values = 2 * 8 * 7 * MASKED.seqlen_k * (256 + 256)  # bytes of 7 heads, 8 batches
+    assert whole - less == pytest.approx(keys_and_values * 1e6 / H200_SPEC.hbm_bytes_per_second)
+
+
 def test_a_gpu_without_such_products_takes_forever() -> None:
     found = estimate(MASKED, H100().default(MASKED), A100().spec)
     assert (found.us, found.limiter) == (inf, "residency")

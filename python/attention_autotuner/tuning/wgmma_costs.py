@@ -15,7 +15,7 @@ from ..codegen.problem import Problem
 from .estimates import Estimate, Usage, limiter_of
 from .retnet_costs import mask_bytes
 from .schedule import makespan, tiles_of_queries
-from .tile_costs import ELEMENT_BYTES, WARP
+from .tile_costs import ELEMENT_BYTES
 
 # Of the tensor cores' peak at the spec's clock: what the power limit and the instruction's own pace leave.
 PRODUCT_EFFICIENCY = 1.09
@@ -32,9 +32,8 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
     shape = wgmma_resources.shape_of(candidate)
     assert shape is not None
     knobs = shape.knobs
-    threads = WARP * (knobs.num_threads // WARP)
     resident = occupancy.occupancy(
-        spec, threads=threads, registers=usage.registers, smem_bytes=usage.smem_bytes
+        spec, threads=knobs.num_threads, registers=usage.registers, smem_bytes=usage.smem_bytes
     )
     if resident < 1 or not spec.wgmma_flops_per_clk_per_sm:
         return Estimate(us=inf, limiter="residency", terms={}, occupancy=0, waves=inf)
@@ -52,7 +51,7 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
     exposed_clk = SCORE_CLK * scores + STEP_CLK
     if knobs.num_stages == 1:
         exposed_clk += LOAD_CLK
-    spill_clk = usage.spill_bytes * threads / 4096
+    spill_clk = usage.spill_bytes * knobs.num_threads / 4096
     step_clk = product_clk + exposed_clk + spill_clk
 
     heads = problem.batch * problem.heads_q
@@ -70,8 +69,8 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
     all_steps = sum(steps) * heads * knobs.v_slices
     even = (COST_UNITS * all_steps + overhead * len(steps) * heads * knobs.v_slices) / slots
     moved = ELEMENT_BYTES * (knobs.block_n * (shape.depth + shape.columns) + scores)
-    rows = problem.seqlen_q + problem.seqlen_k
-    once = ELEMENT_BYTES * heads * rows * (problem.dim_qk + problem.dim_v) + mask_bytes(problem)
+    rows = heads * problem.seqlen_q + problem.batch * problem.heads_kv * problem.seqlen_k
+    once = ELEMENT_BYTES * rows * (problem.dim_qk + problem.dim_v) + mask_bytes(problem)
     terms = {
         "tensor_us": all_steps / slots * product_clk * to_us,
         "exposed_us": all_steps / slots * exposed_clk * to_us,
