@@ -32,7 +32,7 @@ from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.step import StepResult
-from attention_autotuner.tuning.worker import time_in_worker
+from attention_autotuner.tuning.worker import time_all_in_worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tune]
 
@@ -135,7 +135,7 @@ def test_a_step_is_slower_than_its_backward_in_one_race(tuned: Tuned) -> None:
 
 def test_a_second_process_times_backward_kernels(tuned: Tuned) -> None:
     paths = built(tuned.backward)
-    timings = time_in_worker(BACKWARD, paths, budget_seconds=2.0)
+    (timings,) = time_all_in_worker([(BACKWARD, paths)], budget_seconds=2.0, device=0)
     assert {timing.name for timing in timings} == set(paths)
     assert all(timing.outcome.ok for timing in timings)
 

@@ -20,7 +20,7 @@ from attention_autotuner.tuning.measure import (
 )
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
-from attention_autotuner.tuning.worker import time_in_worker
+from attention_autotuner.tuning.worker import time_all_in_worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tune]
 
@@ -74,7 +74,7 @@ def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
 
 def test_a_second_process_times_the_same_kernels(tuned: TuneResult) -> None:
     paths = {row.candidate.name: row.artifact for row in tuned.rows if row.artifact is not None}
-    timings = time_in_worker(PROBLEM, paths, budget_seconds=2.0)
+    (timings,) = time_all_in_worker([(PROBLEM, paths)], budget_seconds=2.0, device=0)
     assert {timing.name for timing in timings} == set(paths)
     assert all(timing.outcome.ok for timing in timings)
 

@@ -190,6 +190,11 @@ class Measurer(Protocol):
         """
 
 
+def use_device(device: int) -> None:
+    """Make a CUDA device, by its index, the one that this thread measures on."""
+    torch.cuda.set_device(device)
+
+
 class InProcessMeasurer:
     """Measures on the current CUDA device in this process.
 

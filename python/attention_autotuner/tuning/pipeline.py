@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..arch.policy import Policy
+from ..arch.probe import current_device
 from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
 from ..codegen.outcome import LaunchFailed, Outcome
@@ -139,7 +140,7 @@ def running(policy: Policy, environment: Environment) -> Policy:
 
 
 class LocalPipeline:
-    """This machine: its compiler, its kernel store, its current CUDA device.
+    """This machine: its compiler, its kernel store, and the CUDA device that is current when this is made.
 
     Args:
         policy: whose build target is used where there is no GPU; with one, kernels are built for it natively.
@@ -148,7 +149,8 @@ class LocalPipeline:
 
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
-        self.environment = collect()
+        self._device = current_device()
+        self.environment = collect(self._device)
         arch = policy.build_arch
         if self.environment.capability is not None:
             arch = native_arch(self.environment.capability)
@@ -210,7 +212,7 @@ class LocalPipeline:
         ]
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         self.environment = replace(
-            collect(), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
+            collect(self._device), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
         )
         return timings, measurer.interrupted
 
@@ -251,7 +253,7 @@ class LocalPipeline:
             for one in doubts
         ]
         try:
-            answers = time_all_in_worker(races, budget_seconds=seconds)
+            answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
         except ArtifactError as error:
             LOGGER.warning("what was picked is not confirmed: %s", error)
             return [None] * len(doubts)

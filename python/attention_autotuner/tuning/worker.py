@@ -25,40 +25,23 @@ RACE_SECONDS = 20.0  # of one race for its inputs and first launches, beside the
 LOG_CHARACTERS = 2000
 
 
-def time_in_worker(
-    problem: Problem, paths: Mapping[str, Path], *, budget_seconds: float
-) -> list[Timing]:
-    """Race kernels in a fresh process.
-
-    Args:
-        problem: what they compute.
-        paths: candidate name -> library, or the folder that holds it; in tie-breaking order.
-        budget_seconds: of the rounds.
-
-    Returns:
-        One timing per kernel, fastest first. All are timed in every round.
-
-    Raises:
-        ArtifactError: the process died, ran past its time or left no answer; the message ends with its last words.
-    """
-    (timings,) = time_all_in_worker([(problem, paths)], budget_seconds=budget_seconds)
-    return timings
-
-
 def time_all_in_worker(
-    races: Sequence[tuple[Problem, Mapping[str, Path]]], *, budget_seconds: float
+    races: Sequence[tuple[Problem, Mapping[str, Path]]], *, budget_seconds: float, device: int
 ) -> list[list[Timing]]:
     """Run several races in one fresh process.
 
     Args:
-        races: what :func:`time_in_worker` takes, for each.
-        budget_seconds: of the rounds of each.
+        races: what the kernels of each compute, and candidate name -> library, or the folder that holds it; in
+            tie-breaking order.
+        budget_seconds: of the rounds of each; starting up comes on top.
+        device: CUDA device index to measure on.
 
     Returns:
-        The timings of each race, in order.
+        For each race one timing per kernel, fastest first. All are timed in every round.
 
     Raises:
-        ArtifactError: as :func:`time_in_worker`; then none of the races counts.
+        ArtifactError: the process died, ran past its time or left no answer; the message ends with its last words. None
+            of the races counts.
     """
     request = {
         "races": [
@@ -69,6 +52,7 @@ def time_all_in_worker(
             for problem, paths in races
         ],
         "budget_seconds": budget_seconds,
+        "device": device,
     }
     with tempfile.TemporaryDirectory(prefix="attention_autotuner_") as folder:
         asked, answered = Path(folder, "request.json"), Path(folder, "response.json")
@@ -100,10 +84,11 @@ def _timing(data: Mapping[str, Any]) -> Timing:
 
 def main(arguments: list[str]) -> int:
     """Answer one request; see the module's text."""
-    from .measure import InProcessMeasurer, KernelEntry
+    from .measure import InProcessMeasurer, KernelEntry, use_device
 
     asked, answered = (Path(argument) for argument in arguments)
     request = json.loads(asked.read_text(encoding="utf-8"))
+    use_device(request["device"])
     answers = []
     for race in request["races"]:
         problem = Problem(**race["problem"])

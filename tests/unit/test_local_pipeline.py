@@ -1,0 +1,102 @@
+"""The pipeline of this machine: everything it does is on the device that it was made on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from attention_autotuner.arch import A100
+from attention_autotuner.codegen.outcome import Ok
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.settings import Settings
+from attention_autotuner.tuning import measure, pipeline, worker
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.pipeline import LocalPipeline
+from attention_autotuner.tuning.racing import Timing
+
+PROBLEM = Problem(dim_qk=64, dim_v=64)
+GPUS = (("NVIDIA H200", "9.0"), ("NVIDIA GeForce RTX 3090", "8.6"))
+
+
+def timing(name: str, ratio: float) -> Timing:
+    return Timing(
+        name=name,
+        outcome=Ok(),
+        median_us=100.0 * ratio,
+        spread_us=1.0,
+        samples=10,
+        ratio_to_best=ratio,
+        error=0.001,
+        tied=False,
+    )
+
+
+class Measurer:
+    """Stands in for the one that needs a GPU."""
+
+    interrupted = False
+
+    def __init__(self, **options: Any) -> None:
+        """Take what the real one takes."""
+
+    def measure(self, problem: Problem, entries: list[Any], **options: Any) -> list[Timing]:
+        return [timing(each.name, 1.0 + place) for place, each in enumerate(entries)]
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with two GPUs of different kind, the second of which is the current device."""
+
+    def collect(device: int = 0) -> Environment:
+        name, capability = GPUS[device]
+        return Environment(gpu_name=name, compute_capability=capability)
+
+    monkeypatch.setattr(pipeline, "current_device", lambda: 1)
+    monkeypatch.setattr(pipeline, "collect", collect)
+    monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
+
+
+def test_figures_are_those_of_the_device_that_is_measured_on(
+    two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
+    assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
+    assert here._target.arch == "86"
+    built: Any = SimpleNamespace(path=tmp_path / "kernel.so")
+    timings, interrupted = here.measure(
+        PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
+    )
+    assert ([each.name for each in timings], interrupted) == (["one"], False)
+    assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
+
+    asked: list[int] = []
+
+    def confirm(races: list[Any], *, budget_seconds: float, device: int) -> list[list[Timing]]:
+        asked.append(device)
+        return [[timing("default", 1.2), timing("pick", 1.0)] for _ in races]
+
+    monkeypatch.setattr(pipeline, "time_all_in_worker", confirm)
+    ratio = here.confirm(PROBLEM, pick=("pick", built), default=("default", built))
+    assert ratio == pytest.approx(1.2)
+    assert asked == [1]
+
+
+def test_the_second_process_measures_on_the_device_that_it_is_told(
+    two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    races = [(PROBLEM, {"a": tmp_path / "a.so", "b": tmp_path / "b.so"})] * 2
+    found = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
+    assert found == [[timing("a", 1.0), timing("b", 2.0)]] * 2
+    assert chosen == [1]
