@@ -17,7 +17,7 @@ from .retnet_costs import mask_bytes
 from .schedule import makespan, tiles_of_queries
 from .tile_costs import ELEMENT_BYTES
 
-# Of the tensor cores' peak at the spec's clock: what the power limit and the instruction's own pace leave.
+# Fitted together with the two below, at the spec's clock. Over 1, as those hold some of the products' own time.
 PRODUCT_EFFICIENCY = 1.09
 SCORE_CLK = 0.057  # for each score: its weight, on a scheduler that also issues products
 STEP_CLK = 457.0  # barriers and the first words of products

@@ -19,7 +19,7 @@ template <typename Config>
 struct WgmmaForwardEntry {
   using T = WgmmaForwardTraits<Config>;
   using Params = attention_autotuner_retnet_forward_params;
-  static constexpr int kCudaWithMaps = 12000;
+  [[maybe_unused]] static constexpr int kCudaWithMaps = 12000;
   static inline std::atomic<EncodeTiledMap> encode;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -32,8 +32,12 @@ struct WgmmaForwardEntry {
     if (major != 9 || minor != 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
     error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kCudaWithMaps, cudaEnableDefault, &result);
+#else
+    error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+#endif
     if (error != cudaSuccess) return cuda_status(error);
     if (result != cudaDriverEntryPointSuccess || found == nullptr) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     encode.store(reinterpret_cast<EncodeTiledMap>(found));
