@@ -184,7 +184,7 @@ class _Decisions:
         self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
     ) -> LoadedKernel:
         """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
-        stand_in = None if must_be_warm else self._stand_in(problem, policy, device, pick)
+        stand_in = self._stand_in(problem, policy, device, pick)
         if stand_in is not None:
             try:
                 return self._ready(stand_in, policy, device, must_be_warm)

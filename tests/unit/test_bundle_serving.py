@@ -25,6 +25,7 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.errors import (
     ArtifactError,
     BundleError,
+    NotWarmError,
     StoreError,
     ToolchainError,
     UnsupportedArchitectureError,
@@ -285,6 +286,22 @@ def test_the_users_record_is_compiled_where_it_can_be(
     monkeypatch.setattr(dispatch, "obtain", obtain)
     with settings.override(cache_dir=tmp_path / "other", bundle=made.root):
         assert served(PROBLEM) == OTHER.name
+
+
+def test_what_a_bundle_lent_serves_its_bucket_under_capture_too(
+    machine: None, never: None, tmp_path: Path
+) -> None:
+    made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
+    shorter = replace(PROBLEM, seqlen_q=PROBLEM.seqlen_q - 1)
+    assert shorter.bucketed() == PROBLEM.bucketed()
+    with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
+        with pytest.raises(NotWarmError):
+            dispatch.kernel_for(shorter, POLICY, device=0, must_be_warm=True)
+        assert served(PROBLEM) == OTHER.name
+        warm = dispatch.kernel_for(shorter, POLICY, device=0, must_be_warm=True)
+        assert warm.info.name == OTHER.name
+        dispatch.invalidate()
+        assert dispatch.kernel_for(shorter, POLICY, device=0, must_be_warm=True) is warm
 
 
 def test_with_tuning_off_no_other_pick_of_a_bundle_stands_in(
