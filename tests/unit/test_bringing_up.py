@@ -197,6 +197,11 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     (tmp_path / "a file").write_text("")
     with pytest.raises(StoreError, match=r"cannot write to .*a file/out"):
         bring_up(machine, FEW, here, output=tmp_path / "a file" / "out")
+    with (
+        settings.override(cache_dir=tmp_path / "a file") as unwritable,
+        pytest.raises(StoreError, match=r"cannot write to .*a file/arch"),
+    ):
+        bring_up(machine, FEW, unwritable, output=tmp_path / "out")
     assert machine.measured == []
 
 

@@ -248,7 +248,9 @@ def bring_up(
     described = from_properties(properties)
     environment = machine.environment()
     folder = output or settings.cache_dir / FOLDER / slug(properties.name)
-    _check_folder(folder, properties.name)
+    _check_folder(measured_specs.user_path(settings.cache_dir, properties.name).parent)
+    _check_folder(folder)
+    shipped(folder, properties.name)  # or what was tuned could not be put beside it
     kept = None if again else _kept(properties, environment, folder, settings)
     if kept is not None:
         measured, ceilings, policy = kept
@@ -326,15 +328,14 @@ def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
     }
 
 
-def _check_folder(folder: Path, gpu_name: str) -> None:
-    """Refuse a folder that the files could not be written to, before minutes are spent on what goes into them."""
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be written to, before minutes are spent on what goes into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error}") from error
-    shipped(folder, gpu_name)
 
 
 def _write(result: BroughtUp, folder: Path) -> None:
