@@ -63,8 +63,8 @@ def attention_forward(
     if plan is None:
         plan = _plan_forward(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
         launch.remember(_forward_plans, key, plan)
-    o, *rest = plan.run(q, k, v)
-    return o, rest[0] if rest else None
+    results = plan.run(q, k, v)
+    return results[0], results[1] if return_lse else None
 
 
 def attention_backward(

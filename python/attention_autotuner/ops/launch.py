@@ -228,8 +228,7 @@ class Plan:
         "_input_words",
         "_keep",
         "_launch",
-        "_layouts",
-        "_output_words",
+        "_outputs",
         "settings",
         "workspace_bytes",
     )
@@ -265,17 +264,20 @@ class Plan:
         self._index = index
         self._keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
-        self._layouts = [(layout.shape, layout.strides, layout.dtype) for layout in outputs]
         kind = type(params)
         self._input_words = words_of(kind, *inputs)
-        self._output_words = words_of(kind, *(layout.name for layout in outputs))
+        written = words_of(kind, *(layout.name for layout in outputs))
+        self._outputs = [
+            (word, layout.shape, layout.strides, layout.dtype)
+            for word, layout in zip(written, outputs, strict=True)
+        ]
         self._launch = None
         self.workspace_bytes = 0
         if kernel is not None:
             # A kernel may need more memory for what is there than for what is not: none of it may look absent.
             words = memoryview(params).cast("B").cast("Q")
             given = words_of(kind, *(name for name, x in inputs.items() if x is not None))
-            for word in (*given, *self._output_words):
+            for word in (*given, *written):
                 words[word] = SOMEWHERE
             self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
             self.workspace_bytes = self._launch.workspace_bytes
@@ -294,24 +296,29 @@ class Plan:
                 return self.run(*inputs)
         if self._keep is not None and torch.cuda.is_current_stream_capturing():
             _recorded[id(self._keep)] = self._keep
-        allocate = self._allocate
-        results = [allocate(*layout) for layout in self._layouts]
-        if self._launch is None:
-            return [x.zero_() for x in results]
+        allocate, launch = self._allocate, self._launch
+        if launch is None:
+            return [
+                allocate(shape, strides, dtype).zero_()
+                for _, shape, strides, dtype in self._outputs
+            ]
         if self._copies:
             # They live until the launch is enqueued; torch reuses their memory for later work of this stream only.
             inputs = tuple(
                 copy_of(x) if x is not None and position in self._copies else x
                 for position, x in enumerate(inputs)
             )
-        held = self._launch.params()
+        held = launch.params()
         words = held[1]
         for word, x in zip(self._input_words, inputs, strict=True):
             if x is not None:
                 words[word] = x.data_ptr()
-        for word, result in zip(self._output_words, results, strict=True):
+        results = []
+        for word, shape, strides, dtype in self._outputs:
+            result = allocate(shape, strides, dtype)
             words[word] = result.data_ptr()
-        self._launch.enqueue(held)
+            results.append(result)
+        launch.enqueue(held)
         return results
 
 
