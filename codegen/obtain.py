@@ -47,7 +47,6 @@ def at_hand(
 
 def _found(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
     """What the store and the bundles have of a kernel and the driver runs; a store that fails is passed over."""
-    target = target.of_family(kernel.candidate.family)
     try:
         stored = default_store(settings).find(kernel, target)
     except StoreError as error:
@@ -85,7 +84,8 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
         ready = at_hand(candidate, arch, settings=settings)
         if ready is not None:
             return ready
-    kernel, target, store = render(candidate), BuildTarget(arch=arch), default_store(settings)
+    kernel, store = render(candidate), default_store(settings)
+    target = BuildTarget(arch=arch).of_family(candidate.family)
     try:
         toolchain = find_toolchain(settings)
     except ToolchainError as error:
@@ -98,7 +98,7 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
         logger.warning(
             "building %s for sm_%s: up to %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
             candidate.name,
-            target.of_family(candidate.family).arch,
+            target.arch,
             BUILD_SECONDS,
             store.root,
         )
