@@ -17,13 +17,9 @@ from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.tuning.class_pools import (
-    COMPANIONS,
     ClassKey,
     choose,
     class_of,
-    known_pools,
-    other_companions,
-    pools,
     race,
     small_problem,
     usable,
@@ -34,18 +30,6 @@ from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import Row, median_us
-
-__all__ = [
-    "COMPANIONS",
-    "ClassKey",
-    "choose",
-    "class_of",
-    "known_pools",
-    "other_companions",
-    "pools",
-    "search",
-    "small_problem",
-]
 
 Say = Callable[[str], None]
 

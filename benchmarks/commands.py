@@ -27,16 +27,17 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.identity import slug
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.settings import Settings
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import ship, shipped
 
 from . import class_search, comparison, report, verdict
 from .cases import GRIDS, Grid
 from .peer import Peer
 from .peers import PEERS
 from .rivals import meeting_of, variants
-from .shipping import ship, shipped
 from .side_by_side import side_by_side
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -176,9 +177,9 @@ def tune(
     if options.again is not None:
         held = shipped(options.again, pipeline.environment.gpu_name or "unknown")
         known = [entry.candidate for record in held for entry in record.entries]
-        pool_of = class_search.known_pools(problems, policy, known)
+        pool_of = class_pools.known_pools(problems, policy, known)
     else:
-        pool_of = class_search.pools(
+        pool_of = class_pools.pools(
             problems, policy, top_k=options.top_k, class_limit=options.class_limit
         )
     class_search.search(

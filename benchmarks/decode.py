@@ -30,11 +30,13 @@ from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import warm_up
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import MIN_GAIN
+from attention_autotuner.tuning.shipping import ship
 from attention_autotuner.tuning.tensors import (
     Inputs,
     Outputs,
@@ -47,7 +49,6 @@ from . import class_search, verdict
 from .cases import DECODE
 from .commands import opened
 from .rivals import PICK, Rivals, rivals_of
-from .shipping import ship
 
 PROBLEMS = (DECODE, replace(DECODE, form="auto"))
 COPIES_MIB = (256, 2048)
@@ -226,7 +227,7 @@ def tune(
     policy: Policy, pipeline: Pipeline, records: RecordStore, top_k: int, seconds: float
 ) -> None:
     """Records for the problem in both forms."""
-    pool_of = class_search.pools(PROBLEMS, policy, top_k=top_k)
+    pool_of = class_pools.pools(PROBLEMS, policy, top_k=top_k)
     class_search.search(
         PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print
     )

@@ -19,6 +19,7 @@ from attention_autotuner.codegen.candidate import Candidate, Family
 from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Direction, Op, Problem
 from attention_autotuner.errors import RecordError
+from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.coefficients import FITTED
 from attention_autotuner.tuning.cost_model import rank, refine
 from attention_autotuner.tuning.estimates import KernelSpeech
@@ -26,7 +27,6 @@ from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.search import MIN_GAIN
 
-from .class_search import class_of
 from .cost_model_regret import SavedReport, spec_from
 from .tuning_logs import Log, LoggedRun, read_logs
 

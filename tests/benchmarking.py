@@ -13,6 +13,7 @@ from attention_autotuner.codegen.outcome import Ok, Outcome
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import Entry
 from attention_autotuner.tuning.pipeline import Built
@@ -125,7 +126,7 @@ def run_search(
         POLICY,
         pipeline,
         records,
-        pool_of=class_search.pools(problems, POLICY, top_k=top_k),
+        pool_of=class_pools.pools(problems, POLICY, top_k=top_k),
         seconds=1.0,
         say=lambda line: None,
     )
@@ -133,5 +134,5 @@ def run_search(
 
 def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
     """The pool of a problem's class when all three are tuned."""
-    pools = class_search.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
-    return pools[class_search.class_of(problem)]
+    pools = class_pools.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
+    return pools[class_pools.class_of(problem)]

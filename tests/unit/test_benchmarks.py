@@ -20,11 +20,12 @@ from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, O
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.reference import attention
+from attention_autotuner.tuning import shipping
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.measure import CallableEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from benchmarks import attention_forward, commands, comparison, report, shipping, verdict
+from benchmarks import attention_forward, commands, comparison, report, verdict
 from benchmarks.cases import GRIDS, Grid, column_label, row_label
 from benchmarks.library_peers import make_sdpa
 from benchmarks.peer import Peer

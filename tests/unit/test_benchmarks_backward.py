@@ -16,7 +16,7 @@ from attention_autotuner import dispatch, settings
 from attention_autotuner.codegen.outcome import Ok, Outcome, Wrong
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.reference import attention_backward
-from attention_autotuner.tuning import class_pools
+from attention_autotuner.tuning import class_pools, shipping
 from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
@@ -25,12 +25,10 @@ from attention_autotuner.tuning.tensors import Inputs
 from benchmarks import attention_backward as benchmark
 from benchmarks import (
     calls,
-    class_search,
     commands,
     comparison,
     gradients,
     report,
-    shipping,
     verdict,
 )
 from benchmarks.cases import GRIDS, Grid
@@ -98,26 +96,26 @@ def test_a_backward_problem_is_tuned_for_both_modes_and_meets_with_its_forward(
 
 def test_a_class_is_limited_for_each_mode_and_every_problems_best_goes_first() -> None:
     problems = [each for problem in (BACK, LATER) for each in variants(problem)]
-    (whole,) = class_search.pools(problems, POLICY, top_k=3).values()
-    (limited,) = class_search.pools(problems, POLICY, top_k=3, class_limit=2).values()
+    (whole,) = class_pools.pools(problems, POLICY, top_k=3).values()
+    (limited,) = class_pools.pools(problems, POLICY, top_k=3, class_limit=2).values()
     defaults = {POLICY.default(problem) for problem in problems}
     assert defaults <= set(limited) <= set(whole)
     rest = [one for one in limited if one not in defaults]
     assert len(rest) <= 4
     assert len([one for one in rest if not one.deterministic]) <= 2
     for problem in problems:
-        alone = class_search.pools([problem], POLICY, top_k=1, class_limit=1)
+        alone = class_pools.pools([problem], POLICY, top_k=1, class_limit=1)
         assert {one for pool in alone.values() for one in pool} <= set(limited)
 
 
 def test_deterministic_mode_tries_several_passes_for_dq() -> None:
     ranked = rank(STRICT, POLICY.legal(STRICT), POLICY.spec)
-    found = class_search.other_companions(ranked)
+    found = class_pools.other_companions(ranked)
     passes = [one.backward.dq for one in found]
-    assert len(set(passes)) == len(passes) == class_search.COMPANIONS
+    assert len(set(passes)) == len(passes) == class_pools.COMPANIONS
     assert ranked[0][0].backward.dq not in passes
-    problems = [STRICT] * class_search.COMPANIONS
-    (pool,) = class_search.pools(problems, POLICY, top_k=2, class_limit=12).values()
+    problems = [STRICT] * class_pools.COMPANIONS
+    (pool,) = class_pools.pools(problems, POLICY, top_k=2, class_limit=12).values()
     assert {one.backward.dq for one in pool} >= {ranked[0][0].backward.dq, *passes}
 
 
@@ -127,7 +125,7 @@ def test_deterministic_mode_races_what_is_deterministic_of_the_same_builds(tmp_p
     found = run_search([BACK, STRICT], pipeline, records, top_k=2)
     (batch,) = pipeline.batches
     raced = dict(pipeline.raced)
-    (pool,) = class_search.pools([BACK, STRICT], POLICY, top_k=2).values()
+    (pool,) = class_pools.pools([BACK, STRICT], POLICY, top_k=2).values()
     assert set(raced[BACK]) == set(batch) == {one.name for one in pool}
     assert set(raced[STRICT]) == {one.name for one in pool if one.deterministic}
     assert [record.problem for record in found] == [p.bucketed() for p in (BACK, STRICT)]

@@ -19,9 +19,10 @@ from attention_autotuner.codegen.retention_knobs import (
     RetentionBackwardKnobs,
 )
 from attention_autotuner.reference import retnet_attention, retnet_attention_backward
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.bindings.masks import decaying_mask
 from attention_autotuner.tuning.tensors import Inputs
-from benchmarks import calls, class_search, comparison, report, retention, retnet, verdict
+from benchmarks import calls, comparison, report, retention, retnet, verdict
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
 from benchmarks.cases import GRIDS
 from benchmarks.peers import PEERS
@@ -77,19 +78,19 @@ def test_retention_is_searched_once_because_all_of_it_is_deterministic() -> None
 def test_classes_keep_masks_and_forms_apart() -> None:
     decay = replace(MASKED, mask="decay", causal=True)
     forms = [replace(DECAYED, form=form) for form in ("auto", "chunkwise")]
-    keys = [class_search.class_of(p) for p in (MASKED, MASKED_BACK, decay, *forms)]
+    keys = [class_pools.class_of(p) for p in (MASKED, MASKED_BACK, decay, *forms)]
     assert len(set(keys)) == len(keys)
     known = [POLICY.default(MASKED)]
-    (pool,) = class_search.known_pools([MASKED], POLICY, known).values()
+    (pool,) = class_pools.known_pools([MASKED], POLICY, known).values()
     assert pool == known
 
 
 def test_what_is_verified_is_a_problem_of_the_candidates_own_kind() -> None:
     for problem in (MASKED, MASKED_BACK):
-        small = class_search.small_problem(POLICY.default(problem))
-        assert class_search.class_of(small) == class_search.class_of(problem)
+        small = class_pools.small_problem(POLICY.default(problem))
+        assert class_pools.class_of(small) == class_pools.class_of(problem)
         assert small.seqlen_k % 8 == 0  # rows of the mask are read 16 bytes at a time
-    decayed = class_search.small_problem(chunkwise(DECAYED))
+    decayed = class_pools.small_problem(chunkwise(DECAYED))
     assert (decayed.causal, decayed.form, decayed.seqlen_k % 8) == (True, "chunkwise", 3)
 
 

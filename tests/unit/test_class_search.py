@@ -14,10 +14,11 @@ from attention_autotuner.arch.legality import check
 from attention_autotuner.codegen.outcome import BuildFailed, Ok, Wrong
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
 from attention_autotuner.errors import NoCandidateError
+from attention_autotuner.tuning import class_pools, shipping
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from benchmarks import attention_forward, class_search, commands, shipping
+from benchmarks import attention_forward, commands
 from benchmarks.cases import Grid
 from tests.benchmarking import (
     GPU,
@@ -137,5 +138,5 @@ def test_what_the_policy_does_not_allow_is_not_timed_again() -> None:
         for one in resolve("H200").legal(SHORT)
         if check(one, resolve("RTX4090").spec) is not None
     )
-    (pool,) = class_search.known_pools([SHORT], resolve("RTX4090"), [large]).values()
+    (pool,) = class_pools.known_pools([SHORT], resolve("RTX4090"), [large]).values()
     assert pool == [resolve("RTX4090").default(SHORT)]
