@@ -11,18 +11,11 @@
 // Called by: retnet_forward_entry_sm90.cuh.
 #pragma once
 
-#include "abi.h"
 #include "retnet_forward_traits_sm90.cuh"
 #include "scheduler.cuh"
-#include "wgmma_sm90.cuh"
+#include "tensor_maps_sm90.cuh"
 
 namespace attention_autotuner {
-
-// A tensor of 16-bit elements with what a map cannot say: dimensions that all share their memory are visited at 0.
-struct MappedTensor {
-  CUtensorMap map;
-  int head_step, batch_step;  // 0 or 1
-};
 
 struct WgmmaForwardArguments {
   MappedTensor q, k, v, mask;
@@ -72,31 +65,22 @@ struct WgmmaForwardStages {
 
   // --- the thread that loads -----------------------------------------------------------------------------------------
 
-  template <int Rows, int Columns>
-  __device__ __forceinline__ void fetch(uint32_t target, MappedTensor const& tensor, uint32_t full, int row, int column,
-                                        int head) const {
-    expect_bytes(full, Rows * Columns * 2);
-#pragma unroll
-    for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
-      copy_box(target + block * Rows * kSwizzleRowBytes, tensor.map, full, column + block * kSwizzleColumns, row,
-               head * tensor.head_step, tile.batch * tensor.batch_step);
-    }
-  }
   __device__ __forceinline__ void load() const {
     auto const& [q, k, v, mask, params, list] = arguments;
     if (tiles == 0) return;
     int const row = tile.row_block * T::kBlockM, kv_head = list.group.divide(tile.head);
-    fetch<T::kBlockM, T::kDepth>(smem, q, q_full(), row, 0, tile.head);
+    fetch_tile<T::kBlockM, T::kDepth>(smem, q, q_full(), row, 0, tile.head, tile.batch);
     for (int index = 0; index < tiles; ++index) {
       int const stage = stage_of(index), freed = parity_of(index) ^ 1, key = index * T::kBlockN;
       wait(k_free(stage), freed);
-      fetch<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, k, k_full(stage), key, 0, kv_head);
+      fetch_tile<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, k, k_full(stage), key, 0, kv_head,
+                                        tile.batch);
       wait(mask_free(stage), freed);
-      fetch<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, mask, mask_full(stage), row, key,
-                                    tile.head);
+      fetch_tile<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, mask, mask_full(stage), row,
+                                         key, tile.head, tile.batch);
       wait(v_free(stage), freed);
-      fetch<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, v, v_full(stage), key,
-                                     tile.value_slice * T::kColumns, kv_head);
+      fetch_tile<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, v, v_full(stage), key,
+                                          tile.value_slice * T::kColumns, kv_head, tile.batch);
     }
   }
 };

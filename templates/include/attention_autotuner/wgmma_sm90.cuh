@@ -8,7 +8,7 @@
 // the same 8 further, columns 8 g + 2 (t % 4) and the next, in d[4 g + 2 half + e]. Packed in pairs, the same registers
 // are the A operand of the next product.
 //
-// Called by: retnet_forward_sm90.cuh.
+// Called by: the kernels of family sm90.
 #pragma once
 
 #include <cuda.h>
@@ -56,6 +56,32 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
+// --- clusters --------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ int cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
+  return int(rank);
+}
+// Arrives at the barrier in the same place of another CTA of the cluster, or of this one.
+__device__ __forceinline__ void arrive_in(int rank, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 there;\n"
+      "mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+      "}\n" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+// All threads of the cluster wait for each other.
+__device__ __forceinline__ void cluster_barrier() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;\n" ::
+          : "memory");
+}
+
 // --- copies ----------------------------------------------------------------------------------------------------------
 
 // A box of a tensor [batch, heads, rows, columns], on its way into shared memory. What lies outside arrives as zeros.
@@ -65,6 +91,22 @@ __device__ __forceinline__ void copy_box(uint32_t target, CUtensorMap const& map
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];\n" ::"r"(target),
       "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+// The same, to equal places in the CTAs of the cluster whose bits are set, where equal barriers await it.
+__device__ __forceinline__ void copy_box_to(uint16_t ctas, uint32_t target, CUtensorMap const& map, uint32_t barrier,
+                                            int column, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2], %7;\n" ::"r"(target),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(ctas)
+      : "memory");
+}
+// Bytes as they lie, in multiples of 16.
+__device__ __forceinline__ void copy_bytes(uint32_t target, void const* source, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void prefetch_map(CUtensorMap const& map) {
