@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 SMALL = Problem(
     batch=2, heads_q=4, heads_kv=4, seqlen_q=256, seqlen_k=256, dim_qk=64, dim_v=64, causal=True
 )
-PROBLEMS = {
+KINDS = {
     "attention": SMALL,
     "grouped": replace(SMALL, heads_kv=2),
     "late": replace(SMALL, seqlen_q=4),
@@ -29,12 +29,12 @@ ALLOWED = 0.02  # of the largest value: another mask or scale would be off by fa
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_an_implementation_runs_and_is_right(
     name: str, kind: str, way: Way, device: torch.device
 ) -> None:
-    problem = replace(PROBLEMS[kind], direction=DIRECTION_OF[way])
+    problem = replace(KINDS[kind], direction=DIRECTION_OF[way])
     implementation = IMPLEMENTATIONS[name]
     reason = implementation.can_run(problem)
     if reason is not None:

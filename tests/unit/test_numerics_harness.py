@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.numerics import cases, harness, storage, workshop
 from tests.numerics.cases import Case
 
 CPU = torch.device("cpu")
+GPU_TESTS = sorted(path.stem for path in (Path(__file__).parents[1] / "gpu").glob("test_*.py"))
 SMALL = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=13, seqlen_k=21, dim_qk=24, dim_v=16)
 
 
@@ -205,3 +207,10 @@ def test_the_workshop_builds_what_the_collected_tests_need_at_once(
         shop.kernel(large, -1)
     assert "2 of 3 kernels" in shop.summary()
     assert "slowest 12.5 s" in shop.summary()
+
+
+@pytest.mark.parametrize("name", GPU_TESTS)
+def test_default_kernels_can_be_built_for_the_problems_of_a_module(name: str) -> None:
+    items: Any = [SimpleNamespace(module=importlib.import_module(f"tests.gpu.{name}"))]
+    for candidate in workshop.needed(items, resolve("H200")):
+        assert candidate.name
