@@ -48,7 +48,11 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 BAR = 0.03  # of the medians
 REPEATS = 3
+# Of one timing. After the warm-up's products the GPU keeps the clocks that their power left it, for some hundred
+# milliseconds and another number each time: the median of this many rounds is of the kernel's own clocks.
+ROUNDS = 1000
 PROGRAM_SECONDS = 300.0  # for one run of a program over its cases
+PYTHON_SECONDS = 10.0  # for the rounds of one case
 PROGRAMS = {
     ("attention", "forward"): "bench_attention",
     ("attention", "backward"): "bench_attention_backward",
@@ -195,6 +199,7 @@ def run_programs(
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [str(programs / name), "--bundle", str(bundle), "--json", str(report)]
+            command += ["--rounds", str(ROUNDS)]
             if not check:
                 command += ["--samples", "0"]
             for problem in mine:
@@ -282,7 +287,8 @@ def measure_here(problem: Problem, library: Path) -> float:
     from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry
 
     entry = KernelEntry(name=problem.describe(), path=library, problem=problem)
-    (timing,) = InProcessMeasurer().measure(problem, [entry], budget_seconds=2.0)
+    measurer = InProcessMeasurer(rounds=ROUNDS)
+    (timing,) = measurer.measure(problem, [entry], budget_seconds=PYTHON_SECONDS)
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
     if not timing.outcome.ok:
@@ -309,6 +315,7 @@ def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
         "schema": SCHEMA,
         "environment": collect(device).to_json(),
         "bar": BAR,
+        "rounds": ROUNDS,
         "worst_ratio": None if any(isnan(ratio) for ratio in ratios) else worst,
         "passed": all(each.agrees for each in agreements),
         "cases": [each.to_json() for each in agreements],

@@ -109,6 +109,13 @@ def test_one_entry_against_itself_is_a_tie() -> None:
     assert in_order >= 2  # at 95 % confidence one of twenty ties looks like none
 
 
+@pytest.mark.parametrize("rounds", [10, 250])
+def test_a_settled_race_goes_on_for_the_rounds_asked_for(rounds: int) -> None:
+    measurer = InProcessMeasurer(rounds=rounds)
+    (timing,) = measurer.measure(PROBLEM, [matmul_entry("alone", 1024)], budget_seconds=5.0)
+    assert timing.samples == rounds
+
+
 def test_the_environment_names_the_gpu_and_its_state() -> None:
     found = collect()
     properties = torch.cuda.get_device_properties(0)

@@ -22,7 +22,7 @@ from ..codegen.problem import Problem
 from ..errors import AttentionAutotunerError
 from .bindings import make_inputs, make_outputs, ways_of
 from .params import field_names
-from .racing import Race, Timing
+from .racing import SETTLED_ROUNDS, Race, Timing
 from .tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
 from .verify import classify
 
@@ -204,6 +204,7 @@ class InProcessMeasurer:
     Args:
         seed: of the inputs and of the order.
         cold: rotate input sets so that none is found in L2; False gives the warm figure, on one set.
+        rounds: at least so many before a race may end because it is settled; more than :data:`MAX_ROUNDS` raise that.
         on_round: called after each round with (rounds, names still in the race).
 
     Attributes:
@@ -215,10 +216,12 @@ class InProcessMeasurer:
         *,
         seed: int = 0,
         cold: bool = True,
+        rounds: int = SETTLED_ROUNDS,
         on_round: Callable[[int, list[str]], None] | None = None,
     ) -> None:
         self._seed = seed
         self._cold = cold
+        self._rounds = rounds
         self._on_round = on_round
         self.interrupted = False
         self.race: Race | None = None
@@ -254,7 +257,7 @@ class InProcessMeasurer:
     def _run(self, race: Race, live: dict[str, _Prepared], budget_seconds: float) -> None:
         deadline = time.monotonic() + budget_seconds
         head_start = HEAD_START_CYCLES
-        while race.running and race.rounds < MAX_ROUNDS:
+        while race.running and race.rounds < max(MAX_ROUNDS, self._rounds):
             times: dict[str, float] = {}
             # Or samples would hold the time that the host takes to launch: what it took the last time is granted.
             torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]  # torch's own
@@ -276,7 +279,9 @@ class InProcessMeasurer:
             race.add(times)
             if self._on_round is not None:
                 self._on_round(race.rounds, race.running)
-            if race.rounds >= MIN_ROUNDS and (time.monotonic() > deadline or race.settled()):
+            if race.rounds >= MIN_ROUNDS and (
+                time.monotonic() > deadline or race.settled(min_rounds=self._rounds)
+            ):
                 return
 
     def _inputs(self, problem: Problem) -> list[Inputs]:

@@ -20,6 +20,7 @@ MAD_TO_SIGMA = 1.4826  # for a normal distribution
 EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
+SETTLED_ROUNDS = 10  # before statistics may end a race
 DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the final verdict
 TIE_CONFIDENCE = 3.0
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
@@ -127,7 +128,7 @@ class Race:
         self._running = [name for name in self._running if name not in dropped]
         return dropped
 
-    def settled(self, *, precision: float = 0.002, min_rounds: int = 10) -> bool:
+    def settled(self, *, precision: float = 0.002, min_rounds: int = SETTLED_ROUNDS) -> bool:
         """Whether more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
         if not self._running:
             return True
