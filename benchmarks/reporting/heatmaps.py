@@ -180,8 +180,15 @@ def heatmap(document: Document, name: str, title: str) -> str | None:
             bar.solids.set_edgecolor("face")
         ticks = (0.5, 0.7, 1.0, 1.4, 2.0)
         bar.set_ticks([log2(t) for t in ticks], labels=[f"{t:g}" for t in ticks])
-        bar.set_label(f"our speed over the other's ({LOSS}, bold and framed: we are slower)")
+        bar.set_label(_legend(width - max(margins)))
         return svg_of(figure, name, title)
+
+
+def _legend(room: float) -> str:
+    """What colours and marks say, in lines that fit into so many inches."""
+    words = ("our speed over the other's", f"({LOSS}, bold and framed: we are slower)")
+    line = " ".join(words)
+    return line if LETTER * len(line) <= room else "\n".join(words)
 
 
 def _scale() -> ScalarMappable:

@@ -163,6 +163,24 @@ def host_section(results: Results) -> Section | None:
     return _section(results, "host_overhead", "Host time of a warm call", inner, document)
 
 
+def first_call_section(results: Results) -> Section | None:
+    """The first calls of processes that have prebuilt kernels and no compiler."""
+    document = results.files.get("first_call")
+    if document is None:
+        return None
+    bar = document["bar_seconds"]
+    rows = [
+        [words(way), number(median(times), 3), number(max(times), 3), number(bar, 1)]
+        for way, times in document["seconds"].items()
+    ]
+    shape = ", ".join(map(str, document["shape"]))
+    told = f"Shape [{shape}]; {len(document['seconds']['forward'])} processes with an installed kernel package."
+    inner = html.paragraph(told)
+    inner += html.table(["first call", "median, s", "longest, s", "bar, s"], rows)
+    title = "First call without a compiler"
+    return _section(results, "first_call", title, inner, document)
+
+
 def training_section(results: Results) -> Section | None:
     """The example that trains a small GPT."""
     document = results.files.get("train_gpt")
@@ -190,6 +208,7 @@ SMALL: tuple[Callable[[Results], Section | None], ...] = (
     bring_up_section,
     agreement_section,
     host_section,
+    first_call_section,
     training_section,
 )
 """In the order of the page."""

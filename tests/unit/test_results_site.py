@@ -29,6 +29,7 @@ from benchmarks.reporting.small_sections import (
     agreement_section,
     bring_up_section,
     decode_section,
+    first_call_section,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -262,15 +263,22 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
                 {"candidate": "k", "ways": {"in place": {"us": 9.5, "gb_per_s": 3900, "share_of_copy": 0.93}}}
             ],
         },
+        "first_call": {
+            "environment": environment,
+            "shape": [1, 2, 512, 64],
+            "bar_seconds": 1.0,
+            "seconds": {"forward": [0.25, 0.5, 0.75], "backward": [0.125, 0.5, 0.625]},
+        },
     }  # fmt: skip
-    makers = (bring_up_section, agreement_section, decode_section)
-    assert [make(load(folder, [])) for make in makers] == [None] * 3
+    makers = (bring_up_section, agreement_section, decode_section, first_call_section)
+    assert [make(load(folder, [])) for make in makers] == [None] * 4
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    up, cpp, decode = (make(load(folder, [])) for make in makers)
+    up, cpp, decode, first = (make(load(folder, [])) for make in makers)
     assert up is not None
     assert cpp is not None
     assert decode is not None
+    assert first is not None
     assert ">4.27</td>" in up.inner
     assert ">0.89</td>" in up.inner  # of what the specification says
     assert "ex2" not in up.inner
@@ -282,6 +290,8 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
     assert ">the same</td>" in cpp.inner
     assert ">93%</td>" in decode.inner
     assert "NVIDIA X, torch 2.13" in decode.inner
+    assert ">0.750</td>" in first.inner
+    assert "3 processes" in first.inner
     page = site.build(tmp_path, tmp_path).page
     assert page.index("Decoding with retention") < page.index("C++ beside Python")
 
