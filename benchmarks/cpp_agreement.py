@@ -71,7 +71,7 @@ PROBLEMS: tuple[Problem, ...] = (
     of_shape((8, 16, 4096, 128, 128), op="retention", direction="backward", causal=True),
 )
 
-Measure = Callable[[Problem, Path], float]  # a problem, a library -> microseconds
+Measure = Callable[[Problem, Path, int], float]  # a problem, a library, rounds -> microseconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,12 @@ def build_kernels(
 
 
 def run_programs(
-    programs: Path, bundle: Path, problems: Sequence[Problem], *, check: bool
+    programs: Path,
+    bundle: Path,
+    problems: Sequence[Problem],
+    *,
+    check: bool,
+    rounds: int | None = None,
 ) -> list[dict[str, Any]]:
     """What the C++ benchmarks say of problems, in their order.
 
@@ -189,6 +194,7 @@ def run_programs(
         bundle: what serves the problems.
         problems: each is given to the program of its operation.
         check: hold the outputs against the formula, too.
+        rounds: of each timing; the programs' own number by default.
 
     Raises:
         ToolchainError: a program ends without a word on its problems, or does not end.
@@ -199,7 +205,8 @@ def run_programs(
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [str(programs / name), "--bundle", str(bundle), "--json", str(report)]
-            command += ["--rounds", str(ROUNDS)]
+            if rounds is not None:
+                command += ["--rounds", str(rounds)]
             if not check:
                 command += ["--samples", "0"]
             for problem in mine:
@@ -240,6 +247,7 @@ def compare(
     programs: Path,
     measure: Measure,
     repeats: int = REPEATS,
+    rounds: int = ROUNDS,
 ) -> list[Agreement]:
     """Time problems by both in turn.
 
@@ -250,13 +258,14 @@ def compare(
         programs: folder of the C++ benchmarks.
         measure: Python's way to time.
         repeats: how often; medians are compared.
+        rounds: of each timing.
     """
     python_us: list[list[float]] = [[] for _ in problems]
     cpp: list[list[dict[str, Any]]] = [[] for _ in problems]
     for repeat in range(repeats):
         for times, problem, artifact in zip(python_us, problems, artifacts, strict=True):
-            times.append(measure(problem, artifact.path))
-        reports = run_programs(programs, bundle, problems, check=repeat == 0)
+            times.append(measure(problem, artifact.path, rounds))
+        reports = run_programs(programs, bundle, problems, check=repeat == 0, rounds=rounds)
         for found, report in zip(cpp, reports, strict=True):
             found.append(report)
     return [
@@ -276,7 +285,7 @@ def compare(
     ]
 
 
-def measure_here(problem: Problem, library: Path) -> float:
+def measure_here(problem: Problem, library: Path, rounds: int) -> float:
     """Python's median on the current GPU, microseconds; nothing of it stays in the GPU's memory.
 
     Raises:
@@ -287,7 +296,7 @@ def measure_here(problem: Problem, library: Path) -> float:
     from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry
 
     entry = KernelEntry(name=problem.describe(), path=library, problem=problem)
-    measurer = InProcessMeasurer(rounds=ROUNDS)
+    measurer = InProcessMeasurer(rounds=rounds)
     (timing,) = measurer.measure(problem, [entry], budget_seconds=PYTHON_SECONDS)
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
@@ -357,6 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 programs=programs,
                 measure=measure_here,
                 repeats=options.repeats,
+                rounds=ROUNDS,
             )
         except AttentionAutotunerError as error:
             print(error)

@@ -346,16 +346,23 @@ def agreed(programs: Path, bundle: Path, fakes: Sequence[Fake], factor: float) -
     """A report in which Python's times are those of C++ times a factor."""
     times: dict[str, float] = {}
 
-    def measured(problem: Problem, library: Path) -> float:
+    def measured(problem: Problem, library: Path, rounds: int) -> float:
         assert library.is_file()
-        (result,) = run_programs(programs, bundle, [problem], check=False)
+        (result,) = run_programs(programs, bundle, [problem], check=False, rounds=rounds)
+        assert result["rounds"] == rounds
         times[problem.describe()] = result["median_us"]
         return float(result["median_us"]) * factor
 
     problems = [fake.problem for fake in fakes]
     artifacts = [fake_artifact(bundle, fake) for fake in fakes]
     found = compare(
-        problems, artifacts, bundle=bundle, programs=programs, measure=measured, repeats=1
+        problems,
+        artifacts,
+        bundle=bundle,
+        programs=programs,
+        measure=measured,
+        repeats=1,
+        rounds=3,
     )
     return report(found)
 
@@ -371,8 +378,9 @@ def test_agreement_is_judged_by_digest_and_time(programs: Path, fake_bundle: Pat
         [fake_artifact(fake_bundle, FAKE_KERNELS[0], "0" * 64)],
         bundle=fake_bundle,
         programs=programs,
-        measure=lambda problem, library: 1.0,
+        measure=lambda problem, library, rounds: 1.0,
         repeats=1,
+        rounds=3,
     )[0]
     same_time = replace(agreement, cpp_us=(1.02,))
     assert not same_time.agrees  # another digest
@@ -415,11 +423,12 @@ def test_the_command_builds_a_bundle_and_writes_its_verdict(
 
     gpu = SimpleNamespace(compute_capability=(8, 0))
     monkeypatch.setattr(cpp_agreement, "PROBLEMS", problems)
+    monkeypatch.setattr(cpp_agreement, "ROUNDS", 3)
     monkeypatch.setattr(cpp_agreement, "detect", lambda device: resolve("A100"))
     monkeypatch.setattr(cpp_agreement, "probe", lambda: gpu)
     monkeypatch.setattr(cpp_agreement, "build_programs", lambda folder, toolchain: programs)
     monkeypatch.setattr(cpp_agreement, "build_kernels", build_fakes)
-    monkeypatch.setattr(cpp_agreement, "measure_here", lambda problem, library: 1.0)
+    monkeypatch.setattr(cpp_agreement, "measure_here", lambda problem, library, rounds: 1.0)
     output = tmp_path / "results" / "agreement.json"
     assert (
         cpp_agreement.main(["--output", str(output), "--repeats", "2"]) == 1
