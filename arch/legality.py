@@ -2,7 +2,7 @@
 
 What the kernel headers can compile, and what never pays, is said beside each operation
 (:mod:`.forward_legality`, :mod:`.backward_legality`, :mod:`.chunkwise_legality`, :mod:`.recurrent_legality`,
-:mod:`.wgmma_legality`); what one GPU has room for, in :mod:`.rules`.
+:mod:`.wgmma_legality`, :mod:`.wgmma_retention_legality`); what one GPU has room for, in :mod:`.rules`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from . import (
     resources,
     wgmma_legality,
     wgmma_resources,
+    wgmma_retention_legality,
+    wgmma_retention_resources,
 )
 from .recurrent_legality import RECURRENT_PREDICATES, RecurrentShape
 from .rules import CLASS_PREDICATES, COPY_PREDICATES, Broken, first_broken, limit_broken
@@ -70,6 +72,9 @@ def _kernel_broken(candidate: Candidate) -> Broken | None:
     wide = wgmma_resources.shape_of(candidate)
     if wide is not None:
         return wgmma_legality.kernel_broken(wide)
+    walk = wgmma_retention_resources.shape_of(candidate)
+    if walk is not None:
+        return wgmma_retention_legality.kernel_broken(walk)
     rows = resources.rows_of(candidate)
     if rows is not None:
         broken = first_broken(forward_legality.KERNEL_PREDICATES, rows)

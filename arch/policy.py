@@ -11,13 +11,21 @@ from typing import ClassVar
 from ..codegen.candidate import Candidate, Family
 from ..codegen.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
-from . import backward_defaults, backward_space, forward_space, retention_space, wgmma_space
+from . import (
+    backward_defaults,
+    backward_space,
+    forward_space,
+    retention_space,
+    wgmma_retention_space,
+    wgmma_space,
+)
 from .backward_defaults import BackwardPreferences
 from .backward_space import BackwardSpace
 from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
 from .legality import Rejection
 from .retention_space import RetentionSpace
 from .spec import ArchSpec
+from .wgmma_retention_space import WgmmaChunkSpace
 from .wgmma_space import WgmmaSpace
 
 FAMILIES: tuple[Family, ...] = ("sm90", "sm80")  # in the order in which they are tried
@@ -39,7 +47,7 @@ class Policy:
         build_arch: the compute capability its kernels are built for, e.g. ``"80"``.
         families: kernel families it offers, in the order they are tried.
         spec: the GPU's limits and rates.
-        forward_space, backward_space, retention_space, wgmma_space: the knobs' values.
+        forward_space, backward_space, retention_space, wgmma_space, wgmma_chunk_space: the knobs' values.
         forward_preferences, backward_preferences: the default tables, by rising ``up_to``.
     """
 
@@ -53,6 +61,7 @@ class Policy:
     backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
     retention_space: ClassVar[RetentionSpace] = RetentionSpace()
     wgmma_space: ClassVar[WgmmaSpace] = WgmmaSpace()
+    wgmma_chunk_space: ClassVar[WgmmaChunkSpace] = WgmmaChunkSpace()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
@@ -72,7 +81,11 @@ class Policy:
         """
         found: list[Candidate | Rejection] = []
         for family in self.families:
-            if family == "sm90":
+            if family == "sm90" and problem.op == "retention":
+                found += wgmma_retention_space.offered(
+                    problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
+                )
+            elif family == "sm90":
                 found += wgmma_space.offered(problem, self.wgmma_space, self.spec)
             elif problem.op == "retention":
                 found += retention_space.offered(
@@ -112,6 +125,10 @@ class Policy:
         return restricted
 
     def _preferred(self, problem: Problem, family: Family) -> Candidate | None:
+        if family == "sm90" and problem.op == "retention":
+            return wgmma_retention_space.preferred(
+                problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
+            )
         if family == "sm90":
             return wgmma_space.preferred(problem, self.wgmma_space, self.spec)
         if problem.op == "retention":

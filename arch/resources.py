@@ -13,6 +13,7 @@ from . import (
     forward_resources,
     recurrent_resources,
     wgmma_resources,
+    wgmma_retention_resources,
 )
 from .occupancy import KernelNeeds
 
@@ -32,6 +33,9 @@ def kernels(candidate: Candidate) -> tuple[KernelNeeds, ...]:
     wide = wgmma_resources.shape_of(candidate)
     if wide is not None:
         return (wgmma_resources.needs(wide),)
+    walk = wgmma_retention_resources.shape_of(candidate)
+    if walk is not None:
+        return (wgmma_retention_resources.needs(walk),)
     if isinstance(knobs, BackwardKnobs):
         shapes = backward_resources.shapes(candidate)
         return tuple(backward_resources.needs(shape) for shape in shapes)

@@ -20,7 +20,7 @@ from .knobs import (
     knobs_to_config,
 )
 from .problem import Direction, DType, Form, Mask, Op, Problem
-from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs
+from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs, WgmmaChunkwiseKnobs
 
 Family = Literal["sm80", "sm90"]
 
@@ -29,13 +29,14 @@ _Kind = TypeVar("_Kind")
 _FORMS: dict[type[Knobs], Form] = {
     ParallelKnobs: "parallel",
     ChunkwiseKnobs: "chunkwise",
+    WgmmaChunkwiseKnobs: "chunkwise",
     RecurrentKnobs: "recurrent",
 }
 
 
 def family_of(kind: type[Knobs]) -> Family:
     """The family whose kernels a knob class describes."""
-    return "sm90" if kind is WgmmaForwardKnobs else "sm80"
+    return "sm90" if kind in (WgmmaForwardKnobs, WgmmaChunkwiseKnobs) else "sm80"
 
 
 def families(op: Op, direction: Direction) -> tuple[Family, ...]:

@@ -16,6 +16,7 @@ from .retention_knobs import (
     ChunkwiseKnobs,
     RecurrentKnobs,
     RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
 )
 
 CtaOrder = Literal["rows_first", "heads_first"]
@@ -291,6 +292,7 @@ Knobs = (
     | BackwardKnobs
     | ParallelKnobs
     | ChunkwiseKnobs
+    | WgmmaChunkwiseKnobs
     | RecurrentKnobs
     | RetentionBackwardKnobs
 )
@@ -300,7 +302,12 @@ KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
     ("attention", "backward"): (BackwardKnobs,),
     ("retnet", "forward"): (ForwardKnobs, WgmmaForwardKnobs),
     ("retnet", "backward"): (BackwardKnobs,),
-    ("retention", "forward"): (ParallelKnobs, ChunkwiseKnobs, RecurrentKnobs),
+    ("retention", "forward"): (
+        ParallelKnobs,
+        ChunkwiseKnobs,
+        WgmmaChunkwiseKnobs,
+        RecurrentKnobs,
+    ),
     ("retention", "backward"): (RetentionBackwardKnobs,),
 }
 """(op, direction) -> its knob classes: one for each form and family that it has. No two have the same fields."""

@@ -84,6 +84,51 @@ class ChunkwiseKnobs:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WgmmaChunkwiseKnobs:
+    """Retention forward, chunk by chunk, by a kernel of family ``sm90``.
+
+    Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by tensor maps.
+
+    Attributes:
+        super_chunk: as in :class:`ChunkwiseKnobs`.
+        warpgroups: that have states.
+        num_stages: shared-memory stages of Q, K and V.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for.
+    """
+
+    super_chunk: int = 0
+    warpgroups: int
+    num_stages: int
+    ctas_per_sm: int = 1
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of one step."""
+        return 64
+
+    @property
+    def columns(self) -> int:
+        """Columns of V that one CTA takes."""
+        return 64 * self.warpgroups
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 128 * (1 + self.warpgroups)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        tile = f"g{self.warpgroups}s{self.num_stages}b{self.ctas_per_sm}"
+        return f"chunkwise_l{self.chunk}p{self.super_chunk}_{tile}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecurrentKnobs:
     """Retention forward, token by token: a CTA keeps some columns of a head's state in registers.
 

@@ -21,6 +21,7 @@ from attention_autotuner.codegen.retention_knobs import (
     ChunkwiseKnobs,
     RecurrentKnobs,
     RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
 )
 
 from .bare_retention import RetentionCall
@@ -82,6 +83,7 @@ RETNET: dict[str, Candidate] = {
     "retnet-split": _retnet((64, 64), SPLIT),
     "retnet-split-unaligned": _retnet((48, 80), SPLIT, copy_bytes=2),
 }
+WALK = WgmmaChunkwiseKnobs(warpgroups=1, num_stages=2)
 # Each form; chunks in one pass and over super-chunks; scores computed in a pass and before it.
 RETENTION: dict[str, Candidate] = {
     "retention-parallel": _retention(
@@ -96,6 +98,10 @@ RETENTION: dict[str, Candidate] = {
     ),
     "retention-super-chunks-unaligned": _retention(
         (64, 64), ChunkwiseKnobs(chunk=16, super_chunk=32, output=INLINE), copy_bytes=2
+    ),
+    "retention-wgmma": _retention((64, 64), WALK, family="sm90"),
+    "retention-wgmma-super-chunks-sliced-bf16": _retention(
+        (64, 192), replace(WALK, warpgroups=2, super_chunk=64), family="sm90", dtype="bf16"
     ),
     "retention-recurrent": _retention((64, 64), RecurrentKnobs(columns=32, warps=2)),
     "retention-recurrent-unaligned": _retention(

@@ -5,7 +5,12 @@ from __future__ import annotations
 from ..codegen.candidate import Candidate
 from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs, WgmmaForwardKnobs
 from ..codegen.problem import Problem
-from ..codegen.retention_knobs import ChunkwiseKnobs, RecurrentKnobs, RetentionBackwardKnobs
+from ..codegen.retention_knobs import (
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
+)
 
 
 def knob_headings(problem: Problem) -> list[str]:
@@ -37,12 +42,16 @@ def knobs(candidate: Candidate) -> list[str]:
         kernels = f"{c.columns} columns {c.warps} warps"
         bound = f"{c.ctas_per_sm} CTAs/SM" if c.ctas_per_sm > 1 else ""
         return [candidate.family, "recurrent", "-", kernels, _more(candidate, bound)]
+    if isinstance(c, WgmmaChunkwiseKnobs):
+        kernels = f"{c.columns} columns {c.warpgroups} groups {c.num_stages} stages"
+        bound = f"{c.ctas_per_sm} CTAs/SM" if c.ctas_per_sm > 1 else ""
+        return [candidate.family, "chunkwise", _chunks(c), kernels, _more(candidate, bound)]
     passes = {"output": c.output} if isinstance(c, ChunkwiseKnobs) else c.passes
     kernels = " ".join(f"{name}:{one.label}" for name, one in passes.items())
     return [candidate.family, "chunkwise", _chunks(c), kernels, more]
 
 
-def _chunks(c: ChunkwiseKnobs | RetentionBackwardKnobs) -> str:
+def _chunks(c: ChunkwiseKnobs | WgmmaChunkwiseKnobs | RetentionBackwardKnobs) -> str:
     return f"{c.chunk} of {c.super_chunk}" if c.super_chunk else str(c.chunk)
 
 

@@ -4,7 +4,8 @@ A step of a main loop costs the busiest unit of an SM plus the part that the des
 the grid is the scheduler's list over the resident slots (:mod:`.schedule`); device memory and L2 bound the whole
 (:mod:`.kernel_costs`). What there is to do is counted beside each operation (:mod:`.forward_costs`,
 :mod:`.backward_costs`, :mod:`.retnet_costs`, :mod:`.parallel_costs`, :mod:`.chunkwise_costs`,
-:mod:`.recurrent_costs`; kernels of family ``sm90`` as a whole, :mod:`.wgmma_costs`). Fitted constants live in
+:mod:`.recurrent_costs`; kernels of family ``sm90`` as a whole, :mod:`.wgmma_costs` and
+:mod:`.wgmma_retention_costs`). Fitted constants live in
 :mod:`.coefficients`. :func:`estimate` works before the build, :func:`refine` after it, with the compiler's report.
 """
 
@@ -17,7 +18,12 @@ from ..arch.spec import ArchSpec
 from ..codegen.candidate import Candidate
 from ..codegen.knobs import BackwardKnobs, ParallelKnobs, WgmmaForwardKnobs
 from ..codegen.problem import Problem
-from ..codegen.retention_knobs import ChunkwiseKnobs, RecurrentKnobs, RetentionBackwardKnobs
+from ..codegen.retention_knobs import (
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
+)
 from . import (
     backward_costs,
     chunkwise_costs,
@@ -25,6 +31,7 @@ from . import (
     parallel_costs,
     recurrent_costs,
     wgmma_costs,
+    wgmma_retention_costs,
 )
 from .coefficients import FITTED, Coefficients
 from .estimates import Estimate, Report, Usage, expected_usage, reported_usage
@@ -99,6 +106,8 @@ def predict(
     (usage,) = usages
     if isinstance(knobs, WgmmaForwardKnobs):
         return wgmma_costs.predict(problem, candidate, spec, usage)
+    if isinstance(knobs, WgmmaChunkwiseKnobs):
+        return wgmma_retention_costs.predict(problem, candidate, spec, usage)
     if isinstance(knobs, ChunkwiseKnobs):
         return chunkwise_costs.forward(problem, candidate, spec, usage, coefficients)
     if isinstance(knobs, RecurrentKnobs):

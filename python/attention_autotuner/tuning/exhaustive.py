@@ -22,7 +22,12 @@ from ..codegen.knobs import (
     ParallelKnobs,
     WgmmaForwardKnobs,
 )
-from ..codegen.retention_knobs import ChunkPass, ChunkwiseKnobs, RecurrentKnobs
+from ..codegen.retention_knobs import (
+    ChunkPass,
+    ChunkwiseKnobs,
+    RecurrentKnobs,
+    WgmmaChunkwiseKnobs,
+)
 from .shortlist import Ranked, shortlist
 
 SAMPLE = 96
@@ -42,6 +47,8 @@ def _stratum(knobs: Knobs) -> tuple[object, ...]:
         return ("parallel", *_stratum(knobs.rows))
     if isinstance(knobs, RecurrentKnobs):
         return ("recurrent", knobs.columns, knobs.warps)
+    if isinstance(knobs, WgmmaChunkwiseKnobs):
+        return ("wgmma", knobs.super_chunk, knobs.columns, knobs.num_stages)
     passes: list[object] = []
     if isinstance(knobs, BackwardKnobs):
         passes.append(knobs.plan)

@@ -20,6 +20,7 @@ from ..codegen.retention_knobs import (
     ChunkwiseKnobs,
     RecurrentKnobs,
     RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
 )
 from .cost_model import Estimate
 
@@ -59,6 +60,8 @@ def _shape(knobs: Knobs) -> tuple[object, ...]:
         return ("parallel", *_shape(knobs.rows))
     if isinstance(knobs, RecurrentKnobs):
         return ("recurrent", knobs.columns)
+    if isinstance(knobs, WgmmaChunkwiseKnobs):
+        return ("wgmma chunkwise", knobs.super_chunk, knobs.columns)
     tiles = map(_tile_of, _chunk_passes(knobs))
     return ("chunkwise", knobs.chunk, knobs.super_chunk, *tiles)
 
@@ -76,6 +79,8 @@ def _feed(knobs: Knobs) -> tuple[object, ...]:
         return _feed(knobs.rows)
     if isinstance(knobs, RecurrentKnobs):
         return (knobs.warps,)
+    if isinstance(knobs, WgmmaChunkwiseKnobs):
+        return (knobs.num_stages, knobs.ctas_per_sm)
     return tuple((each.scores, each.num_stages) for each in _chunk_passes(knobs))
 
 

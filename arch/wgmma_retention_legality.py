@@ -1,0 +1,66 @@
+"""Which chunkwise retention candidates of family ``sm90`` may exist: twins of retention_traits_sm90.cuh's asserts."""
+
+from __future__ import annotations
+
+from .rules import CLASS_PREDICATES, Broken, Rule, first_broken
+from .wgmma_retention_resources import REGISTERS_BESIDE, WgmmaChunkShape
+
+WARPGROUPS = (1, 2, 3)
+STAGES = (2, 3, 4)
+CTAS_PER_SM = (1, 2)
+
+
+def _tensor_maps_need_alignment(s: WgmmaChunkShape) -> str | None:
+    if s.candidate.copy_bytes == 16:
+        return None
+    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
+
+
+def _state_warpgroups_range(s: WgmmaChunkShape) -> str | None:
+    if s.knobs.warpgroups in WARPGROUPS:
+        return None
+    return f"warpgroups must be one of {WARPGROUPS}, got {s.knobs.warpgroups}"
+
+
+def _wgmma_chunk_stages_range(s: WgmmaChunkShape) -> str | None:
+    if s.knobs.num_stages in STAGES:
+        return None
+    return f"num_stages must be one of {STAGES}, got {s.knobs.num_stages}"
+
+
+def _wgmma_ctas_range(s: WgmmaChunkShape) -> str | None:
+    if s.knobs.ctas_per_sm in CTAS_PER_SM:
+        return None
+    return f"ctas_per_sm must be one of {CTAS_PER_SM}, got {s.knobs.ctas_per_sm}"
+
+
+def _super_chunk_multiple_of_wgmma_chunk(s: WgmmaChunkShape) -> str | None:
+    if s.knobs.super_chunk % s.knobs.chunk == 0:
+        return None
+    return f"super_chunk must be a multiple of {s.knobs.chunk}, got {s.knobs.super_chunk}"
+
+
+def _state_fits_warpgroup(s: WgmmaChunkShape) -> str | None:
+    wanted, given = s.fragment_registers + REGISTERS_BESIDE, s.state_registers
+    if wanted <= given:
+        return None
+    return (
+        f"needs about {wanted} registers a thread, {s.knobs.ctas_per_sm} CTAs of "
+        f"{s.knobs.warpgroups} warpgroups leave {given}"
+    )
+
+
+WGMMA_CHUNK_PREDICATES: dict[str, Rule[WgmmaChunkShape]] = {
+    "tensor_maps_need_alignment": _tensor_maps_need_alignment,
+    "state_warpgroups_range": _state_warpgroups_range,
+    "wgmma_chunk_stages_range": _wgmma_chunk_stages_range,
+    "wgmma_ctas_range": _wgmma_ctas_range,
+    "super_chunk_multiple_of_wgmma_chunk": _super_chunk_multiple_of_wgmma_chunk,
+    "state_fits_warpgroup": _state_fits_warpgroup,
+}
+
+
+def kernel_broken(shape: WgmmaChunkShape) -> Broken | None:
+    """The first rule of the kernel headers that a candidate breaks."""
+    broken = first_broken(CLASS_PREDICATES, shape.candidate)
+    return broken or first_broken(WGMMA_CHUNK_PREDICATES, shape)

@@ -1,0 +1,80 @@
+"""The chunkwise retention candidates of family ``sm90`` that a policy offers, and the one that needs no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ..codegen.candidate import Candidate
+from ..codegen.problem import Problem
+from ..codegen.retention_knobs import WgmmaChunkwiseKnobs
+from .chunkwise_space import ChunkPasses, ChunkSpace
+from .legality import Rejection, check
+from .spec import ArchSpec
+from .wgmma_resources import SWIZZLE_COLUMNS
+
+MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaChunkSpace:
+    """The values each knob may take.
+
+    Attributes:
+        tiles: (warpgroups, ctas_per_sm) pairs, the first legal one being the default's; none with columns that V lacks.
+        num_stages: stages, likewise.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 2), (1, 1), (3, 1))
+    num_stages: tuple[int, ...] = (3, 2, 4)
+
+
+def offered(
+    problem: Problem, space: WgmmaChunkSpace, chunks: ChunkSpace, spec: ArchSpec
+) -> list[Candidate | Rejection]:
+    """Every point of the space, as a candidate or as the rejection that says why not."""
+    if not _is_taken(problem):
+        return []
+    passes = ChunkPasses(problem, chunks, spec)
+    found: list[Candidate | Rejection] = []
+    for knobs in _points(problem, space):
+        whole = Candidate.of(problem, "sm90", knobs)
+        rejection = check(whole, spec)
+        if rejection is not None:
+            found.append(rejection)
+            continue
+        found += [
+            replace(whole, knobs=replace(knobs, super_chunk=size))
+            for size in passes.super_chunks(knobs.columns, problem.class_v)
+            if size % knobs.chunk == 0
+        ]
+    return found
+
+
+def preferred(
+    problem: Problem, space: WgmmaChunkSpace, chunks: ChunkSpace, spec: ArchSpec
+) -> Candidate | None:
+    """The first legal point, with super-chunks that employ most SMs; None where there is none."""
+    if not _is_taken(problem):
+        return None
+    passes = ChunkPasses(problem, chunks, spec)
+    for knobs in _points(problem, space):
+        size = passes.default_super_chunk(knobs.columns, problem.class_v)
+        candidate = Candidate.of(problem, "sm90", replace(knobs, super_chunk=size))
+        if check(candidate, spec) is None:
+            return candidate
+    return None
+
+
+def _is_taken(problem: Problem) -> bool:
+    forms = (problem.op, problem.direction) == ("retention", "forward")
+    return forms and problem.form in ("auto", "chunkwise") and problem.seqlen_q >= MIN_TOKENS
+
+
+def _points(problem: Problem, space: WgmmaChunkSpace) -> Iterator[WgmmaChunkwiseKnobs]:
+    """Knobs without super-chunks."""
+    most = -(-problem.class_v // SWIZZLE_COLUMNS)
+    for (groups, ctas), stages in product(space.tiles, space.num_stages):
+        if groups <= most:
+            yield WgmmaChunkwiseKnobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)

@@ -1,0 +1,82 @@
+"""What Python says of retention's kernels of family sm90, and what their headers say, is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.arch.legality import check_kernel
+from attention_autotuner.arch.rules import CLASS_PREDICATES
+from attention_autotuner.arch.wgmma_retention_legality import WGMMA_CHUNK_PREDICATES
+from attention_autotuner.arch.wgmma_retention_resources import shape_of
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.retention_knobs import WgmmaChunkwiseKnobs
+from tests.twins import asserted, compile_host, counted, printed, source_of
+
+pytestmark = pytest.mark.build
+
+PLAIN = Candidate(
+    family="sm90",
+    op="retention",
+    dtype="fp16",
+    class_qk=128,
+    class_v=128,
+    knobs=WgmmaChunkwiseKnobs(warpgroups=2, num_stages=2),
+)
+
+
+def walk(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    changed: Any = replace(PLAIN.knobs, **knobs)
+    return replace(PLAIN, knobs=changed, **(fields or {}))
+
+
+ILLEGAL = {
+    "class_qk_range": walk({"class_qk": 24}),
+    "class_v_range": walk({"class_v": 24}),
+    "tensor_maps_need_alignment": walk({"copy_bytes": 2}),
+    "state_warpgroups_range": walk(warpgroups=4),
+    "wgmma_chunk_stages_range": walk(num_stages=5),
+    "wgmma_ctas_range": walk(ctas_per_sm=3),
+    "super_chunk_multiple_of_wgmma_chunk": walk(super_chunk=96),
+    "state_fits_warpgroup": walk({"class_qk": 256}, warpgroups=1, ctas_per_sm=2),
+}
+TOO_LARGE = walk({"class_qk": 256}, num_stages=3)
+
+
+def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_CHUNK_PREDICATES}
+    for name, candidate in ILLEGAL.items():
+        shape = shape_of(candidate)
+        assert shape is not None
+        rule = WGMMA_CHUNK_PREDICATES.get(name)
+        assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
+    assert check_kernel(PLAIN) is check_kernel(TOO_LARGE) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
+    candidates = [
+        one
+        for dims in ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
+        for one in H100().legal(
+            Problem(
+                op="retention",
+                causal=True,
+                batch=8,
+                heads_q=64,
+                heads_kv=64,
+                dim_qk=dims[0],
+                dim_v=dims[1],
+            )
+        )
+        if one.family == "sm90"
+    ]
+    assert len(candidates) > 30
+    assert printed(tmp_path, candidates) == counted(candidates)

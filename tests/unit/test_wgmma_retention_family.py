@@ -1,0 +1,170 @@
+"""Retention's kernels of warpgroup products: where they are offered, what of, and what the model makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.arch.legality import Rejection
+from attention_autotuner.cli.knob_cells import knob_headings, knobs
+from attention_autotuner.codegen.candidate import Candidate, families
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.codegen.retention_knobs import ChunkwiseKnobs, WgmmaChunkwiseKnobs
+from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.tuning.exhaustive import stratum_of
+from attention_autotuner.tuning.shortlist import kind_of, shape_of
+
+POLICY = H100(H200_SPEC)
+DECAYED = Problem(
+    op="retention",
+    causal=True,
+    batch=8,
+    heads_q=8,
+    heads_kv=8,
+    seqlen_q=2048,
+    seqlen_k=2048,
+    dim_qk=256,
+    dim_v=512,
+)
+# (dim_qk, dim_v, batch, heads, tokens): microseconds by (warpgroups, stages, CTAs an SM, super-chunk), on one H200.
+MEASURED_US: dict[tuple[int, int, int, int, int], dict[tuple[int, int, int, int], float]] = {
+    (256, 512, 8, 8, 2048): {(2, 2, 1, 0): 189.6, (1, 2, 1, 0): 291.8},
+    (256, 512, 4, 8, 4096): {(2, 2, 1, 0): 191.7, (1, 2, 1, 0): 288.1},
+    (256, 512, 1, 8, 16384): {(2, 2, 1, 0): 686.8},
+    (256, 256, 8, 8, 2048): {(2, 2, 1, 0): 108.9},
+    (128, 256, 8, 16, 2048): {(2, 2, 1, 0): 155.9, (2, 3, 1, 0): 144.7},
+    (128, 128, 8, 16, 4096): {(2, 2, 1, 0): 183.3, (1, 2, 2, 0): 189.6},
+}
+
+
+def wide(problem: Problem, **changes: Any) -> Candidate:
+    candidate = POLICY.default(problem)
+    assert isinstance(candidate.knobs, WgmmaChunkwiseKnobs)
+    return replace(candidate, knobs=replace(candidate.knobs, **changes))
+
+
+def sized(dim_qk: int, dim_v: int, batch: int, heads: int, tokens: int) -> Problem:
+    return replace(
+        DECAYED,
+        dim_qk=dim_qk,
+        dim_v=dim_v,
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=tokens,
+        seqlen_k=tokens,
+    )
+
+
+def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> None:
+    for problem in (DECAYED, replace(DECAYED, form="chunkwise", dtype="bf16", heads_kv=2)):
+        default = H100().default(problem)
+        assert (default.family, default.form) == ("sm90", "chunkwise")
+        assert {one.family for one in H100().legal(problem)} == {"sm80", "sm90"}
+        assert {one.family for one in A100().legal(problem)} == {"sm80"}
+    others = (
+        replace(DECAYED, direction="backward"),
+        replace(DECAYED, form="parallel"),
+        replace(DECAYED, form="recurrent"),
+        replace(DECAYED, seqlen_q=63, seqlen_k=63),
+        replace(DECAYED, alignment_bytes=2),
+    )
+    for problem in others:
+        assert {one.family for one in H100().legal(problem)} == {"sm80"}, problem.describe()
+        assert H100().default(problem).family == "sm80"
+    assert families("retention", "forward") == ("sm80", "sm90")
+    assert families("retention", "backward") == ("sm80",)
+
+
+def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
+    narrow = replace(DECAYED, alignment_bytes=2)
+    reasons = {
+        one.reason
+        for one in H100().candidates(narrow)
+        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+    }
+    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    refused = {
+        (one.predicate, one.reason)
+        for one in H100().candidates(DECAYED)
+        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+    }
+    assert {predicate for predicate, _ in refused} == {"state_fits_warpgroup", "smem_fits_block"}
+    bound = "needs about 216 registers a thread, 2 CTAs of 1 warpgroups leave 184"
+    assert ("state_fits_warpgroup", bound) in refused
+
+
+@pytest.mark.parametrize(
+    "dims", [(16, 16), (80, 96), (192, 192), (248, 264), (256, 64), (64, 400), (256, 512)]
+)
+def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) -> None:
+    problem = replace(DECAYED, dim_qk=dims[0], dim_v=dims[1])
+    default = H100().default(problem)
+    assert default.family == "sm90"
+    assert Candidate.from_config(default.config) == default
+    assert default in H100().legal(problem)
+
+
+def test_few_heads_of_long_sequences_are_divided() -> None:
+    assert isinstance(one := POLICY.default(DECAYED).knobs, WgmmaChunkwiseKnobs)
+    assert one.super_chunk == 0
+    for batch, tokens in ((2, 8192), (1, 16384)):
+        knobs_there = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
+        assert isinstance(knobs_there, WgmmaChunkwiseKnobs)
+        assert knobs_there.super_chunk == 4096
+
+
+def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
+    default = POLICY.default(DECAYED)
+    assert default.template == "retention/chunkwise_sm90.cu.jinja"
+    closure = include_closure(render(default).text)
+    assert any(path.endswith("retention_chunks_sm90.cuh") for path in closure)
+    cells = knobs(wide(DECAYED, super_chunk=1024))
+    assert len(cells) == len(knob_headings(DECAYED))
+    assert cells == ["sm90", "chunkwise", "64 of 1024", "128 columns 2 groups 2 stages", "-"]
+    assert knobs(wide(DECAYED, ctas_per_sm=2))[-1] == "2 CTAs/SM"
+    other = wide(DECAYED, num_stages=3)
+    assert shape_of(default) == shape_of(other)
+    assert kind_of(default) != kind_of(other)
+    assert stratum_of(default) != stratum_of(other)
+
+
+@pytest.mark.parametrize("shape", MEASURED_US, ids=str)
+def test_the_model_meets_what_was_measured(shape: tuple[int, int, int, int, int]) -> None:
+    problem = sized(*shape)
+    for (groups, stages, ctas, size), us in MEASURED_US[shape].items():
+        one = wide(
+            problem, warpgroups=groups, num_stages=stages, ctas_per_sm=ctas, super_chunk=size
+        )
+        assert 0.84 < estimate(problem, one, POLICY.spec).us / us < 1.16, one.name
+
+
+def test_the_model_knows_that_warpgroups_are_faster_than_warps() -> None:
+    ranked = rank(DECAYED, POLICY.legal(DECAYED), POLICY.spec)
+    assert ranked[0][0] == POLICY.default(DECAYED)
+    best_old = next(found for one, found in ranked if isinstance(one.knobs, ChunkwiseKnobs))
+    assert ranked[0][1].us < 0.7 * best_old.us
+
+
+def test_states_of_super_chunks_cost_what_pays_only_where_sms_are_idle() -> None:
+    busy, idle = DECAYED, sized(256, 512, 1, 8, 16384)
+    for problem, pays in ((busy, False), (idle, True)):
+        whole, divided = (
+            estimate(problem, wide(problem, super_chunk=size), POLICY.spec) for size in (0, 4096)
+        )
+        if problem is busy:  # one stretch: there is nothing to divide
+            assert whole == divided
+            divided = estimate(problem, wide(problem, super_chunk=1024), POLICY.spec)
+        assert (divided.us < whole.us) == pays
+        assert divided.terms["edges_us"] > 0
+
+
+def test_a_gpu_without_such_products_takes_forever() -> None:
+    found = estimate(DECAYED, H100().default(DECAYED), A100().spec)
+    assert (found.us, found.limiter) == (inf, "residency")
