@@ -1,9 +1,9 @@
 // Retnet forward with an explicit mask, for compute capability 9.0: X = scale S * M, O = (X / r) V by warpgroup
 // products, with tiles of Q, K, V and the mask brought by tensor maps.
 //
-// A CTA has 64 rows of queries for each of its multiplying warpgroups, and one thread of another that keeps the stages
-// full. The scores of a tile are issued before the product of the last tile's P with V, so that they are weighed while
-// that product runs. P grows unnormalised; r meets O once, at the end.
+// A CTA has 64 rows of queries for each of its multiplying warpgroups, and some threads of another that keep the
+// stages full. The scores of a tile are issued before the product of the last tile's P with V, so that they are weighed
+// while that product runs. P grows unnormalised; r meets O once, at the end.
 //
 // In fp16, P may leave the range of its type. A row's factor, scale at first, then goes down by a power of two, and its
 // O with it: rare, decided by each lane's sum of |P| in a tile. bf16 has the range of fp32, and its factor is 1.
@@ -12,6 +12,7 @@
 #pragma once
 
 #include "retnet_forward_traits_sm90.cuh"
+#include "retnet_masks_sm90.cuh"
 #include "scheduler.cuh"
 #include "tensor_maps_sm90.cuh"
 
@@ -55,8 +56,13 @@ struct WgmmaForwardStages {
 
   __device__ __forceinline__ void initialise_barriers() const {
     initialise_barrier(q_full(), 1);
-    for (int index = 1; index <= 6 * T::kStages; ++index) {  // full and free, turn about
-      initialise_barrier(barrier(index), index % 2 ? 1 : T::kWarpgroups);
+    for (int stage = 0; stage < T::kStages; ++stage) {
+      initialise_barrier(k_full(stage), 1);
+      initialise_barrier(k_free(stage), T::kWarpgroups);
+      initialise_barrier(v_full(stage), 1);
+      initialise_barrier(v_free(stage), T::kWarpgroups);
+      initialise_barrier(mask_full(stage), 1);
+      initialise_barrier(mask_free(stage), 4 * T::kWarpgroups);  // of warps
     }
     publish_barriers();
   }
@@ -65,24 +71,36 @@ struct WgmmaForwardStages {
 
   // --- the thread that loads -----------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void load() const {
-    auto const& [q, k, v, mask, params, list] = arguments;
+  // Three threads load, as none may wait for the room that another's tiles lack.
+  __device__ __forceinline__ void load_keys() const {
     if (tiles == 0) return;
-    int const row = tile.row_block * T::kBlockM, kv_head = list.group.divide(tile.head);
-    fetch_tile<T::kBlockM, T::kDepth>(smem, q, q_full(), row, 0, tile.head, tile.batch);
+    fetch_tile<T::kBlockM, T::kDepth>(smem, arguments.q, q_full(), tile.row_block * T::kBlockM, 0, tile.head,
+                                      tile.batch);
     for (int index = 0; index < tiles; ++index) {
-      int const stage = stage_of(index), freed = parity_of(index) ^ 1, key = index * T::kBlockN;
-      wait(k_free(stage), freed);
-      fetch_tile<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, k, k_full(stage), key, 0, kv_head,
-                                        tile.batch);
-      wait(mask_free(stage), freed);
-      fetch_tile<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, mask, mask_full(stage), row,
-                                         key, tile.head, tile.batch);
-      wait(v_free(stage), freed);
-      fetch_tile<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, v, v_full(stage), key,
-                                          tile.value_slice * T::kColumns, kv_head, tile.batch);
+      int const stage = stage_of(index);
+      wait(k_free(stage), parity_of(index) ^ 1);
+      fetch_tile<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, arguments.k, k_full(stage),
+                                        index * T::kBlockN, 0, kv_head(), tile.batch);
     }
   }
+  __device__ __forceinline__ void load_masks() const {
+    for (int index = 0; index < tiles; ++index) {
+      int const stage = stage_of(index);
+      wait(mask_free(stage), parity_of(index) ^ 1);
+      fetch_tile<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, arguments.mask,
+                                         mask_full(stage), tile.row_block * T::kBlockM, index * T::kBlockN, tile.head,
+                                         0);
+    }
+  }
+  __device__ __forceinline__ void load_values() const {
+    for (int index = 0; index < tiles; ++index) {
+      int const stage = stage_of(index);
+      wait(v_free(stage), parity_of(index) ^ 1);
+      fetch_tile<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, arguments.v, v_full(stage),
+                                          index * T::kBlockN, tile.value_slice * T::kColumns, kv_head(), tile.batch);
+    }
+  }
+  __device__ __forceinline__ int kv_head() const { return arguments.list.group.divide(tile.head); }
 };
 
 // A warpgroup that multiplies.
@@ -113,89 +131,50 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
   uint32_t p[T::kBlockN / 4];
   float sum[2], factor[2];  // of this lane's two rows: of |Y| = |S M| over its columns; of P over Y
 
-  __device__ __forceinline__ static int group() { return int(threadIdx.x) / kWarpgroupThreads - 1; }
-  __device__ __forceinline__ static int lane() { return int(threadIdx.x) & 31; }
-  // In the tile: the first of this lane's rows.
-  __device__ __forceinline__ static int row() {
-    return kWarpgroupRows * group() + int(threadIdx.x) % kWarpgroupThreads / 32 * 16 + lane() / 4;
-  }
-  // Once all that a warpgroup read of a stage has been read.
-  __device__ __forceinline__ static void release(uint32_t freed) {
-    if (threadIdx.x % kWarpgroupThreads == 0) arrive(freed);
-  }
-
   __device__ __forceinline__ void issue_scores(int stage) {
     constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
-    uint32_t const q = smem + group() * kWarpgroupRows * kSwizzleRowBytes, k = smem + T::kKOffset + stage * T::kKBytes;
+    uint64_t const q = describe_tile(smem + group_index() * kWarpgroupRows * kSwizzleRowBytes, 0);
+    uint64_t const k = describe_tile(smem + T::kKOffset + stage * T::kKBytes, 0);
     begin_products();
 #pragma unroll
     for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
       int const block = step / kBlockSteps, within = step % kBlockSteps * kProductDepth * 2;
-      multiply_tiles<Element>(s, describe_tile(q + block * T::kBlockM * kSwizzleRowBytes + within, 0),
-                              describe_tile(k + block * T::kBlockN * kSwizzleRowBytes + within, 0), step > 0);
+      multiply_tiles<Element>(s, advance(q, block * T::kBlockM * kSwizzleRowBytes + within),
+                              advance(k, block * T::kBlockN * kSwizzleRowBytes + within), step > 0);
     }
     commit_products();
   }
   __device__ __forceinline__ void issue_output(int stage) {
-    uint32_t const v = smem + T::kVOffset + stage * T::kVBytes;
+    uint64_t const v = describe_tile(smem + T::kVOffset + stage * T::kVBytes, T::kBlockN * kSwizzleRowBytes);
     begin_products();
 #pragma unroll
     for (int step = 0; step < T::kBlockN / kProductDepth; ++step) {
-      multiply_registers<Element>(
-          o, p + 4 * step, describe_tile(v + step * kProductDepth * kSwizzleRowBytes, T::kBlockN * kSwizzleRowBytes));
+      multiply_registers<Element>(o, p + 4 * step, advance(v, step * kProductDepth * kSwizzleRowBytes));
     }
     commit_products();
   }
 
   // Scores times their mask, and the sums of what that gives; `found` receives this tile's alone.
-  __device__ __forceinline__ void weigh(int index, float (&found)[2]) {
-    uint32_t const mask = smem + T::kMaskOffset + stage_of(index) * T::kMaskBytes;
-    auto const& params = arguments.params;
-    int const first_key = index * T::kBlockN;
-    bool const hides = params.causal && first_key + T::kBlockN >
-                                            tile.row_block * T::kBlockM + row() / 16 * 16 + params.causal_offset + 1;
+  template <bool Hides>
+  __device__ __forceinline__ void weigh(MaskRows<T>& mask, float (&found)[2]) {
+    found[0] = found[1] = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const here = row() + 8 * half;
-      // Of this tile's keys, those that the row sees come first.
-      int const seen = tile.row_block * T::kBlockM + here + params.causal_offset + 1 - first_key;
-      found[half] = 0.0f;
+    for (int sixteen = 0; sixteen < T::kBlockN / 16; ++sixteen) {
+      uint32_t words[4];
+      mask.template load<Hides>(words, sixteen);
 #pragma unroll
-      for (int g = 0; g < T::kBlockN / 8; ++g) {
-        uint32_t const at = mask + g / 8 * T::kBlockM * kSwizzleRowBytes + here * kSwizzleRowBytes +
-                            ((g % 8) ^ (here & 7)) * 16 + (lane() & 3) * 4;
-        uint32_t pair;
-        asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(pair) : "r"(at) : "memory");
-        float2 const m = unpack(pair);
+      for (int i = 0; i < 4; ++i) {
+        int const g = 2 * sixteen + i / 2, half = i % 2;
+        float2 const m = unpack_pair<Element>(words[i]);
         float& low = s[4 * g + 2 * half];
         float& high = s[4 * g + 2 * half + 1];
         low *= m.x;
         high *= m.y;
-        if (hides) {
-          int const column = 8 * g + 2 * (lane() & 3);
-          if (column >= seen) low = 0.0f;
-          if (column + 1 >= seen) high = 0.0f;
-        }
         found[half] += fabsf(low) + fabsf(high);
       }
-      sum[half] += found[half];
     }
-  }
-  __device__ __forceinline__ static float2 unpack(uint32_t pair) {
-    if constexpr (std::is_same_v<Element, __half>) {
-      return __half22float2(*reinterpret_cast<__half2 const*>(&pair));
-    } else {
-      return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&pair));
-    }
-  }
-  __device__ __forceinline__ static uint32_t pack(float low, float high) {
-    uint32_t packed;
-    if constexpr (std::is_same_v<Element, __half>) {
-      asm volatile("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-    } else {
-      asm volatile("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-    }
-    return packed;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] += found[half];
   }
 
   // Lowers the factors of rows whose P might leave the range of fp16. No product may be under way.
@@ -225,7 +204,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
 #pragma unroll
     for (int i = 0; i < T::kBlockN / 4; ++i) {
       float const f = kGuarded ? factor[i % 2] : 1.0f;
-      p[i] = pack(s[2 * i] * f, s[2 * i + 1] * f);
+      p[i] = pack_pair<Element>(s[2 * i] * f, s[2 * i + 1] * f);
     }
   }
 
@@ -237,7 +216,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
       factor[half] = kGuarded ? scale : 1.0f;
     }
 #pragma unroll
-    for (float& value : o) value = 0.0f;
+    for (int i = 0; i < T::kColumns / 2; ++i) o[i] = 0.0f;
     if (tiles == 0) return;
     float found[2];
     wait(q_full(), 0);
@@ -245,7 +224,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
     issue_scores(0);
     wait_products<0>();
     take_scores(0, found);
-    take_weights(0, found);
+    take_weights(found);
     for (int index = 1; index < tiles; ++index) {
       int const stage = stage_of(index), before = stage_of(index - 1);
       wait(k_full(stage), parity_of(index));
@@ -256,7 +235,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
       take_scores(index, found);
       wait_products<0>();
       products_written(o);
-      take_weights(index, found);
+      take_weights(found);
       release(v_free(before));
     }
     int const last = tiles - 1;
@@ -269,13 +248,19 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
   __device__ __forceinline__ void take_scores(int index, float (&found)[2]) {
     products_written(s);
     release(k_free(stage_of(index)));
-    wait(mask_full(stage_of(index)), parity_of(index));
-    weigh(index, found);
+    int const stage = stage_of(index), row = group_row() / 16 * 16;
+    MaskRows<T> mask(arguments.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
+                     tile.row_block * T::kBlockM + row, index * T::kBlockN);
+    wait(mask_full(stage), parity_of(index));
+    if (mask.hides) {
+      weigh<true>(mask, found);
+    } else {
+      weigh<false>(mask, found);
+    }
+    mask.release(mask_free(stage));
   }
   // With no product under way: makes them the operand of the next.
-  __device__ __forceinline__ void take_weights(int index, float (&found)[2]) {
-    warpgroup_barrier(1 + group());  // all have read the mask
-    release(mask_free(stage_of(index)));
+  __device__ __forceinline__ void take_weights(float (&found)[2]) {
     if constexpr (kGuarded) lower(found);
     pack_weights();
   }
@@ -285,7 +270,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
     float const scale = params.scale;
     Element* const out =
         static_cast<Element*>(params.o.data) + tile.batch * params.o.stride_batch + tile.head * params.o.stride_head;
-    int const column0 = tile.value_slice * T::kColumns + 2 * (lane() & 3);
+    int const column0 = tile.value_slice * T::kColumns + 2 * (lane_index() & 3);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = sum[half] + __shfl_xor_sync(0xffffffffu, sum[half], 1);
@@ -294,9 +279,9 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
       float const r = divides ? fminf(fmaxf(total * fabsf(scale), 1.0f), params.r_clamp_max) : 1.0f;
       float const whole = kGuarded ? factor[half] / scale : 1.0f;  // a power of two: P over X, in bf16 over Y
       float const last = scale == 0.0f ? 0.0f : (kGuarded ? 1.0f : scale) / (whole * r);
-      int const i = tile.row_block * T::kBlockM + row() + 8 * half;
+      int const i = tile.row_block * T::kBlockM + group_row() + 8 * half;
       if (i >= params.seqlen_q) continue;
-      if (params.r != nullptr && tile.value_slice == 0 && (lane() & 3) == 0) {
+      if (params.r != nullptr && tile.value_slice == 0 && (lane_index() & 3) == 0) {
         params.r[(int64_t(tile.batch) * params.heads_q + tile.head) * params.seqlen_q + i] = r;
       }
       Element* const line = out + i * params.o.stride_row;
@@ -305,7 +290,7 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
         int const column = column0 + 8 * g;
         if (column < params.dim_v) {
           *reinterpret_cast<uint32_t*>(line + column) =
-              pack(o[4 * g + 2 * half] * last, o[4 * g + 2 * half + 1] * last);
+              pack_pair<Element>(o[4 * g + 2 * half] * last, o[4 * g + 2 * half + 1] * last);
         }
       }
     }
@@ -317,8 +302,7 @@ __global__ void __launch_bounds__(WgmmaForwardTraits<Config>::kThreads, 1)
     retnet_forward_wgmma(WgmmaForwardArguments const __grid_constant__ arguments) {
   using T = WgmmaForwardTraits<Config>;
   extern __shared__ char smem_bytes[];
-  uint32_t const start = uint32_t(__cvta_generic_to_shared(smem_bytes));
-  uint32_t const smem = (start + T::kAlignment - 1) / T::kAlignment * T::kAlignment;
+  uint32_t const smem = aligned_shared(smem_bytes);
   TileCoordinates const tile =
       tile_coordinates<Config::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
   WgmmaForwardStages<Config> stages(arguments, smem, tile);
@@ -332,7 +316,9 @@ __global__ void __launch_bounds__(WgmmaForwardTraits<Config>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
     give_registers<T::kProducerRegisters>();
-    if (threadIdx.x == 0) stages.load();
+    if (threadIdx.x == 0) stages.load_keys();
+    if (threadIdx.x == 32) stages.load_masks();
+    if (threadIdx.x == 64) stages.load_values();
   } else {
     take_registers<T::kConsumerRegisters>();
     WgmmaForwardWarpgroup<Config> warpgroup(arguments, smem, tile);

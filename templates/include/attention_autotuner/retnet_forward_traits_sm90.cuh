@@ -14,14 +14,17 @@ struct WgmmaForwardTraits {
   static constexpr int kWarpgroups = Config::kWarpgroups;  // that multiply; one more loads
   static constexpr int kBlockM = 64 * kWarpgroups;
   static constexpr int kBlockN = Config::kBlockN;
+  static constexpr bool kByQueries = true;  // a tile's rows are queries
+  static constexpr int kBlockRows = kBlockM;
+  static constexpr int kBlockColumns = kBlockN;
   static constexpr int kStages = Config::kStages;
   static constexpr int kVSlices = Config::kVSlices;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
   static constexpr int kDepth = divide_up(Config::kClassQK, 64) * 64;
   static constexpr int kColumns = divide_up(Config::kClassV, 64 * kVSlices) * 64;  // of V, in one CTA
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 240 : 160;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
   static constexpr int kRegistersBesideFragments = 40;
   static constexpr int kFragmentRegisters = kColumns / 2 + kBlockN / 2 + kBlockN / 4;  // O, S and P
 

@@ -17,16 +17,22 @@ struct MappedTensor {
   int head_step, batch_step;  // 0 or 1
 };
 
-// A tile of `Rows` by `Columns` on its way into shared memory, as blocks of 64 columns; `full` awaits it.
+// A tile of `Rows` by `Columns` on its way into shared memory, as blocks of 64 columns.
 template <int Rows, int Columns>
-__device__ __forceinline__ void fetch_tile(uint32_t target, MappedTensor const& tensor, uint32_t full, int row,
-                                           int column, int head, int batch) {
-  expect_bytes(full, Rows * Columns * 2);
+__device__ __forceinline__ void copy_tile(uint32_t target, MappedTensor const& tensor, uint32_t full, int row,
+                                          int column, int head, int batch) {
 #pragma unroll
   for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
     copy_box(target + block * Rows * kSwizzleRowBytes, tensor.map, full, column + block * kSwizzleColumns, row,
              head * tensor.head_step, batch * tensor.batch_step);
   }
+}
+// The same, and nothing else is what the phase of `full` waits for.
+template <int Rows, int Columns>
+__device__ __forceinline__ void fetch_tile(uint32_t target, MappedTensor const& tensor, uint32_t full, int row,
+                                           int column, int head, int batch) {
+  expect_bytes(full, Rows * Columns * 2);
+  copy_tile<Rows, Columns>(target, tensor, full, row, column, head, batch);
 }
 
 using EncodeTiledMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,

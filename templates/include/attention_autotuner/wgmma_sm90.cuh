@@ -29,6 +29,12 @@ inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kWarpgroupRows = 64;
 inline constexpr int kProductDepth = 16;  // of one instruction
 
+// Where tiles may start in a CTA's shared memory.
+__device__ __forceinline__ uint32_t aligned_shared(void const* smem_bytes) {
+  uint32_t const start = uint32_t(__cvta_generic_to_shared(smem_bytes));
+  return (start + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
+}
+
 // --- barriers --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void initialise_barrier(uint32_t barrier, int arrivals) {
@@ -43,6 +49,19 @@ __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
 }
 __device__ __forceinline__ void arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+// Arrives once a word has come, and with it what was read from shared memory before: the assembler does not wait for
+// loads before it arrives, and the next copy may overtake them.
+__device__ __forceinline__ void arrive_after(uint32_t word, uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred some;\n"
+      "setp.ne.b32 some, %0, 0;\n"
+      "@some mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+      "@!some mbarrier.arrive.shared::cta.b64 _, [%1];\n"
+      "}\n" ::"r"(word),
+      "r"(barrier)
+      : "memory");
 }
 __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
   asm volatile(
@@ -123,6 +142,11 @@ __device__ __forceinline__ uint64_t describe_tile(uint32_t address, int leading)
          kSwizzle128;
 }
 
+// The same tile from some bytes further on.
+__device__ __forceinline__ uint64_t advance(uint64_t tile, int bytes) {
+  return (tile >> 32) << 32 | (uint32_t(tile) + uint32_t(bytes >> 4));
+}
+
 template <typename Element, int N>
 struct WarpgroupProduct;
 #define ATTENTION_AUTOTUNER_PRODUCT(ELEMENT, NAME, N)                                                      \
@@ -190,6 +214,46 @@ __device__ __forceinline__ void give_registers() {
 template <int Registers>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(Registers));
+}
+// Where a thread of a multiplying warpgroup stands: the first warpgroup of a CTA loads.
+__device__ __forceinline__ int group_index() { return int(threadIdx.x) / kWarpgroupThreads - 1; }
+__device__ __forceinline__ int group_warp() { return int(threadIdx.x) % kWarpgroupThreads / 32; }
+__device__ __forceinline__ int lane_index() { return int(threadIdx.x) & 31; }
+// In a tile of 64 rows for each of them: the first of this lane's rows.
+__device__ __forceinline__ int group_row() {
+  return kWarpgroupRows * group_index() + 16 * group_warp() + lane_index() / 4;
+}
+// Once all that a warpgroup's products read of a stage has been read.
+__device__ __forceinline__ void release(uint32_t freed) {
+  if (threadIdx.x % kWarpgroupThreads == 0) arrive(freed);
+}
+// The same, of what the CTAs of a cluster bring for each other.
+template <int Ctas>
+__device__ __forceinline__ void release_in_cluster(uint32_t freed) {
+  if constexpr (Ctas == 1) {
+    release(freed);
+  } else {
+    int const thread = int(threadIdx.x) % kWarpgroupThreads;
+    if (thread < Ctas) arrive_in(thread, freed);
+  }
+}
+// Multiplying warpgroups issue products in turns, so that one weighs while another multiplies: equally many, the first
+// warpgroup first. `begin_turns` comes before the first of them, if there is any.
+template <int Groups>
+__device__ __forceinline__ void pass_turn() {
+  int const next = (group_index() + 1) % Groups;
+  asm volatile("bar.arrive %0, %1;\n" ::"r"(1 + next), "n"(2 * kWarpgroupThreads) : "memory");
+}
+template <int Groups>
+__device__ __forceinline__ void begin_turns() {
+  if (group_index() == Groups - 1) pass_turn<Groups>();
+}
+__device__ __forceinline__ void take_turn() {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(1 + group_index()), "n"(2 * kWarpgroupThreads) : "memory");
+}
+template <int Groups>
+__device__ __forceinline__ void end_turn(bool last) {
+  if (!last || group_index() < Groups - 1) pass_turn<Groups>();
 }
 // Threads of one warpgroup wait for each other.
 __device__ __forceinline__ void warpgroup_barrier(int id) {
