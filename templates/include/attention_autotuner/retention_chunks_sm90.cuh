@@ -3,7 +3,8 @@
 // A warpgroup has the state for 64 columns of V, transposed, in its accumulators: S^T += V^T K accumulates it, and S^T,
 // rounded, is from the same registers the A operand of O^T = S^T Q^T. So the state is copied nowhere. One more
 // warpgroup computes the scores of the next chunk, decays them and puts them where the others multiply them with V;
-// one of its threads keeps the stages full. Outputs turn round on their way through shared memory.
+// one of its threads keeps the stages full. Outputs turn round on their way through shared memory, while the next
+// chunk's first products run; V's tokens are decayed a step ahead of the products that take them.
 //
 // What registers hold is the state over a weight, as in retention_chunks_sm80.cuh: the decay of a chunk goes to the
 // weight, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
@@ -34,11 +35,13 @@ struct StateWarpgroup : ChunkWalk<T> {
   using Base::stage_of;
   using Base::warp;
   static constexpr int kRegisters = T::kDepth / 2;
+  static constexpr int kSteps = T::kChunk / kProductDepth;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;
   static constexpr float kFreshWeight = 4.0f;
   static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
 
-  using Tokens = uint32_t[16];  // of V, transposed, decayed
+  using Tokens = uint32_t[16];   // of V, transposed, decayed
+  using Rounded = uint32_t[16];  // output
 
   float state[kRegisters];  // over the weight
   float out[32];
@@ -148,40 +151,33 @@ struct StateWarpgroup : ChunkWalk<T> {
     }
     commit_products();
   }
-  // state += (decayed V)^T K
-  __device__ __forceinline__ void issue_update(Tokens const& tokens, int stage) {
+  // state += (decayed V)^T K, of a step's tokens.
+  __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
     begin_products();
-#pragma unroll
-    for (int step = 0; step < T::kChunk / kProductDepth; ++step) {
-      multiply_registers<Element>(
-          state, tokens + 4 * step,
-          describe_tile(this->k_tile(stage) + step * kProductDepth * kSwizzleRowBytes, T::kBlockBytes));
-    }
+    multiply_registers<Element>(
+        state, tokens, describe_tile(this->k_tile(stage) + step * kProductDepth * kSwizzleRowBytes, T::kBlockBytes));
     commit_products();
   }
-  // The A operand of the update: V's tokens times gamma to their distance from the chunk's end, over the weight.
-  __device__ __forceinline__ void prepare_tokens(Tokens& tokens, int stage, int length) const {
+  // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
+  // weight.
+  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes;
     float const scale = 1.0f / weight, last = log2_gamma * float(length - 1);
     int const token = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
+    uint32_t raw[4];
+    load_matrix_x4_transposed(raw, v + (step * kProductDepth + token) * kSwizzleRowBytes + (chunk ^ (token & 7)) * 16);
 #pragma unroll
-    for (int step = 0; step < T::kChunk / kProductDepth; ++step) {
-      uint32_t raw[4];
-      load_matrix_x4_transposed(raw,
-                                v + (step * kProductDepth + token) * kSwizzleRowBytes + (chunk ^ (token & 7)) * 16);
+    for (int further = 0; further < 2; ++further) {
+      float factor[2];
 #pragma unroll
-      for (int further = 0; further < 2; ++further) {
-        float factor[2];
+      for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
+        float const t = float(step * kProductDepth + 8 * further + e + 2 * (lane() & 3));
+        factor[e] = scale * exp2_approximate(fminf(fmaf(-log2_gamma, t, last), 0.0f));
+      }
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
-          float const t = float(step * kProductDepth + 8 * further + e + 2 * (lane() & 3));
-          factor[e] = scale * exp2_approximate(fminf(fmaf(-log2_gamma, t, last), 0.0f));
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
-          tokens[4 * step + 2 * further + half] = pack_pair<Element>(pair.x * factor[0], pair.y * factor[1]);
-        }
+      for (int half = 0; half < 2; ++half) {
+        float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
+        tokens[2 * further + half] = pack_pair<Element>(pair.x * factor[0], pair.y * factor[1]);
       }
     }
   }
@@ -202,7 +198,11 @@ struct StateWarpgroup : ChunkWalk<T> {
       }
     }
   }
-  __device__ __forceinline__ void store_output(int index) {
+  __device__ __forceinline__ void pack_output(Rounded& rounded) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) rounded[i] = pack_pair<Element>(out[2 * i], out[2 * i + 1]);
+  }
+  __device__ __forceinline__ void store_output(Rounded const& rounded, int index) const {
     uint32_t const tile = this->smem + T::kOutOffset + group() * T::kBlockBytes;
     bool const stores = thread_index() % kWarpgroupThreads == 0;
     if (stores) wait_boxes_read();
@@ -211,13 +211,8 @@ struct StateWarpgroup : ChunkWalk<T> {
     uint32_t const place = tile + token * kSwizzleRowBytes + (chunk ^ (token & 7)) * 16;
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; g += 2) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const at = 4 * (g + i / 2) + 2 * (i % 2);
-        packed[i] = pack_pair<Element>(out[at], out[at + 1]);
-      }
-      store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, packed);
+      uint32_t const tiles[4] = {rounded[2 * g], rounded[2 * g + 1], rounded[2 * g + 2], rounded[2 * g + 3]};
+      store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, tiles);
     }
     publish_stores();
     warpgroup_barrier(1 + group());
@@ -239,6 +234,7 @@ struct StateWarpgroup : ChunkWalk<T> {
     load_state();
     Packed packed[2];
     Tokens tokens;
+    Rounded rounded;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
       int const stage = stage_of(index), parity = parity_of(index), length = this->length(index);
@@ -251,16 +247,20 @@ struct StateWarpgroup : ChunkWalk<T> {
           pack_part(packed[part % 2], part);
         }
         issue_part(packed[part % 2], part, stage);
+        if (part == 1 && index > 0) store_output(rounded, index - 1);
       }
       wait_products<1>();
       products_read(packed[0]);
       float const scale = arguments.pass.scale * weight;
       scale_state(decay(length));
       wait(this->v_full(stage), parity);
-      prepare_tokens(tokens, stage, length);
       wait(this->k_full(stage), parity);
-      issue_update(tokens, stage);
-      wait_products<1>();
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        prepare_tokens(tokens + 4 * step, stage, length, step);
+        issue_update(tokens + 4 * step, stage, step);
+      }
+      wait_products<kSteps>();
       products_read(packed[1]);
       products_written(out);
       release(this->q_free(stage));
@@ -276,8 +276,9 @@ struct StateWarpgroup : ChunkWalk<T> {
       products_written(out);
       release(this->v_free(stage));
       release(this->scores_free(index));
-      store_output(index);
+      pack_output(rounded);
     }
+    store_output(rounded, count - 1);
     store_state();
     if (thread_index() % kWarpgroupThreads == 0) wait_boxes_read();
   }
@@ -292,7 +293,8 @@ struct StateWarpgroup : ChunkWalk<T> {
       for (int i = 0; i < 16; ++i) tokens[i] = next[i];
       scale_state(taken);
       wait(this->k_full(stage), parity_of(index));
-      issue_update(tokens, stage);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
       if (index + 1 < count) taken = take_tokens(next, index + 1);
       wait_products<0>();
       products_read(tokens);
@@ -305,7 +307,8 @@ struct StateWarpgroup : ChunkWalk<T> {
     int const stage = stage_of(index), length = this->length(index);
     float const taken = decay(length);
     wait(this->v_full(stage), parity_of(index));
-    prepare_tokens(tokens, stage, length);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) prepare_tokens(tokens + 4 * step, stage, length, step);
     release(this->v_free(stage));
     return taken;
   }
