@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ..codegen.candidate import Candidate, Family
-from ..codegen.knobs import BackwardKnobs, CtaOrder, KeyPass, RowPass
+from ..codegen.knobs import BackwardKnobs, KeyPass, RowPass
 from ..codegen.problem import Problem
+from ..codegen.wgmma_knobs import CtaOrder
 from .backward_space import BackwardSpace, Passes
 from .spec import ArchSpec
 

@@ -14,8 +14,9 @@ from itertools import product
 from typing import Any, TypeVar
 
 from ..codegen.candidate import Candidate, Family
-from ..codegen.knobs import BackwardKnobs, BackwardPlan, CtaOrder, KeyPass, RowPass
+from ..codegen.knobs import BackwardKnobs, BackwardPlan, KeyPass, RowPass
 from ..codegen.problem import Problem
+from ..codegen.wgmma_knobs import CtaOrder
 from .backward_legality import MAX_PAIRS, MIN_WARPS, pass_broken
 from .backward_resources import KeyShape, PassShape, RowShape, needs
 from .legality import Rejection

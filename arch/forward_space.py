@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from ..codegen.candidate import Candidate, Family
-from ..codegen.knobs import CtaOrder, ForwardKnobs
+from ..codegen.knobs import ForwardKnobs
 from ..codegen.problem import Problem
+from ..codegen.wgmma_knobs import CtaOrder
 from .forward_legality import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, narrow_slices
 from .legality import Rejection, check
 from .spec import ArchSpec

@@ -2,7 +2,8 @@
 
 What the kernel headers can compile, and what never pays, is said beside each operation
 (:mod:`.forward_legality`, :mod:`.backward_legality`, :mod:`.chunkwise_legality`, :mod:`.recurrent_legality`,
-:mod:`.wgmma_legality`, :mod:`.wgmma_retention_legality`); what one GPU has room for, in :mod:`.rules`.
+:mod:`.wgmma_legality`, :mod:`.wgmma_backward_legality`, :mod:`.wgmma_retention_legality`); what one GPU has room
+for, in :mod:`.rules`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from . import (
     chunkwise_resources,
     forward_legality,
     resources,
+    wgmma_backward_legality,
+    wgmma_backward_resources,
     wgmma_legality,
     wgmma_resources,
     wgmma_retention_legality,
@@ -72,6 +75,9 @@ def _kernel_broken(candidate: Candidate) -> Broken | None:
     wide = wgmma_resources.shape_of(candidate)
     if wide is not None:
         return wgmma_legality.kernel_broken(wide)
+    passes = wgmma_backward_resources.shapes(candidate)
+    if passes:
+        return next(filter(None, map(wgmma_backward_legality.pass_broken, passes)), None)
     walk = wgmma_retention_resources.shape_of(candidate)
     if walk is not None:
         return wgmma_retention_legality.kernel_broken(walk)

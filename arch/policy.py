@@ -16,6 +16,7 @@ from . import (
     backward_space,
     forward_space,
     retention_space,
+    wgmma_backward_space,
     wgmma_retention_space,
     wgmma_space,
 )
@@ -25,6 +26,7 @@ from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
 from .legality import Rejection
 from .retention_space import RetentionSpace
 from .spec import ArchSpec
+from .wgmma_backward_space import WgmmaBackwardSpace
 from .wgmma_retention_space import WgmmaChunkSpace
 from .wgmma_space import WgmmaSpace
 
@@ -47,7 +49,8 @@ class Policy:
         build_arch: the compute capability its kernels are built for, e.g. ``"80"``.
         families: kernel families it offers, in the order they are tried.
         spec: the GPU's limits and rates.
-        forward_space, backward_space, retention_space, wgmma_space, wgmma_chunk_space: the knobs' values.
+        forward_space, backward_space, retention_space: the knobs' values.
+        wgmma_space, wgmma_backward_space, wgmma_chunk_space: those of family ``sm90``.
         forward_preferences, backward_preferences: the default tables, by rising ``up_to``.
     """
 
@@ -61,6 +64,7 @@ class Policy:
     backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
     retention_space: ClassVar[RetentionSpace] = RetentionSpace()
     wgmma_space: ClassVar[WgmmaSpace] = WgmmaSpace()
+    wgmma_backward_space: ClassVar[WgmmaBackwardSpace] = WgmmaBackwardSpace()
     wgmma_chunk_space: ClassVar[WgmmaChunkSpace] = WgmmaChunkSpace()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
@@ -85,6 +89,8 @@ class Policy:
                 found += wgmma_retention_space.offered(
                     problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
                 )
+            elif family == "sm90" and problem.direction == "backward":
+                found += wgmma_backward_space.offered(problem, self.wgmma_backward_space, self.spec)
             elif family == "sm90":
                 found += wgmma_space.offered(problem, self.wgmma_space, self.spec)
             elif problem.op == "retention":
@@ -129,6 +135,8 @@ class Policy:
             return wgmma_retention_space.preferred(
                 problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
             )
+        if family == "sm90" and problem.direction == "backward":
+            return wgmma_backward_space.preferred(problem, self.wgmma_backward_space, self.spec)
         if family == "sm90":
             return wgmma_space.preferred(problem, self.wgmma_space, self.spec)
         if problem.op == "retention":

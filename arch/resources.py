@@ -12,6 +12,7 @@ from . import (
     chunkwise_resources,
     forward_resources,
     recurrent_resources,
+    wgmma_backward_resources,
     wgmma_resources,
     wgmma_retention_resources,
 )
@@ -33,6 +34,9 @@ def kernels(candidate: Candidate) -> tuple[KernelNeeds, ...]:
     wide = wgmma_resources.shape_of(candidate)
     if wide is not None:
         return (wgmma_resources.needs(wide),)
+    wide_passes = wgmma_backward_resources.shapes(candidate)
+    if wide_passes:
+        return tuple(map(wgmma_backward_resources.needs, wide_passes))
     walk = wgmma_retention_resources.shape_of(candidate)
     if walk is not None:
         return (wgmma_retention_resources.needs(walk),)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import WgmmaForwardKnobs
+from ..codegen.wgmma_knobs import WgmmaForwardKnobs
 from .forward_resources import ELEMENT_BYTES
 from .occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 
 SWIZZLE_COLUMNS = 64  # head dims are held in whole blocks of so many columns
 ALIGNMENT_BYTES = 1024  # of a tile; the start of shared memory may lack it
 BARRIER_BYTES = 256
-PRODUCER_REGISTERS = {2: 24, 3: 32}  # by multiplying warpgroups
-CONSUMER_REGISTERS = {2: 240, 3: 160}
+PRODUCER_REGISTERS = {2: 40, 3: 32}  # by multiplying warpgroups
+CONSUMER_REGISTERS = {2: 232, 3: 160}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,13 @@ class WgmmaShape:
     @property
     def depth(self) -> int:
         """Columns of Q and K that are multiplied."""
-        return _whole(self.candidate.class_qk)
+        return whole_columns(self.candidate.class_qk)
 
     @property
     def columns(self) -> int:
         """Columns of V that one CTA multiplies."""
         per_slice = -(-self.candidate.class_v // self.knobs.v_slices)
-        return _whole(per_slice)
+        return whole_columns(per_slice)
 
     @property
     def fragment_registers(self) -> int:
@@ -78,5 +78,6 @@ def needs(shape: WgmmaShape) -> KernelNeeds:
     )
 
 
-def _whole(columns: int) -> int:
+def whole_columns(columns: int) -> int:
+    """Columns of a head dim in whole blocks, as tiles hold them."""
     return -(-columns // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS

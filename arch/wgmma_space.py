@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import CtaOrder, WgmmaForwardKnobs
 from ..codegen.problem import Problem
+from ..codegen.wgmma_knobs import CtaOrder, WgmmaForwardKnobs
 from .legality import Rejection, check
 from .spec import ArchSpec
 from .wgmma_legality import MAX_COLUMNS

@@ -14,9 +14,10 @@ from math import inf, log
 
 from attention_autotuner.arch import A100, H100, RTX4090, Policy
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, WgmmaForwardKnobs
+from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Direction, Mask, Op, Problem
+from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.estimates import Report
 

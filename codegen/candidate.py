@@ -15,17 +15,18 @@ from .knobs import (
     ForwardKnobs,
     Knobs,
     ParallelKnobs,
-    WgmmaForwardKnobs,
     knobs_from_config,
     knobs_to_config,
 )
 from .problem import Direction, DType, Form, Mask, Op, Problem
 from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs, WgmmaChunkwiseKnobs
+from .wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 
 Family = Literal["sm80", "sm90"]
 
 _Kind = TypeVar("_Kind")
 
+_SM90: tuple[type[Knobs], ...] = (WgmmaForwardKnobs, WgmmaBackwardKnobs, WgmmaChunkwiseKnobs)
 _FORMS: dict[type[Knobs], Form] = {
     ParallelKnobs: "parallel",
     ChunkwiseKnobs: "chunkwise",
@@ -36,7 +37,7 @@ _FORMS: dict[type[Knobs], Form] = {
 
 def family_of(kind: type[Knobs]) -> Family:
     """The family whose kernels a knob class describes."""
-    return "sm90" if kind in (WgmmaForwardKnobs, WgmmaChunkwiseKnobs) else "sm80"
+    return "sm90" if kind in _SM90 else "sm80"
 
 
 def families(op: Op, direction: Direction) -> tuple[Family, ...]:

@@ -18,8 +18,8 @@ from .retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
+from .wgmma_knobs import CtaOrder, WgmmaBackwardKnobs, WgmmaForwardKnobs, WgmmaPass
 
-CtaOrder = Literal["rows_first", "heads_first"]
 BackwardPlan = Literal["fused", "pair", "split"]
 
 CTA_ORDERS: tuple[str, ...] = ("rows_first", "heads_first")
@@ -87,47 +87,6 @@ class ForwardKnobs:
                 f"b{self.ctas_per_sm}",
             ]
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class WgmmaForwardKnobs:
-    """A forward kernel of family ``sm90``: some warpgroups multiply, one thread of another loads by tensor maps.
-
-    Attributes:
-        warpgroups: that multiply; each owns 64 query rows.
-        block_n: key rows of one step of the main loop.
-        num_stages: shared-memory stages of K, V and the mask.
-        v_slices: as in :class:`ForwardKnobs`.
-        cta_order: as in :class:`ForwardKnobs`.
-    """
-
-    warpgroups: int
-    block_n: int
-    num_stages: int
-    v_slices: int = 1
-    cta_order: CtaOrder = "rows_first"
-
-    @property
-    def block_m(self) -> int:
-        """Query rows of one CTA tile."""
-        return 64 * self.warpgroups
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA."""
-        return 128 * (1 + self.warpgroups)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
-        return True
-
-    @property
-    def label(self) -> str:
-        """This part of the candidate's name."""
-        order = "rows" if self.cta_order == "rows_first" else "heads"
-        tile = f"g{self.warpgroups}n{self.block_n}"
-        return f"{tile}_s{self.num_stages}_v{self.v_slices}_{order}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,6 +249,7 @@ Knobs = (
     ForwardKnobs
     | WgmmaForwardKnobs
     | BackwardKnobs
+    | WgmmaBackwardKnobs
     | ParallelKnobs
     | ChunkwiseKnobs
     | WgmmaChunkwiseKnobs
@@ -301,7 +261,7 @@ KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
     ("attention", "forward"): (ForwardKnobs,),
     ("attention", "backward"): (BackwardKnobs,),
     ("retnet", "forward"): (ForwardKnobs, WgmmaForwardKnobs),
-    ("retnet", "backward"): (BackwardKnobs,),
+    ("retnet", "backward"): (BackwardKnobs, WgmmaBackwardKnobs),
     ("retention", "forward"): (
         ParallelKnobs,
         ChunkwiseKnobs,
@@ -314,6 +274,7 @@ KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
 
 _NESTED: dict[type[Knobs], dict[str, type[Any]]] = {
     BackwardKnobs: {"keys": KeyPass, "dq": RowPass, "dk": RowPass, "dv": RowPass},
+    WgmmaBackwardKnobs: {"dq": WgmmaPass, "dk": WgmmaPass, "dv": WgmmaPass},
     ParallelKnobs: {"rows": ForwardKnobs, "states": ChunkPass},
     ChunkwiseKnobs: {"output": ChunkPass},
     RetentionBackwardKnobs: {"dq": ChunkPass, "dk": ChunkPass, "dv": ChunkPass},

@@ -35,6 +35,12 @@ def traits_of(candidate: Candidate) -> list[str]:
     """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
     if candidate.family == "sm90" and candidate.op == "retention":
         return ["attention_autotuner::WgmmaChunkTraits<{0}, false>"]
+    if candidate.family == "sm90" and candidate.direction == "backward":
+        return [
+            f"attention_autotuner::WgmmaPassTraits<{{0}}, {{0}}::{name}, "
+            f"attention_autotuner::Result::k{name}>"
+            for name in ("Dq", "Dk", "Dv")
+        ]
     if candidate.family == "sm90":
         return ["attention_autotuner::WgmmaForwardTraits<{0}>"]
     if candidate.op == "retention":
@@ -47,7 +53,8 @@ def traits_of(candidate: Candidate) -> list[str]:
 def header_of(candidate: Candidate) -> str:
     """The header that has them."""
     if candidate.family == "sm90":
-        return f"{candidate.op}_{'' if candidate.op == 'retention' else 'forward_'}traits_sm90"
+        direction = "" if candidate.op == "retention" else f"{candidate.direction}_"
+        return f"{candidate.op}_{direction}traits_sm90"
     if candidate.op != "retention":
         return f"attention_{candidate.direction}_traits"
     name = candidate.direction if candidate.form == "auto" else candidate.form

@@ -14,8 +14,8 @@ from attention_autotuner.arch.rules import CLASS_PREDICATES
 from attention_autotuner.arch.wgmma_legality import WGMMA_PREDICATES
 from attention_autotuner.arch.wgmma_resources import shape_of
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import WgmmaForwardKnobs
 from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
 from tests.twins import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build

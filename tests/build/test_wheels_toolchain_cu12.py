@@ -23,7 +23,8 @@ from attention_autotuner.codegen import toolchain
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs, WgmmaForwardKnobs
+from attention_autotuner.codegen.knobs import ForwardKnobs
+from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 

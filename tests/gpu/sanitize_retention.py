@@ -13,7 +13,6 @@ from attention_autotuner.codegen.knobs import (
     Knobs,
     ParallelKnobs,
     RowPass,
-    WgmmaForwardKnobs,
 )
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.retention_knobs import (
@@ -23,12 +22,17 @@ from attention_autotuner.codegen.retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
+from attention_autotuner.codegen.wgmma_knobs import (
+    WgmmaBackwardKnobs,
+    WgmmaForwardKnobs,
+    WgmmaPass,
+)
 
 from .bare_retention import RetentionCall
 
 
 def _made(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
-    backward = isinstance(knobs, (BackwardKnobs, RetentionBackwardKnobs))
+    backward = isinstance(knobs, (BackwardKnobs, RetentionBackwardKnobs, WgmmaBackwardKnobs))
     config: dict[str, Any] = {
         "family": "sm80",
         "direction": "backward" if backward else "forward",
@@ -52,6 +56,9 @@ def _retention(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
 FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
 ONE_STAGE = replace(FORWARD, num_stages=1)
 WGMMA = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
+WIDE = WgmmaPass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+IN_PARTS = replace(WIDE, num_stages=1, parts=2, part_slots=3)
+IN_TURNS = replace(WIDE, warpgroups=3, turns=True)
 KEYS = KeyPass(block_m=32, block_n=64, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=4, num_stages=2)
 FUSED = BackwardKnobs(plan="fused", keys=KEYS)
@@ -71,6 +78,15 @@ RETNET: dict[str, Candidate] = {
     "retnet-wgmma": _retnet((64, 64), WGMMA, family="sm90"),
     "retnet-wgmma-slices-bf16": _retnet(
         (128, 128), replace(WGMMA, v_slices=2, num_stages=1), family="sm90", dtype="bf16"
+    ),
+    "retnet-wgmma-backward": _retnet(
+        (64, 64), WgmmaBackwardKnobs(dq=WIDE, dk=IN_TURNS, dv=IN_TURNS), family="sm90"
+    ),
+    "retnet-wgmma-backward-parts-bf16": _retnet(
+        (112, 128),
+        WgmmaBackwardKnobs(dq=IN_PARTS, dk=IN_PARTS, dv=replace(WIDE, slices=2)),
+        family="sm90",
+        dtype="bf16",
     ),
     "retnet-decay": _retnet((64, 64), FORWARD, "decay"),
     "retnet-decay-unaligned": _retnet(

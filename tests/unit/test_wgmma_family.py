@@ -13,9 +13,10 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.candidate import Candidate, families
-from attention_autotuner.codegen.knobs import ForwardKnobs, WgmmaForwardKnobs
+from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.tuning.cost_model import estimate, rank
 from attention_autotuner.tuning.records import RecordStore
@@ -35,8 +36,8 @@ def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
     assert {one.family for one in H100().legal(MASKED)} == {"sm80", "sm90"}
     assert {one.family for one in A100().legal(MASKED)} == {"sm80"}
     others = (
-        replace(MASKED, direction="backward"),
         replace(MASKED, mask="decay", causal=True),
+        replace(MASKED, mask="decay", causal=True, direction="backward"),
         replace(MASKED, alignment_bytes=2),
         replace(MASKED, op="attention", mask="none"),
     )
@@ -109,7 +110,7 @@ def test_a_family_takes_its_own_knobs() -> None:
     with pytest.raises(TypeError, match="attention forward takes ForwardKnobs, got Wgmma"):
         Candidate.of(replace(MASKED, op="attention", mask="none"), "sm90", KNOBS)
     assert families("retnet", "forward") == ("sm80", "sm90")
-    assert families("attention", "forward") == families("retnet", "backward") == ("sm80",)
+    assert families("attention", "forward") == families("attention", "backward") == ("sm80",)
     assert Candidate.from_config(plain.config) == plain
     assert isinstance(A100().default(MASKED).knobs, ForwardKnobs)
 

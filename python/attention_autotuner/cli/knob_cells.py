@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs, WgmmaForwardKnobs
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, ParallelKnobs
 from ..codegen.problem import Problem
 from ..codegen.retention_knobs import (
     ChunkwiseKnobs,
@@ -11,6 +11,7 @@ from ..codegen.retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
+from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 
 
 def knob_headings(problem: Problem) -> list[str]:
@@ -25,7 +26,7 @@ def knob_headings(problem: Problem) -> list[str]:
 def knobs(candidate: Candidate) -> list[str]:
     """A candidate's knobs as cells under :func:`knob_headings`."""
     c = candidate.knobs
-    if isinstance(c, BackwardKnobs):
+    if isinstance(c, (BackwardKnobs, WgmmaBackwardKnobs)):
         return _backward(candidate, c)
     if isinstance(c, ForwardKnobs):
         return _forward(candidate, c)
@@ -61,10 +62,10 @@ def _more(candidate: Candidate, *words: str) -> str:
     return ", ".join(word for word in (*words, copies) if word) or "-"
 
 
-def _backward(candidate: Candidate, c: BackwardKnobs) -> list[str]:
+def _backward(candidate: Candidate, c: BackwardKnobs | WgmmaBackwardKnobs) -> list[str]:
     return [
         candidate.family,
-        c.plan,
+        c.plan if isinstance(c, BackwardKnobs) else "split",
         " ".join(f"{name}:{one.label}" for name, one in c.passes.items()),
         c.cta_order.replace("_", " "),
         _more(candidate, "deterministic" if c.deterministic else ""),

@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from ..arch.legality import check
 from ..arch.policy import Policy
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import RowPass
+from ..codegen.knobs import BackwardKnobs, RowPass
 from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
 from ..codegen.problem import Problem
 from .cost_model import estimate, rank, refine
@@ -98,8 +98,8 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
     """
     best: dict[RowPass, Candidate] = {}
     for one, _ in ranked:
-        knobs = one.backward
-        if knobs.plan == "pair" and knobs.dq is not None:
+        knobs = one.knobs
+        if isinstance(knobs, BackwardKnobs) and knobs.plan == "pair" and knobs.dq is not None:
             best.setdefault(knobs.dq, one)
     return list(islice(best.values(), 1, 1 + COMPANIONS))
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from ..arch import resources
 from ..arch.spec import ArchSpec
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ParallelKnobs, WgmmaForwardKnobs
+from ..codegen.knobs import BackwardKnobs, ParallelKnobs
 from ..codegen.problem import Problem
 from ..codegen.retention_knobs import (
     ChunkwiseKnobs,
@@ -24,6 +24,7 @@ from ..codegen.retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
+from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 from . import (
     backward_costs,
     chunkwise_costs,
@@ -58,7 +59,7 @@ def refine(
 ) -> Estimate:
     """Predict a built candidate's time with the compiler's registers, spills and static shared memory."""
     kernels = resources.kernels(candidate)
-    if not isinstance(candidate.knobs, BackwardKnobs):
+    if not isinstance(candidate.knobs, (BackwardKnobs, WgmmaBackwardKnobs)):
         usages = tuple(reported_usage(kernel, report) for kernel in kernels)
     else:
         told = backward_costs.passes_of(report)
@@ -99,6 +100,8 @@ def predict(
     knobs = candidate.knobs
     if isinstance(knobs, BackwardKnobs):
         return backward_costs.predict(problem, candidate, spec, usages, coefficients)
+    if isinstance(knobs, WgmmaBackwardKnobs):
+        return wgmma_costs.predict_backward(problem, candidate, spec, usages)
     if isinstance(knobs, RetentionBackwardKnobs):
         return chunkwise_costs.backward(problem, candidate, spec, usages, coefficients)
     if isinstance(knobs, ParallelKnobs):

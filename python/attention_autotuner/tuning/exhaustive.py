@@ -14,20 +14,14 @@ from math import exp, inf, log
 from statistics import fmean
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import (
-    BackwardKnobs,
-    ForwardKnobs,
-    KeyPass,
-    Knobs,
-    ParallelKnobs,
-    WgmmaForwardKnobs,
-)
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs
 from ..codegen.retention_knobs import (
     ChunkPass,
     ChunkwiseKnobs,
     RecurrentKnobs,
     WgmmaChunkwiseKnobs,
 )
+from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 from .shortlist import Ranked, shortlist
 
 SAMPLE = 96
@@ -52,6 +46,8 @@ def _stratum(knobs: Knobs) -> tuple[object, ...]:
     passes: list[object] = []
     if isinstance(knobs, BackwardKnobs):
         passes.append(knobs.plan)
+    elif isinstance(knobs, WgmmaBackwardKnobs):
+        passes.append("wgmma")
     else:
         passes += ["chunkwise", knobs.chunk, knobs.super_chunk]
     own = {"output": knobs.output} if isinstance(knobs, ChunkwiseKnobs) else knobs.passes

@@ -6,15 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..codegen.candidate import Candidate
-from ..codegen.knobs import (
-    BackwardKnobs,
-    ForwardKnobs,
-    KeyPass,
-    Knobs,
-    ParallelKnobs,
-    RowPass,
-    WgmmaForwardKnobs,
-)
+from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs, RowPass
 from ..codegen.retention_knobs import (
     ChunkPass,
     ChunkwiseKnobs,
@@ -22,6 +14,7 @@ from ..codegen.retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
+from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs, WgmmaPass
 from .cost_model import Estimate
 
 Ranked = tuple[Candidate, Estimate]
@@ -53,6 +46,8 @@ def _shape(knobs: Knobs) -> tuple[object, ...]:
         )
     if isinstance(knobs, WgmmaForwardKnobs):
         return ("wgmma", knobs.warpgroups, knobs.block_n, knobs.v_slices)
+    if isinstance(knobs, WgmmaBackwardKnobs):
+        return ("wgmma", *map(_tile_of, knobs.passes.values()))
     if isinstance(knobs, BackwardKnobs):
         passes = [knobs.keys] if knobs.keys is not None else [*knobs.passes.values()]
         return (knobs.plan, *(_tile_of(each) for each in passes))
@@ -71,6 +66,8 @@ def _feed(knobs: Knobs) -> tuple[object, ...]:
         return (knobs.q_in_registers, knobs.qk_ahead, knobs.persistent, knobs.cta_order)
     if isinstance(knobs, WgmmaForwardKnobs):
         return (knobs.num_stages, knobs.cta_order)
+    if isinstance(knobs, WgmmaBackwardKnobs):
+        return (knobs.cta_order, *(each.turns for each in knobs.passes.values()))
     if isinstance(knobs, BackwardKnobs):
         passes = knobs.passes.values()
         stages = tuple(each.num_stages for each in passes)
@@ -88,12 +85,14 @@ def _chunk_passes(knobs: ChunkwiseKnobs | RetentionBackwardKnobs) -> list[ChunkP
     return [knobs.output] if isinstance(knobs, ChunkwiseKnobs) else [*knobs.passes.values()]
 
 
-def _tile_of(one: KeyPass | RowPass | ChunkPass) -> tuple[int, ...]:
+def _tile_of(one: KeyPass | RowPass | ChunkPass | WgmmaPass) -> tuple[int, ...]:
     """Rows, columns, warps and slices of a pass; of one over chunks, columns and warps."""
     if isinstance(one, ChunkPass):
         return (one.columns, one.column_warps, one.depth_warps)
     if isinstance(one, KeyPass):
         return (one.block_m, one.block_n, one.warp_pairs, one.query_parts)
+    if isinstance(one, WgmmaPass):
+        return (one.block_rows, one.block_columns, one.parts, one.slices)
     return (one.block_rows, one.block_columns, one.warps, one.column_warps, one.slices)
 
 

@@ -1,0 +1,89 @@
+"""What Python says of retnet's backward passes of family sm90, and what their headers say, is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.arch.legality import check_kernel
+from attention_autotuner.arch.rules import CLASS_PREDICATES
+from attention_autotuner.arch.wgmma_backward_legality import WGMMA_PASS_PREDICATES, pass_broken
+from attention_autotuner.arch.wgmma_backward_resources import shapes
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaPass
+from tests.twins import asserted, compile_host, counted, printed, source_of
+
+pytestmark = pytest.mark.build
+
+PLAIN = WgmmaPass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+
+
+def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    """A candidate of three equal passes."""
+    one = replace(PLAIN, **knobs)
+    config: dict[str, Any] = {"class_qk": 128, "class_v": 128} | (fields or {})
+    return Candidate(
+        family="sm90",
+        op="retnet",
+        direction="backward",
+        mask="explicit",
+        dtype="fp16",
+        knobs=WgmmaBackwardKnobs(dq=one, dk=one, dv=one),
+        **config,
+    )
+
+
+ILLEGAL = {
+    "class_qk_range": passes({"class_qk": 24}),
+    "class_v_range": passes({"class_v": 24}),
+    "tensor_maps_need_alignment": passes({"copy_bytes": 2}),
+    "warpgroups_range": passes(warpgroups=1),
+    "block_columns_known": passes(block_columns=96),
+    "pass_stages_range": passes(num_stages=4),
+    "parts_have_no_turns": passes(parts=2, part_slots=3, turns=True),
+    "result_columns_fit_product": passes({"class_v": 512}, num_stages=1),
+    "parts_divide_depth": passes(parts=3, part_slots=3),
+    "part_slots_range": passes(part_slots=1),
+    "fragments_fit_warpgroup": passes({"class_qk": 256}, block_columns=128),
+    "barriers_have_room": passes({"class_qk": 64, "class_v": 64}, num_stages=3, part_slots=10),
+}
+TOO_LARGE = passes(block_columns=128, num_stages=3, part_slots=3)
+
+
+def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_PASS_PREDICATES}
+    for name, candidate in ILLEGAL.items():
+        rule = WGMMA_PASS_PREDICATES.get(name)
+        if rule is not None:
+            assert any(map(rule, shapes(candidate))), name
+        else:
+            assert CLASS_PREDICATES[name](candidate), name
+        assert any(map(pass_broken, shapes(candidate))), name
+    assert check_kernel(passes()) is check_kernel(TOO_LARGE) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
+    candidates = [
+        one
+        for dims in ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
+        for one in H100().legal(
+            Problem(
+                op="retnet",
+                direction="backward",
+                mask="explicit",
+                dim_qk=dims[0],
+                dim_v=dims[1],
+            )
+        )
+        if one.family == "sm90"
+    ]
+    assert len(candidates) > 40
+    assert printed(tmp_path, candidates) == counted(candidates)

@@ -1,0 +1,154 @@
+"""Retnet's backward of family sm90: where it is offered, what its passes are, what they should take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+from attention_autotuner.arch import A100, H100, resources
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.arch.legality import Rejection, check, check_kernel
+from attention_autotuner.arch.wgmma_backward_resources import shapes, smem_bytes
+from attention_autotuner.arch.wgmma_backward_space import fit
+from attention_autotuner.codegen.candidate import Candidate, families
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs
+from attention_autotuner.tuning.backward_costs import pass_named
+from attention_autotuner.tuning.cost_model import estimate, rank
+
+MASKED = Problem(
+    op="retnet",
+    direction="backward",
+    mask="explicit",
+    batch=8,
+    heads_q=8,
+    heads_kv=8,
+    seqlen_q=2048,
+    seqlen_k=2048,
+    dim_qk=256,
+    dim_v=512,
+)
+POLICY = H100(H200_SPEC)
+
+
+def knobs_of(candidate: Candidate) -> WgmmaBackwardKnobs:
+    assert isinstance(candidate.knobs, WgmmaBackwardKnobs)
+    return candidate.knobs
+
+
+def test_a_masked_backward_has_it_first_on_an_h100_and_nowhere_else() -> None:
+    assert POLICY.default(MASKED).family == "sm90"
+    assert {one.family for one in POLICY.legal(MASKED)} == {"sm80", "sm90"}
+    assert {one.family for one in A100().legal(MASKED)} == {"sm80"}
+    assert POLICY.on((12, 0)).default(MASKED).family == "sm80"
+    for problem in (
+        replace(MASKED, alignment_bytes=2),
+        replace(MASKED, op="attention", mask="none", dim_v=256),
+    ):
+        assert POLICY.default(problem).family == "sm80"
+    assert families("retnet", "backward") == ("sm80", "sm90")
+
+
+def test_it_serves_deterministic_problems_with_the_same_kernels() -> None:
+    strict = replace(MASKED, deterministic=True)
+    assert POLICY.default(strict) == POLICY.default(MASKED)
+    assert POLICY.default(strict).deterministic
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (80, 96), (128, 64), (256, 512), (248, 264), (64, 400)])
+def test_every_aligned_pair_of_head_dims_has_a_legal_default(dims: tuple[int, int]) -> None:
+    problem = replace(MASKED, dim_qk=dims[0], dim_v=dims[1])
+    found = POLICY.default(problem)
+    assert found.family == "sm90"
+    assert check(found, POLICY.spec) is None
+
+
+def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None:
+    knobs = knobs_of(POLICY.default(MASKED))
+    assert (knobs.dq.parts, knobs.dk.parts, knobs.dv.parts) == (8, 8, 1)
+    assert (knobs.dq.slices, knobs.dv.slices) == (1, 2)
+    assert not any(one.turns for one in knobs.passes.values())
+    narrow = knobs_of(POLICY.default(replace(MASKED, dim_qk=128, dim_v=128)))
+    assert narrow.dk.turns
+    assert narrow.dk.parts == 1
+
+
+def test_a_pass_takes_all_the_stages_that_fit() -> None:
+    narrow = POLICY.default(replace(MASKED, dim_qk=64, dim_v=64))
+    for shape in shapes(narrow):
+        found = fit(shape, POLICY.spec)
+        assert found == shape.knobs
+        more = replace(
+            shape,
+            knobs=replace(found, num_stages=found.num_stages + 1, part_slots=found.num_stages + 1),
+        )
+        assert found.num_stages == 3 or smem_bytes(more) > POLICY.spec.smem_per_block_bytes
+
+
+def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
+    unaligned = POLICY.candidates(replace(MASKED, alignment_bytes=2))
+    reasons = {
+        one.reason
+        for one in unaligned
+        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+    }
+    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    default = POLICY.default(MASKED)
+    knobs = knobs_of(default)
+    turning = replace(default, knobs=replace(knobs, dq=replace(knobs.dq, turns=True)))
+    rejection = check_kernel(turning)
+    assert rejection is not None
+    assert rejection.predicate == "parts_have_no_turns"
+    assert "products of 8 parts" in rejection.reason
+
+
+def test_its_candidates_survive_json_and_name_their_passes() -> None:
+    for one in POLICY.legal(MASKED):
+        assert Candidate.from_config(one.config) == one
+    default = POLICY.default(MASKED)
+    assert "_dq_g2c64s1p8x6v1_dk_" in default.name
+    assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
+
+
+def test_kernels_are_told_apart_by_their_names() -> None:
+    mangled = (
+        "_ZN19attention_autotuner21retnet_backward_wgmmaINS_15WgmmaPassTraitsINS0_6ConfigENS1_2Dk"
+        "ELNS_6ResultE1EEEEEvNS_18WgmmaPassArgumentsENS_8TileListE"
+    )
+    assert pass_named(mangled) == "dk"
+    assert pass_named(mangled.replace("ResultE1", "ResultE0")) == "dq"
+
+
+def test_it_stands_on_headers_of_its_own() -> None:
+    closure = include_closure(render(POLICY.default(MASKED)).text)
+    assert any(path.endswith("retnet_backward_sm90.cuh") for path in closure)
+    assert not any("attention_backward_keys" in path for path in closure)
+
+
+def test_the_model_knows_that_warpgroups_are_faster() -> None:
+    ranked = rank(MASKED, POLICY.legal(MASKED), POLICY.spec)
+    assert ranked[0][0].family == "sm90"
+    best_old = next(found for one, found in ranked if one.family == "sm80")
+    assert ranked[0][1].us < 0.7 * best_old.us
+    best = ranked[0][1].us
+    causal = replace(MASKED, causal=True)
+    assert estimate(causal, POLICY.default(causal), POLICY.spec).us < 0.7 * best
+    longer = replace(MASKED, seqlen_q=4096)
+    assert 1.8 < estimate(longer, POLICY.default(longer), POLICY.spec).us / best < 2.2
+
+
+def test_shared_heads_walk_as_many_queries() -> None:
+    one = POLICY.default(MASKED)
+    alone, shared = (
+        estimate(each, one, POLICY.spec).terms["tensor_us"]
+        for each in (MASKED, replace(MASKED, heads_kv=2))
+    )
+    assert shared == pytest.approx(alone)
+
+
+def test_a_gpu_without_such_products_takes_forever() -> None:
+    found = estimate(MASKED, POLICY.default(MASKED), A100().spec)
+    assert (found.us, found.limiter) == (inf, "residency")
