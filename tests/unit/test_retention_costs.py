@@ -299,7 +299,8 @@ def test_what_was_measured_is_offered_and_its_best_leads_the_ranking(direction: 
         # Of backward few were tried, none of them in super-chunks: what is ahead of them may be so in truth.
         best = min(times, key=lambda knobs: times[knobs])
         if direction == "forward":
-            assert best in [each.knobs for each, _ in ranked[:5]]
+            narrow = [each.knobs for each, _ in ranked if each.family == "sm80"]
+            assert best in narrow[:5]
         else:
             whole = [each.knobs for each, _ in ranked if each.knobs.label.startswith(UNDIVIDED)]
             assert best in whole[:6]
