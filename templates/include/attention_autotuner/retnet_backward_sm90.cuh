@@ -21,6 +21,7 @@
 #include "retnet_backward_sm80.cuh"
 #include "retnet_backward_traits_sm90.cuh"
 #include "retnet_masks_sm90.cuh"
+#include "retnet_results_sm90.cuh"
 #include "tensor_maps_sm90.cuh"
 
 namespace attention_autotuner {
@@ -31,44 +32,6 @@ struct WgmmaPassArguments {
   int walks;
   float turn;  // the sign of scale
 };
-
-// Writes a warpgroup's rows of a result, scaled; or, where CTAs share rows, in fp32 to their parts. `row` is the lane's
-// first and `column` the first of the accumulators.
-template <typename Element, int Registers, typename Common>
-__device__ __forceinline__ void write_result(float const (&result)[Registers], Common const& common,
-                                             attention_autotuner_tensor const& out, float* parts, int class_columns,
-                                             int columns, float scale, int batch, int head, int split, int rows,
-                                             int row, int column) {
-  auto const& params = common.params;
-  bool const shares = parts != nullptr && common.splits.divisor > 1;
-  column += 2 * (lane_index() & 3);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    int const i = row + 8 * half;
-    if (i >= rows) continue;
-    if (shares) {
-      float* const line =
-          parts + (((int64_t(split) * params.batch + batch) * params.heads_kv + head) * rows + i) * class_columns;
-#pragma unroll
-      for (int g = 0; g < Registers / 4; ++g) {
-        if (column + 8 * g < class_columns) {
-          *reinterpret_cast<float2*>(line + column + 8 * g) =
-              make_float2(result[4 * g + 2 * half], result[4 * g + 2 * half + 1]);
-        }
-      }
-    } else {
-      Element* const line =
-          static_cast<Element*>(out.data) + batch * out.stride_batch + head * out.stride_head + i * out.stride_row;
-#pragma unroll
-      for (int g = 0; g < Registers / 4; ++g) {
-        if (column + 8 * g < columns) {
-          *reinterpret_cast<uint32_t*>(line + column + 8 * g) =
-              pack_pair<Element>(result[4 * g + 2 * half] * scale, result[4 * g + 2 * half + 1] * scale);
-        }
-      }
-    }
-  }
-}
 
 // What both roles know: the tile, the steps over the other side, the barriers; and the thread that loads.
 template <typename T>
@@ -129,7 +92,7 @@ struct WgmmaPassStages {
 
   // --- the thread that loads -----------------------------------------------------------------------------------------
 
-  // Three threads load, as none may wait for the room that another's tiles lack: X and Y, the mask, Z.
+  // Three warps load, as none may wait for the room that another's tiles lack. A thread brings X and Y.
   __device__ __forceinline__ void load_scores() const {
     int const row = tile.row_block * T::kBlockRows;
     int part = 0;
@@ -150,26 +113,38 @@ struct WgmmaPassStages {
       }
     }
   }
+  // By a whole warp, for the factors of columns.
   __device__ __forceinline__ void load_masks() const {
     auto const& common = arguments.common;
     int const row = tile.row_block * T::kBlockRows, total = arguments.walks * steps;
+    bool const leads = lane_index() == 0;
     Cursor now = walk.begin();
     for (int index = 0; index < total; ++index, walk.next(now)) {
       if (index == steps) now = walk.begin();
       int const stage = index % T::kStages, other = now.tile * T::kBlockColumns;
-      wait(mask_free(stage), (index / T::kStages & 1) ^ 1);
       uint32_t const mask = smem + T::kMaskOffset + stage * T::kMaskBytes;
-      if constexpr (T::kByQueries) {
-        fetch_tile<T::kBlockRows, T::kBlockColumns>(mask, arguments.mask, mask_full(stage), row, other, tile.head, 0);
-      } else {
+      wait(mask_free(stage), (index / T::kStages & 1) ^ 1);
+      if (leads) {
+        announce_bytes(mask_full(stage), T::kMaskBytes);
+        if constexpr (T::kByQueries) {
+          copy_tile<T::kBlockRows, T::kBlockColumns>(mask, arguments.mask, mask_full(stage), row, other, tile.head, 0);
+        } else {
+          copy_tile<T::kBlockColumns, T::kBlockRows>(mask, arguments.mask, mask_full(stage), other, row, now.head, 0);
+        }
+      }
+      if constexpr (!T::kByQueries) {
         float const* const factors =
             (index < steps ? common.base : common.shift) + common.statistics_offset(tile.batch, now.head) + other;
-        expect_bytes(mask_full(stage), T::kMaskBytes + T::kFactorBytes);
-        copy_tile<T::kBlockColumns, T::kBlockRows>(mask, arguments.mask, mask_full(stage), other, row, now.head, 0);
-        copy_bytes(smem + T::kFactorOffset + stage * T::kFactorBytes, factors, T::kFactorBytes, mask_full(stage));
+        for (int i = 2 * lane_index(); i < T::kBlockColumns; i += 64) {
+          store_shared_float2(smem + T::kFactorOffset + stage * T::kFactorBytes + 4 * i,
+                              *reinterpret_cast<float2 const*>(factors + i));
+        }
+        __syncwarp();
       }
+      if (leads) arrive(mask_full(stage));
     }
   }
+  // By one thread: Z.
   __device__ __forceinline__ void load_others() const {
     int const total = arguments.walks * steps;
     Cursor now = walk.begin();
@@ -261,20 +236,23 @@ struct WgmmaPassWarpgroup : WgmmaPassStages<T> {
       uint32_t words[4];
       mask.template load<Hides>(words, sixteen);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        int const g = 2 * sixteen + i / 2, half = i % 2;
-        float2 f;
-        if constexpr (T::kByQueries) {
-          f = make_float2(factor[half], factor[half]);
-        } else {
+      for (int eight = 0; eight < 2; ++eight) {
+        int const g = 2 * sixteen + eight;
+        float2 f{};
+        if constexpr (!T::kByQueries) {
           f = load_shared_float2(factors + 32 * g);
+          mask.note(f.x);
           f = make_float2(f.x * last, f.y * last);
         }
-        float2 const m = unpack_pair<Element>(words[i]);
-        float& low = s[4 * g + 2 * half];
-        float& high = s[4 * g + 2 * half + 1];
-        low = weight_of<Signs>(low, m.x, f.x);
-        high = weight_of<Signs>(high, m.y, f.y);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (T::kByQueries) f = make_float2(factor[half], factor[half]);
+          float2 const m = unpack_pair<Element>(words[2 * eight + half]);
+          float& low = s[4 * g + 2 * half];
+          float& high = s[4 * g + 2 * half + 1];
+          low = weight_of<Signs>(low, m.x, f.x);
+          high = weight_of<Signs>(high, m.y, f.y);
+        }
       }
     }
   }
@@ -386,7 +364,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (threadIdx.x < kWarpgroupThreads) {
     give_registers<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_scores();
-    if (threadIdx.x == 32) stages.load_masks();
+    if (threadIdx.x / 32 == 1) stages.load_masks();
     if (threadIdx.x == 64) stages.load_others();
   } else {
     take_registers<T::kConsumerRegisters>();

@@ -29,7 +29,7 @@ struct MaskRows {
     int const last_key = T::kByQueries ? column + T::kBlockColumns - 1 : first_row + 15;
     hides = params.causal && last_key > (T::kByQueries ? first_row : column) + params.causal_offset;
     int const ahead = column + 2 * (lane_index() & 3) - first_row - lane_index() / 4;
-    beyond = (T::kByQueries ? ahead : -ahead) - params.causal_offset;
+    beyond = params.causal ? (T::kByQueries ? ahead : -ahead) - params.causal_offset : INT32_MIN / 2;
   }
 
   // Sixteen columns in pairs as accumulators lie: words[2 j + half] holds rows 8 half on, columns 8 j on.
@@ -54,6 +54,8 @@ struct MaskRows {
       }
     }
   }
+  // A word that was read from the same stage beside the mask.
+  __device__ __forceinline__ void note(float word) { seen |= __float_as_uint(word); }
   // Once the warp has read all.
   __device__ __forceinline__ void release(uint32_t freed) const {
     __syncwarp();

@@ -43,7 +43,11 @@ __device__ __forceinline__ void initialise_barrier(uint32_t barrier, int arrival
 __device__ __forceinline__ void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
-// Arrives, and makes the phase wait for that many bytes of copies.
+// Makes the phase wait for that many bytes of copies; somebody has yet to arrive.
+__device__ __forceinline__ void announce_bytes(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
+}
+// Arrives as well.
 __device__ __forceinline__ void expect_bytes(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -75,30 +79,8 @@ __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
       : "memory");
 }
 
-// --- clusters --------------------------------------------------------------------------------------------------------
-
-__device__ __forceinline__ int cluster_rank() {
-  uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
-  return int(rank);
-}
-// Arrives at the barrier in the same place of another CTA of the cluster, or of this one.
-__device__ __forceinline__ void arrive_in(int rank, uint32_t barrier) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 there;\n"
-      "mapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
-      "}\n" ::"r"(barrier),
-      "r"(rank)
-      : "memory");
-}
-// All threads of the cluster wait for each other.
-__device__ __forceinline__ void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release;\n"
-      "barrier.cluster.wait.acquire;\n" ::
-          : "memory");
+__device__ __forceinline__ void store_shared_float2(uint32_t address, float2 value) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};\n" ::"r"(address), "f"(value.x), "f"(value.y) : "memory");
 }
 
 // --- copies ----------------------------------------------------------------------------------------------------------
@@ -110,22 +92,6 @@ __device__ __forceinline__ void copy_box(uint32_t target, CUtensorMap const& map
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
       "[%2];\n" ::"r"(target),
       "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
-      : "memory");
-}
-// The same, to equal places in the CTAs of the cluster whose bits are set, where equal barriers await it.
-__device__ __forceinline__ void copy_box_to(uint16_t ctas, uint32_t target, CUtensorMap const& map, uint32_t barrier,
-                                            int column, int row, int head, int batch) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-      "[%1, {%3, %4, %5, %6}], [%2], %7;\n" ::"r"(target),
-      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "h"(ctas)
-      : "memory");
-}
-// Bytes as they lie, in multiples of 16.
-__device__ __forceinline__ void copy_bytes(uint32_t target, void const* source, int bytes, uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(target),
-      "l"(source), "r"(bytes), "r"(barrier)
       : "memory");
 }
 __device__ __forceinline__ void prefetch_map(CUtensorMap const& map) {
@@ -226,16 +192,6 @@ __device__ __forceinline__ int group_row() {
 // Once all that a warpgroup's products read of a stage has been read.
 __device__ __forceinline__ void release(uint32_t freed) {
   if (threadIdx.x % kWarpgroupThreads == 0) arrive(freed);
-}
-// The same, of what the CTAs of a cluster bring for each other.
-template <int Ctas>
-__device__ __forceinline__ void release_in_cluster(uint32_t freed) {
-  if constexpr (Ctas == 1) {
-    release(freed);
-  } else {
-    int const thread = int(threadIdx.x) % kWarpgroupThreads;
-    if (thread < Ctas) arrive_in(thread, freed);
-  }
 }
 // Multiplying warpgroups issue products in turns, so that one weighs while another multiplies: equally many, the first
 // warpgroup first. `begin_turns` comes before the first of them, if there is any.
