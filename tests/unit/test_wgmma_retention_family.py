@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100, H100
-from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.arch import A100, H100, resolve
 from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.cli.knob_cells import knob_headings, knobs
 from attention_autotuner.codegen.candidate import Candidate, families
@@ -20,7 +19,7 @@ from attention_autotuner.tuning.cost_model import estimate, rank
 from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 
-POLICY = H100(H200_SPEC)
+POLICY = resolve("H200")
 DECAYED = Problem(
     op="retention",
     causal=True,
@@ -34,12 +33,14 @@ DECAYED = Problem(
 )
 # (dim_qk, dim_v, batch, heads, tokens): microseconds by (warpgroups, stages, CTAs an SM, super-chunk), on one H200.
 MEASURED_US: dict[tuple[int, int, int, int, int], dict[tuple[int, int, int, int], float]] = {
-    (256, 512, 8, 8, 2048): {(2, 2, 1, 0): 189.6, (1, 2, 1, 0): 291.8},
-    (256, 512, 4, 8, 4096): {(2, 2, 1, 0): 191.7, (1, 2, 1, 0): 288.1},
-    (256, 512, 1, 8, 16384): {(2, 2, 1, 0): 686.8},
-    (256, 256, 8, 8, 2048): {(2, 2, 1, 0): 108.9},
-    (128, 256, 8, 16, 2048): {(2, 2, 1, 0): 155.9, (2, 3, 1, 0): 144.7},
-    (128, 128, 8, 16, 4096): {(2, 2, 1, 0): 183.3, (1, 2, 2, 0): 189.6},
+    (256, 512, 8, 8, 2048): {(2, 2, 1, 0): 180.3},
+    (256, 512, 4, 8, 4096): {(2, 2, 1, 0): 184.3},
+    (256, 512, 2, 8, 8192): {(1, 2, 1, 0): 262.4, (2, 2, 1, 4096): 277.1},
+    (256, 512, 1, 8, 16384): {(2, 2, 1, 4096): 308.2},
+    (256, 256, 8, 8, 2048): {(2, 2, 1, 0): 98.3},
+    (128, 256, 8, 16, 2048): {(2, 3, 1, 0): 131.2},
+    (128, 128, 8, 16, 4096): {(2, 3, 1, 0): 141.0},
+    (64, 64, 8, 32, 2048): {(1, 3, 2, 0): 72.4},
 }
 
 
@@ -142,7 +143,7 @@ def test_the_model_meets_what_was_measured(shape: tuple[int, int, int, int, int]
         one = wide(
             problem, warpgroups=groups, num_stages=stages, ctas_per_sm=ctas, super_chunk=size
         )
-        assert 0.84 < estimate(problem, one, POLICY.spec).us / us < 1.16, one.name
+        assert 0.9 < estimate(problem, one, POLICY.spec).us / us < 1.1, one.name
 
 
 def test_the_model_knows_that_warpgroups_are_faster_than_warps() -> None:
