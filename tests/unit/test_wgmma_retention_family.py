@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100, H100, resolve
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.cli.knob_cells import knob_headings, knobs
 from attention_autotuner.codegen.candidate import Candidate, families
@@ -19,7 +20,7 @@ from attention_autotuner.tuning.cost_model import estimate, rank
 from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 
-POLICY = resolve("H200")
+POLICY = H100(H200_SPEC)
 DECAYED = Problem(
     op="retention",
     causal=True,

@@ -1,7 +1,7 @@
 """How long chunkwise retention of family ``sm90`` takes: chunks one after the other, memory, and states of stretches.
 
-Fitted to 15 times on one H200 (dims 64, 128, 256 and 256/512), which it meets within 9 % but for one. A chunk is a chain
-of products that wait for each other: its clocks hardly hang on the tensor rate.
+Fitted to 15 times on one H200 (dims 64, 128, 256 and 256/512), which it meets within 10 % but for one. A chunk is a
+chain of products that wait for each other: its clocks hardly hang on the tensor rate.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .tile_costs import ELEMENT_BYTES
 from .walk_costs import STATE_BYTES
 
 # Clocks of a chunk of a warpgroup that has an SM for itself, and for each column of Q and K.
-CHUNK_CLK = 1250.0
-DEPTH_CLK = 7.9
-NEXT_GROUP = 0.4  # of them, that each further warpgroup with a state adds
-STATES_SHARE = 0.69  # of them, that a chunk takes of which only the state is wanted
-START_CLK = 20.0  # for each column of Q and K: until all SMs are at work, and since some are not
-BANDWIDTH = {2: 0.89, 3: 1.0, 4: 1.0}  # of the measured one, by stages
-OVERLAP_LOSS = 0.05  # of the lesser of computing and moving
+CHUNK_CLK = 1300.0
+DEPTH_CLK = 8.2
+NEXT_GROUP = 0.41  # of them, that each further warpgroup with a state adds
+STATES_SHARE = 0.72  # of them, that a chunk takes of which only the state is wanted
+START_CLK = 38.0  # for each column of Q and K: until all SMs are at work, and since some are not
+BANDWIDTH = {2: 0.78, 3: 0.89, 4: 0.89}  # of the peak, by stages
+OVERLAP_LOSS = 0.08  # of the lesser of computing and moving
 
 
 @dataclass(frozen=True, kw_only=True)
