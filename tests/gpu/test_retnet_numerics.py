@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from attention_autotuner.codegen.problem import Direction
 from attention_autotuner.errors import ArtifactError
 from tests.numerics import far, harness, retnet_cases
 from tests.numerics.retnet_cases import RetnetCase
@@ -31,6 +32,15 @@ PLAIN = RetnetCase(
     )
 )
 BACKWARD = replace(PLAIN.problem, direction="backward")
+# Every stage of shared memory is filled several times.
+LONG = replace(
+    PLAIN.problem,
+    heads_q=4,
+    seqlen_q=1000,
+    seqlen_k=1096,
+    dim_qk=128,
+    dim_v=128,
+)
 FAR = {"forward": PLAIN, "backward": replace(PLAIN, problem=BACKWARD)}
 
 
@@ -57,6 +67,18 @@ def test_offsets_beyond_32_bits(
 ) -> None:
     kernel = workshop.kernel(case.candidate(workshop.present))
     assert far.judge(kernel, case, axis, device) == []
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_tiles_are_not_overwritten_while_they_are_read(
+    workshop: Workshop, direction: Direction, dim: int, device: torch.device
+) -> None:
+    problem = replace(LONG, direction=direction, dim_qk=dim, dim_v=dim)
+    case = replace(PLAIN, problem=problem)
+    kernel = workshop.kernel(case.candidate(workshop.present))
+    for seed in harness.SEEDS:
+        assert harness.judge(kernel, case, seed=seed, device=device, deterministic=True) == []
 
 
 @pytest.mark.parametrize("case", FAR.values(), ids=FAR)

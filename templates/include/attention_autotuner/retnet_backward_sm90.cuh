@@ -10,8 +10,8 @@
 // dK have a second walk over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
 // that of attention_backward_common.cuh, as is base = 1 / r.
 //
-// A CTA has 64 rows for each of its two multiplying warpgroups, and some threads of another that keep the stages full.
-// The scores of a tile are issued before the product of the last tile's weights with Z, so that they are weighed while
+// A CTA has 64 rows for each of its multiplying warpgroups, and some threads of another that keep the stages full. The
+// scores of a tile are issued before the product of the last tile's weights with Z, so that they are weighed while
 // that product runs. Y may come in parts of its columns, where shared memory has no room for more.
 //
 // Called by: retnet_backward_entry_sm90.cuh.
@@ -33,7 +33,7 @@ struct WgmmaPassArguments {
   float turn;  // the sign of scale
 };
 
-// What both roles know: the tile, the steps over the other side, the barriers; and the thread that loads.
+// What both roles know: the tile, the steps over the other side, the barriers; and the threads that load.
 template <typename T>
 struct WgmmaPassStages {
   WgmmaPassArguments const& arguments;
@@ -90,9 +90,9 @@ struct WgmmaPassStages {
     publish_barriers();
   }
 
-  // --- the thread that loads -----------------------------------------------------------------------------------------
+  // --- the threads that load, in three warps: none may wait for the room that another's tiles lack -------------------
 
-  // Three warps load, as none may wait for the room that another's tiles lack. A thread brings X and Y.
+  // By one thread: X and Y.
   __device__ __forceinline__ void load_scores() const {
     int const row = tile.row_block * T::kBlockRows;
     int part = 0;

@@ -11,8 +11,6 @@
 
 namespace attention_autotuner {
 
-// ---------------------------------------------------------------------------------------------------
-
 // The mask for 16 rows of a tile of scores.
 template <typename T>
 struct MaskRows {
@@ -62,6 +60,7 @@ struct MaskRows {
     if (lane_index() == 0) arrive_after(seen, freed);
   }
 };
+
 // What a score weighs: score m f, or sign(score) |m| f.
 template <bool Signs>
 __device__ __forceinline__ float weight_of(float score, float m, float f) {
