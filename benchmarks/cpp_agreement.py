@@ -50,7 +50,10 @@ BAR = 0.03  # of the medians
 REPEATS = 3
 # Of one timing. After the warm-up's products the GPU keeps the clocks that their power left it, for some hundred
 # milliseconds and another number each time: the median of this many rounds is of the kernel's own clocks.
-ROUNDS = 1000
+ROUNDS = 400
+# Idle time after a round, over the round's: without it the clocks of a kernel at the power limit hang on how long the
+# host pauses between rounds, which is not the same in both languages.
+REST = 3.0
 PROGRAM_SECONDS = 300.0  # for one run of a program over its cases
 PYTHON_SECONDS = 10.0  # for the rounds of one case
 PROGRAMS = {
@@ -71,7 +74,8 @@ PROBLEMS: tuple[Problem, ...] = (
     of_shape((8, 16, 4096, 128, 128), op="retention", direction="backward", causal=True),
 )
 
-Measure = Callable[[Problem, Path, int], float]  # a problem, a library, rounds -> microseconds
+# A problem, a library, rounds, rest -> microseconds.
+Measure = Callable[[Problem, Path, int, float], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +190,7 @@ def run_programs(
     *,
     check: bool,
     rounds: int | None = None,
+    rest: float = 0.0,
 ) -> list[dict[str, Any]]:
     """What the C++ benchmarks say of problems, in their order.
 
@@ -195,6 +200,7 @@ def run_programs(
         problems: each is given to the program of its operation.
         check: hold the outputs against the formula, too.
         rounds: of each timing; the programs' own number by default.
+        rest: idle time after a round, over the round's.
 
     Raises:
         ToolchainError: a program ends without a word on its problems, or does not end.
@@ -205,6 +211,7 @@ def run_programs(
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [str(programs / name), "--bundle", str(bundle), "--json", str(report)]
+            command += ["--rest", str(rest)]
             if rounds is not None:
                 command += ["--rounds", str(rounds)]
             if not check:
@@ -248,6 +255,7 @@ def compare(
     measure: Measure,
     repeats: int = REPEATS,
     rounds: int = ROUNDS,
+    rest: float = REST,
 ) -> list[Agreement]:
     """Time problems by both in turn.
 
@@ -259,13 +267,16 @@ def compare(
         measure: Python's way to time.
         repeats: how often; medians are compared.
         rounds: of each timing.
+        rest: idle time after a round, over the round's.
     """
     python_us: list[list[float]] = [[] for _ in problems]
     cpp: list[list[dict[str, Any]]] = [[] for _ in problems]
     for repeat in range(repeats):
         for times, problem, artifact in zip(python_us, problems, artifacts, strict=True):
-            times.append(measure(problem, artifact.path, rounds))
-        reports = run_programs(programs, bundle, problems, check=repeat == 0, rounds=rounds)
+            times.append(measure(problem, artifact.path, rounds, rest))
+        reports = run_programs(
+            programs, bundle, problems, check=repeat == 0, rounds=rounds, rest=rest
+        )
         for found, report in zip(cpp, reports, strict=True):
             found.append(report)
     return [
@@ -285,7 +296,7 @@ def compare(
     ]
 
 
-def measure_here(problem: Problem, library: Path, rounds: int) -> float:
+def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> float:
     """Python's median on the current GPU, microseconds; nothing of it stays in the GPU's memory.
 
     Raises:
@@ -296,7 +307,7 @@ def measure_here(problem: Problem, library: Path, rounds: int) -> float:
     from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry
 
     entry = KernelEntry(name=problem.describe(), path=library, problem=problem)
-    measurer = InProcessMeasurer(rounds=rounds)
+    measurer = InProcessMeasurer(rounds=rounds, rest=rest)
     (timing,) = measurer.measure(problem, [entry], budget_seconds=PYTHON_SECONDS)
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
@@ -325,6 +336,7 @@ def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
         "environment": collect(device).to_json(),
         "bar": BAR,
         "rounds": ROUNDS,
+        "rest": REST,
         "worst_ratio": None if any(isnan(ratio) for ratio in ratios) else worst,
         "passed": all(each.agrees for each in agreements),
         "cases": [each.to_json() for each in agreements],

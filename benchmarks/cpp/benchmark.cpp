@@ -130,7 +130,8 @@ class Run {
     record.add("verified", options_.samples > 0 && wrong.empty() ? "true" : "false").add("checks", array(verdicts));
     if (!wrong.empty()) return wrong;
     std::string const warmed_by = warm_up(kWarmUpSeconds);
-    Timing const timing = measure(stream, sets, options_.rounds, [&](int set) { made->launch(set, stream); });
+    Timing const timing =
+        measure(stream, sets, options_.rounds, options_.rest, [&](int set) { made->launch(set, stream); });
     double const tflops = problem.flops() / timing.median_us * 1e-6;
     double const gbytes = problem.bytes_moved() / timing.median_us * 1e-3;
     record.add("median_us", number(timing.median_us))
@@ -208,6 +209,7 @@ int body(int count, char const* const* arguments, char const* program, Op op,
   }
   Record protocol;
   protocol.add("rounds", number(options.rounds))
+      .add("rest", number(options.rest))
       .add("warm_up_seconds", number(kWarmUpSeconds))
       .add("l2", json::quoted(options.cold ? "cold" : "warm"))
       .add("samples", number(options.samples))

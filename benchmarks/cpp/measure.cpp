@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <thread>
 
 namespace attention_autotuner::benchmarks {
 namespace {
@@ -76,19 +77,24 @@ int count_sets(double bytes_moved, size_t l2_bytes, size_t free_bytes, bool cold
   return int(std::max(1.0, std::min({wanted, fits, double(kMaxInputSets)})));
 }
 
-Timing measure(Stream const& stream, int sets, int rounds, std::function<void(int)> const& launch) {
+Timing measure(Stream const& stream, int sets, int rounds, double rest, std::function<void(int)> const& launch) {
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
   Sampler sampler(stream, sets, launch);
   std::vector<double> samples;
   int64_t head_start = kHeadStartCycles;
   for (int round = 0; round < rounds; ++round) {
+    auto const began = Clock::now();
     // Or samples would hold the time that the host takes to launch: what it took the last time is granted.
     spin(stream, head_start);
-    auto const began = std::chrono::steady_clock::now();
+    auto const spinning = Clock::now();
     sampler.enqueue();
-    std::chrono::duration<double> const took = std::chrono::steady_clock::now() - began;
-    head_start = std::clamp(int64_t(took.count() * kHeadStartCyclesASecond), kHeadStartCycles, kMaxHeadStartCycles);
+    Seconds const host = Clock::now() - spinning;
+    head_start = std::clamp(int64_t(host.count() * kHeadStartCyclesASecond), kHeadStartCycles, kMaxHeadStartCycles);
     synchronize();
+    Seconds const took = Clock::now() - began;
     samples.push_back(sampler.read_us());
+    if (rest > 0 && round + 1 < rounds) std::this_thread::sleep_for(rest * took);
   }
   return {median_of(samples), spread_of(samples), rounds, sampler.launches(), sampler.graph()};
 }

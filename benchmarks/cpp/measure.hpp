@@ -22,8 +22,10 @@ struct Timing {
 // How many sets of inputs it takes that one has left the L2 when its turn comes again; 1 for warm timings.
 int count_sets(double bytes_moved, size_t l2_bytes, size_t free_bytes, bool cold);
 
-// Times launch(set) for sets 0, 1, ... in turn. The GPU must be warm.
-Timing measure(Stream const& stream, int sets, int rounds, std::function<void(int)> const& launch);
+// Times launch(set) for sets 0, 1, ... in turn. The GPU must be warm. It is left idle between rounds for `rest` times
+// as long as a round took, so that a kernel that draws more power than the GPU may is timed at the clocks of one that
+// does not, whatever the host does between rounds; with 0 rounds follow each other at once.
+Timing measure(Stream const& stream, int sets, int rounds, double rest, std::function<void(int)> const& launch);
 
 // The middle of values, and half the distance between their quartiles.
 double median_of(std::vector<double> values);

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <optional>
 
 namespace attention_autotuner::benchmarks {
 namespace {
 
 constexpr int kHelpColumn = 26;
+constexpr double kMaxRest = 100;
 
 // The sizes on the command line before they are problems; those that are not given follow others.
 struct Shape {
@@ -113,6 +115,10 @@ void add_protocol(CommandLine& line, Options& options) {
             [&options](std::string const& text) { options.device = int(not_negative("--device", text)); });
   line.flag("--rounds", "N", "samples, whose median is reported (10)",
             [&options](std::string const& text) { options.rounds = int(positive("--rounds", text)); });
+  line.flag("--rest", "X",
+            "leave the GPU idle between rounds, X times as long as a round took (0; at most 100), so that its power "
+            "limit does not lower the clocks",
+            [&options](std::string const& text) { options.rest = at_most("--rest", text, kMaxRest); });
   line.flag("--warm-l2", "", "one set of inputs, which stays in the L2 cache; else sets are rotated",
             [&options](std::string const&) { options.cold = false; });
   line.flag("--samples", "N", "rows of each output held against the formula (64); 0 measures without any check",
@@ -170,6 +176,17 @@ bool CommandLine::parse(int count, char const* const* arguments, char const* pro
 
 int64_t positive(std::string const& flag, std::string const& text) { return whole(flag, text, 1); }
 int64_t not_negative(std::string const& flag, std::string const& text) { return whole(flag, text, 0); }
+
+double at_most(std::string const& flag, std::string const& text, double maximum) {
+  char* end = nullptr;
+  double const value = std::strtod(text.c_str(), &end);
+  if (text.empty() || *end != '\0' || !(value >= 0 && value <= maximum)) {
+    char range[40];
+    std::snprintf(range, sizeof(range), "from 0 to %g", maximum);
+    throw UsageError(flag + " must be a number " + range + ", got \"" + text + "\"");
+  }
+  return value;
+}
 
 int run_program(char const* name, std::function<int()> const& body) {
   try {

@@ -37,6 +37,8 @@ class CommandLine {
 // A whole positive number, or one from 0 on; throws UsageError with the flag's name.
 int64_t positive(std::string const& flag, std::string const& text);
 int64_t not_negative(std::string const& flag, std::string const& text);
+// A number from 0 to a maximum; throws UsageError with the flag's name.
+double at_most(std::string const& flag, std::string const& text, double maximum);
 
 // Runs a program's body: prints what it throws and answers with the status, 2 for UsageError, 1 for others.
 int run_program(char const* name, std::function<int()> const& body);
@@ -48,6 +50,7 @@ struct Options {
   std::vector<Problem> problems;
   int device = 0;
   int rounds = 10;
+  double rest = 0;  // idle time after a round, over the round's
   bool cold = true;
   int samples = 64;  // rows of each output that are held against the formula; 0 for none
   uint64_t seed = 0;

@@ -82,7 +82,8 @@ def test_every_pick_of_a_bundle_is_checked_timed_and_written(
         document = json.loads(files[0].read_text(encoding="utf-8"))
         assert document["benchmark"] == name
         assert document["protocol"] == {
-            "rounds": 10, "warm_up_seconds": measure.WARM_UP_SECONDS, "l2": "cold", "samples": 64, "seed": 0,
+            "rounds": 10, "rest": 0, "warm_up_seconds": measure.WARM_UP_SECONDS,
+            "l2": "cold", "samples": 64, "seed": 0,
         }  # fmt: skip
         assert document["environment"]["gpu_name"] == 'a "host", at best'
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT.*\+00:00", document["environment"]["time_utc"])
@@ -293,6 +294,8 @@ def test_help_names_every_flag_and_bad_ones_end_with_2(programs: Path, name: str
         (["--bundle", "x", "--dim-qk", "7"], "dim_qk must be a positive multiple of 8, got 7"),
         (["--bundle", "x", "--seqlen", "16,,32"], "--seqlen must be a whole number"),
         (["--bundle", "x", "--rounds", "0"], "--rounds must be a whole number of at least 1"),
+        (["--bundle", "x", "--rest", "-1"], "--rest must be a number from 0 to 100, got"),
+        (["--bundle", "x", "--rest", "nan"], "--rest must be a number from 0 to 100, got"),
         (["--bundle", "x", "--dtype", "fp8"], "--dtype must be one of fp16, bf16"),
         (["--bundle", "x", "--problem-json", '{"op": "retention", "causal": true}'], "does not measure retention"),
         (["--bundle", "x", "--problem-json", "{"], "no problem in JSON"),
@@ -346,8 +349,9 @@ def agreed(programs: Path, bundle: Path, fakes: Sequence[Fake], factor: float) -
     """A report in which Python's times are those of C++ times a factor."""
     times: dict[str, float] = {}
 
-    def measured(problem: Problem, library: Path, rounds: int) -> float:
+    def measured(problem: Problem, library: Path, rounds: int, rest: float) -> float:
         assert library.is_file()
+        assert rest == 0.5
         (result,) = run_programs(programs, bundle, [problem], check=False, rounds=rounds)
         assert result["rounds"] == rounds
         times[problem.describe()] = result["median_us"]
@@ -363,6 +367,7 @@ def agreed(programs: Path, bundle: Path, fakes: Sequence[Fake], factor: float) -
         measure=measured,
         repeats=1,
         rounds=3,
+        rest=0.5,
     )
     return report(found)
 
@@ -378,7 +383,7 @@ def test_agreement_is_judged_by_digest_and_time(programs: Path, fake_bundle: Pat
         [fake_artifact(fake_bundle, FAKE_KERNELS[0], "0" * 64)],
         bundle=fake_bundle,
         programs=programs,
-        measure=lambda problem, library, rounds: 1.0,
+        measure=lambda problem, library, rounds, rest: 1.0,
         repeats=1,
         rounds=3,
     )[0]
@@ -428,13 +433,14 @@ def test_the_command_builds_a_bundle_and_writes_its_verdict(
     monkeypatch.setattr(cpp_agreement, "probe", lambda: gpu)
     monkeypatch.setattr(cpp_agreement, "build_programs", lambda folder, toolchain: programs)
     monkeypatch.setattr(cpp_agreement, "build_kernels", build_fakes)
-    monkeypatch.setattr(cpp_agreement, "measure_here", lambda problem, library, rounds: 1.0)
+    monkeypatch.setattr(cpp_agreement, "measure_here", lambda *asked: 1.0)
     output = tmp_path / "results" / "agreement.json"
     assert (
         cpp_agreement.main(["--output", str(output), "--repeats", "2"]) == 1
     )  # no host is so fast
     document = json.loads(output.read_text(encoding="utf-8"))
     assert document["passed"] is False
+    assert (document["rounds"], document["rest"]) == (3, cpp_agreement.REST)
     for problem, case in zip(problems, document["cases"], strict=True):
         assert Problem(**case["problem"]) == problem
         assert case["digest"] == case["cpp_digest"]

@@ -205,6 +205,8 @@ class InProcessMeasurer:
         seed: of the inputs and of the order.
         cold: rotate input sets so that none is found in L2; False gives the warm figure, on one set.
         rounds: at least so many before a race may end because it is settled; more than :data:`MAX_ROUNDS` raise that.
+        rest: between rounds the GPU is left idle for so many times as long as a round took. A kernel that draws more
+            power than the GPU may is then timed at the clocks of one that does not, whatever the host does meanwhile.
         on_round: called after each round with (rounds, names still in the race).
 
     Attributes:
@@ -217,11 +219,13 @@ class InProcessMeasurer:
         seed: int = 0,
         cold: bool = True,
         rounds: int = SETTLED_ROUNDS,
+        rest: float = 0.0,
         on_round: Callable[[int, list[str]], None] | None = None,
     ) -> None:
         self._seed = seed
         self._cold = cold
         self._rounds = rounds
+        self._rest = rest
         self._on_round = on_round
         self.interrupted = False
         self.race: Race | None = None
@@ -259,18 +263,20 @@ class InProcessMeasurer:
         head_start = HEAD_START_CYCLES
         while race.running and race.rounds < max(MAX_ROUNDS, self._rounds):
             times: dict[str, float] = {}
+            began = time.monotonic()
             # Or samples would hold the time that the host takes to launch: what it took the last time is granted.
             torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]  # torch's own
-            began = time.monotonic()
+            spinning = time.monotonic()
             for name in race.order():
                 failure = _attempt(live[name].enqueue)
                 if failure is not None:
                     race.fail(name, failure)
-            host_cycles = int((time.monotonic() - began) * HEAD_START_CYCLES_A_SECOND)
+            host_cycles = int((time.monotonic() - spinning) * HEAD_START_CYCLES_A_SECOND)
             head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
             # One wait a round: the GPU stays busy from one entry to the next.
             try:
                 torch.cuda.synchronize()
+                took = time.monotonic() - began
                 times = {name: live[name].read_us() for name in race.running}
             except RuntimeError as error:
                 for name in race.running:
@@ -283,6 +289,8 @@ class InProcessMeasurer:
                 time.monotonic() > deadline or race.settled(min_rounds=self._rounds)
             ):
                 return
+            if self._rest > 0.0:
+                time.sleep(self._rest * took)
 
     def _inputs(self, problem: Problem) -> list[Inputs]:
         """Enough input sets that a set has left the L2 when its turn comes again."""
