@@ -4,10 +4,13 @@
 #include <cmath>
 #include <functional>
 
+#include "pool.hpp"
+
 namespace attention_autotuner::benchmarks {
 namespace {
 
-constexpr size_t kGuard = 8192;                    // bytes before and after what a kernel may write
+// As in tuning/tensors.py: elements before and after an output, bytes before and after the workspace.
+constexpr size_t kGuard = 4096;
 constexpr int kGuardByte = 0x5A, kNanByte = 0xFF;  // the latter, repeated, is a NaN in every float type
 constexpr uint64_t kSeedStep = 16;                 // seeds of one set, more than it has tensors
 
@@ -36,7 +39,7 @@ class TypedCase : public Case {
   size_t workspace_bytes() const override { return workspace_bytes_; }
 
   void launch(int set, Stream const& stream) override {
-    void* const workspace = workspace_ == nullptr ? nullptr : workspace_->data() + kGuard;
+    void* const workspace = workspace_.data == nullptr ? nullptr : workspace_.data + kGuard;
     kernel_.launch(sets_[size_t(set)].params, workspace, stream.handle(), device_);
   }
 
@@ -76,28 +79,32 @@ class TypedCase : public Case {
         [=](Params& params, void* data) { params.*member = static_cast<float*>(data); });
   }
 
-  // Makes sets of everything that was added; those that are derived are left to a function.
+  // Makes sets of everything that was added; those that are derived are left to a function. Memory is taken in the
+  // order of the Python measurer: the inputs of all sets, then the outputs of all sets, then the workspace.
   void make_sets(int count, uint64_t seed, std::function<void(Params const&)> const& derive) {
+    sets_.assign(size_t(count), {make_params<Params>(p_), std::vector<Block>(slots_.size())});
     for (int set = 0; set < count; ++set) {
-      sets_.push_back({make_params<Params>(p_), {}});
       for (size_t i = 0; i < slots_.size(); ++i) {
-        Slot const& slot = slots_[i];
-        size_t const bytes = size_t(slot.count) * bytes_of(slot.shape.type);
-        sets_.back().memory.emplace_back(bytes + slot.offset + 2 * kGuard);
-        fill(slot, data_of(set, i), seed + kSeedStep * uint64_t(set) + i);
-        binds_[i](sets_.back().params, data_of(set, i));
+        if (slots_[i].role == Role::kOutput) continue;
+        place(set, i);
+        fill(slots_[i], data_of(set, i), seed + kSeedStep * uint64_t(set) + i);
       }
-      derive(sets_.back().params);
-      workspace_bytes_ = std::max(workspace_bytes_, kernel_.workspace_bytes(sets_.back().params));
+      derive(sets_[size_t(set)].params);
     }
-    if (workspace_bytes_ > 0) workspace_ = std::make_unique<Memory>(workspace_bytes_ + 2 * kGuard);
+    for (int set = 0; set < count; ++set) {
+      for (size_t i = 0; i < slots_.size(); ++i) {
+        if (slots_[i].role == Role::kOutput) place(set, i);
+      }
+      workspace_bytes_ = std::max(workspace_bytes_, kernel_.workspace_bytes(sets_[size_t(set)].params));
+    }
+    if (workspace_bytes_ > 0) workspace_ = pool_.take(workspace_bytes_ + 2 * kGuard);
     synchronize();
   }
 
  private:
   struct Set {
     Params params;
-    std::vector<Memory> memory;  // of every slot
+    std::vector<Block> memory;  // of every slot
   };
 
   Number type() const { return p_.dtype == DType::kFp16 ? Number::kFp16 : Number::kBf16; }
@@ -115,8 +122,19 @@ class TypedCase : public Case {
     binds_.push_back(std::move(bind));
   }
 
+  void place(int set, size_t slot) {
+    size_t const bytes = size_t(slots_[slot].count) * bytes_of(slots_[slot].shape.type);
+    sets_[size_t(set)].memory[slot] = pool_.take(bytes + slots_[slot].offset + 2 * guard_of(slot));
+    binds_[slot](sets_[size_t(set)].params, data_of(set, slot));
+  }
+
+  // Bytes before and after a tensor.
+  size_t guard_of(size_t slot) const {
+    return slots_[slot].role == Role::kOutput ? kGuard * bytes_of(slots_[slot].shape.type) : 0;
+  }
+
   void* data_of(int set, size_t slot) const {
-    return sets_[size_t(set)].memory[slot].data() + kGuard + slots_[slot].offset;
+    return sets_[size_t(set)].memory[slot].data + guard_of(slot) + slots_[slot].offset;
   }
 
   void fill(Slot const& slot, void* data, uint64_t seed) const {
@@ -153,27 +171,27 @@ class TypedCase : public Case {
   // Runs the first set once over NaN and looks at the guards.
   void run_poisoned(Stream const& stream) {
     for (size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].role == Role::kOutput) poison(sets_[0].memory[i]);
+      if (slots_[i].role == Role::kOutput) poison(sets_[0].memory[i], guard_of(i));
     }
-    if (workspace_ != nullptr) poison(*workspace_);
+    if (workspace_.data != nullptr) poison(workspace_, kGuard);
     synchronize();
     launch(0, stream);
     synchronize();
     for (size_t i = 0; i < slots_.size(); ++i) {
-      if (slots_[i].role == Role::kOutput) check_guards(sets_[0].memory[i], slots_[i].name);
+      if (slots_[i].role == Role::kOutput) check_guards(sets_[0].memory[i], guard_of(i), slots_[i].name);
     }
-    if (workspace_ != nullptr) check_guards(*workspace_, "the workspace");
+    if (workspace_.data != nullptr) check_guards(workspace_, kGuard, "the workspace");
   }
 
-  static void poison(Memory const& memory) {
-    fill_bytes(memory.data(), kGuardByte, memory.bytes());
-    fill_bytes(memory.data() + kGuard, kNanByte, memory.bytes() - 2 * kGuard);
+  static void poison(Block const& block, size_t guard) {
+    fill_bytes(block.data, kGuardByte, block.bytes);
+    fill_bytes(block.data + guard, kNanByte, block.bytes - 2 * guard);
   }
 
-  static void check_guards(Memory const& memory, std::string const& name) {
-    std::vector<std::byte> edge(kGuard);
-    for (size_t const begin : {size_t(0), memory.bytes() - kGuard}) {
-      download(edge.data(), memory.data() + begin, kGuard);
+  static void check_guards(Block const& block, size_t guard, std::string const& name) {
+    std::vector<std::byte> edge(guard);
+    for (size_t const begin : {size_t(0), block.bytes - guard}) {
+      download(edge.data(), block.data + begin, guard);
       bool const intact = std::all_of(edge.begin(), edge.end(), [](std::byte b) { return b == std::byte(kGuardByte); });
       if (!intact) throw WrongError("bytes beside " + name + " changed");
     }
@@ -197,8 +215,9 @@ class TypedCase : public Case {
   int device_;
   std::vector<Slot> slots_;
   std::vector<Bind<Params>> binds_;
+  Pool pool_;
   std::vector<Set> sets_;
-  std::unique_ptr<Memory> workspace_;
+  Block workspace_;
   size_t workspace_bytes_ = 0;
 };
 

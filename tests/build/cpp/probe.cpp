@@ -6,8 +6,10 @@
 //   params <problem>   sizes, causal offset and scale of its params
 //   stats <values>     median and spread
 //   sets <bytes moved> <bytes of L2> <bytes free>   sets of inputs, cold and warm
+//   place <bytes ...>  segment and offset in it of each piece that a pool gives
 #include <cstdio>
 #include <iostream>
+#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "json.hpp"
 #include "measure.hpp"
 #include "numbers.hpp"
+#include "pool.hpp"
 
 namespace at = attention_autotuner;
 
@@ -65,6 +68,16 @@ std::vector<double> values_of(std::string const& text) {
   return found;
 }
 
+void place(std::vector<double> const& sizes) {
+  at::benchmarks::Pool pool;
+  std::map<size_t, std::byte*> begins;
+  for (double const size : sizes) {
+    at::benchmarks::Block const block = pool.take(size_t(size));
+    begins.emplace(block.segment, block.data);  // its first piece is where it begins
+    std::printf("%zu:%zu ", block.segment, size_t(block.data - begins.at(block.segment)));
+  }
+}
+
 void answer(std::string const& command, std::string const& text) {
   using namespace at::benchmarks;
   if (command == "json") {
@@ -81,6 +94,8 @@ void answer(std::string const& command, std::string const& text) {
     std::vector<double> const v = values_of(text);
     auto const sets = [&v](bool cold) { return count_sets(v.at(0), size_t(v.at(1)), size_t(v.at(2)), cold); };
     std::printf("%d %d", sets(true), sets(false));
+  } else if (command == "place") {
+    place(values_of(text));
   } else {
     at::Problem const problem = at::Problem::from_json(text);
     auto const params = at::make_params<at::AttentionForwardParams>(problem);
