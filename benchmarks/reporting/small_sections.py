@@ -112,9 +112,12 @@ def agreement_section(results: Results) -> Section | None:
         for each in document["cases"]
     ]
     heads = ["case", "Python, µs", "C++, µs", "C++ / Python", "artifact", "agrees"]
-    inner = html.paragraph(f"Medians may differ by {document['bar']:.0%}.") + html.table(
-        heads, rows
-    )
+    agreeing = sum(bool(each["agrees"]) for each in document["cases"])
+    rest = document.get("rest", 0)
+    told = f"Medians of {document['rounds']} rounds may differ by {document['bar']:.0%}: "
+    told += f"{agreeing} of {len(rows)} cases agree. Between rounds the GPU "
+    told += f"rested {rest:g} times as long as one took." if rest else "did not rest."
+    inner = html.paragraph(told) + html.table(heads, rows)
     return _section(results, "cpp_agreement", "C++ beside Python", inner, document)
 
 

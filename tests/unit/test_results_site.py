@@ -248,11 +248,17 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
         "cpp_agreement": {
             "environment": environment,
             "bar": 0.03,
+            "rounds": 400,
+            "rest": 3.0,
             "cases": [
                 {
                     "case": "one", "python_us": [10.0, 12.0, 11.0], "cpp_us": [11.0], "ratio": 1.0123,
                     "digest": "a", "cpp_digest": "a", "agrees": True, "error": "",
-                }
+                },
+                {
+                    "case": "two", "python_us": [10.0], "cpp_us": [10.4], "ratio": 1.04,
+                    "digest": "b", "cpp_digest": "b", "agrees": False, "error": "",
+                },
             ],
         },
         "decode": {
@@ -288,6 +294,9 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
     assert ">1.012</td>" in cpp.inner
     assert ">11.00</td>" in cpp.inner
     assert ">the same</td>" in cpp.inner
+    assert ">no</td>" in cpp.inner
+    assert "400 rounds may differ by 3%: 1 of 2 cases agree" in cpp.inner
+    assert "rested 3 times as long as one took" in cpp.inner
     assert ">93%</td>" in decode.inner
     assert "NVIDIA X, torch 2.13" in decode.inner
     assert ">0.750</td>" in first.inner
