@@ -50,7 +50,7 @@ BAR = 0.03  # of the medians
 REPEATS = 3
 # Of one timing. After the warm-up's products the GPU keeps the clocks that their power left it, for some hundred
 # milliseconds and another number each time: the median of this many rounds is of the kernel's own clocks.
-ROUNDS = 400
+ROUNDS = 300
 # Idle time after a round, over the round's: without it the clocks of a kernel at the power limit hang on how long the
 # host pauses between rounds, which is not the same in both languages.
 REST = 3.0
