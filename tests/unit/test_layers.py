@@ -30,6 +30,7 @@ LAYERS = {
     "codegen.candidate": 0,
     "codegen.knobs": 0,
     "codegen.retention_knobs": 0,
+    "codegen.wgmma_knobs": 0,
     "codegen.identity": 0,
     "codegen.cpp": 0,
     "codegen.outcome": 0,
