@@ -21,7 +21,7 @@ from attention_autotuner.codegen.problem import Problem
 from .cases import column_label, row_label
 from .confidence import ratio_text
 from .reporting.chinese import chinese
-from .reporting.duels import TITLES, standings
+from .reporting.duels import TITLES, earlier_rows, standings
 from .reporting.guide import CASES, PEERS, cases_text, peers_text
 from .reporting.heatmaps import WAYS, short
 from .retention_tables import decode_table, retention_tables, retnet_tables
@@ -121,7 +121,9 @@ def _place(document: Mapping[str, Any]) -> str:
     known = [clock for clock in clocks if clock is not None]
     if known:
         parts.append(f"SM clock after each race {min(known):.0f} to {max(known):.0f} MHz")
-    return f"{found['gpu_name']}, {', '.join(parts)}, {found['time_utc']}."
+    parts.append(str(found["time_utc"]))
+    earlier = earlier_rows(document)
+    return ", ".join([found["gpu_name"], *parts, *([earlier] if earlier else [])]) + "."
 
 
 def _legend(subject: str, title: str) -> str:

@@ -128,8 +128,9 @@ RULES: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?P<gpu>.+), driver (?P<driver>\S+), CUDA (?P<cuda>\S+), torch (?P<torch>[^,\s]+)"
-        r"(?:, SM clock after each race (?P<low>\d+) to (?P<high>\d+) MHz)?, (?P<time>\d{4}-\S+)\.",
-        "{gpu}，驱动 {driver}，CUDA {cuda}，torch {torch}{clocks}，{time}。",
+        r"(?:, SM clock after each race (?P<low>\d+) to (?P<high>\d+) MHz)?, (?P<time>\d{4}-[^,\s]+)"
+        r"(?:, rows of an earlier run since (?P<since>\S+))?\.",
+        "{gpu}，驱动 {driver}，CUDA {cuda}，torch {torch}{clocks}，{time}{earlier}。",
     ),
     (
         r"All of this on one page.+\((?P<path>\S+)\), to be opened in a browser\.",
@@ -177,4 +178,6 @@ def _translated(found: re.Match[str]) -> dict[str, str]:
     groups["picture"] = PICTURES.get(groups.get("picture", ""), groups.get("picture", ""))
     low, high = groups.get("low"), groups.get("high")
     groups["clocks"] = f"，每场之后的 SM 时钟 {low} 至 {high} MHz" if low else ""
+    since = groups.get("since")
+    groups["earlier"] = f"，其中部分行来自更早的一次运行（{since} 起）" if since else ""
     return groups

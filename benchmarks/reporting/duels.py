@@ -212,4 +212,15 @@ def place_of(document: Document) -> str:
             parts.append(f"{what} after each race {min(values):.0f} to {max(values):.0f} {unit}")
     if found.get("time_utc"):
         parts.append(str(found["time_utc"]))
+    earlier = earlier_rows(document)
+    if earlier:
+        parts.append(earlier)
     return ", ".join(parts)
+
+
+def earlier_rows(document: Document) -> str | None:
+    """Since when rows were taken that are older than the run that a file names; None where none is."""
+    started = document["environment"].get("time_utc")
+    times = [row["clocks"].get("time_utc") for row in document.get("rows", []) if row.get("clocks")]
+    older = [time for time in times if time and started and time < started]
+    return f"rows of an earlier run since {min(older)}" if older else None

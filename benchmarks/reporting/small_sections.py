@@ -105,7 +105,7 @@ def agreement_section(results: Results) -> Section | None:
             long_words(each["case"]),
             number(median(each["python_us"]) if each["python_us"] else None, 2),
             number(median(each["cpp_us"]) if each["cpp_us"] else None, 2),
-            number(each["ratio"], 3),
+            number(each["ratio"], 4),
             words("the same" if each["digest"] == each["cpp_digest"] else "another"),
             words("yes" if each["agrees"] else f"no {each['error']}".strip()),
         ]

@@ -19,6 +19,7 @@ import matplotlib as mpl
 from attention_autotuner.codegen.problem import Problem
 from benchmarks import report
 from benchmarks.reporting import drawing, predictions, site
+from benchmarks.reporting.chinese import chinese
 from benchmarks.reporting.curves import curves, passes_of, series_of
 from benchmarks.reporting.duels import duels_of, losses, place_of, standings
 from benchmarks.reporting.heatmaps import heatmap, panels_of, short, wrapped
@@ -291,7 +292,7 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
     assert "ceilings 20 s, total 300 s" in up.inner
     assert ">10.0</td>" in up.inner  # percent of gain
     assert ">driver</td>" in up.inner
-    assert ">1.012</td>" in cpp.inner
+    assert ">1.0123</td>" in cpp.inner
     assert ">11.00</td>" in cpp.inner
     assert ">the same</td>" in cpp.inner
     assert ">no</td>" in cpp.inner
@@ -310,6 +311,20 @@ def test_titles_are_shortened_and_wrapped() -> None:
     assert short("Flash, backward") == "Flash"
     assert wrapped("FlexAttention (torch.compile)") == "FlexAttention\n(torch.compile)"
     assert place_of({**DOCUMENT, "rows": []}) == "NVIDIA X, driver 1.2, 2026-11-21"
+
+
+def test_rows_of_an_earlier_run_are_told_by_their_own_time() -> None:
+    times = ("2026-11-20T09:00", "2026-11-20T08:00", "2026-11-22T09:00", None)
+    clocks = {"sm_clock_mhz": None, "power_draw_w": None}
+    rows = [{"clocks": {**clocks, "time_utc": time}} for time in times]
+    told = place_of({**DOCUMENT, "rows": rows})
+    assert told.endswith(", 2026-11-21, rows of an earlier run since 2026-11-20T08:00")
+    assert "earlier" not in place_of({**DOCUMENT, "rows": rows[2:]})
+    line = (
+        "NVIDIA X, driver 1, CUDA 2, torch 3, 2026-11-21, rows of an earlier run since 2026-11-20."
+    )
+    assert "2026-11-20 起" in chinese(line)
+    assert "rows" not in chinese(line)
 
 
 # --- how it looks ---------------------------------------------------------------------------------
