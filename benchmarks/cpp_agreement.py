@@ -311,8 +311,9 @@ def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> f
     (timing,) = measurer.measure(problem, [entry], budget_seconds=PYTHON_SECONDS)
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
-    if not timing.outcome.ok:
-        raise BuildError(f"{problem.describe()} cannot be timed: {timing.outcome}")
+    if not timing.outcome.ok or timing.samples < rounds:
+        told = f"{timing.samples} of {rounds} rounds in {PYTHON_SECONDS:g} s, {timing.outcome}"
+        raise BuildError(f"{problem.describe()} cannot be timed: {told}")
     return timing.median_us
 
 
@@ -379,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure=measure_here,
                 repeats=options.repeats,
                 rounds=ROUNDS,
+                rest=REST,
             )
         except AttentionAutotunerError as error:
             print(error)

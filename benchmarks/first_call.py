@@ -77,7 +77,8 @@ def export(output: Path) -> Path:
         BuildError: the command fails; the message ends with its own words.
     """
     command = [sys.executable, "-m", "attention_autotuner", "export", "--output", str(output)]
-    _run([*command, "--direction", "step", "--dim-qk", "64", "--json"], dict(os.environ))
+    command += ["--direction", "step", "--dim-qk", "64", "--json"]
+    _run("the export of kernels", command, dict(os.environ))
     return output
 
 
@@ -111,6 +112,7 @@ def first_call(cache: Path, shape: tuple[int, int, int], **variables: str) -> di
     """
     kept = {name: value for name, value in os.environ.items() if name not in UNWANTED}
     said = _run(
+        "the process of a first call",
         [sys.executable, "-c", PROGRAM, *map(str, shape)],
         {**kept, "ATTENTION_AUTOTUNER_CACHE_DIR": str(cache), **variables},
     )
@@ -118,10 +120,10 @@ def first_call(cache: Path, shape: tuple[int, int, int], **variables: str) -> di
     return found
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> str:
+def _run(what: str, command: Sequence[str], environment: dict[str, str]) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise BuildError(f"{command[1:3]} ended with {done.returncode}: {done.stderr[-3000:]}")
+        raise BuildError(f"{what} ended with {done.returncode}: {done.stderr[-3000:]}")
     return done.stdout
 
 

@@ -44,7 +44,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(BuildError, match=r"ended with 1: no such GPU"):
         first_call.first_call(tmp_path, (1, 2, 3))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(BuildError, match=r"'attention_autotuner'.* ended with 1"):
+    with pytest.raises(BuildError, match="the export of kernels ended with 1"):
         first_call.export(tmp_path / "bundle")
 
 
