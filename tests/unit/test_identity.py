@@ -17,6 +17,12 @@ from attention_autotuner.codegen.retention_knobs import (
     ChunkwiseKnobs,
     RecurrentKnobs,
     RetentionBackwardKnobs,
+    WgmmaChunkwiseKnobs,
+)
+from attention_autotuner.codegen.wgmma_knobs import (
+    WgmmaBackwardKnobs,
+    WgmmaForwardKnobs,
+    WgmmaPass,
 )
 
 # For every field another legal value. A field that is not here fails the test, so that a new one cannot be forgotten.
@@ -114,6 +120,39 @@ GRADIENT_FLIPS: dict[str, Any] = {
     "dk": OTHER_CHUNKS,
     "dv": OTHER_CHUNKS,
 }
+WGMMA = WgmmaForwardKnobs(warpgroups=2, block_n=128, num_stages=2)
+WGMMA_FLIPS: dict[str, Any] = {
+    "warpgroups": 3,
+    "block_n": 64,
+    "num_stages": 1,
+    "v_slices": 2,
+    "cta_order": "heads_first",
+}
+WGMMA_PASS = WgmmaPass(warpgroups=2, block_columns=128, num_stages=2, part_slots=3)
+WGMMA_PASS_FLIPS: dict[str, Any] = {
+    "warpgroups": 3,
+    "block_columns": 64,
+    "num_stages": 1,
+    "parts": 2,
+    "part_slots": 4,
+    "slices": 2,
+    "turns": True,
+}
+WGMMA_SPLIT = WgmmaBackwardKnobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
+OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)
+WGMMA_SPLIT_FLIPS: dict[str, Any] = {
+    "dq": OTHER_WGMMA_PASS,
+    "dk": OTHER_WGMMA_PASS,
+    "dv": OTHER_WGMMA_PASS,
+    "cta_order": "heads_first",
+}
+WALK = WgmmaChunkwiseKnobs(warpgroups=2, num_stages=2)
+WALK_FLIPS: dict[str, Any] = {
+    "super_chunk": 512,
+    "warpgroups": 1,
+    "num_stages": 3,
+    "ctas_per_sm": 2,
+}
 CANDIDATE = Candidate(
     family="sm80",
     dtype="fp16",
@@ -148,6 +187,10 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (CHUNKWISE, CHUNKWISE_FLIPS),
         (RECURRENT, RECURRENT_FLIPS),
         (GRADIENTS, GRADIENT_FLIPS),
+        (WGMMA, WGMMA_FLIPS),
+        (WGMMA_PASS, WGMMA_PASS_FLIPS),
+        (WGMMA_SPLIT, WGMMA_SPLIT_FLIPS),
+        (WALK, WALK_FLIPS),
     ],
     ids=[
         "problem",
@@ -160,6 +203,10 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         "chunkwise",
         "recurrent",
         "retention backward",
+        "wgmma forward",
+        "wgmma pass",
+        "wgmma backward",
+        "wgmma chunkwise",
     ],
 )
 def test_every_field_takes_part(instance: Any, flips: dict[str, Any]) -> None:
@@ -204,6 +251,19 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
             CHUNK_FLIPS,
             lambda one: replace(gradients, knobs=replace(GRADIENTS, dk=one)),
         ),
+    ]
+    wide = replace(CANDIDATE, op="retnet", mask="explicit", family="sm90", knobs=WGMMA)
+    split = replace(wide, direction="backward", knobs=WGMMA_SPLIT)
+    walk = replace(retention, family="sm90", knobs=WALK)
+    found += [
+        names(WGMMA, WGMMA_FLIPS, lambda one: replace(wide, knobs=one)),
+        names(WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda one: replace(split, knobs=one)),
+        names(
+            WGMMA_PASS,
+            WGMMA_PASS_FLIPS,
+            lambda one: replace(split, knobs=replace(WGMMA_SPLIT, dk=one)),
+        ),
+        names(WALK, WALK_FLIPS, lambda one: replace(walk, knobs=one)),
     ]
     for each in found:
         assert len(set(each)) == len(each)
