@@ -17,7 +17,7 @@ from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs
 from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.problem import Direction, Mask, Op, Problem
-from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
+from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 from attention_autotuner.tuning.cost_model import estimate, rank, refine
 from attention_autotuner.tuning.estimates import Report
 
@@ -147,9 +147,8 @@ def twin(candidate: Candidate) -> Candidate:
     Registers and spills are those of its twin, to a few: that order is arithmetic at a CTA's start.
     """
     knobs = candidate.knobs
-    if isinstance(knobs, (ForwardKnobs, WgmmaForwardKnobs, BackwardKnobs)) and not getattr(
-        knobs, "persistent", False
-    ):
+    ordered = (ForwardKnobs, WgmmaForwardKnobs, BackwardKnobs, WgmmaBackwardKnobs)
+    if isinstance(knobs, ordered) and not getattr(knobs, "persistent", False):
         return replace(candidate, knobs=replace(knobs, cta_order="rows_first"))
     return candidate
 

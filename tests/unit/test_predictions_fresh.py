@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100, legality
+from attention_autotuner.arch import A100, H100, legality
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.problem import DType, Problem
@@ -244,6 +244,9 @@ def test_the_order_of_ctas_needs_no_build_of_its_own() -> None:
     pairs = [c for c in one.times if twin(c) != c]
     assert pairs
     assert all(twin(twin(c)) == twin(c) for c in pairs)
+    wide = H100().default(Problem(op="retnet", direction="backward", mask="explicit", causal=True))
+    assert (wide.family, wide.config["knobs"]["cta_order"]) == ("sm90", "heads_first")
+    assert twin(wide).config["knobs"] == wide.config["knobs"] | {"cta_order": "rows_first"}
 
 
 def test_defaults_alone_have_the_models_times() -> None:
