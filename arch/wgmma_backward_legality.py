@@ -43,6 +43,8 @@ def _parts_have_no_turns(s: WgmmaPassShape) -> str | None:
 
 
 def _result_columns_fit_product(s: WgmmaPassShape) -> str | None:
+    if s.knobs.slices < 1:
+        return f"slices must be at least 1, got {s.knobs.slices}"
     if s.columns <= MAX_COLUMNS:
         return None
     return f"a CTA computes at most {MAX_COLUMNS} columns of a result, got {s.columns}"

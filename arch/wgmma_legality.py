@@ -36,6 +36,8 @@ def _wgmma_stages_range(s: WgmmaShape) -> str | None:
 
 
 def _value_columns_fit_product(s: WgmmaShape) -> str | None:
+    if s.knobs.v_slices < 1:
+        return f"v_slices must be at least 1, got {s.knobs.v_slices}"
     if s.columns <= MAX_COLUMNS:
         return None
     return f"a CTA multiplies at most {MAX_COLUMNS} columns of V, got {s.columns}"

@@ -10,14 +10,18 @@ import pytest
 from attention_autotuner.arch import A100, H100, resources
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.legality import Rejection, check, check_kernel
+from attention_autotuner.arch.wgmma_backward_legality import MAX_STAGES
 from attention_autotuner.arch.wgmma_backward_resources import shapes, smem_bytes
 from attention_autotuner.arch.wgmma_backward_space import fit
+from attention_autotuner.cli import knob_cells
 from attention_autotuner.codegen.candidate import Candidate, families
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs
 from attention_autotuner.tuning.backward_costs import pass_named
 from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.tuning.exhaustive import stratum_of
+from attention_autotuner.tuning.shortlist import kind_of, shape_of
 
 MASKED = Problem(
     op="retnet",
@@ -76,16 +80,15 @@ def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None
     assert narrow.dk.parts == 1
 
 
-def test_a_pass_takes_all_the_stages_that_fit() -> None:
-    narrow = POLICY.default(replace(MASKED, dim_qk=64, dim_v=64))
+@pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
+def test_a_pass_takes_all_the_stages_that_fit(dim: int, stages: int) -> None:
+    narrow = POLICY.default(replace(MASKED, dim_qk=dim, dim_v=dim))
     for shape in shapes(narrow):
         found = fit(shape, POLICY.spec)
         assert found == shape.knobs
-        more = replace(
-            shape,
-            knobs=replace(found, num_stages=found.num_stages + 1, part_slots=found.num_stages + 1),
-        )
-        assert found.num_stages == 3 or smem_bytes(more) > POLICY.spec.smem_per_block_bytes
+        assert found.num_stages == found.part_slots == stages
+        more = replace(shape, knobs=replace(found, num_stages=stages + 1, part_slots=stages + 1))
+        assert stages == MAX_STAGES or smem_bytes(more) > POLICY.spec.smem_per_block_bytes
 
 
 def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
@@ -103,6 +106,34 @@ def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
     assert rejection is not None
     assert rejection.predicate == "parts_have_no_turns"
     assert "products of 8 parts" in rejection.reason
+
+
+def test_it_is_told_in_its_own_words_and_told_apart() -> None:
+    one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
+    cells = knob_cells.knobs(one)
+    assert len(cells) == len(knob_cells.knob_headings(MASKED))
+    assert cells[:2] == ["sm90", "split"]
+    assert cells[2].startswith("dq:g2c128s2p1x2v1t dk:g2c128s2p1x2v1t dv:")
+    assert cells[3:] == ["rows first", "deterministic"]
+    known = knobs_of(one)
+    calm = replace(
+        known, **{name: replace(each, turns=False) for name, each in known.passes.items()}
+    )
+    other = replace(one, knobs=calm)
+    assert shape_of(one) == shape_of(other)
+    assert kind_of(one) != kind_of(other)
+    small = POLICY.default(replace(MASKED, dim_qk=64, dim_v=64))
+    assert shape_of(one) != shape_of(small)
+    assert stratum_of(one) != stratum_of(small)
+
+
+def test_no_slices_at_all_are_refused_with_a_reason() -> None:
+    default = POLICY.default(MASKED)
+    known = knobs_of(default)
+    none = replace(default, knobs=replace(known, dv=replace(known.dv, slices=0)))
+    rejection = check_kernel(none)
+    assert rejection is not None
+    assert rejection.reason == "slices must be at least 1, got 0"
 
 
 def test_its_candidates_survive_json_and_name_their_passes() -> None:
