@@ -1,6 +1,6 @@
 """What a chunkwise retention candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
 
-``smem_bytes`` and the registers are exact and the twins of ``WgmmaChunkTraits`` (a test compares the former).
+``smem_bytes`` and the registers are exact and the twins of ``WgmmaChunkTraits`` (a test compares them).
 """
 
 from __future__ import annotations

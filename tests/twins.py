@@ -61,8 +61,8 @@ def header_of(candidate: Candidate) -> str:
     return f"retention_{name}_entry"
 
 
-def source_of(candidates: list[Candidate]) -> str:
-    """A program that prints the shared memory of each candidate's kernels; all of one operation and direction."""
+def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
+    """A program that prints a number of the traits of each candidate's kernels, of one operation and direction."""
     ((op, _),) = {(candidate.op, candidate.direction) for candidate in candidates}
     lines = ["#include <cstdio>", "#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     headers = dict.fromkeys(map(header_of, candidates))
@@ -76,7 +76,7 @@ def source_of(candidates: list[Candidate]) -> str:
         lines.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
     lines.append("int main() {")
     lines += [
-        f'std::printf("%d\\n", {traits.format(f"Config{index}")}::kSmemBytes);'
+        f'std::printf("%d\\n", {traits.format(f"Config{index}")}::{member});'
         for index, candidate in enumerate(candidates)
         for traits in traits_of(candidate)
     ]
@@ -104,9 +104,9 @@ def asserted(result: subprocess.CompletedProcess[str]) -> set[str]:
     return set(re.findall(r'static assertion failed with "(\w+)"', said))
 
 
-def printed(folder: Path, candidates: list[Candidate]) -> list[int]:
-    """Shared memory of the candidates' kernels as the headers have it."""
-    result = compile_host(folder, source_of(candidates))
+def printed(folder: Path, candidates: list[Candidate], member: str = "kSmemBytes") -> list[int]:
+    """A number of the candidates' kernels, by default their shared memory, as the headers have it."""
+    result = compile_host(folder, source_of(candidates, member))
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
     return [int(line) for line in ran.stdout.split()]

@@ -80,3 +80,8 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     ]
     assert len(candidates) > 30
     assert printed(tmp_path, candidates) == counted(candidates)
+    walks = [found for one in candidates if (found := shape_of(one)) is not None]
+    registers = printed(tmp_path, candidates, "kStateRegisters")
+    assert registers == [found.state_registers for found in walks]
+    fragments = printed(tmp_path, candidates, "kFragmentRegisters")
+    assert fragments == [found.fragment_registers for found in walks]

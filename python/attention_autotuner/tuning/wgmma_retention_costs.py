@@ -83,9 +83,8 @@ def _walk(
     resident = min(resident, -(-ctas // spec.num_sms))
     slots = resident * spec.num_sms
     chunks = -(-min(walk.stretch, walk.tokens) // knobs.chunk)
-    products = (
-        shape.depth * knobs.columns
-    )  # of a token, with K; and below, with the state and each other
+    # Of a token: with K; and where there is an output, with the state, and scores with V.
+    products = shape.depth * knobs.columns
     fill = shape.depth + knobs.columns
     moved = problem.dim_qk + problem.dim_v  # of a token, through device memory
     if not walk.states_only:
