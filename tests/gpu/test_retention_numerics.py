@@ -10,7 +10,7 @@ import torch
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Form
+from attention_autotuner.codegen.problem import DType, Form
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.reference import check
 from attention_autotuner.tuning.tensors import PoisonedWorkspace
@@ -43,6 +43,15 @@ WHOLE = replace(
     initial=True,
     final=True,
     dgamma=True,
+)
+# States of super-chunks come first, and every stage of shared memory is filled several times there, too.
+MANY_CHUNKS = replace(
+    PLAIN.problem,
+    form="chunkwise",
+    heads_q=8,
+    heads_kv=8,
+    seqlen_q=8192,
+    seqlen_k=8192,
 )
 SPLITS = (1, 63, 64, 65, 128, 200, 299)
 
@@ -120,6 +129,19 @@ def test_64k_tokens_whose_states_outgrow_fp16(
     backward = case.backward()
     kernel = workshop.kernel(backward.candidate(workshop.present))
     assert harness.judge(kernel, backward, seed=0, device=device) == []
+
+
+@pytest.mark.parametrize(("dtype", "dim"), [("bf16", 64), ("fp16", 128)])
+def test_tiles_are_not_overwritten_while_they_are_read(
+    workshop: Workshop, dtype: DType, dim: int, device: torch.device
+) -> None:
+    problem = replace(MANY_CHUNKS, dtype=dtype, dim_qk=dim, dim_v=dim)
+    case = replace(PLAIN, problem=problem, like=retention_cases.FEW, gammas=1 - 2**-12)
+    one = case.candidate(workshop.present)
+    assert one.config["knobs"]["super_chunk"] < problem.seqlen_q // 2
+    kernel = workshop.kernel(one)
+    for seed in harness.SEEDS:
+        assert harness.judge(kernel, case, seed=seed, device=device, repeats=6) == [], one.name
 
 
 def cut(case: RetentionCase, part: slice) -> RetentionCase:
