@@ -307,9 +307,14 @@ struct StateWarpgroup : ChunkWalk<T> {
     int const stage = stage_of(index), length = this->length(index);
     float const taken = decay(length);
     wait(this->v_full(stage), parity_of(index));
+    uint32_t seen = 0;  // something of every load
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) prepare_tokens(tokens + 4 * step, stage, length, step);
-    release(this->v_free(stage));
+    for (int step = 0; step < kSteps; ++step) {
+      prepare_tokens(tokens + 4 * step, stage, length, step);
+      seen |= tokens[4 * step];
+    }
+    __syncwarp();
+    if (lane() == 0) arrive_after(seen, this->v_free(stage));
     return taken;
   }
 };
