@@ -1,7 +1,4 @@
-"""The candidates of family ``sm90`` that a policy offers, in a fixed order, and the one that needs no tuning.
-
-The family has retnet's forward kernel with an explicit mask; every other problem is left to the other families.
-"""
+"""The candidates of family ``sm90`` for retnet's forward pass with an explicit mask, and the one that needs no tuning."""
 
 from __future__ import annotations
 
