@@ -1,4 +1,4 @@
-"""The candidates of family ``sm90`` for retnet's forward pass with an explicit mask, and the one that needs no tuning."""
+"""The candidates of family ``sm90`` for retnet's masked forward pass, and the one that needs no tuning."""
 
 from __future__ import annotations
 
