@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from .occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
 from .rules import CLASS_PREDICATES, Broken, Rule, first_broken
 from .wgmma_backward_resources import WgmmaPassShape
 from .wgmma_legality import BLOCK_N, MAX_COLUMNS
-from .wgmma_resources import BARRIER_BYTES, CONSUMER_REGISTERS, SWIZZLE_COLUMNS
+from .wgmma_resources import BARRIER_BYTES, SWIZZLE_COLUMNS
+from .wgmma_rules import fragments_fit_warpgroup, tensor_maps_need_alignment, warpgroups_range
 
 MAX_STAGES = 3
 MAX_SLOTS = 8
-
-
-def _tensor_maps_need_alignment(s: WgmmaPassShape) -> str | None:
-    if s.candidate.copy_bytes == 16:
-        return None
-    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
-
-
-def _warpgroups_range(s: WgmmaPassShape) -> str | None:
-    if s.knobs.warpgroups in CONSUMER_REGISTERS:
-        return None
-    return f"warpgroups must be one of {tuple(CONSUMER_REGISTERS)}, got {s.knobs.warpgroups}"
 
 
 def _block_columns_known(s: WgmmaPassShape) -> str | None:
@@ -63,16 +51,6 @@ def _part_slots_range(s: WgmmaPassShape) -> str | None:
     return f"part_slots must be in {least}..{MAX_SLOTS}, got {s.knobs.part_slots}"
 
 
-def _fragments_fit_warpgroup(s: WgmmaPassShape) -> str | None:
-    registers = CONSUMER_REGISTERS.get(s.knobs.warpgroups, 0)
-    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
-    if wanted <= registers:
-        return None
-    return (
-        f"needs about {wanted} registers a thread, {s.knobs.warpgroups} warpgroups have {registers}"
-    )
-
-
 def _barriers_have_room(s: WgmmaPassShape) -> str | None:
     if 8 * s.barriers <= BARRIER_BYTES:
         return None
@@ -80,15 +58,15 @@ def _barriers_have_room(s: WgmmaPassShape) -> str | None:
 
 
 WGMMA_PASS_PREDICATES: dict[str, Rule[WgmmaPassShape]] = {
-    "tensor_maps_need_alignment": _tensor_maps_need_alignment,
-    "warpgroups_range": _warpgroups_range,
+    "tensor_maps_need_alignment": tensor_maps_need_alignment,
+    "warpgroups_range": warpgroups_range,
     "block_columns_known": _block_columns_known,
     "pass_stages_range": _pass_stages_range,
     "parts_have_no_turns": _parts_have_no_turns,
     "result_columns_fit_product": _result_columns_fit_product,
     "parts_divide_depth": _parts_divide_depth,
     "part_slots_range": _part_slots_range,
-    "fragments_fit_warpgroup": _fragments_fit_warpgroup,
+    "fragments_fit_warpgroup": fragments_fit_warpgroup,
     "barriers_have_room": _barriers_have_room,
 }
 

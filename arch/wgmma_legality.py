@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from .occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
 from .rules import CLASS_PREDICATES, Broken, Rule, first_broken
-from .wgmma_resources import CONSUMER_REGISTERS, WgmmaShape
+from .wgmma_resources import WgmmaShape
+from .wgmma_rules import fragments_fit_warpgroup, tensor_maps_need_alignment, warpgroups_range
 
 BLOCK_N = (64, 128)
 MAX_STAGES = 4
 MAX_COLUMNS = 256  # of one product
-
-
-def _tensor_maps_need_alignment(s: WgmmaShape) -> str | None:
-    if s.candidate.copy_bytes == 16:
-        return None
-    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
-
-
-def _warpgroups_range(s: WgmmaShape) -> str | None:
-    if s.knobs.warpgroups in CONSUMER_REGISTERS:
-        return None
-    return f"warpgroups must be one of {tuple(CONSUMER_REGISTERS)}, got {s.knobs.warpgroups}"
 
 
 def _wgmma_block_n_known(s: WgmmaShape) -> str | None:
@@ -43,23 +31,13 @@ def _value_columns_fit_product(s: WgmmaShape) -> str | None:
     return f"a CTA multiplies at most {MAX_COLUMNS} columns of V, got {s.columns}"
 
 
-def _fragments_fit_warpgroup(s: WgmmaShape) -> str | None:
-    registers = CONSUMER_REGISTERS.get(s.knobs.warpgroups, 0)
-    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
-    if wanted <= registers:
-        return None
-    return (
-        f"needs about {wanted} registers a thread, {s.knobs.warpgroups} warpgroups have {registers}"
-    )
-
-
 WGMMA_PREDICATES: dict[str, Rule[WgmmaShape]] = {
-    "tensor_maps_need_alignment": _tensor_maps_need_alignment,
-    "warpgroups_range": _warpgroups_range,
+    "tensor_maps_need_alignment": tensor_maps_need_alignment,
+    "warpgroups_range": warpgroups_range,
     "wgmma_block_n_known": _wgmma_block_n_known,
     "wgmma_stages_range": _wgmma_stages_range,
     "value_columns_fit_product": _value_columns_fit_product,
-    "fragments_fit_warpgroup": _fragments_fit_warpgroup,
+    "fragments_fit_warpgroup": fragments_fit_warpgroup,
 }
 
 

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from .rules import CLASS_PREDICATES, Broken, Rule, first_broken
 from .wgmma_retention_resources import REGISTERS_BESIDE, WgmmaChunkShape
+from .wgmma_rules import tensor_maps_need_alignment
 
 WARPGROUPS = (1, 2, 3)
 STAGES = (2, 3, 4)
 CTAS_PER_SM = (1, 2)
-
-
-def _tensor_maps_need_alignment(s: WgmmaChunkShape) -> str | None:
-    if s.candidate.copy_bytes == 16:
-        return None
-    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
 
 
 def _state_warpgroups_range(s: WgmmaChunkShape) -> str | None:
@@ -51,7 +46,7 @@ def _state_fits_warpgroup(s: WgmmaChunkShape) -> str | None:
 
 
 WGMMA_CHUNK_PREDICATES: dict[str, Rule[WgmmaChunkShape]] = {
-    "tensor_maps_need_alignment": _tensor_maps_need_alignment,
+    "tensor_maps_need_alignment": tensor_maps_need_alignment,
     "state_warpgroups_range": _state_warpgroups_range,
     "wgmma_chunk_stages_range": _wgmma_chunk_stages_range,
     "wgmma_ctas_range": _wgmma_ctas_range,

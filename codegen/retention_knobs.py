@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .wgmma_knobs import Warpgroups
+
 Scores = Literal["inline", "given"]
 
 SCORES: tuple[str, ...] = ("inline", "given")
@@ -84,7 +86,7 @@ class ChunkwiseKnobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaChunkwiseKnobs:
+class WgmmaChunkwiseKnobs(Warpgroups):
     """Retention forward, chunk by chunk, by a kernel of family ``sm90``.
 
     Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by tensor maps.
@@ -110,16 +112,6 @@ class WgmmaChunkwiseKnobs:
     def columns(self) -> int:
         """Columns of V that one CTA takes."""
         return 64 * self.warpgroups
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA."""
-        return 128 * (1 + self.warpgroups)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
-        return True
 
     @property
     def label(self) -> str:

@@ -8,8 +8,28 @@ from typing import Literal
 CtaOrder = Literal["rows_first", "heads_first"]
 
 
+class Warpgroups:
+    """What the knobs of all kernels of family ``sm90`` say: one warpgroup is beside those that they count.
+
+    Attributes:
+        warpgroups: those.
+    """
+
+    warpgroups: int
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA."""
+        return 128 * (1 + self.warpgroups)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+
 @dataclass(frozen=True, kw_only=True)
-class WgmmaForwardKnobs:
+class WgmmaForwardKnobs(Warpgroups):
     """A forward kernel of family ``sm90``.
 
     Attributes:
@@ -33,16 +53,6 @@ class WgmmaForwardKnobs:
         return 64 * self.warpgroups
 
     @property
-    def num_threads(self) -> int:
-        """Threads of one CTA."""
-        return 128 * (1 + self.warpgroups)
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
-        return True
-
-    @property
     def label(self) -> str:
         """This part of the candidate's name."""
         order = "rows" if self.cta_order == "rows_first" else "heads"
@@ -51,7 +61,7 @@ class WgmmaForwardKnobs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WgmmaPass:
+class WgmmaPass(Warpgroups):
     """A pass of retnet backward with one result: dQ by blocks of queries, or dK or dV by blocks of keys.
 
     Attributes:
@@ -76,11 +86,6 @@ class WgmmaPass:
     def block_rows(self) -> int:
         """Rows of the result that one CTA computes."""
         return 64 * self.warpgroups
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA."""
-        return 128 * (1 + self.warpgroups)
 
     @property
     def label(self) -> str:

@@ -6,8 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from attention_autotuner.arch import resources
+from attention_autotuner.arch import H100, resources
 from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Direction, Problem
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
 
@@ -117,3 +118,13 @@ def counted(candidates: list[Candidate]) -> list[int]:
     return [
         kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
     ]
+
+
+def of_warpgroups(direction: Direction) -> list[Candidate]:
+    """Every masked retnet candidate of family sm90 that an H100 offers over some head dims."""
+    dims = ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
+    problems = (
+        Problem(op="retnet", direction=direction, mask="explicit", dim_qk=qk, dim_v=v)
+        for qk, v in dims
+    )
+    return [one for each in problems for one in H100().legal(each) if one.family == "sm90"]

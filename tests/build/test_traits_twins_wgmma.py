@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import H100
 from attention_autotuner.arch.legality import check_kernel
 from attention_autotuner.arch.rules import CLASS_PREDICATES
 from attention_autotuner.arch.wgmma_legality import WGMMA_PREDICATES
 from attention_autotuner.arch.wgmma_resources import shape_of
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
-from tests.twins import asserted, compile_host, counted, printed, source_of
+from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
 
 pytestmark = pytest.mark.build
 
@@ -63,13 +61,6 @@ def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None
 
 
 def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
-    candidates = [
-        one
-        for dims in ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
-        for one in H100().legal(
-            Problem(op="retnet", mask="explicit", dim_qk=dims[0], dim_v=dims[1])
-        )
-        if one.family == "sm90"
-    ]
+    candidates = of_warpgroups("forward")
     assert len(candidates) > 50
     assert printed(tmp_path, candidates) == counted(candidates)

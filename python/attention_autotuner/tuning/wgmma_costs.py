@@ -66,14 +66,7 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
     shape = wgmma_resources.shape_of(candidate)
     assert shape is not None
     knobs = shape.knobs
-    steps = tiles_of_queries(
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        block=knobs.block_m,
-        step=knobs.block_n,
-        causal=problem.causal,
-        causal_offset=problem.causal_offset,
-    )
+    steps = _steps(problem, knobs.block_m, knobs.block_n, by_queries=True)
     work = WgmmaWork(
         steps=steps,
         heads=problem.heads_q,
@@ -118,16 +111,8 @@ def predict_backward(
 def _work_of_pass(problem: Problem, shape: WgmmaPassShape) -> WgmmaWork:
     knobs = shape.knobs
     by_queries = shape.result == "dq"
-    count = tiles_of_queries if by_queries else tiles_of_keys
     group = 1 if by_queries else problem.heads_q // problem.heads_kv
-    steps = count(
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        block=knobs.block_rows,
-        step=knobs.block_columns,
-        causal=problem.causal,
-        causal_offset=problem.causal_offset,
-    )
+    steps = _steps(problem, knobs.block_rows, knobs.block_columns, by_queries=by_queries)
     whole = shape.candidate.knobs
     assert isinstance(whole, WgmmaBackwardKnobs)
     return WgmmaWork(
@@ -141,6 +126,19 @@ def _work_of_pass(problem: Problem, shape: WgmmaPassShape) -> WgmmaWork:
         moved_rows=knobs.block_columns,
         buffered=knobs.num_stages > 1 or knobs.parts > 1,
         once_bytes=_once_bytes(problem),
+    )
+
+
+def _steps(problem: Problem, block: int, step: int, *, by_queries: bool) -> tuple[int, ...]:
+    """Of each block of rows, which are queries or keys, the tiles of the other side."""
+    count = tiles_of_queries if by_queries else tiles_of_keys
+    return count(
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        block=block,
+        step=step,
+        causal=problem.causal,
+        causal_offset=problem.causal_offset,
     )
 
 
