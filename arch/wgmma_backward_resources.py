@@ -12,14 +12,11 @@ from ..codegen.candidate import Candidate
 from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaPass
 from .forward_resources import ELEMENT_BYTES
 from .occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
-from .wgmma_resources import (
-    ALIGNMENT_BYTES,
-    BARRIER_BYTES,
-    PRODUCER_REGISTERS,
-    whole_columns,
-)
+from .wgmma_resources import ALIGNMENT_BYTES, BARRIER_BYTES, SWIZZLE_COLUMNS, whole_columns
 
 FACTOR_BYTES = 4
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = {2: 232, 3: 152}  # by multiplying warpgroups
 
 Result = Literal["dq", "dk", "dv"]
 
@@ -51,9 +48,22 @@ class WgmmaPassShape:
         return whole_columns(-(-wide // self.knobs.slices))
 
     @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
+
+    @property
     def fragment_registers(self) -> int:
         """Registers that a thread's fragments of the result, the scores and their weights take."""
         return self.columns // 2 + self.knobs.block_columns * 3 // 4
+
+    @property
+    def kept_registers(self) -> int:
+        """Registers that a thread's share of the first product's left tensor takes, where it stays in registers."""
+        kept = self.depth // 4
+        taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
+        fits = taken <= (self.consumer_registers or 0)
+        return kept if self.depth == SWIZZLE_COLUMNS and fits else 0
 
     @property
     def barriers(self) -> int:
@@ -86,8 +96,9 @@ def smem_bytes(shape: WgmmaPassShape) -> int:
 def needs(shape: WgmmaPassShape) -> KernelNeeds:
     """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
-    consumer = shape.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
-    even = (groups * consumer + PRODUCER_REGISTERS.get(groups, 32)) // (groups + 1)
+    fragments = shape.fragment_registers + shape.kept_registers
+    consumer = fragments + REGISTERS_BESIDE_FRAGMENTS_MIN
+    even = (groups * consumer + PRODUCER_REGISTERS) // (groups + 1)
     return KernelNeeds(
         name=shape.result,
         threads=shape.knobs.num_threads,

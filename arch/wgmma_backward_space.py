@@ -20,8 +20,6 @@ from .wgmma_backward_resources import WgmmaPassShape, shapes, smem_bytes
 from .wgmma_legality import MAX_COLUMNS
 from .wgmma_resources import SWIZZLE_COLUMNS
 
-ONE_COLUMN_TILE = 64  # result columns up to which more rows a CTA are the better default
-
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaBackwardSpace:
@@ -52,10 +50,7 @@ def preferred(problem: Problem, space: WgmmaBackwardSpace, spec: ArchSpec) -> Ca
     """
     order: CtaOrder = "heads_first" if problem.causal else "rows_first"
     widest = max(problem.class_qk, problem.class_v)
-    tiles = space.tiles
-    if widest <= ONE_COLUMN_TILE:
-        tiles = tuple(sorted(tiles, key=lambda tile: -tile[0]))
-    chosen = replace(space, tiles=tiles, turns=(widest < MAX_COLUMNS,), cta_orders=(order,))
+    chosen = replace(space, turns=(widest < MAX_COLUMNS,), cta_orders=(order,))
     return next((one for one in _points(problem, chosen, spec) if check(one, spec) is None), None)
 
 

@@ -43,6 +43,11 @@ class WgmmaShape:
         return whole_columns(per_slice)
 
     @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
+
+    @property
     def fragment_registers(self) -> int:
         """Registers that a thread's fragments of O, S and P take."""
         return self.columns // 2 + self.knobs.block_n * 3 // 4

@@ -33,6 +33,10 @@ class OverScores(Protocol):
         """Its knobs."""
 
     @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+
+    @property
     def fragment_registers(self) -> int:
         """Registers that a thread's fragments take."""
 
@@ -46,14 +50,14 @@ def tensor_maps_need_alignment(s: OfCandidate) -> str | None:
 
 def warpgroups_range(s: OverScores) -> str | None:
     """Registers can be shared out among so many warpgroups."""
-    if s.knobs.warpgroups in CONSUMER_REGISTERS:
+    if s.consumer_registers is not None:
         return None
     return f"warpgroups must be one of {tuple(CONSUMER_REGISTERS)}, got {s.knobs.warpgroups}"
 
 
 def fragments_fit_warpgroup(s: OverScores) -> str | None:
     """A thread has registers for its fragments and for what stands beside them."""
-    registers = CONSUMER_REGISTERS.get(s.knobs.warpgroups, 0)
+    registers = s.consumer_registers or 0
     wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
     if wanted <= registers:
         return None

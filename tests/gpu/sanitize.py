@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from .bare_retention import run as run_retention
 from .sanitize_retention import RETENTION, RETNET, retention_calls_of
 
 MANIFEST = "sanitize.json"
+CHECK_RACES = "-DATTENTION_AUTOTUNER_CHECK_RACES"
 
 
 def _candidate(
@@ -186,11 +188,16 @@ def calls_of(one: Candidate) -> list[Call]:
 
 
 def build_all(kinds: Sequence[str], folder: Path, arch: str) -> int:
-    """Build kinds and say where each lies; 1 when one does not build."""
+    """Build kinds and say where each lies; 1 when one does not build.
+
+    Kernels are told that races are looked for (``ATTENTION_AUTOTUNER_CHECK_RACES``): racecheck follows the threads
+    that arrive at a barrier, and not those of their warp that they arrive for.
+    """
+    toolchain = find_toolchain()
     results = build(
         [render(KINDS[kind]) for kind in kinds],
         BuildTarget(arch=arch),
-        toolchain=find_toolchain(),
+        toolchain=replace(toolchain, cuda_flags=(*toolchain.cuda_flags, CHECK_RACES)),
         store=Store(folder),
     )
     paths: dict[str, str] = {}

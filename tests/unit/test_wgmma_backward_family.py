@@ -121,7 +121,7 @@ def test_it_is_told_in_its_own_words_and_told_apart() -> None:
     other = replace(one, knobs=calm)
     assert shape_of(one) == shape_of(other)
     assert kind_of(one) != kind_of(other)
-    small = POLICY.default(replace(MASKED, dim_qk=64, dim_v=64))
+    small = POLICY.default(replace(MASKED, dim_qk=256, dim_v=256))
     assert shape_of(one) != shape_of(small)
     assert stratum_of(one) != stratum_of(small)
 

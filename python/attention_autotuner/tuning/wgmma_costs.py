@@ -27,6 +27,7 @@ SCORE_CLK = 0.035  # for each score: its weight, on a scheduler that also issues
 STEP_CLK = 200.0  # barriers and the first words of products
 LOAD_CLK = 1200.0  # until a tile arrives that was not asked for a step ahead
 CTA_CLK = 4000.0  # start, first loads, and the output
+TILE_CLK = 2500.0  # the same where CTAs stay for further tiles, whose loads run ahead
 COST_UNITS = 16  # of the schedule's integer costs, per step
 STATISTICS_BYTES = 12  # of a row: r in, its base and shift out
 OVERLAP_LOSS = 0.1  # of the lesser of computing and moving
@@ -46,6 +47,7 @@ class WgmmaWork:
         columns: that the two products of a step have together, each as many FLOPs a score.
         moved_rows: rows of so many columns that a step brings beside its mask.
         buffered: whether a step's tiles are asked for a step ahead.
+        stays: whether CTAs take several blocks of rows; they share them about as evenly as if each took the next.
         once_bytes: through device memory, whatever the tiles.
     """
 
@@ -58,6 +60,7 @@ class WgmmaWork:
     columns: int
     moved_rows: int
     buffered: bool
+    stays: bool
     once_bytes: int
 
 
@@ -77,6 +80,7 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
         columns=shape.depth + shape.columns,
         moved_rows=knobs.block_n,
         buffered=knobs.num_stages > 1,
+        stays=False,
         once_bytes=_once_bytes(problem),
     )
     return _time_of(problem, work, spec, usage)
@@ -125,6 +129,7 @@ def _work_of_pass(problem: Problem, shape: WgmmaPassShape) -> WgmmaWork:
         columns=shape.depth + shape.columns,
         moved_rows=knobs.block_columns,
         buffered=knobs.num_stages > 1 or knobs.parts > 1,
+        stays=True,
         once_bytes=_once_bytes(problem),
     )
 
@@ -166,7 +171,8 @@ def _time_of(problem: Problem, work: WgmmaWork, spec: ArchSpec, usage: Usage) ->
 
     lists = work.heads * problem.batch * work.slices
     slots = spec.num_sms * resident
-    overhead = max(1, round(COST_UNITS * CTA_CLK / step_clk))
+    cta_clk = TILE_CLK if work.stays else CTA_CLK
+    overhead = max(1, round(COST_UNITS * cta_clk / step_clk))
     span = makespan(
         tuple(COST_UNITS * count + overhead for count in work.steps),
         heads=work.heads,
@@ -186,7 +192,7 @@ def _time_of(problem: Problem, work: WgmmaWork, spec: ArchSpec, usage: Usage) ->
         "l2_us": all_steps * moved / spec.l2_bytes_per_clk * to_us,
         "hbm_us": work.once_bytes * 1e6 / spec.hbm_bytes_per_second,
         "spill_us": all_steps / slots * spill_clk * to_us,
-        "cta_us": ctas / slots * CTA_CLK * to_us,
+        "cta_us": ctas / slots * cta_clk * to_us,
         "imbalance_us": max(0.0, span - even) / COST_UNITS * step_clk * to_us,
         "launch_us": spec.launch_overhead_us,
     }

@@ -7,6 +7,7 @@
 
 #include "attention_backward_edges.cuh"
 #include "retnet_backward_sm90.cuh"
+#include "retnet_factors_sm90.cuh"
 #include "retnet_mask_gradient_sm80.cuh"
 
 namespace attention_autotuner {
@@ -20,9 +21,14 @@ struct WgmmaBackwardEntry {
   using Dk = WgmmaPassTraits<Config, typename Config::Dk, Result::kDk>;
   using Dv = WgmmaPassTraits<Config, typename Config::Dv, Result::kDv>;
   using Gradient = MaskGradient<Config>;
+#ifdef ATTENTION_AUTOTUNER_CHECK_RACES
+  static constexpr int kMostCtas = 4;  // so that they take several tiles of small shapes, too
+#else
+  static constexpr int kMostCtas = INT32_MAX;
+#endif
   // CTAs of passes over keys that are too few share their query heads; how many do so depends on the problem alone.
   static constexpr int64_t kEnoughCtas = 132, kAddPartsCtas = 4096;
-  static inline std::atomic<bool> prepared[kMaxDevices];
+  static inline std::atomic<int> multiprocessors[kMaxDevices];  // of devices that are prepared
 
   // The passes in the order they run, each as (kernel, traits).
   template <typename Visit>
@@ -34,8 +40,8 @@ struct WgmmaBackwardEntry {
   }
 
   static int32_t prepare(int32_t device) {
-    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
-    int resident = 0;
+    if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0, count = 0;
     int32_t status = MapMaker::prepare(device);
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = for_each_pass([device](auto kernel, auto traits) {
@@ -43,6 +49,9 @@ struct WgmmaBackwardEntry {
         int resident = 0;
         return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
       });
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(retnet_backward_factors<Config>, kFactorThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
@@ -54,7 +63,10 @@ struct WgmmaBackwardEntry {
       status =
           prepare_kernel(retnet_mask_gradient<Config>, Gradient::kThreads, Gradient::kSmemBytes, device, &resident);
     }
-    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
     return status;
   }
 
@@ -77,7 +89,7 @@ struct WgmmaBackwardEntry {
     // The least number of parts of a group that makes enough CTAs, or all of its heads.
     static int count_splits(Params const& p) {
       int const group = p.heads_q / p.heads_kv;
-      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dq::kBlockRows)) * p.heads_kv * p.batch;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dk::kBlockRows)) * p.heads_kv * p.batch;
       int splits = 1;
       while (splits < group && (group % splits != 0 || ctas * splits < kEnoughCtas)) ++splits;
       return splits;
@@ -148,7 +160,8 @@ struct WgmmaBackwardEntry {
     return maps.made;
   }
   template <typename T>
-  static int32_t launch_pass(void (*kernel)(WgmmaPassArguments, TileList), Common const& common, cudaStream_t stream) {
+  static int32_t launch_pass(void (*kernel)(WgmmaPassArguments, TileList), Common const& common, int ctas,
+                             cudaStream_t stream) {
     Params const& p = common.params;
     WgmmaPassArguments arguments;
     if (!fill<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
@@ -160,8 +173,17 @@ struct WgmmaBackwardEntry {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
                         Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
-    kernel<<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
-    return cuda_status(cudaGetLastError());
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
+    config.blockDim = dim3(T::kThreads);
+    config.dynamicSmemBytes = T::kSmemBytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }
 
   // The gradient of the mask.
@@ -183,7 +205,8 @@ struct WgmmaBackwardEntry {
     if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
       return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     }
-    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    int const ctas = multiprocessors[device].load(std::memory_order_relaxed);
+    if (ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     Workspace const places(p);
     auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
     Common const common{p,
@@ -196,13 +219,19 @@ struct WgmmaBackwardEntry {
                         Divider::by(places.splits),
                         at(places.dk_parts),
                         at(places.dv_parts)};
-    int64_t const prepare_grid = int64_t(p.batch) * p.heads_q * divide_up(common.statistics_rows, kPrepareRows);
-    if (prepare_grid > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    attention_backward_prepare<Config><<<int(prepare_grid), kEdgeThreads, 0, stream>>>(common, 0);
+    int64_t const rows = int64_t(p.batch) * p.heads_q * common.statistics_rows;
+    if (rows > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (p.r_grad) {
+      int const ctas = int(rows / common.statistics_rows) * divide_up(common.statistics_rows, kPrepareRows);
+      attention_backward_prepare<Config><<<ctas, kEdgeThreads, 0, stream>>>(common, 0);
+    } else {
+      int const ctas = divide_up(int(rows), kFactorThreads);
+      retnet_backward_factors<Config><<<ctas, kFactorThreads, 0, stream>>>(common, int(rows));
+    }
     status = cuda_status(cudaGetLastError());
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = for_each_pass(
-          [&](auto kernel, auto traits) { return launch_pass<decltype(traits)>(kernel, common, stream); });
+          [&](auto kernel, auto traits) { return launch_pass<decltype(traits)>(kernel, common, ctas, stream); });
     }
     if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
       attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(common);

@@ -31,10 +31,13 @@ struct WgmmaPassTraits {
   static constexpr int kDepth = divide_up(kScoreClass, 64) * 64;
   static constexpr int kPartDepth = kDepth / kParts;
   static constexpr int kColumns = divide_up(kResultClass, 64 * kSlices) * 64;
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 152;
   static constexpr int kRegistersBesideFragments = 40;
   static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kBlockColumns / 4;  // result, S and W
+  // X of 64 columns stays in registers where there is room: shared memory is what narrow head dims wait for.
+  static constexpr bool kKeepsX =
+      kDepth == 64 && kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
 
   static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
   static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");

@@ -56,8 +56,7 @@ struct MaskRows {
   __device__ __forceinline__ void note(float word) { seen |= __float_as_uint(word); }
   // Once the warp has read all.
   __device__ __forceinline__ void release(uint32_t freed) const {
-    __syncwarp();
-    if (lane_index() == 0) arrive_after(seen, freed);
+    if (warp_arrives()) arrive_after(seen, freed);
   }
 };
 

@@ -67,6 +67,17 @@ __device__ __forceinline__ void arrive_after(uint32_t word, uint32_t barrier) {
       "r"(barrier)
       : "memory");
 }
+// Once all lanes of a warp are there, it arrives. Checkers of races follow the threads that arrive, and not those that
+// these waited for, so that builds for them have every lane arrive.
+#ifdef ATTENTION_AUTOTUNER_CHECK_RACES
+inline constexpr int kWarpArrivals = 32;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+__device__ __forceinline__ bool warp_arrives() {
+  __syncwarp();
+  return int(threadIdx.x) % 32 < kWarpArrivals;
+}
 __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
   asm volatile(
       "{\n"
@@ -115,13 +126,15 @@ __device__ __forceinline__ uint64_t advance(uint64_t tile, int bytes) {
 
 template <typename Element, int N>
 struct WarpgroupProduct;
-#define ATTENTION_AUTOTUNER_PRODUCT(ELEMENT, NAME, N)                                                      \
-  template <>                                                                                              \
-  struct WarpgroupProduct<ELEMENT, N> {                                                                    \
-    using Rows = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_SS<cute::SM90::GMMA::Major::K,        \
-                                                                        cute::SM90::GMMA::Major::K>;       \
-    using Registers = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_RS<cute::SM90::GMMA::Major::K,   \
-                                                                             cute::SM90::GMMA::Major::MN>; \
+#define ATTENTION_AUTOTUNER_PRODUCT(ELEMENT, NAME, N)                                                           \
+  template <>                                                                                                   \
+  struct WarpgroupProduct<ELEMENT, N> {                                                                         \
+    using Rows = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_SS<cute::SM90::GMMA::Major::K,             \
+                                                                        cute::SM90::GMMA::Major::K>;            \
+    using Registers = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_RS<cute::SM90::GMMA::Major::K,        \
+                                                                             cute::SM90::GMMA::Major::MN>;      \
+    using RegistersByRows = cute::SM90::GMMA::MMA_64x##N##x16_F32##NAME##NAME##_RS<cute::SM90::GMMA::Major::K,  \
+                                                                                   cute::SM90::GMMA::Major::K>; \
   }
 ATTENTION_AUTOTUNER_PRODUCT(__half, F16, 64);
 ATTENTION_AUTOTUNER_PRODUCT(__half, F16, 128);
@@ -145,10 +158,22 @@ __device__ __forceinline__ void multiply_registers(float (&d)[Registers], uint32
   using cute::SM90::GMMA::ScaleOut;
   WarpgroupProduct<Element, 2 * Registers>::Registers::fma(a[0], a[1], a[2], a[3], b, d[I]..., ScaleOut::One);
 }
+template <typename Element, int Registers, size_t... I>
+__device__ __forceinline__ void multiply_kept(float (&d)[Registers], uint32_t const* a, uint64_t b, bool adds,
+                                              std::index_sequence<I...>) {
+  using cute::SM90::GMMA::ScaleOut;
+  WarpgroupProduct<Element, 2 * Registers>::RegistersByRows::fma(a[0], a[1], a[2], a[3], b, d[I]...,
+                                                                 adds ? ScaleOut::One : ScaleOut::Zero);
+}
 // d (+)= A B^T: both [rows, 16] of tiles whose columns are summed over.
 template <typename Element, int Registers>
 __device__ __forceinline__ void multiply_tiles(float (&d)[Registers], uint64_t a, uint64_t b, bool adds) {
   multiply_tiles<Element>(d, a, b, adds, std::make_index_sequence<Registers>{});
+}
+// The same with A in registers.
+template <typename Element, int Registers>
+__device__ __forceinline__ void multiply_kept(float (&d)[Registers], uint32_t const* a, uint64_t b, bool adds) {
+  multiply_kept<Element>(d, a, b, adds, std::make_index_sequence<Registers>{});
 }
 // d += A B: A in registers, B [16, columns] of a tile whose rows are summed over.
 template <typename Element, int Registers>
@@ -170,6 +195,15 @@ __device__ __forceinline__ void products_written(float (&d)[Registers]) {
 #pragma unroll
   for (int i = 0; i < Registers; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+
+// --- grids in a row --------------------------------------------------------------------------------------------------
+
+// For kernels that are launched to start before the one ahead of them in the stream has ended. The next may start once
+// all CTAs have said so or ended; it need not wait, but where it does, all ahead of it is complete and visible.
+__device__ __forceinline__ void launch_dependents() {
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+__device__ __forceinline__ void wait_for_grids_ahead() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
 
 // --- roles -----------------------------------------------------------------------------------------------------------
 
@@ -194,7 +228,7 @@ __device__ __forceinline__ void release(uint32_t freed) {
   if (threadIdx.x % kWarpgroupThreads == 0) arrive(freed);
 }
 // Multiplying warpgroups issue products in turns, so that one weighs while another multiplies: equally many, the first
-// warpgroup first. `begin_turns` comes before the first of them, if there is any.
+// warpgroup first. `begin_turns` comes before the first of them, and `end_turns` after the last.
 template <int Groups>
 __device__ __forceinline__ void pass_turn() {
   int const next = (group_index() + 1) % Groups;
@@ -207,9 +241,8 @@ __device__ __forceinline__ void begin_turns() {
 __device__ __forceinline__ void take_turn() {
   asm volatile("bar.sync %0, %1;\n" ::"r"(1 + group_index()), "n"(2 * kWarpgroupThreads) : "memory");
 }
-template <int Groups>
-__device__ __forceinline__ void end_turn(bool last) {
-  if (!last || group_index() < Groups - 1) pass_turn<Groups>();
+__device__ __forceinline__ void end_turns() {
+  if (group_index() == 0) take_turn();
 }
 // Threads of one warpgroup wait for each other.
 __device__ __forceinline__ void warpgroup_barrier(int id) {
