@@ -24,7 +24,7 @@ struct WgmmaForwardArguments {
   TileList list;
 };
 
-// What both roles know: the tile, the list of keys, the barriers; and the thread that loads.
+// What both roles know: the tile, the list of keys, the barriers; and the threads that load.
 template <typename Config>
 struct WgmmaForwardStages {
   using T = WgmmaForwardTraits<Config>;
@@ -62,14 +62,14 @@ struct WgmmaForwardStages {
       initialise_barrier(v_full(stage), 1);
       initialise_barrier(v_free(stage), T::kWarpgroups);
       initialise_barrier(mask_full(stage), 1);
-      initialise_barrier(mask_free(stage), 4 * T::kWarpgroups);  // of warps
+      initialise_barrier(mask_free(stage), 4 * T::kWarpgroups * kWarpArrivals);  // of warps
     }
     publish_barriers();
   }
   __device__ __forceinline__ static int stage_of(int index) { return index % T::kStages; }
   __device__ __forceinline__ static int parity_of(int index) { return index / T::kStages & 1; }
 
-  // --- the thread that loads -----------------------------------------------------------------------------------------
+  // --- the threads that load -----------------------------------------------------------------------------------------
 
   // Three threads load, as none may wait for the room that another's tiles lack.
   __device__ __forceinline__ void load_keys() const {

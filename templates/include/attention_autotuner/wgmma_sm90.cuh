@@ -76,7 +76,7 @@ inline constexpr int kWarpArrivals = 1;
 #endif
 __device__ __forceinline__ bool warp_arrives() {
   __syncwarp();
-  return int(threadIdx.x) % 32 < kWarpArrivals;
+  return kWarpArrivals > 1 || (int(threadIdx.x) & 31) == 0;
 }
 __device__ __forceinline__ void wait(uint32_t barrier, int parity) {
   asm volatile(
