@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,13 @@ def test_a_wrong_kernel_is_told(
     assert sanitize.run_all({"one-stage": str(fake_kernel())}, HostMemory()) == 0
 
 
+@dataclass(frozen=True)
+class Flags:
+    """What of a toolchain the sanitizer's builds change."""
+
+    cuda_flags: tuple[str, ...] = ("-Lhere",)
+
+
 def test_building_writes_a_manifest_and_running_reads_it(
     fake_kernel: FakeKernel,
     monkeypatch: pytest.MonkeyPatch,
@@ -209,6 +217,7 @@ def test_building_writes_a_manifest_and_running_reads_it(
 
     def build(kernels: list[Any], target: BuildTarget, **options: Any) -> list[Any]:
         assert target == BuildTarget(arch="90")
+        assert options["toolchain"].cuda_flags == ("-Lhere", sanitize.CHECK_RACES)
         artifact = Artifact(
             name="fake",
             digest="",
@@ -224,7 +233,7 @@ def test_building_writes_a_manifest_and_running_reads_it(
         return [BuildFailed(reason="no") if each.name == bad else artifact for each in kernels]
 
     monkeypatch.setattr(sanitize, "build", build)
-    monkeypatch.setattr(sanitize, "find_toolchain", lambda: None)
+    monkeypatch.setattr(sanitize, "find_toolchain", Flags)
     monkeypatch.setattr(sanitize, "DeviceMemory", HostMemory)
     store = ["--store", str(tmp_path)]
     with pytest.raises(SystemExit):

@@ -285,9 +285,8 @@ class InProcessMeasurer:
             race.add(times)
             if self._on_round is not None:
                 self._on_round(race.rounds, race.running)
-            if race.rounds >= MIN_ROUNDS and (
-                time.monotonic() > deadline or race.settled(min_rounds=self._rounds)
-            ):
+            over = time.monotonic() > deadline and race.balanced
+            if race.rounds >= MIN_ROUNDS and (over or race.settled(min_rounds=self._rounds)):
                 return
             if self._rest > 0.0:
                 time.sleep(self._rest * took)

@@ -1,9 +1,12 @@
 """Which of several timed entries is fastest, decided on paired rounds: arithmetic only, no clock, no GPU.
 
-In each round every entry still in the race is timed once, in random order, so that two times of one round share clocks
-and temperature; entries are compared by the logarithms of such pairs. Clearly slower ones leave after a few rounds, and
-the rest of the budget goes to the close ones. What cannot be told apart is a tie, broken by the order in which the
-entries were given: the default comes first, so nothing replaces it for less than the noise.
+In each round every entry still in the race is timed once, so that two times of one round share clocks and temperature;
+entries are compared by the logarithms of such pairs. The order is random in every other round, and in the next one its
+reverse, as an entry's clocks hang on what ran just before it: of any two each comes first as often as the other.
+
+Clearly slower entries leave after a few rounds, and the rest of the budget goes to the close ones. What cannot be told
+apart is a tie, broken by the order in which the entries were given: the default comes first, so nothing replaces it for
+less than the noise.
 """
 
 from __future__ import annotations
@@ -75,6 +78,7 @@ class Race:
         self._names = list(names)
         self._keep = set(keep)
         self._random = random.Random(seed)
+        self._order: list[str] = []  # of the last round, where the next is to be its reverse
         self._rounds: list[dict[str, float]] = []
         self._running = list(names)
         self._failed: dict[str, Outcome] = {}
@@ -89,10 +93,20 @@ class Race:
         """Rounds so far."""
         return len(self._rounds)
 
+    @property
+    def balanced(self) -> bool:
+        """Whether every order so far has had its reverse: before that nothing is judged."""
+        return not self._order
+
     def order(self) -> list[str]:
-        """The names to time in the next round, in a fresh random order."""
-        names = list(self._running)
-        self._random.shuffle(names)
+        """The names to time in the next round: in a fresh random order, or in the reverse of the last round's."""
+        if self._order:
+            names = [name for name in reversed(self._order) if name in self._running]
+            self._order = []
+        else:
+            names = list(self._running)
+            self._random.shuffle(names)
+            self._order = list(names)
         return names
 
     def fail(self, name: str, outcome: Outcome) -> None:
@@ -101,7 +115,7 @@ class Race:
         self._running = [other for other in self._running if other != name]
 
     def add(self, times_us: dict[str, float]) -> list[str]:
-        """Record one round and drop what is clearly slower.
+        """Record one round, and where orders are balanced drop what is clearly slower.
 
         Args:
             times_us: microseconds of each entry timed in this round.
@@ -117,7 +131,7 @@ class Race:
                 raise ValueError(f"a time must be positive and finite, got {time} for {name}")
         self._rounds.append(dict(times_us))
         best = self._best(self._running)
-        if best is None:
+        if best is None or not self.balanced:
             return []
         dropped = []
         for name in self._running:
@@ -132,7 +146,7 @@ class Race:
         """Whether more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
         if not self._running:
             return True
-        if len(self._rounds) < min_rounds:
+        if len(self._rounds) < min_rounds or not self.balanced:
             return False
         best = self._best(self._running)
         others = [name for name in self._running if name != best]
