@@ -29,6 +29,9 @@ struct WgmmaBackwardEntry {
   // CTAs of passes over keys that are too few share their query heads; how many do so depends on the problem alone.
   static constexpr int64_t kEnoughCtas = 132, kAddPartsCtas = 4096;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // of devices that are prepared
+  // Whether passes start before the one ahead has ended: graphs of older drivers cannot hold such launches.
+  static inline std::atomic<bool> starts_early;
+  static constexpr int kCudaWithEarlyStarts = 12030;
 
   // The passes in the order they run, each as (kernel, traits).
   template <typename Visit>
@@ -41,7 +44,7 @@ struct WgmmaBackwardEntry {
 
   static int32_t prepare(int32_t device) {
     if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
-    int resident = 0, count = 0;
+    int resident = 0, count = 0, driver = 0;
     int32_t status = MapMaker::prepare(device);
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = for_each_pass([device](auto kernel, auto traits) {
@@ -66,7 +69,11 @@ struct WgmmaBackwardEntry {
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
     }
-    if (status == ATTENTION_AUTOTUNER_OK) multiprocessors[device].store(count);
+    if (status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      starts_early.store(driver >= kCudaWithEarlyStarts);
+      multiprocessors[device].store(count);
+    }
     return status;
   }
 
@@ -182,7 +189,7 @@ struct WgmmaBackwardEntry {
     config.dynamicSmemBytes = T::kSmemBytes;
     config.stream = stream;
     config.attrs = &early;
-    config.numAttrs = 1;
+    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
     return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
   }
 
