@@ -15,6 +15,10 @@ from .spec import ArchSpec
 from .wgmma_resources import SWIZZLE_COLUMNS
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
+# The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where
+# CTAs of whole sequences employ so many of the SMs, or the sequences have so few tokens.
+WHOLE_EMPLOYED = 0.7
+WHOLE_TOKENS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +59,33 @@ def offered(
 def preferred(
     problem: Problem, space: WgmmaChunkSpace, chunks: ChunkSpace, spec: ArchSpec
 ) -> Candidate | None:
-    """The first legal point, with super-chunks that employ most SMs; None where there is none."""
+    """The first legal point; None where there is none.
+
+    Its super-chunks employ most SMs, where whole sequences do not: with fewer columns a CTA, perhaps.
+    """
     if not _is_taken(problem):
         return None
     passes = ChunkPasses(problem, chunks, spec)
     for knobs in _points(problem, space):
         size = passes.default_super_chunk(knobs.columns, problem.class_v)
-        candidate = Candidate.of(problem, "sm90", replace(knobs, super_chunk=size))
-        if check(candidate, spec) is None:
-            return candidate
+        whole = _whole(problem, space, spec) if size else iter(())
+        for found in (*whole, replace(knobs, super_chunk=size)):
+            candidate = Candidate.of(problem, "sm90", found)
+            if check(candidate, spec) is None:
+                return candidate
     return None
+
+
+def _whole(
+    problem: Problem, space: WgmmaChunkSpace, spec: ArchSpec
+) -> Iterator[WgmmaChunkwiseKnobs]:
+    """Points that need no super-chunks, the most columns a CTA first."""
+    tiles = sorted((tile for tile in space.tiles if tile[1] == 1), reverse=True)
+    for knobs in _points(problem, replace(space, tiles=tuple(tiles))):
+        ctas = problem.batch * problem.heads_q * -(-problem.class_v // knobs.columns)
+        short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
+        if knobs.warpgroups <= 2 and (short or ctas >= WHOLE_EMPLOYED * spec.num_sms):
+            yield knobs
 
 
 def _is_taken(problem: Problem) -> bool:

@@ -113,13 +113,23 @@ def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) 
     assert default in H100().legal(problem)
 
 
-def test_few_heads_of_long_sequences_are_divided() -> None:
-    assert isinstance(one := POLICY.default(DECAYED).knobs, WgmmaChunkwiseKnobs)
-    assert one.super_chunk == 0
-    for batch, tokens in ((2, 8192), (1, 16384)):
-        knobs_there = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
-        assert isinstance(knobs_there, WgmmaChunkwiseKnobs)
-        assert knobs_there.super_chunk == 4096
+@pytest.mark.parametrize(
+    ("batch", "tokens", "wanted"),
+    [
+        (8, 2048, (2, 0)),  # 256 CTAs of two warpgroups
+        (3, 4096, (2, 0)),  # 96
+        (2, 8192, (1, 0)),  # 64, or 128 of one
+        (1, 16384, (2, 4096)),  # 32, or 64
+        (1, 1024, (1, 0)),  # as few, but short
+    ],
+)
+def test_few_heads_of_long_sequences_are_divided(
+    batch: int, tokens: int, wanted: tuple[int, int]
+) -> None:
+    found = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
+    assert isinstance(found, WgmmaChunkwiseKnobs)
+    assert (found.warpgroups, found.super_chunk) == wanted
+    assert found.ctas_per_sm == 1
 
 
 def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
