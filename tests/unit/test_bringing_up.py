@@ -71,6 +71,7 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
     assert sorted(path.name for path in out.iterdir()) == [
         "nvidia-h200.bring_up.json",
         "nvidia-h200.json",
+        "nvidia-h200.lock",
         "nvidia-h200.properties.json",
         "nvidia-h200.spec.json",
     ]

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +21,13 @@ from ..codegen.identity import digest16, slug
 from ..codegen.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
+from .locking import locked
 from .lookup import Document, Hit, Miss, Query, by_distance, judge
 from .record_schema import SCHEMA, TuningRecord, is_present
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]
 
 LOGGER = logging.getLogger(__name__)
-LOCK_TIMEOUT_SECONDS = 30.0
 
 
 class RecordStore:
@@ -88,7 +87,7 @@ class RecordStore:
             StoreError: the folder cannot be made, locked or written.
         """
         path = self.path(record.problem, record.arch, record.environment.gpu_name)
-        with self._locked(path):
+        with locked(path):
             document = self._read(path)
             if document is not None:
                 record = _merge(document, record)
@@ -158,26 +157,6 @@ class RecordStore:
             LOGGER.warning("damaged tuning record %s (%s) left in place: %s", path, reason, error)
             return
         LOGGER.warning("damaged tuning record %s moved to %s: %s", path, target, reason)
-
-    @contextmanager
-    def _locked(self, path: Path) -> Iterator[None]:
-        try:
-            import filelock
-        except ImportError as error:
-            raise StoreError(
-                "writing tuning records needs the package filelock: pip install filelock"
-            ) from error
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_SECONDS):
-                yield
-        except filelock.Timeout as error:
-            raise StoreError(
-                f"another process holds {path.with_suffix('.lock')} for more than "
-                f"{LOCK_TIMEOUT_SECONDS:.0f} s"
-            ) from error
-        except OSError as error:
-            raise StoreError(f"cannot write the tuning record {path}: {error}") from error
 
 
 def _merge(document: Document, record: TuningRecord) -> TuningRecord:

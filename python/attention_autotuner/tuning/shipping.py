@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..codegen.identity import slug
 from ..errors import RecordError
+from .locking import locked
 from .record_schema import TuningRecord, is_present
 from .shipped import write_shipped
 
@@ -55,7 +56,7 @@ def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
 
 
 def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
-    """Write records to a GPU's file, beside those of other problems that it holds already.
+    """Write records to a GPU's file, beside those of other problems that it holds already; one process at a time.
 
     What it holds of another schema or of another knob space is dropped: no look-up would serve it.
 
@@ -69,8 +70,9 @@ def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
 
     Raises:
         RecordError: the file that is there is damaged.
+        StoreError: the folder cannot be written, or another process holds it for too long.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = {(record.problem, record.arch): record for record in shipped(folder, gpu_name)}
-    kept |= {(record.problem, record.arch): trimmed(record) for record in records}
-    return write_shipped(folder, gpu_name, kept.values())
+    with locked(folder / f"{slug(gpu_name)}.json"):
+        kept = {(record.problem, record.arch): record for record in shipped(folder, gpu_name)}
+        kept |= {(record.problem, record.arch): trimmed(record) for record in records}
+        return write_shipped(folder, gpu_name, kept.values())
