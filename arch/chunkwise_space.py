@@ -159,7 +159,7 @@ class ChunkPasses:
     def super_chunks(self, columns: int, width: int) -> list[int]:
         """How a sequence may be divided: not at all, and if that leaves SMs idle, by each size below its length."""
         seqlen = self._problem.seqlen_q
-        if self._ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
+        if self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
             return [0]
         shares = [2 ** round(log2(seqlen / share)) for share in self._space.super_shares]
         sizes = {*self._space.super_chunks, *shares}
@@ -168,7 +168,7 @@ class ChunkPasses:
     def default_super_chunk(self, columns: int, width: int) -> int:
         """The largest division that employs most SMs, or the finest there is."""
         _, *fine = self.super_chunks(columns, width)
-        ctas, wanted = self._ctas(columns, width), EMPLOYED * self._spec.num_sms
+        ctas, wanted = self.ctas(columns, width), EMPLOYED * self._spec.num_sms
         if ctas >= wanted or not fine:
             return 0
         filling = [size for size in fine if ctas * -(-self._problem.seqlen_q // size) >= wanted]
@@ -203,7 +203,8 @@ class ChunkPasses:
             for shape, broken in dict.fromkeys(self.refused)
         ]
 
-    def _ctas(self, columns: int, width: int) -> int:
+    def ctas(self, columns: int, width: int) -> int:
+        """CTAs of whole sequences, each with so many of the columns."""
         return self._problem.batch * self._problem.heads_q * -(-width // columns)
 
     def _rows_for(self, name: str, chunk: int) -> list[ChunkPreference]:

@@ -59,7 +59,7 @@ class WgmmaPassShape:
 
     @property
     def kept_registers(self) -> int:
-        """Registers that a thread's share of the first product's left tensor takes, where it stays in registers."""
+        """Registers of a thread that the first product's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
         kept = self.depth // 4
         taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
         fits = taken <= (self.consumer_registers or 0)

@@ -19,6 +19,7 @@ MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles 
 # CTAs of whole sequences employ so many of the SMs, or the sequences have so few tokens.
 WHOLE_EMPLOYED = 0.7
 WHOLE_TOKENS = 1024
+WHOLE_TILES = ((2, 1), (1, 1))  # of whole sequences, the most columns a CTA first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ def preferred(
     passes = ChunkPasses(problem, chunks, spec)
     for knobs in _points(problem, space):
         size = passes.default_super_chunk(knobs.columns, problem.class_v)
-        whole = _whole(problem, space, spec) if size else iter(())
+        whole = _whole(passes, problem, space, spec) if size else ()
         for found in (*whole, replace(knobs, super_chunk=size)):
             candidate = Candidate.of(problem, "sm90", found)
             if check(candidate, spec) is None:
@@ -77,14 +78,14 @@ def preferred(
 
 
 def _whole(
-    problem: Problem, space: WgmmaChunkSpace, spec: ArchSpec
+    passes: ChunkPasses, problem: Problem, space: WgmmaChunkSpace, spec: ArchSpec
 ) -> Iterator[WgmmaChunkwiseKnobs]:
-    """Points that need no super-chunks, the most columns a CTA first."""
-    tiles = sorted((tile for tile in space.tiles if tile[1] == 1), reverse=True)
-    for knobs in _points(problem, replace(space, tiles=tuple(tiles))):
-        ctas = problem.batch * problem.heads_q * -(-problem.class_v // knobs.columns)
+    """Points that need no super-chunks."""
+    tiles = tuple(tile for tile in WHOLE_TILES if tile in space.tiles)
+    for knobs in _points(problem, replace(space, tiles=tiles)):
         short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
-        if knobs.warpgroups <= 2 and (short or ctas >= WHOLE_EMPLOYED * spec.num_sms):
+        ctas = passes.ctas(knobs.columns, problem.class_v)
+        if short or ctas >= WHOLE_EMPLOYED * spec.num_sms:
             yield knobs
 
 

@@ -11,7 +11,7 @@ import pytest
 from attention_autotuner.arch.legality import check_kernel
 from attention_autotuner.arch.rules import CLASS_PREDICATES
 from attention_autotuner.arch.wgmma_backward_legality import WGMMA_PASS_PREDICATES, pass_broken
-from attention_autotuner.arch.wgmma_backward_resources import shapes
+from attention_autotuner.arch.wgmma_backward_resources import PRODUCER_REGISTERS, shapes
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaPass
 from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
@@ -72,3 +72,14 @@ def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
     candidates = of_warpgroups("backward")
     assert len(candidates) > 40
     assert printed(tmp_path, candidates) == counted(candidates)
+
+
+def test_registers_are_traded_alike(tmp_path: Path) -> None:
+    found = [each for candidate in of_warpgroups("backward") for each in shapes(candidate)]
+    assert {each.kept_registers for each in found} == {0, 16}
+    for member, wanted in (
+        ("kConsumerRegisters", [each.consumer_registers for each in found]),
+        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(found)),
+        ("kKeepsX", [int(each.kept_registers > 0) for each in found]),
+    ):
+        assert printed(tmp_path, of_warpgroups("backward"), member) == wanted, member

@@ -27,7 +27,7 @@ from .coefficients import Coefficients
 from .estimates import Estimate, KernelSpeech, Report, Usage, limiter_of
 from .kernel_costs import KernelWork, predict_kernel
 from .retnet_costs import weighted
-from .schedule import tiles_of_keys, tiles_of_queries
+from .schedule import tiles_of
 from .tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 
 ENOUGH_CTAS = 256  # kEnoughCtas in attention_backward_entry.cuh
@@ -224,15 +224,7 @@ def work_of(
         slices = shape.knobs.slices
         edge_columns = shape.resident_columns + shape.result_columns
     by_queries = shape.name == "dq"
-    tiles = tiles_of_queries if by_queries else tiles_of_keys
-    steps = tiles(
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        block=block,
-        step=step,
-        causal=problem.causal,
-        causal_offset=problem.causal_offset,
-    )
+    steps = tiles_of(problem, block=block, step=step, by_queries=by_queries)
     group = problem.heads_q // problem.heads_kv
     heads_kv = problem.batch * problem.heads_kv
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO

@@ -7,7 +7,7 @@ from ..codegen.candidate import Candidate
 from ..codegen.problem import Problem
 from .coefficients import Coefficients
 from .kernel_costs import KernelWork
-from .schedule import tiles_of_queries
+from .schedule import tiles_of
 from .tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
 
 
@@ -62,14 +62,7 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
     rows_q = problem.batch * problem.heads_q * problem.seqlen_q
     return KernelWork(
         counts=step_counts(candidate, fit),
-        steps=tiles_of_queries(
-            seqlen_q=problem.seqlen_q,
-            seqlen_k=problem.seqlen_k,
-            block=knobs.block_m,
-            step=knobs.block_n,
-            causal=problem.causal,
-            causal_offset=problem.causal_offset,
-        ),
+        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
         heads=problem.batch * problem.heads_q,
         slices=knobs.v_slices,
         heads_first=knobs.cta_order == "heads_first",

@@ -17,8 +17,23 @@ from functools import lru_cache
 from itertools import accumulate
 from math import gcd
 
+from ..codegen.problem import Problem
+
 EXACT_TILES = 2048  # tiles that a greedy rows_first list simulates one by one
 EXACT_WAVES = 4  # and at least this many per slot
+
+
+def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+    """Tiles of the other side that each block of a problem's queries visits, or of its keys: one of the two below."""
+    count = tiles_of_queries if by_queries else tiles_of_keys
+    return count(
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        block=block,
+        step=step,
+        causal=problem.causal,
+        causal_offset=problem.causal_offset,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -18,7 +18,7 @@ from ..codegen.problem import Problem
 from ..codegen.wgmma_knobs import WgmmaBackwardKnobs
 from .estimates import Estimate, Usage, limiter_of
 from .retnet_costs import mask_bytes
-from .schedule import makespan, tiles_of_keys, tiles_of_queries
+from .schedule import makespan, tiles_of
 from .tile_costs import ELEMENT_BYTES
 
 # Fitted together, at the spec's clock; they meet those kernels within 14 %.
@@ -47,7 +47,8 @@ class WgmmaWork:
         columns: that the two products of a step have together, each as many FLOPs a score.
         moved_rows: rows of so many columns that a step brings beside its mask.
         buffered: whether a step's tiles are asked for a step ahead.
-        stays: whether CTAs take several blocks of rows; they share them about as evenly as if each took the next.
+        block_clk: what a block of rows takes beside its steps. CTAs that stay for several share them about as evenly as
+            if each took the next.
         once_bytes: through device memory, whatever the tiles.
     """
 
@@ -60,7 +61,7 @@ class WgmmaWork:
     columns: int
     moved_rows: int
     buffered: bool
-    stays: bool
+    block_clk: float
     once_bytes: int
 
 
@@ -69,9 +70,8 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
     shape = wgmma_resources.shape_of(candidate)
     assert shape is not None
     knobs = shape.knobs
-    steps = _steps(problem, knobs.block_m, knobs.block_n, by_queries=True)
     work = WgmmaWork(
-        steps=steps,
+        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
         heads=problem.heads_q,
         slices=knobs.v_slices,
         heads_first=knobs.cta_order == "heads_first",
@@ -80,7 +80,7 @@ def predict(problem: Problem, candidate: Candidate, spec: ArchSpec, usage: Usage
         columns=shape.depth + shape.columns,
         moved_rows=knobs.block_n,
         buffered=knobs.num_stages > 1,
-        stays=False,
+        block_clk=CTA_CLK,
         once_bytes=_once_bytes(problem),
     )
     return _time_of(problem, work, spec, usage)
@@ -116,7 +116,9 @@ def _work_of_pass(problem: Problem, shape: WgmmaPassShape) -> WgmmaWork:
     knobs = shape.knobs
     by_queries = shape.result == "dq"
     group = 1 if by_queries else problem.heads_q // problem.heads_kv
-    steps = _steps(problem, knobs.block_rows, knobs.block_columns, by_queries=by_queries)
+    steps = tiles_of(
+        problem, block=knobs.block_rows, step=knobs.block_columns, by_queries=by_queries
+    )
     whole = shape.candidate.knobs
     assert isinstance(whole, WgmmaBackwardKnobs)
     return WgmmaWork(
@@ -129,21 +131,8 @@ def _work_of_pass(problem: Problem, shape: WgmmaPassShape) -> WgmmaWork:
         columns=shape.depth + shape.columns,
         moved_rows=knobs.block_columns,
         buffered=knobs.num_stages > 1 or knobs.parts > 1,
-        stays=True,
+        block_clk=TILE_CLK,
         once_bytes=_once_bytes(problem),
-    )
-
-
-def _steps(problem: Problem, block: int, step: int, *, by_queries: bool) -> tuple[int, ...]:
-    """Of each block of rows, which are queries or keys, the tiles of the other side."""
-    count = tiles_of_queries if by_queries else tiles_of_keys
-    return count(
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        block=block,
-        step=step,
-        causal=problem.causal,
-        causal_offset=problem.causal_offset,
     )
 
 
@@ -171,8 +160,7 @@ def _time_of(problem: Problem, work: WgmmaWork, spec: ArchSpec, usage: Usage) ->
 
     lists = work.heads * problem.batch * work.slices
     slots = spec.num_sms * resident
-    cta_clk = TILE_CLK if work.stays else CTA_CLK
-    overhead = max(1, round(COST_UNITS * cta_clk / step_clk))
+    overhead = max(1, round(COST_UNITS * work.block_clk / step_clk))
     span = makespan(
         tuple(COST_UNITS * count + overhead for count in work.steps),
         heads=work.heads,
@@ -192,7 +180,7 @@ def _time_of(problem: Problem, work: WgmmaWork, spec: ArchSpec, usage: Usage) ->
         "l2_us": all_steps * moved / spec.l2_bytes_per_clk * to_us,
         "hbm_us": work.once_bytes * 1e6 / spec.hbm_bytes_per_second,
         "spill_us": all_steps / slots * spill_clk * to_us,
-        "cta_us": ctas / slots * cta_clk * to_us,
+        "cta_us": ctas / slots * work.block_clk * to_us,
         "imbalance_us": max(0.0, span - even) / COST_UNITS * step_clk * to_us,
         "launch_us": spec.launch_overhead_us,
     }
