@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ..core.candidate import Rejection
 from .a100 import A100
 from .h100 import H100
-from .legality import Rejection
 from .policy import Policy
 from .probe import DeviceProperties, probe
 from .resolution import detect, from_properties, names, resolve

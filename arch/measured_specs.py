@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..codegen.identity import slug
+from ..core.identity import slug
 from ..errors import ArchSpecError
 from .probe import DeviceProperties
 from .spec import ArchSpec

@@ -8,27 +8,10 @@ from __future__ import annotations
 import copy
 from typing import ClassVar
 
-from ..codegen.candidate import Candidate, Family
-from ..codegen.problem import Problem
+from ..core.candidate import Candidate, Family, Rejection
+from ..core.problem import Problem
 from ..errors import NoCandidateError, UnsupportedArchitectureError
-from . import (
-    backward_defaults,
-    backward_space,
-    forward_space,
-    retention_space,
-    wgmma_backward_space,
-    wgmma_retention_space,
-    wgmma_space,
-)
-from .backward_defaults import BackwardPreferences
-from .backward_space import BackwardSpace
-from .forward_space import FORWARD_PREFERENCES, ForwardPreference, ForwardSpace
-from .legality import Rejection
-from .retention_space import RetentionSpace
 from .spec import ArchSpec
-from .wgmma_backward_space import WgmmaBackwardSpace
-from .wgmma_retention_space import WgmmaChunkSpace
-from .wgmma_space import WgmmaSpace
 
 FAMILIES: tuple[Family, ...] = ("sm90", "sm80")  # in the order in which they are tried
 
@@ -49,23 +32,12 @@ class Policy:
         build_arch: the compute capability its kernels are built for, e.g. ``"80"``.
         families: kernel families it offers, in the order they are tried.
         spec: the GPU's limits and rates.
-        forward_space, backward_space, retention_space: the knobs' values.
-        wgmma_space, wgmma_backward_space, wgmma_chunk_space: those of family ``sm90``.
-        forward_preferences, backward_preferences: the default tables, by rising ``up_to``.
     """
 
     name: ClassVar[str]
     build_arch: ClassVar[str]
     families: tuple[Family, ...] = ("sm80",)
     default_spec: ClassVar[ArchSpec]
-    forward_space: ClassVar[ForwardSpace] = ForwardSpace()
-    forward_preferences: ClassVar[tuple[ForwardPreference, ...]] = FORWARD_PREFERENCES
-    backward_space: ClassVar[BackwardSpace] = BackwardSpace()
-    backward_preferences: ClassVar[BackwardPreferences] = BackwardPreferences()
-    retention_space: ClassVar[RetentionSpace] = RetentionSpace()
-    wgmma_space: ClassVar[WgmmaSpace] = WgmmaSpace()
-    wgmma_backward_space: ClassVar[WgmmaBackwardSpace] = WgmmaBackwardSpace()
-    wgmma_chunk_space: ClassVar[WgmmaChunkSpace] = WgmmaChunkSpace()
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
@@ -83,25 +55,9 @@ class Policy:
 
         The order is that of the knobs in the space and never changes between runs.
         """
-        found: list[Candidate | Rejection] = []
-        for family in self.families:
-            if family == "sm90" and problem.op == "retention":
-                found += wgmma_retention_space.offered(
-                    problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
-                )
-            elif family == "sm90" and problem.direction == "backward":
-                found += wgmma_backward_space.offered(problem, self.wgmma_backward_space, self.spec)
-            elif family == "sm90":
-                found += wgmma_space.offered(problem, self.wgmma_space, self.spec)
-            elif problem.op == "retention":
-                found += retention_space.offered(
-                    problem, family, self.retention_space, self.forward_space, self.spec
-                )
-            elif problem.direction == "forward":
-                found += forward_space.offered(problem, family, self.forward_space, self.spec)
-            else:
-                found += backward_space.offered(problem, family, self.backward_space, self.spec)
-        return found
+        from ..kernels import registry  # stands above this layer, which knows no kernel by name
+
+        return registry.candidates(problem, self.families, self.spec)
 
     def legal(self, problem: Problem) -> list[Candidate]:
         """The candidates alone."""
@@ -113,10 +69,11 @@ class Policy:
         Raises:
             NoCandidateError: nothing in the space is legal on this GPU.
         """
-        for family in self.families:
-            found = self._preferred(problem, family)
-            if found is not None:
-                return found
+        from ..kernels import registry
+
+        chosen = registry.default(problem, self.families, self.spec)
+        if chosen is not None:
+            return chosen
         for candidate in self.legal(problem):
             return candidate
         raise NoCandidateError(f"no candidate of {self!r} is legal for {problem.describe()}")
@@ -129,29 +86,3 @@ class Policy:
         restricted = copy.copy(self)
         restricted.families = running
         return restricted
-
-    def _preferred(self, problem: Problem, family: Family) -> Candidate | None:
-        if family == "sm90" and problem.op == "retention":
-            return wgmma_retention_space.preferred(
-                problem, self.wgmma_chunk_space, self.retention_space.chunks, self.spec
-            )
-        if family == "sm90" and problem.direction == "backward":
-            return wgmma_backward_space.preferred(problem, self.wgmma_backward_space, self.spec)
-        if family == "sm90":
-            return wgmma_space.preferred(problem, self.wgmma_space, self.spec)
-        if problem.op == "retention":
-            return retention_space.preferred(
-                problem,
-                family,
-                self.retention_space,
-                self.forward_space,
-                self.forward_preferences,
-                self.spec,
-            )
-        if problem.direction == "forward":
-            return forward_space.preferred(
-                problem, family, self.forward_space, self.forward_preferences, self.spec
-            )
-        return backward_defaults.preferred(
-            problem, family, self.backward_space, self.backward_preferences, self.spec
-        )

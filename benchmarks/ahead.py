@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.tensors import Inputs
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import Inputs
 
 Work = tuple[Any, ...]
 

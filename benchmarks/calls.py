@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch_config
 
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.tensors import Inputs, Outputs
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 
 Results = tuple[torch.Tensor, ...]
 Layout = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from attention_autotuner.codegen.problem import Direction, Problem, Shape, of_shape
+from attention_autotuner.core.problem import Direction, Problem, Shape, of_shape
 
 TOKENS = 16384  # per batch, as in published comparisons of attention kernels
 HIDDEN = 2048  # heads times head dim

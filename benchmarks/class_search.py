@@ -12,10 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.class_pools import (
     ClassKey,
     choose,
@@ -24,7 +25,6 @@ from attention_autotuner.tuning.class_pools import (
     small_problem,
     usable,
 )
-from attention_autotuner.tuning.cost_model import estimate
 from attention_autotuner.tuning.history import extended
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord

@@ -24,7 +24,7 @@ from typing import Any
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.identity import slug
+from attention_autotuner.core.identity import slug
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import class_pools

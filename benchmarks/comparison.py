@@ -15,10 +15,10 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any, Protocol
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import Entry, KernelEntry, Measurer, StepEntry

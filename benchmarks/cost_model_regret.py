@@ -23,13 +23,20 @@ from typing import Any
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Ok, Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.report import KernelReport
-from attention_autotuner.tuning.coefficients import FITTED, Coefficients, Sample, calibrate, loss
-from attention_autotuner.tuning.cost_model import estimate, rank, refine
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.cost_model import estimate, rank, refine
+from attention_autotuner.kernels.shared.coefficients import (
+    FITTED,
+    Coefficients,
+    Sample,
+    calibrate,
+    loss,
+)
 from attention_autotuner.tuning.exhaustive import SAMPLE, Regret, geometric_mean, regret, sample
 from attention_autotuner.tuning.pipeline import Built, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
@@ -291,7 +298,7 @@ def samples_of(
     samples = []
     for row in timed:
         # Saved rows may be older than masks are.
-        one = Candidate.from_config({"mask": "none"} | row["config"])
+        one = candidate_from_config({"mask": "none"} | row["config"])
         report = SavedReport(**row["report"])
 
         def predict(

@@ -21,27 +21,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attention_autotuner import dispatch
 from attention_autotuner.arch import Policy, detect, probe
 from attention_autotuner.arch.resolution import native_arch
 from attention_autotuner.cli.options import positive
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
-from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.problem import Problem, of_shape
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.codegen.tools import run_tool
 from attention_autotuner.codegen.wheels import wheel_roots
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.errors import (
     AttentionAutotunerError,
     BuildError,
     ToolchainError,
     UnsupportedArchitectureError,
 )
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
 
 ROOT = Path(__file__).resolve().parent.parent

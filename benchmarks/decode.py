@@ -23,13 +23,20 @@ from typing import Any
 
 import torch
 
-from attention_autotuner import loader
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import (
+    Inputs,
+    Outputs,
+    SharedWorkspace,
+    bind,
+    current_device,
+)
+from attention_autotuner.serving import loader
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import warm_up
@@ -37,13 +44,6 @@ from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.shipping import ship
-from attention_autotuner.tuning.tensors import (
-    Inputs,
-    Outputs,
-    SharedWorkspace,
-    bind,
-    current_device,
-)
 
 from . import class_search, verdict
 from .cases import DECODE

@@ -15,14 +15,15 @@ from typing import Any
 
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.arch.resolution import KNOWN
-from attention_autotuner.codegen.candidate import Candidate, Family
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.problem import Direction, Op, Problem
+from attention_autotuner.core.candidate import Candidate, Family
+from attention_autotuner.core.problem import Direction, Op, Problem
 from attention_autotuner.errors import RecordError
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.cost_model import rank, refine
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.shared.coefficients import FITTED
+from attention_autotuner.kernels.shared.estimates import KernelSpeech
 from attention_autotuner.tuning.class_pools import class_of
-from attention_autotuner.tuning.coefficients import FITTED
-from attention_autotuner.tuning.cost_model import rank, refine
-from attention_autotuner.tuning.estimates import KernelSpeech
 from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.search import MIN_GAIN
@@ -157,7 +158,7 @@ def log_trials() -> list[Trial]:
         policy = resolve(log.spec.name)
         ranked = log.ranked(FITTED)
         best_us = min(run.measured_us for run in ranked)
-        like = [run for run in ranked if _same_tile(run, policy.default(log.problem).forward)]
+        like = [run for run in ranked if _same_tile(run, policy.default(log.problem).knobs)]
         if like:
             # Of several (V cut along the keys or not, other stages) the fastest: it does the default no wrong.
             default = min(like, key=lambda run: run.measured_us)
@@ -180,7 +181,7 @@ def _gain(log: Log, default: LoggedRun, own: LoggedRun) -> float:
 
 def _same_tile(run: LoggedRun, default: ForwardKnobs) -> bool:
     names = ("block_m", "block_n", "warps_m", "warps_n", "k_slice")
-    return all(getattr(run.candidate.forward, name) == getattr(default, name) for name in names)
+    return all(getattr(run.candidate.knobs, name) == getattr(default, name) for name in names)
 
 
 def exhaustive_trials() -> list[Trial]:
@@ -193,7 +194,7 @@ def exhaustive_trials() -> list[Trial]:
         default = policy.default(problem).name
         found: dict[str, tuple[float, float]] = {}
         for row in document["candidates"]:
-            one = Candidate.from_config({"mask": "none"} | row["config"])
+            one = candidate_from_config({"mask": "none"} | row["config"])
             if "median_us" not in row:
                 continue
             report = SavedReport(**row["report"])

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 
 from .ahead import blank_inputs, in_processes
 from .calls import StepCall, rows_of_heads

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.tuning.tensors import Inputs, Outputs
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 
 Saved = Sequence[Any]
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_autotuner import dispatch, flash_attn_func, retention_func, retnet_attn_func
+from attention_autotuner import flash_attn_func, retention_func, retnet_attn_func
+from attention_autotuner.api.attention.torch_op import FORWARD_OP
 from attention_autotuner.arch import detect
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.problem import of_shape
-from attention_autotuner.ops.library import FORWARD_OP
+from attention_autotuner.core.problem import of_shape
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
 
 SHAPE = (1, 2, 64, 64)

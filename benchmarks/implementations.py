@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch.nn.attention import SDPBackend
 
-from attention_autotuner.codegen.problem import Direction, Op, Problem
+from attention_autotuner.core.problem import Direction, Op, Problem
 from attention_autotuner.tuning.measure import Entry
 
 from . import fla_peer, retention_peers

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 
 from .ahead import blank_inputs, in_shares
 from .calls import Call, ForwardCall, Function, StepCall

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning.measure import Entry
-from attention_autotuner.tuning.tensors import Inputs, Outputs
 
 from .rivals import PICK
 

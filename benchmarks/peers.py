@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch.nn.attention import SDPBackend
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.measure import CallableEntry, Entry
 
 from .calls import StepCall

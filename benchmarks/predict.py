@@ -25,12 +25,12 @@ from typing import Any
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.build import Artifact, BuildTarget, build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.identity import digest16, slug
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
-from attention_autotuner.tuning.cost_model import estimate
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import digest16, slug
+from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.predicted import COLUMNS, SCHEMA, spec_digest
 from attention_autotuner.tuning.record_schema import space_digest, space_schema
 

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field, replace
 from math import inf, log
 
 from attention_autotuner.arch import A100, H100, RTX4090, Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs
-from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Direction, Mask, Op, Problem
-from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
-from attention_autotuner.tuning.cost_model import estimate, rank, refine
-from attention_autotuner.tuning.estimates import Report
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Direction, Mask, Op, Problem
+from attention_autotuner.kernels.cost_model import estimate, rank, refine
+from attention_autotuner.kernels.scores_backward_sm80.knobs import BackwardKnobs
+from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
+from attention_autotuner.kernels.shared.estimates import Report
 
 from .evidence import Trial, Verdict, chosen, spills, verdict
 
@@ -147,7 +149,7 @@ def twin(candidate: Candidate) -> Candidate:
     Registers and spills are those of its twin, to a few: that order is arithmetic at a CTA's start.
     """
     knobs = candidate.knobs
-    ordered = (ForwardKnobs, WgmmaForwardKnobs, BackwardKnobs, WgmmaBackwardKnobs)
+    ordered = (ForwardKnobs, ForwardSm90Knobs, BackwardKnobs, BackwardSm90Knobs)
     if isinstance(knobs, ordered) and not getattr(knobs, "persistent", False):
         return replace(candidate, knobs=replace(knobs, cta_order="rows_first"))
     return candidate

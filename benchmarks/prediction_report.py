@@ -9,7 +9,7 @@ from math import exp, log, sqrt
 from statistics import fmean
 from typing import Any
 
-from attention_autotuner.codegen.problem import Direction, Op
+from attention_autotuner.core.problem import Direction, Op
 
 from .evidence import LOGS, MARGIN, SAMPLES, Trial
 from .prediction import POLICIES, verdict_of

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 
 from .cases import column_label, row_label
 from .confidence import ratio_text

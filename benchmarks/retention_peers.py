@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.codegen.problem import Direction, Problem
+from attention_autotuner.core.problem import Direction, Problem
 
 from . import fla_peer
 from .ahead import blank_inputs, in_processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 
 SHAPE = "batch, heads, seqlen, dims"
 MIB = 2**20

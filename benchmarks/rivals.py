@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from attention_autotuner import dispatch
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.serving import dispatch
 
 PICK = "pick"
 DEFAULT = "default"

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.bindings import make_inputs
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import make_inputs
 
 from .calls import OTHERS, Call, Results, ours
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.identity import slug
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.identity import slug
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 
 from .confidence import LEVEL, half_width, ratio_text, verdict

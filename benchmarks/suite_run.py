@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.render import render
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Pipeline

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attention_autotuner.codegen.problem import DType, Problem
+from attention_autotuner.core.problem import DType, Problem
 
 from .cases import GRIDS, column_label, row_label
 from .implementations import DIRECTION_OF, WAYS, Way

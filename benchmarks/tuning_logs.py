@@ -6,14 +6,15 @@ import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attention_autotuner.arch import resolve, resources
+from attention_autotuner.arch import resolve
 from attention_autotuner.arch.spec import ArchSpec
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.coefficients import Coefficients
-from attention_autotuner.tuning.cost_model import predict
-from attention_autotuner.tuning.estimates import expected_usage
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.cost_model import predict
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.shared.coefficients import Coefficients
+from attention_autotuner.kernels.shared.estimates import expected_usage
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "tuning_logs"
 
@@ -94,7 +95,6 @@ def _run(problem: Problem, config: dict[str, str], measured_us: float) -> Logged
     warps_n = int(config["warps_mma1_n"]) if shared else 1
     stages, k_slice = int(config["num_stages_qk"]), int(config["BlockKSmem"])
     candidate = Candidate(
-        family="sm80",
         dtype="fp16",
         class_qk=problem.class_qk,
         class_v=problem.class_v,
@@ -107,10 +107,10 @@ def _run(problem: Problem, config: dict[str, str], measured_us: float) -> Logged
             k_slice=k_slice,
         ),
     )
-    elements = stages * (candidate.forward.block_m + candidate.forward.block_n) * k_slice
+    elements = stages * (candidate.knobs.block_m + candidate.knobs.block_n) * k_slice
     elements += int(config["num_stages_v"]) * int(config["BlockKSmem2"]) * problem.dim_v
     if shared:
-        elements += candidate.forward.block_m * candidate.forward.block_n
+        elements += candidate.knobs.block_m * candidate.knobs.block_n
     return LoggedRun(candidate=candidate, smem_bytes=2 * elements, measured_us=measured_us)
 
 

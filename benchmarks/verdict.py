@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.lookup import Hit, Query

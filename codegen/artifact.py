@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .candidate import Family
+from ..core.candidate import Family
+from ..core.identity import digest
 from .environment import template_root
-from .identity import digest
 from .render import RenderedKernel, kernel_digest
 from .report import CompilerReport
 from .toolchain import Toolchain

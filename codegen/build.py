@@ -14,14 +14,13 @@ from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
 
+from ..core.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from ..errors import ToolchainError
+from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
-from .candidate import Candidate
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
-from .knobs import ForwardKnobs, ParallelKnobs
-from .outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from .project import Project, configure
 from .render import RenderedKernel, kernel_digest
 from .report import CompilerReport, combine, parse_ptxas
@@ -100,13 +99,6 @@ def _inspect(
         return report
 
 
-def _persistent(candidate: Candidate) -> bool:
-    """Whether the kernels loop over tiles around their main loop."""
-    knobs = candidate.knobs
-    rows = knobs.rows if isinstance(knobs, ParallelKnobs) else knobs
-    return isinstance(rows, ForwardKnobs) and rows.persistent
-
-
 def _classify(
     batch: _Batch, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
 ) -> Outcome:
@@ -169,7 +161,7 @@ def _finish(
             compiled.log,
             library,
             batch.disassembler,
-            persistent=_persistent(kernel.candidate),
+            persistent=kernel_of(kernel.candidate).describe(kernel.candidate).persistent,
         ),
         kernel_digest=kernel_digest(kernel),
         target=batch.target.of_family(kernel.candidate.family),

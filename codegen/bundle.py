@@ -22,10 +22,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..core.candidate import Candidate
+from ..core.problem import Problem
 from ..errors import BundleError
+from ..kernels.configs import candidate_from_config
 from ..version import __version__
 from .artifact import Artifact, BuildTarget
-from .candidate import Candidate
 from .entries import (
     FOLDERS,
     LIBRARY,
@@ -37,7 +39,6 @@ from .entries import (
     read_record,
 )
 from .files import sync_folder, sync_tree
-from .problem import Problem
 from .render import abi_version
 
 logger = logging.getLogger(__name__)
@@ -182,7 +183,7 @@ def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
     if not folder.is_relative_to(root) or ".." in folder.parts:
         raise ValueError(f"library {data['library']!r} is outside the bundle")
     return BundledKernel(
-        candidate=Candidate.from_config(data["candidate"]),
+        candidate=candidate_from_config(data["candidate"]),
         kernel_digest=data["kernel_digest"],
         target=BuildTarget(**data["target"]),
         toolchain=dict(data["toolchain"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .. import templates
-from .cpp import cpp_literal, cpp_type
+from ..core.cpp import cpp_literal, cpp_type
 
 
 def template_root() -> Path:

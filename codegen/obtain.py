@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import time
 
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
 from ..errors import BuildError, StoreError, ToolchainError
 from ..settings import Settings, current
 from . import installed
 from .artifact import Artifact, BuildTarget
 from .build import build
-from .candidate import Candidate
-from .outcome import Outcome
 from .render import RenderedKernel, render
 from .store import default_store
 from .toolchain import driver_release, driver_runs, find_toolchain

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.identity import digest16
 from ..errors import ToolchainError
 from . import launcher
 from .artifact import BuildTarget, cmake_root
 from .files import store_errors
-from .identity import digest16
 from .render import include_root
 from .store import Store
 from .toolchain import Toolchain

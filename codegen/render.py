@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ..core.candidate import Candidate
+from ..core.identity import digest
 from ..errors import BuildError
-from .candidate import Candidate
+from ..kernels.registry import kernel_of
 from .environment import environment, template_root
-from .identity import digest
 
 NAMESPACE = "attention_autotuner"
 """Folder under :func:`include_root` that holds the headers of this package."""
@@ -45,7 +46,7 @@ def render(candidate: Candidate) -> RenderedKernel:
         jinja2.TemplateNotFound: there is no such template.
         jinja2.UndefinedError: the template asks for something that the candidate does not have.
     """
-    template = environment().get_template(candidate.template)
+    template = environment().get_template(kernel_of(candidate).entry(candidate).template)
     return RenderedKernel(
         candidate=candidate, name=candidate.name, text=template.render(candidate=candidate)
     )

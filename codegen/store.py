@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from ..core.outcome import BuildFailed
 from ..settings import Settings, current
 from .artifact import Artifact, BuildTarget, artifact_digest
 from .entries import (
@@ -49,7 +50,6 @@ from .entries import (
     read_record,
 )
 from .files import store_errors, sync_folder, sync_tree
-from .outcome import BuildFailed
 from .render import RenderedKernel, kernel_digest
 from .toolchain import Toolchain
 

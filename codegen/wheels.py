@@ -17,9 +17,9 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from ..core.identity import digest16
 from ..errors import ToolchainError
 from ..settings import current
-from .identity import digest16
 
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88",

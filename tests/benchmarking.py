@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Ok, Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import Entry

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attention_autotuner.arch import DeviceProperties, Policy
-from attention_autotuner.codegen.outcome import Outcome
 from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.bundle import Bundle, BundledPick, write_bundle
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.identity import digest
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.codegen.store import Store
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import digest
 
 
 def publish(

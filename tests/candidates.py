@@ -5,26 +5,22 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import (
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.chunks_sm80.knobs import (
+    ChunkPass,
+    ChunksKnobs,
+)
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.scores_backward_sm80.knobs import (
     BackwardKnobs,
-    ForwardKnobs,
     KeyPass,
-    Knobs,
-    ParallelKnobs,
     RowPass,
 )
-from attention_autotuner.codegen.retention_knobs import (
-    ChunkPass,
-    ChunkwiseKnobs,
-    RecurrentKnobs,
-    RetentionBackwardKnobs,
-)
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 
 _FORWARD = {field.name for field in fields(ForwardKnobs)}
 _BACKWARD = {field.name for field in fields(BackwardKnobs)}
 PLAIN = Candidate(
-    family="sm80",
     dtype="fp16",
     class_qk=128,
     class_v=128,
@@ -38,7 +34,7 @@ def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:
     """A forward candidate like ``base`` but for fields of the candidate or of its knobs."""
     knobs = {name: value for name, value in changes.items() if name in _FORWARD}
     rest = {name: value for name, value in changes.items() if name not in _FORWARD}
-    return replace(base, knobs=replace(base.forward, **knobs), **rest)
+    return replace(base, knobs=replace(base.knobs, **knobs), **rest)
 
 
 def backward(plan: str, **changes: Any) -> Candidate:
@@ -55,11 +51,11 @@ def backward(plan: str, **changes: Any) -> Candidate:
 
 
 CHUNKS = ChunkPass(columns=64, column_warps=2, num_stages=2)
-RETENTION: dict[str, Knobs] = {
-    "parallel": ParallelKnobs(rows=PLAIN.forward, chunk=64, states=CHUNKS),
-    "chunkwise": ChunkwiseKnobs(chunk=64, output=CHUNKS),
+RETENTION: dict[str, Any] = {
+    "parallel": replace(PLAIN.knobs, chunk=64, states=CHUNKS),
+    "chunkwise": ChunksKnobs(chunk=64, output=CHUNKS),
     "recurrent": RecurrentKnobs(columns=32, warps=4),
-    "backward": RetentionBackwardKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS),
+    "backward": ChunksKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS),
 }
 
 

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attention_autotuner import abi
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.toolchain import Toolchain
 from attention_autotuner.codegen.tools import clean_environment
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / "tests" / "build" / "cpp"

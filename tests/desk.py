@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import dispatch, loader
+from attention_autotuner.api.shared import launch
 from attention_autotuner.arch import naming
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError
-from attention_autotuner.ops import launch
+from attention_autotuner.serving import dispatch, loader
 from tests.gradients import forget_plans
 
 CPU = -1  # what Tensor.get_device says of CPU tensors

@@ -9,9 +9,16 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.ops import attention_plan, launch, retention_plan, retnet_plan
-from attention_autotuner.reference import attention_backward, attention_low, check
+from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.retention import plan as retention_plan
+from attention_autotuner.api.retnet import plan as retnet_plan
+from attention_autotuner.api.shared import launch
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.reference import (
+    attention_backward,
+    attention_low,
+    check,
+)
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

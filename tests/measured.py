@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Ok, Outcome
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.tuning.record_schema import CandidateEntry, Measurement
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attention_autotuner.codegen.outcome import Ok, Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport
+from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.racing import Race, Timing

@@ -6,11 +6,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from attention_autotuner.arch import H100, resources
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Direction, Problem
+from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import include_root, render
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Direction, Problem
+from attention_autotuner.kernels import resources
 
 TRAITS = {
     "keys": "attention_autotuner::KeyPassTraits<{0}>",
@@ -48,7 +49,7 @@ def traits_of(candidate: Candidate) -> list[str]:
         return RETENTION_TRAITS[candidate.form]
     if candidate.direction == "forward":
         return ["attention_autotuner::ForwardTraits<{0}>"]
-    return [TRAITS[name] for name in candidate.backward.passes]
+    return [TRAITS[name] for name in candidate.knobs.passes]
 
 
 def header_of(candidate: Candidate) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from attention_autotuner.codegen.problem import Direction, Problem
+from attention_autotuner.core.problem import Direction, Problem
 
 from ..cases import column_label
 from .drawing import FAINT, INK, MARKERS, SERIES, SMALL, canvas, legend_below, svg_of

@@ -8,7 +8,7 @@ from math import exp, isfinite, log
 from statistics import median
 from typing import Any
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 
 from .drawing import FAINT, INK, MARKERS, SERIES, SMALL, canvas, svg_of
 

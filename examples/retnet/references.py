@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.reference.retention import retention_low, retention_parallel
+from attention_autotuner.operations.retention.reference import (
+    retention_low,
+    retention_parallel,
+)
 
 
 def exact(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -12,8 +12,8 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import errors, settings
-    from .dispatch import tune, tune_step
-    from .ops import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
+    from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
+    from .serving.dispatch import tune, tune_step
 
 __all__ = [
     "Decay",
@@ -30,15 +30,15 @@ __all__ = [
 
 # Public name -> (module, attribute); no attribute means the module itself.
 _EXPORTS = {
-    "Decay": (".ops", "Decay"),
-    "RetNetAttnFunc": (".ops", "RetNetAttnFunc"),
+    "Decay": (".api", "Decay"),
+    "RetNetAttnFunc": (".api", "RetNetAttnFunc"),
     "errors": (".errors", ""),
-    "flash_attn_func": (".ops", "flash_attn_func"),
-    "retention_func": (".ops", "retention_func"),
-    "retnet_attn_func": (".ops", "retnet_attn_func"),
+    "flash_attn_func": (".api", "flash_attn_func"),
+    "retention_func": (".api", "retention_func"),
+    "retnet_attn_func": (".api", "retnet_attn_func"),
     "settings": (".settings", ""),
-    "tune": (".dispatch", "tune"),
-    "tune_step": (".dispatch", "tune_step"),
+    "tune": (".serving.dispatch", "tune"),
+    "tune_step": (".serving.dispatch", "tune_step"),
 }
 
 

@@ -6,17 +6,18 @@ import ctypes
 
 import pytest
 
-from attention_autotuner import abi
-from attention_autotuner.arch import resolve, resources
+from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import KeyPass
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
-from attention_autotuner.tuning.backward_costs import pass_named
+from attention_autotuner.core import abi
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.cost_model import pass_named
+from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass
 from tests.candidates import backward
 
 pytestmark = pytest.mark.build
@@ -50,8 +51,8 @@ def test_every_pass_is_reported_by_itself_and_spills_in_no_loop(
 ) -> None:
     report = built[candidate.name].report
     assert report.loop_spills is False
-    told = {pass_named(kernel.name): kernel for kernel in report.kernels}
-    assert told.keys() == {None, *candidate.backward.passes}
+    told = {pass_named(candidate, kernel.name): kernel for kernel in report.kernels}
+    assert told.keys() == {None, *candidate.knobs.passes}
     assert report.registers == max(kernel.registers for kernel in report.kernels)
     for needs in resources.kernels(candidate):
         assert told[needs.name].registers >= needs.fragment_registers
@@ -68,7 +69,7 @@ def test_builds_stay_within_time_and_memory(
 
 
 def test_the_split_plan_needs_no_more_than_99_kib(built: dict[str, Artifact]) -> None:
-    assert WIDE.backward.plan == "split"
+    assert WIDE.knobs.plan == "split"
     info = _info(built[WIDE.name])
     assert info.dynamic_smem_bytes == resources.smem_bytes(WIDE) <= 99 * 1024
 

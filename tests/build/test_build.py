@@ -10,26 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner import abi
 from attention_autotuner.codegen import artifact as artifact_module
 from attention_autotuner.codegen import build as build_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.render import RenderedKernel, abi_version, render
 from attention_autotuner.codegen.sass import loop_spills
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_disassembler, find_toolchain
+from attention_autotuner.core import abi
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from attention_autotuner.errors import StoreError, ToolchainError
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 
 pytestmark = pytest.mark.build
 
 TARGET = BuildTarget(arch="80")
 CANDIDATE = Candidate(
-    family="sm80",
     dtype="fp16",
     class_qk=64,
     class_v=64,
@@ -224,8 +223,8 @@ def test_the_library_loads_and_describes_itself_without_a_gpu(batch: Batch) -> N
     assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
     assert info.name == CANDIDATE.name.encode()
     assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
-    assert (info.block_m, info.block_n) == (CANDIDATE.forward.block_m, CANDIDATE.forward.block_n)
-    assert info.num_threads == CANDIDATE.forward.num_threads
+    assert (info.block_m, info.block_n) == (CANDIDATE.knobs.block_m, CANDIDATE.knobs.block_n)
+    assert info.num_threads == CANDIDATE.knobs.num_threads
     assert info.copy_bytes == CANDIDATE.copy_bytes
 
 

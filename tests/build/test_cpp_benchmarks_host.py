@@ -17,11 +17,11 @@ import pytest
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.artifact import Artifact
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.codegen.tools import clean_environment
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ToolchainError
 from attention_autotuner.tuning import measure
 from attention_autotuner.tuning.racing import Race

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from attention_autotuner import abi, arch
+from attention_autotuner import arch
 from attention_autotuner.codegen.bundle import LAYERS, open_bundle
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import FORMS, Problem
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core import abi
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import FORMS, Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.tuning.bundled import bundled_pick
 from attention_autotuner.tuning.lookup import MAX_DISTANCE, distance
@@ -201,7 +202,7 @@ def test_what_is_no_problem_is_refused(probe: Probe, text: str, reason: str) -> 
 
 
 def test_params_are_those_of_python(probe: Probe) -> None:
-    from attention_autotuner.tuning.params import params_of
+    from attention_autotuner.operations.params import params_of
 
     problem = replace(SMALL, seqlen_k=50, dim_qk=72)
     (answer,) = probe("params", [json.dumps(asdict(problem))])

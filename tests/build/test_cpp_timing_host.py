@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner.tuning import tensors
+from attention_autotuner.operations.shared import tensors
 from tests.cpp_programs import FAKE_KERNELS, ROOT, ask, compile_library, run
 
 pytestmark = pytest.mark.build

@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import backward_resources, resolve
-from attention_autotuner.arch.backward_legality import KEY_PREDICATES, ROW_PREDICATES
-from attention_autotuner.arch.forward_legality import KERNEL_PREDICATES
-from attention_autotuner.arch.legality import check_kernel
-from attention_autotuner.arch.rules import CLASS_PREDICATES, COPY_PREDICATES
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.arch import resolve
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.scores_backward_sm80 import resources as backward_resources
+from attention_autotuner.kernels.scores_backward_sm80.rules import (
+    KEY_PREDICATES,
+    ROW_PREDICATES,
+)
+from attention_autotuner.kernels.scores_forward_sm80.rules import KERNEL_PREDICATES
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import KEYS, ROWS, backward, forward
 from tests.twins import asserted, compile_host, counted, printed, source_of
 
@@ -113,7 +117,7 @@ def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
         candidates += legal[:: max(1, len(legal) // 23)]
     assert printed(tmp_path, candidates) == counted(candidates)
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
-        assert len({getattr(one.forward, knob) for one in candidates}) > 1, knob
+        assert len({getattr(one.knobs, knob) for one in candidates}) > 1, knob
 
 
 def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
         legal = resolve(policy).legal(Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 17)]
     assert printed(tmp_path, candidates) == counted(candidates)
-    assert {one.backward.plan for one in candidates} == {"fused", "pair", "split"}
+    assert {one.knobs.plan for one in candidates} == {"fused", "pair", "split"}
     passes = [shape for one in candidates for shape in backward_resources.shapes(one)]
     keys = [one.knobs for one in passes if isinstance(one, backward_resources.KeyShape)]
     rows = [one.knobs for one in passes if isinstance(one, backward_resources.RowShape)]

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import chunkwise_resources, resolve
-from attention_autotuner.arch.chunkwise_legality import CHUNK_PREDICATES
-from attention_autotuner.arch.legality import check_kernel
-from attention_autotuner.arch.recurrent_legality import RECURRENT_PREDICATES, RecurrentShape
-from attention_autotuner.arch.rules import CLASS_PREDICATES, COPY_PREDICATES
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import ChunkPass, RecurrentKnobs
+from attention_autotuner.arch import resolve
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass
+from attention_autotuner.kernels.chunks_sm80.passes import passes_of
+from attention_autotuner.kernels.chunks_sm80.rules import CHUNK_PREDICATES
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.recurrent_sm80.resources import RecurrentShape
+from attention_autotuner.kernels.recurrent_sm80.rules import RECURRENT_PREDICATES
+from attention_autotuner.kernels.registry import kernel_of
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import CHUNKS, RETENTION, retention
 from tests.twins import asserted, compile_host, counted, printed, source_of
 
@@ -67,8 +71,8 @@ def reason(name: str, candidate: Candidate) -> str | None:
         shape = RecurrentShape(knobs=knobs, class_qk=candidate.class_qk)
         return RECURRENT_PREDICATES[name](shape)
     if name in CHUNK_PREDICATES:
-        (chunks,) = chunkwise_resources.shapes(candidate)
-        return CHUNK_PREDICATES[name](chunks)
+        (one,) = passes_of(candidate)
+        return CHUNK_PREDICATES[name](one.subject)
     return (CLASS_PREDICATES | COPY_PREDICATES)[name](candidate)
 
 
@@ -106,7 +110,12 @@ def test_shared_memory_of_passes_is_counted_alike(tmp_path: Path, direction: Any
             legal = resolve(policy).legal(problem)
             candidates += legal[:: max(1, len(legal) // 9)]
     assert printed(tmp_path, candidates) == counted(candidates)
-    passes = [shape.knobs for one in candidates for shape in chunkwise_resources.shapes(one)]
+    passes = [
+        launch.subject.knobs
+        for one in candidates
+        for launch in kernel_of(one).passes(one)
+        if launch.kernel == "chunks_sm80"
+    ]
     for knob in ("columns", "column_warps", "depth_warps", "num_stages", "scores"):
         assert len({getattr(one, knob) for one in passes}) > 1, knob
 

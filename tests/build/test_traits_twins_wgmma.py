@@ -8,24 +8,23 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch.legality import check_kernel
-from attention_autotuner.arch.rules import CLASS_PREDICATES
-from attention_autotuner.arch.wgmma_legality import WGMMA_PREDICATES
-from attention_autotuner.arch.wgmma_resources import shape_of
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
+from attention_autotuner.kernels.scores_forward_sm90.resources import shape_of
+from attention_autotuner.kernels.scores_forward_sm90.rules import FORWARD_SM90_PREDICATES
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
 from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
 
 pytestmark = pytest.mark.build
 
 PLAIN = Candidate(
-    family="sm90",
     op="retnet",
     mask="explicit",
     dtype="fp16",
     class_qk=128,
     class_v=128,
-    knobs=WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2),
+    knobs=ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2),
 )
 
 
@@ -48,11 +47,11 @@ TOO_LARGE = wgmma(block_n=128, num_stages=4)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
-    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_PREDICATES}
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *FORWARD_SM90_PREDICATES}
     for name, candidate in ILLEGAL.items():
         shape = shape_of(candidate)
         assert shape is not None
-        rule = WGMMA_PREDICATES.get(name)
+        rule = FORWARD_SM90_PREDICATES.get(name)
         assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
     assert check_kernel(PLAIN) is check_kernel(TOO_LARGE) is None
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))

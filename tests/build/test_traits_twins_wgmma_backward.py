@@ -8,17 +8,27 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch.legality import check_kernel
-from attention_autotuner.arch.rules import CLASS_PREDICATES
-from attention_autotuner.arch.wgmma_backward_legality import WGMMA_PASS_PREDICATES, pass_broken
-from attention_autotuner.arch.wgmma_backward_resources import PRODUCER_REGISTERS, shapes
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaPass
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.scores_backward_sm90.knobs import (
+    BackwardSm90Knobs,
+    Sm90Pass,
+)
+from attention_autotuner.kernels.scores_backward_sm90.passes import passes_of
+from attention_autotuner.kernels.scores_backward_sm90.resources import (
+    PRODUCER_REGISTERS,
+    shapes,
+)
+from attention_autotuner.kernels.scores_backward_sm90.rules import (
+    PASS_SM90_PREDICATES,
+)
+from attention_autotuner.kernels.shared.passes import kernel_violation
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
 from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
 
 pytestmark = pytest.mark.build
 
-PLAIN = WgmmaPass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
 
 
 def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
@@ -26,12 +36,11 @@ def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     one = replace(PLAIN, **knobs)
     config: dict[str, Any] = {"class_qk": 128, "class_v": 128} | (fields or {})
     return Candidate(
-        family="sm90",
         op="retnet",
         direction="backward",
         mask="explicit",
         dtype="fp16",
-        knobs=WgmmaBackwardKnobs(dq=one, dk=one, dv=one),
+        knobs=BackwardSm90Knobs(dq=one, dk=one, dv=one),
         **config,
     )
 
@@ -54,14 +63,14 @@ TOO_LARGE = passes(block_columns=128, num_stages=3, part_slots=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
-    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_PASS_PREDICATES}
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *PASS_SM90_PREDICATES}
     for name, candidate in ILLEGAL.items():
-        rule = WGMMA_PASS_PREDICATES.get(name)
+        rule = PASS_SM90_PREDICATES.get(name)
         if rule is not None:
             assert any(map(rule, shapes(candidate))), name
         else:
             assert CLASS_PREDICATES[name](candidate), name
-        assert any(map(pass_broken, shapes(candidate))), name
+        assert kernel_violation(candidate, passes_of(candidate)), name
     assert check_kernel(passes()) is check_kernel(TOO_LARGE) is None
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
     assert result.returncode != 0

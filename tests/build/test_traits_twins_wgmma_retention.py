@@ -9,24 +9,23 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import H100
-from attention_autotuner.arch.legality import check_kernel
-from attention_autotuner.arch.rules import CLASS_PREDICATES
-from attention_autotuner.arch.wgmma_retention_legality import WGMMA_CHUNK_PREDICATES
-from attention_autotuner.arch.wgmma_retention_resources import shape_of
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import WgmmaChunkwiseKnobs
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
+from attention_autotuner.kernels.chunks_sm90.resources import shape_of
+from attention_autotuner.kernels.chunks_sm90.rules import CHUNK_SM90_PREDICATES
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
 from tests.twins import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 
 PLAIN = Candidate(
-    family="sm90",
     op="retention",
     dtype="fp16",
     class_qk=128,
     class_v=128,
-    knobs=WgmmaChunkwiseKnobs(warpgroups=2, num_stages=2),
+    knobs=ChunkwiseSm90Knobs(warpgroups=2, num_stages=2),
 )
 
 
@@ -49,11 +48,11 @@ TOO_LARGE = walk({"class_qk": 256}, num_stages=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
-    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *WGMMA_CHUNK_PREDICATES}
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *CHUNK_SM90_PREDICATES}
     for name, candidate in ILLEGAL.items():
         shape = shape_of(candidate)
         assert shape is not None
-        rule = WGMMA_CHUNK_PREDICATES.get(name)
+        rule = CHUNK_SM90_PREDICATES.get(name)
         assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
     assert check_kernel(PLAIN) is check_kernel(TOO_LARGE) is None
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
@@ -80,7 +79,7 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     ]
     assert len(candidates) > 30
     assert printed(tmp_path, candidates) == counted(candidates)
-    walks = [found for one in candidates if (found := shape_of(one)) is not None]
+    walks = [shape_of(one) for one in candidates]
     registers = printed(tmp_path, candidates, "kStateRegisters")
     assert registers == [found.state_registers for found in walks]
     fragments = printed(tmp_path, candidates, "kFragmentRegisters")

@@ -17,15 +17,15 @@ from pathlib import Path
 from attention_autotuner.codegen import toolchain
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 
 toolchain._nvcc_places = lambda: iter(())
 tools = toolchain.find_toolchain()
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=32)
-kernel = render(Candidate(family="sm80", dtype="bf16", class_qk=32, class_v=32, knobs=knobs))
+kernel = render(Candidate(dtype="bf16", class_qk=32, class_v=32, knobs=knobs))
 (built,) = build([kernel], BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
 print(json.dumps({"nvcc": str(tools.nvcc), "path": str(getattr(built, "path", "")), "why": str(built)}))
 """

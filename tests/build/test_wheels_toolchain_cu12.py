@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner import abi
 from attention_autotuner.codegen.wheels import WHEELS_CU12
+from attention_autotuner.core import abi
 from tests.wheel_compilers import download, run_alone
 
 pytestmark = pytest.mark.build
@@ -22,9 +22,9 @@ import json, sys
 from attention_autotuner.codegen import toolchain
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.knobs import ForwardKnobs
+from attention_autotuner.kernels.shared.knobs import ForwardSm90Knobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 
@@ -32,11 +32,11 @@ toolchain._nvcc_places = lambda: iter(())
 toolchain.driver_release = lambda: (12, 4)
 tools = toolchain.find_toolchain()
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=16)
-wide = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
+wide = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
 dims = {"dtype": "fp16", "class_qk": 16, "class_v": 16}
 kernels = [
-    render(Candidate(family="sm80", knobs=knobs, **dims)),
-    render(Candidate(family="sm90", op="retnet", mask="explicit", knobs=wide, **dims)),
+    render(Candidate(knobs=knobs, **dims)),
+    render(Candidate(op="retnet", mask="explicit", knobs=wide, **dims)),
 ]
 built = build(kernels, BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
 print(json.dumps({

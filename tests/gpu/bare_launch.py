@@ -13,11 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from attention_autotuner import abi, loader
 from attention_autotuner.arch.probe import DRIVER_LIBRARY
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.tuning.params import params_of
+from attention_autotuner.operations.params import params_of
+from attention_autotuner.serving import loader
 
 Floats = npt.NDArray[np.float32]
 Values = Mapping[str, Floats]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attention_autotuner import loader
+from attention_autotuner.serving import loader
 
 from .bare_launch import NAN, Call, Floats, Launch, Memory, Values, grouped, judge
 

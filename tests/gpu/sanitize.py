@@ -17,16 +17,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from attention_autotuner import loader
 from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, RowPass
-from attention_autotuner.codegen.problem import DIRECTIONS, OPS, Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate, KernelKnobs
+from attention_autotuner.core.problem import DIRECTIONS, Problem, operations
+from attention_autotuner.kernels.scores_backward_sm80.knobs import (
+    BackwardKnobs,
+    KeyPass,
+    RowPass,
+)
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.serving import loader
 
 from .bare_launch import Call, DeviceMemory, Memory, run
 from .bare_retention import RetentionCall
@@ -38,10 +43,9 @@ CHECK_RACES = "-DATTENTION_AUTOTUNER_CHECK_RACES"
 
 
 def _candidate(
-    dims: tuple[int, int], knobs: Knobs, *, dtype: Any = "fp16", copy_bytes: Any = 16
+    dims: tuple[int, int], knobs: KernelKnobs, *, dtype: Any = "fp16", copy_bytes: Any = 16
 ) -> Candidate:
     return Candidate(
-        family="sm80",
         direction="forward" if isinstance(knobs, ForwardKnobs) else "backward",
         dtype=dtype,
         class_qk=dims[0],
@@ -162,7 +166,7 @@ MANY = (128, 12, 12, 65, 33, True, 0.125)
 
 def calls_of(one: Candidate) -> list[Call]:
     """What a kernel is run on; true dims are one chunk below the class."""
-    persistent = one.direction == "forward" and one.forward.persistent
+    persistent = one.direction == "forward" and one.knobs.persistent
     return [
         Call(
             problem=Problem(
@@ -240,7 +244,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--build", action="store_true", help="build them and stop")
     parser.add_argument("--arch", help="to build for, e.g. 90; by default what the present GPU has")
     parser.add_argument("--direction", choices=DIRECTIONS, help="kinds of this direction alone")
-    parser.add_argument("--op", choices=OPS, help="kinds of this operation alone")
+    parser.add_argument("--op", choices=operations(), help="kinds of this operation alone")
     parser.add_argument("--only", nargs="+", choices=list(KINDS), help="these kinds alone")
     options = parser.parse_args(arguments)
     kinds = options.only or [

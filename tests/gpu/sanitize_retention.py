@@ -5,34 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import (
+from attention_autotuner.core.candidate import Candidate, KernelKnobs
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import (
+    ChunkPass,
+    ChunksKnobs,
+)
+from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.scores_backward_sm80.knobs import (
     BackwardKnobs,
-    ForwardKnobs,
     KeyPass,
-    Knobs,
-    ParallelKnobs,
     RowPass,
 )
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import (
-    ChunkPass,
-    ChunkwiseKnobs,
-    RecurrentKnobs,
-    RetentionBackwardKnobs,
-    WgmmaChunkwiseKnobs,
+from attention_autotuner.kernels.scores_backward_sm90.knobs import (
+    BackwardSm90Knobs,
+    Sm90Pass,
 )
-from attention_autotuner.codegen.wgmma_knobs import (
-    WgmmaBackwardKnobs,
-    WgmmaForwardKnobs,
-    WgmmaPass,
-)
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 
 from .bare_retention import RetentionCall
 
 
-def _made(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
-    backward = isinstance(knobs, (BackwardKnobs, RetentionBackwardKnobs, WgmmaBackwardKnobs))
+def _made(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Candidate:
+    backward = any(service[1] == "backward" for service in knobs.serves) and knobs.form == "auto"
     config: dict[str, Any] = {
         "family": "sm80",
         "direction": "backward" if backward else "forward",
@@ -44,19 +41,19 @@ def _made(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
 
 
 def _retnet(
-    dims: tuple[int, int], knobs: Knobs, mask: str = "explicit", **fields: Any
+    dims: tuple[int, int], knobs: KernelKnobs, mask: str = "explicit", **fields: Any
 ) -> Candidate:
     return _made(dims, knobs, op="retnet", mask=mask, **fields)
 
 
-def _retention(dims: tuple[int, int], knobs: Knobs, **fields: Any) -> Candidate:
+def _retention(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Candidate:
     return _made(dims, knobs, op="retention", **fields)
 
 
 FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
 ONE_STAGE = replace(FORWARD, num_stages=1)
-WGMMA = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
-WIDE = WgmmaPass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+WGMMA = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
+WIDE = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
 IN_PARTS = replace(WIDE, num_stages=1, parts=2, part_slots=3)
 IN_TURNS = replace(WIDE, warpgroups=3, turns=True)
 KEYS = KeyPass(block_m=32, block_n=64, warp_pairs=4, num_stages=2)
@@ -75,17 +72,16 @@ RETNET: dict[str, Candidate] = {
     "retnet-explicit-two-warps-along-keys": _retnet(
         (64, 64), replace(FORWARD, block_n=64, warps_m=2, warps_n=2)
     ),
-    "retnet-wgmma": _retnet((64, 64), WGMMA, family="sm90"),
+    "retnet-wgmma": _retnet((64, 64), WGMMA),
     "retnet-wgmma-slices-bf16": _retnet(
-        (128, 128), replace(WGMMA, v_slices=2, num_stages=1), family="sm90", dtype="bf16"
+        (128, 128), replace(WGMMA, v_slices=2, num_stages=1), dtype="bf16"
     ),
     "retnet-wgmma-backward": _retnet(
-        (64, 64), WgmmaBackwardKnobs(dq=WIDE, dk=IN_TURNS, dv=IN_TURNS), family="sm90"
+        (64, 64), BackwardSm90Knobs(dq=WIDE, dk=IN_TURNS, dv=IN_TURNS)
     ),
     "retnet-wgmma-backward-parts-bf16": _retnet(
         (112, 128),
-        WgmmaBackwardKnobs(dq=IN_PARTS, dk=IN_PARTS, dv=replace(WIDE, slices=2)),
-        family="sm90",
+        BackwardSm90Knobs(dq=IN_PARTS, dk=IN_PARTS, dv=replace(WIDE, slices=2)),
         dtype="bf16",
     ),
     "retnet-decay": _retnet((64, 64), FORWARD, "decay"),
@@ -99,41 +95,39 @@ RETNET: dict[str, Candidate] = {
     "retnet-split": _retnet((64, 64), SPLIT),
     "retnet-split-unaligned": _retnet((48, 80), SPLIT, copy_bytes=2),
 }
-WALK = WgmmaChunkwiseKnobs(warpgroups=1, num_stages=2)
+WALK = ChunkwiseSm90Knobs(warpgroups=1, num_stages=2)
 # Each form; chunks in one pass and over super-chunks; scores computed in a pass and before it.
 RETENTION: dict[str, Candidate] = {
-    "retention-parallel": _retention(
-        (64, 64), ParallelKnobs(rows=FORWARD, chunk=64, states=INLINE)
-    ),
-    "retention-one-pass": _retention((64, 64), ChunkwiseKnobs(chunk=32, output=INLINE)),
+    "retention-parallel": _retention((64, 64), replace(FORWARD, chunk=64, states=INLINE)),
+    "retention-one-pass": _retention((64, 64), ChunksKnobs(chunk=32, output=INLINE)),
     "retention-one-pass-sliced-bf16": _retention(
-        (48, 64), ChunkwiseKnobs(chunk=64, output=SLICED), dtype="bf16"
+        (48, 64), ChunksKnobs(chunk=64, output=SLICED), dtype="bf16"
     ),
     "retention-super-chunks-given": _retention(
-        (64, 64), ChunkwiseKnobs(chunk=32, super_chunk=64, output=GIVEN)
+        (64, 64), ChunksKnobs(chunk=32, super_chunk=64, output=GIVEN)
     ),
     "retention-super-chunks-unaligned": _retention(
-        (64, 64), ChunkwiseKnobs(chunk=16, super_chunk=32, output=INLINE), copy_bytes=2
+        (64, 64), ChunksKnobs(chunk=16, super_chunk=32, output=INLINE), copy_bytes=2
     ),
-    "retention-wgmma": _retention((64, 64), WALK, family="sm90"),
+    "retention-wgmma": _retention((64, 64), WALK),
     "retention-wgmma-super-chunks-sliced-bf16": _retention(
-        (64, 192), replace(WALK, warpgroups=2, super_chunk=64), family="sm90", dtype="bf16"
+        (64, 192), replace(WALK, warpgroups=2, super_chunk=64), dtype="bf16"
     ),
     "retention-recurrent": _retention((64, 64), RecurrentKnobs(columns=32, warps=2)),
     "retention-recurrent-unaligned": _retention(
         (64, 64), RecurrentKnobs(columns=16, warps=4), copy_bytes=2
     ),
     "retention-backward-inline": _retention(
-        (64, 64), RetentionBackwardKnobs(chunk=32, dq=INLINE, dk=SLICED, dv=INLINE)
+        (64, 64), ChunksKnobs(chunk=32, dq=INLINE, dk=SLICED, dv=INLINE)
     ),
     "retention-backward-given": _retention(
         (64, 64),
-        RetentionBackwardKnobs(chunk=32, super_chunk=64, dq=GIVEN, dk=GIVEN, dv=GIVEN),
+        ChunksKnobs(chunk=32, super_chunk=64, dq=GIVEN, dk=GIVEN, dv=GIVEN),
         dtype="bf16",
     ),
     "retention-backward-super-chunks-unaligned": _retention(
         (64, 64),
-        RetentionBackwardKnobs(chunk=32, super_chunk=64, dq=INLINE, dk=GIVEN, dv=SLICED),
+        ChunksKnobs(chunk=32, super_chunk=64, dq=INLINE, dk=GIVEN, dv=SLICED),
         copy_bytes=2,
     ),
 }

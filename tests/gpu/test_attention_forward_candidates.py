@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attention_autotuner import loader
 from attention_autotuner.arch import probe
 from attention_autotuner.arch.resolution import native_arch
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.codegen.problem import DIRECTIONS, Direction, Problem
+from attention_autotuner.core.problem import DIRECTIONS, Direction, Problem
+from attention_autotuner.serving import loader
 from tests.numerics import harness, sampling
 from tests.numerics.cases import Case
 from tests.numerics.sampling import Sampled

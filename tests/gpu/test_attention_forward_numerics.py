@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
 from tests.numerics import cases, far, harness
 from tests.numerics.cases import Case

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.reference import attention
-from attention_autotuner.tuning.bindings import make_inputs
 from benchmarks.calls import Call
 from benchmarks.implementations import DIRECTION_OF, IMPLEMENTATIONS, WAYS, Way
 

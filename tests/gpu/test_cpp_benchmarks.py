@@ -14,8 +14,8 @@ from attention_autotuner.arch import detect, probe
 from attention_autotuner.arch.resolution import native_arch
 from attention_autotuner.codegen.artifact import Artifact
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
-from attention_autotuner.codegen.problem import Problem, of_shape
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.problem import Problem, of_shape
 from benchmarks.cpp_agreement import (
     Agreement,
     build_kernels,

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import dispatch, flash_attn_func, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import flash_attn_func, settings
+from attention_autotuner.api.attention.torch_op import BACKWARD_OP, FORWARD_OP
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops.library import BACKWARD_OP, FORWARD_OP
 from attention_autotuner.reference import attention_naive
+from attention_autotuner.serving import dispatch
 from tests import gradients
 from tests.numerics.workshop import Workshop
 

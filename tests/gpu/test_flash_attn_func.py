@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import dispatch, flash_attn_func, settings
+from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.arch import A100
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import (
     NotWarmError,
     UnsupportedArchitectureError,
     UnsupportedProblemError,
 )
 from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.serving import dispatch
 from tests.numerics.workshop import Workshop
 
 pytestmark = pytest.mark.gpu

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from attention_autotuner import retention_func
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.tensors import PoisonedWorkspace
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from tests.numerics import harness
 from tests.numerics.launching import launch
 from tests.numerics.retention_cases import FULL, RETENTION_FORMS, RetentionCase

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import DType, Form
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import DType, Form
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.tensors import PoisonedWorkspace
 from tests.numerics import far, harness, retention_cases
 from tests.numerics.launching import launch
 from tests.numerics.retention_cases import LONGEST, RETENTION_FORMS, RetentionCase

@@ -11,10 +11,14 @@ import pytest
 import torch
 
 from attention_autotuner import retention_func, settings
-from attention_autotuner.codegen.problem import Form, Problem
+from attention_autotuner.api.retention import torch_op as retention_library
+from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.errors import NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import retention_library
-from attention_autotuner.reference import check, retention_chunkwise, retention_low
+from attention_autotuner.reference import (
+    check,
+    retention_chunkwise,
+    retention_low,
+)
 from tests import gradients
 from tests.numerics.workshop import Workshop
 

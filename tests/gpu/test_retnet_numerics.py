@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Direction
+from attention_autotuner.core.problem import Direction
 from attention_autotuner.errors import ArtifactError
 from tests.numerics import far, harness, retnet_cases
 from tests.numerics.retnet_cases import RetnetCase

@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import Decay, dispatch, retnet_attn_func, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import Decay, retnet_attn_func, settings
+from attention_autotuner.api.retnet import torch_op as retnet_library
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import retnet_library
 from attention_autotuner.reference import (
     check,
     decay_mask,
     retnet_attention,
     retnet_attention_low,
 )
+from attention_autotuner.serving import dispatch
 from tests import gradients
 from tests.numerics.workshop import Workshop
 

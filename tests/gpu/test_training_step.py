@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError
 from tests import gradients
 from tests.numerics.workshop import Workshop

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner import dispatch, flash_attn_func, picks, settings, tune
+from attention_autotuner import flash_attn_func, settings, tune
 from attention_autotuner.arch import detect
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.serving import dispatch, picks
 from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore

@@ -9,25 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner import (
-    dispatch,
-    flash_attn_func,
-    loader,
-    picks,
-    settings,
-    tune,
-    tune_step,
-)
+from attention_autotuner import flash_attn_func, settings, tune, tune_step
 from attention_autotuner.arch import detect
 from attention_autotuner.cli.serving import serve
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.params import params_of, workspace_bytes
+from attention_autotuner.serving import dispatch, loader, picks
 from attention_autotuner.tuning.measure import (
     Entry,
     InProcessMeasurer,
     KernelEntry,
     StepEntry,
 )
-from attention_autotuner.tuning.params import params_of, workspace_bytes
 from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords

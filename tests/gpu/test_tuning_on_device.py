@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_autotuner.arch import detect
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import tune
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import (

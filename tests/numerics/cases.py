@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from attention_autotuner.arch import Policy, resolve
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Direction, DType, Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Direction, DType, Problem
 
 Layout = Literal[
     "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "broadcast", "unaligned"

@@ -10,8 +10,8 @@ import ctypes
 
 import torch
 
-from attention_autotuner.abi import AttentionBackwardParams
-from attention_autotuner.abi import Tensor as AbiTensor
+from attention_autotuner.core.abi import AttentionBackwardParams
+from attention_autotuner.core.abi import Tensor as AbiTensor
 
 FLOAT = torch.float32
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from attention_autotuner.loader import LoadedKernel
+from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.tensors import PoisonedWorkspace
+from attention_autotuner.serving.loader import LoadedKernel
 
 from .harness import HasProblem, call_of
 from .launching import launch

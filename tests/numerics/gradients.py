@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.reference import attention, attention_backward, attention_low
-from attention_autotuner.tuning.bindings import TORCH_DTYPES
 
 from .cases import Case, Layout
 from .storage import Held, hold_input, make_input, make_output

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import torch
 
-from attention_autotuner.codegen.problem import Direction, Op, Problem
-from attention_autotuner.loader import LoadedKernel
+from attention_autotuner.core.problem import Direction, Op, Problem
+from attention_autotuner.operations.bindings import TORCH_DTYPES
+from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from attention_autotuner.reference import attention, attention_low, check
-from attention_autotuner.tuning.bindings import TORCH_DTYPES
-from attention_autotuner.tuning.tensors import PoisonedWorkspace
+from attention_autotuner.serving.loader import LoadedKernel
 
 from . import gradients
 from .cases import Case, Layout

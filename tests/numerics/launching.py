@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from attention_autotuner import abi
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.loader import LoadedKernel
-from attention_autotuner.tuning.tensors import Workspace
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import Workspace
+from attention_autotuner.serving.loader import LoadedKernel
 
 SIZES = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "dim_qk", "dim_v", "causal_offset",

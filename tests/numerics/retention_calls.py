@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.reference import retention_backward, retention_chunkwise, retention_low
-from attention_autotuner.tuning.bindings import TORCH_DTYPES
 
 from .cases import Layout
 from .retention_cases import RetentionCase

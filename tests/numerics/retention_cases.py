@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 
 from attention_autotuner.arch import Policy, resolve
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import DType, Form, Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import DType, Form, Problem
 from attention_autotuner.reference import default_log2_gamma
 
 from .cases import GRADIENTS, HEADS, LAYOUTS, Layout

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-from attention_autotuner.reference.retnet import retnet_attention, retnet_attention_backward
+from attention_autotuner.operations.retnet.reference import (
+    retnet_attention,
+    retnet_attention_backward,
+)
 
 from .emulation import FLOAT, strided_at
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import knobs_to_config
-from attention_autotuner.codegen.problem import Form, Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Form, Problem
 
 from .retention_cases import RETENTION_FORMS, RetentionCase
 from .retnet_cases import RetnetCase
@@ -85,7 +84,7 @@ def uncovered(policy: Policy, kind: str) -> set[tuple[str, object]]:
 def values(one: Candidate) -> Iterator[tuple[str, object]]:
     """What a candidate shows of the knobs, its mask, dtype and copy width; slices of K count as such."""
     yield from (("mask", one.mask), ("dtype", one.dtype), ("copy_bytes", one.copy_bytes))
-    yield from _flattened("", knobs_to_config(one.knobs), one)
+    yield from _flattened("", asdict(one.knobs), one)
 
 
 def _flattened(prefix: str, config: dict[str, Any], one: Candidate) -> Iterator[tuple[str, object]]:

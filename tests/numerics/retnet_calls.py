@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.reference import (
     decay_mask,
     retnet_attention,
     retnet_attention_backward,
     retnet_attention_low,
 )
-from attention_autotuner.tuning.bindings import TORCH_DTYPES
 
 from .cases import Layout
 from .retnet_cases import RetnetCase

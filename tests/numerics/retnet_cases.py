@@ -13,8 +13,8 @@ from typing import Literal
 import torch
 
 from attention_autotuner.arch import Policy, resolve
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Direction, DType, Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Direction, DType, Problem
 
 from .cases import GRADIENTS, HEADS, LAYOUTS, Layout
 from .retention_cases import GAMMAS

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, replace
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Direction, Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Direction, Problem
 
 from .cases import Case, Layout
 
@@ -136,8 +136,8 @@ def _values(one: Candidate) -> set[tuple[str, object]]:
         (field, getattr(one, field)) for field in ("copy_bytes", "dtype")
     }
     if one.direction == "forward":
-        shown |= {(knob, getattr(one.forward, knob)) for knob in KNOBS}
-        return shown | {("k_sliced", one.forward.k_slice < one.class_qk)}
-    for name, knobs in one.backward.passes.items():
+        shown |= {(knob, getattr(one.knobs, knob)) for knob in KNOBS}
+        return shown | {("k_sliced", one.knobs.k_slice < one.class_qk)}
+    for name, knobs in one.knobs.passes.items():
         shown |= {(f"{name}.{knob}", value) for knob, value in asdict(knobs).items()}
-    return shown | {("plan", one.backward.plan), ("cta_order", one.backward.cta_order)}
+    return shown | {("plan", one.knobs.plan), ("cta_order", one.knobs.cta_order)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attention_autotuner.tuning.tensors import GUARD, GUARD_BITS, INTEGERS
+from attention_autotuner.operations.shared.tensors import GUARD, GUARD_BITS, INTEGERS
 
 from .cases import Layout
 

@@ -8,18 +8,19 @@ from typing import Any, Protocol
 
 import pytest
 
-from attention_autotuner import loader, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import Policy, probe
 from attention_autotuner.arch.resolution import native_arch
-from attention_autotuner.arch.resources import smem_bytes
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.resources import smem_bytes
+from attention_autotuner.serving import loader
 
 
 class NeedsKernel(Protocol):

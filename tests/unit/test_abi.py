@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner import abi, templates
+from attention_autotuner import templates
+from attention_autotuner.core import abi
 
 HEADER = Path(next(iter(templates.__path__))) / "include" / "attention_autotuner" / "abi.h"
 

@@ -14,7 +14,7 @@ from attention_autotuner.arch.h100 import H100_SPEC, H200_SPEC
 from attention_autotuner.arch.probe import ATTRIBUTES, current_device, probe
 from attention_autotuner.arch.rtx4090 import RTX4090_SPEC
 from attention_autotuner.arch.spec import ArchSpec
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from tests.devices import A100_80GB, H200, RTX3090
 

@@ -8,12 +8,19 @@ from dataclasses import replace
 
 import pytest
 
-from attention_autotuner.arch import Rejection, backward_resources, resolve, resources
-from attention_autotuner.arch.backward_resources import KeyShape, RowShape, dq_split, dq_tile
-from attention_autotuner.arch.legality import check
+from attention_autotuner.arch import Rejection, resolve
 from attention_autotuner.arch.occupancy import least_registers, register_cap
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.legality import check
+from attention_autotuner.kernels.scores_backward_sm80 import resources as backward_resources
+from attention_autotuner.kernels.scores_backward_sm80.resources import (
+    KeyShape,
+    RowShape,
+    dq_split,
+    dq_tile,
+)
 from tests.candidates import KEYS, ROWS, backward
 
 POLICIES = ("A100", "RTX4090", "H100")
@@ -65,7 +72,7 @@ def test_defaults_are_among_what_is_offered(name: str) -> None:
 
 def test_the_widest_heads_fit_99_kib_by_splitting() -> None:
     found = legal("RTX4090", 256, 512)
-    assert {one.backward.plan for one in found} == {"split"}
+    assert {one.knobs.plan for one in found} == {"split"}
     for one in found:
         assert resources.smem_bytes(one) <= 99 * 1024
         assert repeated_work(one) <= 2.0
@@ -100,7 +107,7 @@ def test_candidates_are_legal_distinct_and_few_enough_to_rank(
 
 def test_all_plans_and_orders_are_offered_where_they_fit() -> None:
     for name, dims in itertools.product(POLICIES, ((64, 64), (128, 128))):
-        found = [one.backward for one in legal(name, *dims)]
+        found = [one.knobs for one in legal(name, *dims)]
         kinds = {(one.plan, one.cta_order) for one in found}
         assert len(kinds) == 6
         kernels = {one.keys for one in found if one.keys is not None}
@@ -131,7 +138,7 @@ def test_passes_that_are_not_legal_say_why_once() -> None:
 def test_rows_are_shared_by_warps_only_where_they_are_few() -> None:
     for name, dims in itertools.product(POLICIES, DIMS):
         for one in legal(name, *dims):
-            for each in one.backward.passes.values():
+            for each in one.knobs.passes.values():
                 shared = getattr(each, "column_warps", 1) > 1
                 assert not shared or dims == (256, 512)
 

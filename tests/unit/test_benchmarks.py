@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from attention_autotuner import dispatch, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, Outcome, Wrong
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, LaunchFailed, Ok, Outcome, Wrong
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.reference import attention
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning import shipping
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.measure import CallableEntry

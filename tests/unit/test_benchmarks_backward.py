@@ -12,16 +12,17 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
-from attention_autotuner import dispatch, settings
-from attention_autotuner.codegen.outcome import Ok, Outcome, Wrong
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import settings
+from attention_autotuner.core.outcome import Ok, Outcome, Wrong
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import rank
+from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.reference import attention_backward
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning import class_pools, shipping
-from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from attention_autotuner.tuning.tensors import Inputs
 from benchmarks import attention_backward as benchmark
 from benchmarks import (
     calls,
@@ -111,12 +112,12 @@ def test_a_class_is_limited_for_each_mode_and_every_problems_best_goes_first() -
 def test_deterministic_mode_tries_several_passes_for_dq() -> None:
     ranked = rank(STRICT, POLICY.legal(STRICT), POLICY.spec)
     found = class_pools.other_companions(ranked)
-    passes = [one.backward.dq for one in found]
+    passes = [one.knobs.dq for one in found]
     assert len(set(passes)) == len(passes) == class_pools.COMPANIONS
-    assert ranked[0][0].backward.dq not in passes
+    assert ranked[0][0].knobs.dq not in passes
     problems = [STRICT] * class_pools.COMPANIONS
     (pool,) = class_pools.pools(problems, POLICY, top_k=2, class_limit=12).values()
-    assert {one.backward.dq for one in pool} >= {ranked[0][0].backward.dq, *passes}
+    assert {one.knobs.dq for one in pool} >= {ranked[0][0].knobs.dq, *passes}
 
 
 def test_deterministic_mode_races_what_is_deterministic_of_the_same_builds(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import RecurrentKnobs
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from benchmarks import commands, decode, fla_peer, report
 from benchmarks.cases import DECODE, GRIDS
 from benchmarks.peers import PEERS
@@ -71,7 +71,7 @@ def test_bandwidth_is_bytes_over_time() -> None:
 
 
 def recurrent(columns: int) -> Candidate:
-    return Candidate.of(DECODE, "sm80", RecurrentKnobs(columns=columns, warps=8))
+    return Candidate.of(DECODE, RecurrentKnobs(columns=columns, warps=8))
 
 
 @pytest.mark.parametrize(("us", "kept"), [(99.5, 64), (90.0, 128)])

@@ -11,17 +11,19 @@ import pytest
 import torch
 
 import attention_autotuner as package
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import (
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
-    ChunkwiseKnobs,
-    RetentionBackwardKnobs,
+    ChunksKnobs,
 )
-from attention_autotuner.reference import retnet_attention, retnet_attention_backward
+from attention_autotuner.operations.retnet.masks import decaying_mask
+from attention_autotuner.operations.shared.tensors import Inputs
+from attention_autotuner.reference import (
+    retnet_attention,
+    retnet_attention_backward,
+)
 from attention_autotuner.tuning import class_pools
-from attention_autotuner.tuning.bindings.masks import decaying_mask
-from attention_autotuner.tuning.tensors import Inputs
 from benchmarks import calls, comparison, report, retention, retnet, verdict
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
 from benchmarks.cases import GRIDS
@@ -177,12 +179,12 @@ def test_our_functions_get_what_a_training_program_gives(monkeypatch: pytest.Mon
 
 
 def chunkwise(problem: Problem) -> Candidate:
-    return Candidate.of(problem, "sm80", ChunkwiseKnobs(chunk=64, super_chunk=0, output=PASS))
+    return Candidate.of(problem, ChunksKnobs(chunk=64, super_chunk=0, output=PASS))
 
 
 def chunked_backward(problem: Problem) -> Candidate:
-    knobs = RetentionBackwardKnobs(chunk=64, super_chunk=0, dq=PASS, dk=PASS, dv=PASS)
-    return Candidate.of(problem, "sm80", knobs)
+    knobs = ChunksKnobs(chunk=64, super_chunk=0, dq=PASS, dk=PASS, dv=PASS)
+    return Candidate.of(problem, knobs)
 
 
 def meeting(problem: Problem, pick: Candidate, opening: Candidate | None = None) -> Meeting:

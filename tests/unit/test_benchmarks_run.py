@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import dispatch, settings
-from attention_autotuner.codegen.outcome import BuildFailed, Crashed, Outcome
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import settings
+from attention_autotuner.core.outcome import BuildFailed, Crashed, Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.racing import Race
 from benchmarks import commands
 from benchmarks import run as command

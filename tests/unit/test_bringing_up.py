@@ -11,7 +11,7 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import H100, measured_specs, resolution, resolve
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.codegen.outcome import BuildFailed, Infeasible, Ok, Outcome, Wrong
+from attention_autotuner.core.outcome import BuildFailed, Infeasible, Ok, Outcome, Wrong
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import sweep

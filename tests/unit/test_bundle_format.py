@@ -17,9 +17,9 @@ from attention_autotuner.arch import A100
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.bundle import INDEX, Bundle, BundledPick, open_bundle, write_bundle
 from attention_autotuner.codegen.kernel_wheel import platform_tag, write_wheel
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import abi_version
 from attention_autotuner.codegen.store import Store
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import BundleError
 from attention_autotuner.tuning.bundled import bundled_pick
 from attention_autotuner.version import __version__

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 import attention_autotuner.codegen.obtain as module
-from attention_autotuner import dispatch, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import A100, H100, DeviceProperties
 from attention_autotuner.codegen import bundle as bundle_module
 from attention_autotuner.codegen import installed, toolchain
 from attention_autotuner.codegen.artifact import Artifact
 from attention_autotuner.codegen.bundle import BundledPick
-from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.obtain import at_hand, obtain
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.store import Store
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import (
     ArtifactError,
     BundleError,
@@ -30,6 +30,7 @@ from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
 )
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import Environment
 from tests.bundling import make_bundle, publish
 from tests.devices import A100_80GB, H200, RTX3090

@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.scores_backward_sm80.knobs import (
+    BackwardKnobs,
+    KeyPass,
+    RowPass,
+)
+from attention_autotuner.kernels.scores_backward_sm80.knobs import knobs_of as backward_knobs_of
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import knobs_of as forward_knobs_of
 
 CANDIDATE = Candidate(
-    family="sm80",
     dtype="bf16",
     class_qk=192,
     class_v=512,
@@ -32,7 +39,6 @@ CANDIDATE = Candidate(
 ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
 FUSED = Candidate(
-    family="sm80",
     direction="backward",
     dtype="fp16",
     class_qk=256,
@@ -49,32 +55,35 @@ ALL = [CANDIDATE, FUSED, PAIR, SPLIT]
 @pytest.mark.parametrize("candidate", ALL)
 def test_config_survives_json(candidate: Candidate) -> None:
     config = json.loads(json.dumps(candidate.config))
-    assert Candidate.from_config(config) == candidate
+    assert candidate_from_config(config) == candidate
 
 
 def test_config_with_unknown_or_missing_fields_is_refused() -> None:
     with pytest.raises(TypeError, match="block_q"):
-        Candidate.from_config({**CANDIDATE.config, "block_q": 1})
+        candidate_from_config({**CANDIDATE.config, "block_q": 1})
     with pytest.raises(TypeError, match="knobs"):
-        Candidate.from_config({k: v for k, v in CANDIDATE.config.items() if k != "knobs"})
+        candidate_from_config({k: v for k, v in CANDIDATE.config.items() if k != "knobs"})
     knobs = CANDIDATE.config["knobs"]
     with pytest.raises(TypeError, match="block_q"):
-        Candidate.from_config(CANDIDATE.config | {"knobs": knobs | {"block_q": 1}})
+        candidate_from_config(CANDIDATE.config | {"knobs": knobs | {"block_q": 1}})
     del knobs["block_m"]
     with pytest.raises(TypeError, match="block_m"):
-        Candidate.from_config(CANDIDATE.config | {"knobs": knobs})
+        candidate_from_config(CANDIDATE.config | {"knobs": knobs})
     with pytest.raises(TypeError, match="no knobs are known for conv forward"):
-        Candidate.from_config(CANDIDATE.config | {"op": "conv"})
+        candidate_from_config(CANDIDATE.config | {"op": "conv"})
 
 
 def test_knobs_are_those_of_the_direction() -> None:
-    assert CANDIDATE.forward.block_n == 64
-    assert PAIR.backward.keys == KEYS
+    assert CANDIDATE.knobs.block_n == 64
+    assert PAIR.knobs.keys == KEYS
     with pytest.raises(TypeError, match="has no BackwardKnobs"):
-        _ = CANDIDATE.backward
+        backward_knobs_of(CANDIDATE)
     with pytest.raises(TypeError, match="has no ForwardKnobs"):
-        _ = PAIR.forward
-    with pytest.raises(TypeError, match="attention backward takes BackwardKnobs, got ForwardKnobs"):
+        forward_knobs_of(PAIR)
+    with pytest.raises(
+        TypeError,
+        match="scores_forward_sm80 does not compute attention backward with softmax scores, got ForwardKnobs",
+    ):
         replace(PAIR, knobs=CANDIDATE.knobs)
 
 
@@ -94,8 +103,8 @@ def test_a_plan_takes_its_own_passes(plan: Any, passes: dict[str, Any]) -> None:
 
 
 def test_passes_run_in_a_fixed_order() -> None:
-    assert list(PAIR.backward.passes) == ["keys", "dq"]
-    assert list(SPLIT.backward.passes) == ["dq", "dk", "dv"]
+    assert list(PAIR.knobs.passes) == ["keys", "dq"]
+    assert list(SPLIT.knobs.passes) == ["dq", "dk", "dv"]
 
 
 def test_only_atomic_sums_are_not_deterministic() -> None:
@@ -106,7 +115,7 @@ def test_num_threads() -> None:
     assert CANDIDATE.knobs.num_threads == 256
     assert KEYS.num_threads == 256
     assert replace(ROWS, column_warps=2).num_threads == 512
-    assert replace(PAIR.backward, dq=replace(ROWS, warps=16)).num_threads == 512
+    assert replace(PAIR.knobs, dq=replace(ROWS, warps=16)).num_threads == 512
 
 
 @pytest.mark.parametrize("candidate", ALL)
@@ -117,5 +126,5 @@ def test_names_are_identifiers_that_fit_a_file_system(candidate: Candidate) -> N
 
 def test_frozen_and_hashable() -> None:
     with pytest.raises(FrozenInstanceError):
-        CANDIDATE.forward.block_m = 64  # type: ignore[misc]
+        CANDIDATE.knobs.block_m = 64
     assert {CANDIDATE: 1}[replace(CANDIDATE)] == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner.codegen.environment import template_root
-from attention_autotuner.codegen.outcome import Crashed, Infeasible, LaunchFailed, TimedOut
+from attention_autotuner.core.outcome import Crashed, Infeasible, LaunchFailed, TimedOut
 from attention_autotuner.tuning import ceilings
 from attention_autotuner.tuning.ceilings import (
     NAMES,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from attention_autotuner import dispatch, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.legality import check
-from attention_autotuner.codegen.outcome import BuildFailed, Ok, Wrong
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.core.outcome import BuildFailed, Ok, Wrong
 from attention_autotuner.errors import NoCandidateError
+from attention_autotuner.kernels.legality import check
+from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning import class_pools, shipping
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.records import RecordStore

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import picks, settings, tune
+from attention_autotuner import settings, tune
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.resources import smem_bytes
 from attention_autotuner.cli import (
     caching,
     console,
@@ -24,10 +23,12 @@ from attention_autotuner.cli import (
     main,
     making,
 )
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import render
+from attention_autotuner.core.outcome import BuildFailed
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.resources import smem_bytes
+from attention_autotuner.serving import picks
 from attention_autotuner.tuning.predicted import PredictedPicks
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
@@ -56,7 +57,7 @@ def test_candidates_json_has_the_documented_form(capsys: Capture) -> None:
     assert Problem(**said["problem"]) == PROBLEM
     first = said["candidates"][0]
     assert set(first) == {"name", "family", "config", "smem_bytes", "estimate_us", "limiter"}
-    candidate = Candidate.from_config(first["config"])
+    candidate = candidate_from_config(first["config"])
     assert candidate.name == first["name"]
     assert smem_bytes(candidate) == first["smem_bytes"]
     times = [each["estimate_us"] for each in said["candidates"]]
@@ -75,7 +76,7 @@ def test_backward_candidates_are_listed_by_plan_and_the_deterministic_ones_alone
     names = {each["name"] for each in run_json(capsys, *flags)["candidates"]}
     alone = run_json(capsys, *flags, "--deterministic")["candidates"]
     assert {each["name"] for each in alone} < names
-    assert all(Candidate.from_config(each["config"]).deterministic for each in alone)
+    assert all(candidate_from_config(each["config"]).deterministic for each in alone)
     assert main([*flags, "--limit", "400"]) == 0
     said = capsys.readouterr().out
     assert "| fused" in said

@@ -13,8 +13,8 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import resolution
 from attention_autotuner.cli import bringing_up, main
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import Wrong
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Wrong
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.class_pools import class_of

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import ops, settings
+from attention_autotuner import api as ops
+from attention_autotuner import settings
 from attention_autotuner.arch import resolve
 from attention_autotuner.cli import main, main_job, results, serving, tuning
-from attention_autotuner.codegen.outcome import Ok
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.report import parse_ptxas
-from attention_autotuner.tuning.cost_model import estimate
+from attention_autotuner.core.outcome import Ok
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.result import Row, TuneResult
 from attention_autotuner.tuning.search import SPILL_WORTH_TIMING

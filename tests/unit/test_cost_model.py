@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100, H100, resources
+from attention_autotuner.arch import A100, H100
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.occupancy import registers_per_thread
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.coefficients import (
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.cost_model import Usage, estimate, predict, rank, refine
+from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
     BY_HAND,
     FITTED,
@@ -24,9 +26,12 @@ from attention_autotuner.tuning.coefficients import (
     calibrate,
     loss,
 )
-from attention_autotuner.tuning.cost_model import Usage, estimate, predict, rank, refine
+from attention_autotuner.kernels.shared.schedule import (
+    makespan,
+    tiles_of_keys,
+    tiles_of_queries,
+)
 from attention_autotuner.tuning.exhaustive import correlation
-from attention_autotuner.tuning.schedule import makespan, tiles_of_keys, tiles_of_queries
 from benchmarks.tuning_logs import Log, read_logs
 from tests.candidates import forward
 
@@ -402,7 +407,7 @@ def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
     ranked = rank(problem, [*reversed(twins), forward(block_m=64)], SPEC)
     times = [found.us for _, found in ranked]
     assert times == sorted(times)
-    names = [one.name for one, _ in ranked if one.forward.block_m == 128]
+    names = [one.name for one, _ in ranked if one.knobs.block_m == 128]
     assert names == sorted(names)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.cpp import cpp_literal, cpp_type
+from attention_autotuner.core.cpp import cpp_literal, cpp_type
 
 
 @pytest.mark.parametrize(

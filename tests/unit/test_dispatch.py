@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import dispatch, picks, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import A100, H100, RTX4090, Policy
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import (
     ArtifactError,
     BuildError,
@@ -29,6 +29,7 @@ from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
 )
+from attention_autotuner.serving import dispatch, picks
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Miss, Query
 from attention_autotuner.tuning.predicted import PredictedHit
@@ -453,7 +454,7 @@ def test_tune_makes_the_next_call_look_again() -> None:
 def test_dispatch_imports_no_torch() -> None:
     import subprocess
 
-    code = "import sys, attention_autotuner.dispatch; assert 'torch' not in sys.modules"
+    code = "import sys, attention_autotuner.serving.dispatch; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

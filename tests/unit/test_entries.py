@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.bindings import ways_of
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import ways_of
+from attention_autotuner.operations.shared.tensors import (
+    Inputs,
+    Outputs,
+    SharedWorkspace,
+    guarded_outputs,
+)
 from attention_autotuner.tuning.measure import KernelEntry, StepEntry
-from attention_autotuner.tuning.tensors import Inputs, Outputs, SharedWorkspace, guarded_outputs
 
 CPU = torch.device("cpu")
 BACKWARD = Problem(

@@ -6,8 +6,8 @@ from math import inf
 import pytest
 
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.cost_model import rank
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning.exhaustive import (
     FIRST,
     SAMPLE,
@@ -37,8 +37,8 @@ def test_the_sample_is_fixed_spread_and_holds_the_models_first() -> None:
     assert {one for one, _ in RANKED[0][:FIRST]} <= set(chosen)
     assert {one for one, _ in shortlist(RANKED[0], DEFAULTS[0], FIRST)} <= set(chosen)
     for knob in ("block_m", "block_n", "num_threads", "num_stages"):
-        offered = {getattr(one.forward, knob) for one, _ in RANKED[0]}
-        assert {getattr(one.forward, knob) for one in chosen} == offered
+        offered = {getattr(one.knobs, knob) for one, _ in RANKED[0]}
+        assert {getattr(one.knobs, knob) for one in chosen} == offered
 
 
 def test_problems_of_one_class_share_most_of_their_builds() -> None:
@@ -97,15 +97,15 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
     ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
     chosen = sample(ranked, POLICY.default(problem), size=48)
     assert len(chosen) == len(set(chosen)) == 48
-    offered = {one.backward.plan for one, _ in ranked}
-    assert {one.backward.plan for one in chosen} == offered
+    offered = {one.knobs.plan for one, _ in ranked}
+    assert {one.knobs.plan for one in chosen} == offered
     assert len({stratum_of(one) for one in chosen}) > 20
-    one = next(one for one in chosen if one.backward.keys is not None)
-    assert one.backward.keys is not None
+    one = next(one for one in chosen if one.knobs.keys is not None)
+    assert one.knobs.keys is not None
     order = (
-        replace(one.backward, cta_order="heads_first"),
-        replace(one.backward, cta_order="rows_first"),
+        replace(one.knobs, cta_order="heads_first"),
+        replace(one.knobs, cta_order="rows_first"),
     )
     assert len({stratum_of(replace(one, knobs=knobs)) for knobs in order}) == 1
-    wider = replace(one.backward, keys=replace(one.backward.keys, num_stages=9))
+    wider = replace(one.knobs, keys=replace(one.knobs.keys, num_stages=9))
     assert stratum_of(replace(one, knobs=wider)) != stratum_of(one)

@@ -11,21 +11,22 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import exports, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import A100, H100, Policy, resolve
 from attention_autotuner.cli import doctor, exporting, main
 from attention_autotuner.codegen import installed
 from attention_autotuner.codegen.bundle import open_bundle
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Outcome
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.store import Store
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import (
     UnsupportedArchitectureError,
     UnsupportedProblemError,
 )
-from attention_autotuner.exports import (
+from attention_autotuner.serving import exports
+from attention_autotuner.serving.exports import (
     COMMON_DIMS,
     SHAPES,
     choose_picks,
@@ -33,7 +34,7 @@ from attention_autotuner.exports import (
     environment_of,
     read_problems,
 )
-from attention_autotuner.picks import Layers
+from attention_autotuner.serving.picks import Layers
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,

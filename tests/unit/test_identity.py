@@ -8,22 +8,26 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.identity import digest, digest16, encode
-from attention_autotuner.codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, RowPass
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import (
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.identity import digest, digest16, encode
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
-    ChunkwiseKnobs,
-    RecurrentKnobs,
-    RetentionBackwardKnobs,
-    WgmmaChunkwiseKnobs,
+    ChunksKnobs,
 )
-from attention_autotuner.codegen.wgmma_knobs import (
-    WgmmaBackwardKnobs,
-    WgmmaForwardKnobs,
-    WgmmaPass,
+from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.scores_backward_sm80.knobs import (
+    BackwardKnobs,
+    KeyPass,
+    RowPass,
 )
+from attention_autotuner.kernels.scores_backward_sm90.knobs import (
+    BackwardSm90Knobs,
+    Sm90Pass,
+)
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 
 # For every field another legal value. A field that is not here fails the test, so that a new one cannot be forgotten.
 PROBLEM_FLIPS: dict[str, Any] = {
@@ -108,11 +112,11 @@ CHUNK_FLIPS: dict[str, Any] = {
     "ctas_per_sm": 2,
 }
 OTHER_CHUNKS = replace(CHUNKS, columns=128)
-CHUNKWISE = ChunkwiseKnobs(chunk=64, output=CHUNKS)
+CHUNKWISE = ChunksKnobs(chunk=64, output=CHUNKS)
 CHUNKWISE_FLIPS: dict[str, Any] = {"chunk": 32, "super_chunk": 512, "output": OTHER_CHUNKS}
 RECURRENT = RecurrentKnobs(columns=32, warps=4)
 RECURRENT_FLIPS: dict[str, Any] = {"columns": 64, "warps": 8, "ctas_per_sm": 2}
-GRADIENTS = RetentionBackwardKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS)
+GRADIENTS = ChunksKnobs(chunk=64, dq=CHUNKS, dk=CHUNKS, dv=CHUNKS)
 GRADIENT_FLIPS: dict[str, Any] = {
     "chunk": 32,
     "super_chunk": 512,
@@ -120,7 +124,7 @@ GRADIENT_FLIPS: dict[str, Any] = {
     "dk": OTHER_CHUNKS,
     "dv": OTHER_CHUNKS,
 }
-WGMMA = WgmmaForwardKnobs(warpgroups=2, block_n=128, num_stages=2)
+WGMMA = ForwardSm90Knobs(warpgroups=2, block_n=128, num_stages=2)
 WGMMA_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
     "block_n": 64,
@@ -128,7 +132,7 @@ WGMMA_FLIPS: dict[str, Any] = {
     "v_slices": 2,
     "cta_order": "heads_first",
 }
-WGMMA_PASS = WgmmaPass(warpgroups=2, block_columns=128, num_stages=2, part_slots=3)
+WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, part_slots=3)
 WGMMA_PASS_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
     "block_columns": 64,
@@ -138,7 +142,7 @@ WGMMA_PASS_FLIPS: dict[str, Any] = {
     "slices": 2,
     "turns": True,
 }
-WGMMA_SPLIT = WgmmaBackwardKnobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
+WGMMA_SPLIT = BackwardSm90Knobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
 OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)
 WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dq": OTHER_WGMMA_PASS,
@@ -146,7 +150,7 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dv": OTHER_WGMMA_PASS,
     "cta_order": "heads_first",
 }
-WALK = WgmmaChunkwiseKnobs(warpgroups=2, num_stages=2)
+WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {
     "super_chunk": 512,
     "warpgroups": 1,
@@ -154,7 +158,6 @@ WALK_FLIPS: dict[str, Any] = {
     "ctas_per_sm": 2,
 }
 CANDIDATE = Candidate(
-    family="sm80",
     dtype="fp16",
     class_qk=128,
     class_v=128,
@@ -252,9 +255,9 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
             lambda one: replace(gradients, knobs=replace(GRADIENTS, dk=one)),
         ),
     ]
-    wide = replace(CANDIDATE, op="retnet", mask="explicit", family="sm90", knobs=WGMMA)
+    wide = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
     split = replace(wide, direction="backward", knobs=WGMMA_SPLIT)
-    walk = replace(retention, family="sm90", knobs=WALK)
+    walk = replace(retention, knobs=WALK)
     found += [
         names(WGMMA, WGMMA_FLIPS, lambda one: replace(wide, knobs=one)),
         names(WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda one: replace(split, knobs=one)),

@@ -25,37 +25,38 @@ LAYERS = {
     "settings": 0,
     "version": 0,
     "templates": 0,
-    "abi": 0,
-    "codegen.problem": 0,
-    "codegen.candidate": 0,
-    "codegen.knobs": 0,
-    "codegen.retention_knobs": 0,
-    "codegen.wgmma_knobs": 0,
-    "codegen.identity": 0,
-    "codegen.cpp": 0,
-    "codegen.outcome": 0,
+    "core": 0,
+    "operations.registry": 0,
+    "operations.attention.problem": 0,
+    "operations.retention.problem": 0,
+    "operations.retnet.problem": 0,
     "arch": 1,
-    "codegen": 2,
-    "loader": 2,
-    "reference": 2,
-    "tuning": 3,
-    "tuned": 3,
-    "picks": 4,
-    "dispatch": 4,
-    "exports": 5,
-    "ops": 5,
-    "cli": 6,
-    "__main__": 6,
+    "kernels": 2,
+    "codegen": 3,
+    "operations": 4,
+    "reference": 4,
+    "serving.loader": 4,
+    "tuning": 5,
+    "tuned": 5,
+    "serving": 6,
+    "api": 7,
+    "cli": 8,
+    "__main__": 8,
+}
+# A problem asks its operation, a policy its kernels: both are registered above, so they are imported when first asked.
+LAZY = {
+    ("core.problem", "operations.registry"),
+    ("arch.policy", "kernels.registry"),
 }
 MAY_IMPORT_TORCH = (
-    "ops",
-    "loader",
+    "api",
+    "operations",
     "reference",
-    "tuning.bindings",
+    "serving.loader",
     "tuning.measure",
-    "tuning.tensors",
     "tuning.verify",
 )
+MAY_NOT_IMPORT_TORCH = ("operations.registry", "operations.params")
 
 
 def modules() -> dict[str, Path]:
@@ -105,10 +106,10 @@ def inside(name: str) -> str:
 
 def test_the_graph_is_read_whole() -> None:
     assert f"{PACKAGE}.arch.policy" in MODULES
-    assert f"{PACKAGE}.codegen.problem" in MODULES
+    assert f"{PACKAGE}.core.problem" in MODULES
     edges = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
-    assert f"{PACKAGE}.codegen.candidate" in edges
-    assert f"{PACKAGE}.arch.legality" in edges
+    assert f"{PACKAGE}.core.candidate" in edges
+    assert f"{PACKAGE}.arch.spec" in edges
     assert f"{PACKAGE}.errors" in edges
 
 
@@ -118,6 +119,8 @@ def test_a_module_imports_only_its_own_layer_and_those_before(name: str) -> None
         if not inside(imported):
             assert imported != PACKAGE, f"{name} imports the package's public API from inside"
             continue
+        if (inside(name), inside(imported)) in LAZY:
+            continue
         assert layer(inside(imported)) <= layer(inside(name)), f"{name} imports {imported}"
 
 
@@ -126,7 +129,7 @@ def test_torch_and_cupy_are_imported_only_where_tensors_are_handled(name: str) -
     allowed = any(
         inside(name) == prefix or inside(name).startswith(prefix + ".")
         for prefix in MAY_IMPORT_TORCH
-    )
+    ) and not inside(name).startswith(MAY_NOT_IMPORT_TORCH)
     foreign = {imported.split(".")[0] for imported in imports(name, MODULES[name])}
     assert allowed or not foreign & {"torch", "cupy"}
 
@@ -146,7 +149,7 @@ def test_imports_inside_the_package_are_relative(name: str) -> None:
         f"import {PACKAGE}",
         f"import {PACKAGE}.arch",
         f"import {PACKAGE}.codegen.render, {PACKAGE}.codegen.build, {PACKAGE}.codegen.store",
-        f"import {PACKAGE}.tuning.cost_model, {PACKAGE}.tuning.records",
+        f"import {PACKAGE}.kernels.cost_model, {PACKAGE}.tuning.records",
         f"import {PACKAGE}.cli",
     ],
 )

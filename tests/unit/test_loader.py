@@ -12,8 +12,9 @@ from threading import Thread
 
 import pytest
 
-from attention_autotuner import abi, loader
+from attention_autotuner.core import abi
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
+from attention_autotuner.serving import loader
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 FakeKernel = Callable[..., Path]

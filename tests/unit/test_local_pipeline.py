@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from attention_autotuner.arch import A100
-from attention_autotuner.codegen.outcome import Ok
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.outcome import Ok
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import measure, pipeline, worker
 from attention_autotuner.tuning.environment import Environment

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import measure
 from attention_autotuner.tuning.measure import InProcessMeasurer
 

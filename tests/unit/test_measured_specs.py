@@ -15,8 +15,8 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.measured_specs import MeasuredSpec, parse, read
 from attention_autotuner.arch.probe import properties_from_json
 from attention_autotuner.arch.spec import ArchSpec
-from attention_autotuner.codegen.identity import slug
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.identity import slug
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArchSpecError
 from attention_autotuner.tuning.exhaustive import Regret, geometric_mean
 from attention_autotuner.tuning.spec_measuring import measured_spec

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.abi import AttentionBackwardParams
-from attention_autotuner.abi import Tensor as AbiTensor
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.abi import AttentionBackwardParams
+from attention_autotuner.core.abi import Tensor as AbiTensor
+from attention_autotuner.core.problem import Problem
 from tests.numerics import cases, gradients, harness
 from tests.numerics.cases import Case
 from tests.numerics.emulation import HostBackward
@@ -157,7 +157,7 @@ def test_each_repeat_is_compared_with_the_first() -> None:
 
 @pytest.mark.parametrize("broken", ["delta", "dlse", "scale", "mask"])
 def test_a_formula_with_a_part_missing_is_seen(broken: str) -> None:
-    class Broken(HostBackward):
+    class Violation(HostBackward):
         def launch(
             self, params: AttentionBackwardParams, workspace: int, stream: int, device: int
         ) -> None:
@@ -172,7 +172,7 @@ def test_a_formula_with_a_part_missing_is_seen(broken: str) -> None:
             super().launch(params, workspace, stream, device)
 
     case = Case(problem=replace(SMALL, causal=True), scale=-0.3)
-    assert harness.judge(Broken(), case, seed=0, device=CPU) != []  # type: ignore[arg-type]
+    assert harness.judge(Violation(), case, seed=0, device=CPU) != []  # type: ignore[arg-type]
 
 
 def test_the_excuse_is_widened_only_where_differences_cancel() -> None:

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import loader
-from attention_autotuner.abi import AttentionForwardParams
 from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.codegen.outcome import BuildFailed
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.report import parse_ptxas
-from attention_autotuner.tuning.tensors import GUARD
+from attention_autotuner.core.abi import AttentionForwardParams
+from attention_autotuner.core.outcome import BuildFailed
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import GUARD
+from attention_autotuner.serving import loader
 from tests.numerics import cases, harness, storage, workshop
 from tests.numerics.cases import Case
 

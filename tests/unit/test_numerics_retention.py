@@ -91,12 +91,12 @@ def test_a_state_beyond_fp16_is_judged_as_strictly(gamma: float) -> None:
 
 
 def broken(base: type[Host], change: Callable[[Any], None]) -> Host:
-    class Broken(base):  # type: ignore[misc, valid-type]  # a class of the caller's choice
+    class Violation(base):  # type: ignore[misc, valid-type]  # a class of the caller's choice
         def compute(self, p: Any) -> None:
             change(p)
             super().compute(p)
 
-    return Broken(DTYPES["fp16"])
+    return Violation(DTYPES["fp16"])
 
 
 def dropped(*names: str) -> Callable[[Any], None]:

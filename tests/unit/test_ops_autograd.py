@@ -15,9 +15,21 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from attention_autotuner import flash_attn_func, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.api.attention import (
+    autograd,
+)
+from attention_autotuner.api.attention import (
+    function as attention,
+)
+from attention_autotuner.api.attention import (
+    plan as attention_plan,
+)
+from attention_autotuner.api.attention import (
+    torch_op as library,
+)
+from attention_autotuner.api.shared import plain
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import attention, attention_plan, autograd, library, plain
 from attention_autotuner.reference import attention_naive
 from tests import gradients
 from tests.desk import Desk, open_desk

@@ -15,8 +15,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_compiler
 
 from attention_autotuner import flash_attn_func
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.ops import autograd, library
+from attention_autotuner.api.attention import autograd
+from attention_autotuner.api.attention import torch_op as library
+from attention_autotuner.core.problem import Problem
 from tests import gradients
 from tests.desk import open_desk
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func
+from attention_autotuner.api.attention import torch_op as library
+from attention_autotuner.api.shared import checks, plain
 from attention_autotuner.arch import A100, H100
-from attention_autotuner.ops import checks, library, plain
 from attention_autotuner.reference import attention_low, attention_naive, check
 
 MASKS: list[dict[str, Any]] = [

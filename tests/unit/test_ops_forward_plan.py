@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import abi, dispatch, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import settings
+from attention_autotuner.api.attention import plan as attention_plan
+from attention_autotuner.api.attention import torch_op as library
+from attention_autotuner.api.shared import launch
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import attention_plan, launch, library
 from attention_autotuner.reference import attention_low, attention_naive, check
+from attention_autotuner.serving import dispatch
 from tests.desk import CPU, STREAM, Desk, at_once, closed_desk, open_desk
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention_autotuner.ops import plain
+from attention_autotuner.api.shared import plain
 
 SHAPE = (2, 2, 3, 8)
 

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from attention_autotuner import retention_func
+from attention_autotuner.api.retention import torch_op as retention_library
+from attention_autotuner.api.shared import gammas, plain
 from attention_autotuner.arch import A100
-from attention_autotuner.codegen.problem import Form
+from attention_autotuner.core.problem import Form
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import gammas, plain, retention_library
 from attention_autotuner.reference import (
     check,
     default_log2_gamma,

@@ -15,15 +15,22 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from attention_autotuner import abi, dispatch, settings
-from attention_autotuner.codegen.problem import Form, Problem
+from attention_autotuner import settings
+from attention_autotuner.api.retention import (
+    autograd as retention_autograd,
+)
+from attention_autotuner.api.retention import (
+    plan as retention_plan,
+)
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.errors import UnsupportedProblemError
-from attention_autotuner.ops import retention_autograd, retention_plan
 from attention_autotuner.reference import (
     default_log2_gamma,
     retention_backward,
     retention_recurrent,
 )
+from attention_autotuner.serving import dispatch
 from tests import gradients
 from tests.desk import CPU, STREAM, Desk, at_once, open_desk
 

@@ -13,9 +13,10 @@ import torch
 
 import attention_autotuner
 from attention_autotuner import Decay, RetNetAttnFunc, retnet_attn_func
+from attention_autotuner.api.retnet import torch_op as retnet_library
+from attention_autotuner.api.shared import plain
 from attention_autotuner.arch import H100
 from attention_autotuner.errors import UnsupportedArchitectureError, UnsupportedProblemError
-from attention_autotuner.ops import plain, retnet_library
 from attention_autotuner.reference import (
     check,
     decay_mask,
@@ -105,7 +106,7 @@ def test_gradients(rules: dict[str, Any], heads: int) -> None:
 
 
 def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attention_autotuner.ops import retnet_autograd
+    from attention_autotuner.api.retnet import autograd as retnet_autograd
 
     asked: list[bool] = []
     backward = retnet_library.BACKWARD_OP

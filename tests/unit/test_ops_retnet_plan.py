@@ -15,13 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner import abi, dispatch, settings
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner import settings
+from attention_autotuner.api.retnet import autograd as retnet_autograd
+from attention_autotuner.api.retnet import plan as retnet_plan
+from attention_autotuner.api.retnet.checks import Rules
+from attention_autotuner.api.shared import gammas, launch
+from attention_autotuner.core import abi
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError, UnsupportedProblemError
-from attention_autotuner.ops import gammas, launch, retnet_autograd, retnet_plan
-from attention_autotuner.ops.retnet_checks import Rules
-from attention_autotuner.reference import retnet_attention, retnet_attention_backward
-from attention_autotuner.reference.retention import decay_mask
+from attention_autotuner.operations.retention.reference import decay_mask
+from attention_autotuner.reference import (
+    retnet_attention,
+    retnet_attention_backward,
+)
+from attention_autotuner.serving import dispatch
 from tests import gradients
 from tests.desk import CPU, STREAM, Desk, open_desk
 

@@ -25,7 +25,7 @@ PROGRAM = """
 import json, sys
 import attention_autotuner
 from attention_autotuner import arch, templates
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
 candidate = arch.resolve("A100").default(Problem())
 kernel = render(candidate)

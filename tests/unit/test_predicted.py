@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner import picks, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import A100, H100, RTX4090, Policy, from_properties
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.cli import main
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError
-from attention_autotuner.picks import Layers
+from attention_autotuner.kernels.cost_model import rank
+from attention_autotuner.kernels.scores_forward_sm80 import space
+from attention_autotuner.serving import picks
+from attention_autotuner.serving.picks import Layers
 from attention_autotuner.tuning import why
-from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Miss
 from attention_autotuner.tuning.predicted import (
@@ -350,13 +352,12 @@ def test_a_default_that_the_model_may_not_replace_is_explained(folder: Path) -> 
     assert rows[0].reason.startswith("the policy's default: the cost model knows of no gain")
 
 
-def test_a_prediction_that_is_not_offered_any_more_is_shown_as_what_serves(folder: Path) -> None:
-    class Lesser(A100):
-        """An A100 that offers fewer tiles."""
-
-        forward_space = replace(A100.forward_space, block_n=(64,))
-
-    policy = Lesser()
+def test_a_prediction_that_is_not_offered_any_more_is_shown_as_what_serves(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = A100()
+    fewer = replace(space.ForwardSpace(), block_n=(64,))
+    monkeypatch.setitem(space.SPACES, policy.spec.name, fewer)
     found = hit(write(folder, document()).find(PROBLEM, policy))
     assert found.candidate == OWN
     assert OWN not in policy.legal(PROBLEM)

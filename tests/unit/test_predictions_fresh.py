@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import A100, H100, legality
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed
-from attention_autotuner.codegen.problem import DType, Problem
-from attention_autotuner.tuning.cost_model import refine
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed
+from attention_autotuner.core.problem import DType, Problem
+from attention_autotuner.kernels import legality
+from attention_autotuner.kernels.cost_model import refine
 from attention_autotuner.tuning.predicted import DTYPES, PredictedHit, PredictedPicks
 from benchmarks import evidence, predict, prediction, prediction_report
 from benchmarks.evidence import LOGS, MARGIN, SAMPLES, SEARCHES, Trial, verdict
@@ -63,9 +64,7 @@ def test_every_common_problem_has_a_prediction_that_is_legal(name: str, dtype: D
             found = layer.find(problem, policy)
             assert isinstance(found, PredictedHit), f"{problem.describe()}: {found}"
             assert (found.exact, found.unverified) == (True, ())
-            assert found.candidate == Candidate.of(
-                problem, found.candidate.family, found.candidate.knobs
-            )
+            assert found.candidate == Candidate.of(problem, found.candidate.knobs)
             served.setdefault(found.candidate)
             pick = found.pick
             if pick.candidate is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.problem import Problem, bucket_seqlen, padded_class
+from attention_autotuner.core.problem import Problem, bucket_seqlen, padded_class
 from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
 
 

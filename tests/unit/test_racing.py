@@ -5,7 +5,7 @@ from math import log
 
 import pytest
 
-from attention_autotuner.codegen.outcome import LaunchFailed
+from attention_autotuner.core.outcome import LaunchFailed
 from attention_autotuner.tuning.racing import EARLY_ROUNDS, Race
 
 

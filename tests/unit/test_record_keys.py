@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.outcome import Ok
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.outcome import Ok
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.lookup import distance
 from attention_autotuner.tuning.record_schema import CandidateEntry, space_schema
 from attention_autotuner.tuning.records import RecordStore

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, Outcome
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, Outcome
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import environment as environment_module
 from attention_autotuner.tuning import record_schema

@@ -8,10 +8,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from attention_autotuner import abi
-from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.environment import environment, template_root
-from attention_autotuner.codegen.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import (
     abi_version,
     include_closure,
@@ -20,12 +17,14 @@ from attention_autotuner.codegen.render import (
     render,
     unique,
 )
+from attention_autotuner.core import abi
+from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.errors import BuildError
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from tests.candidates import ROWS, backward, forward
 
 GOLDEN = Path(__file__).with_name("golden")
 SMALL = Candidate(
-    family="sm80",
     dtype="fp16",
     class_qk=64,
     class_v=64,
@@ -108,7 +107,7 @@ def test_every_backward_knob_reaches_the_text() -> None:
     ones = [PAIR, backward("fused"), backward("split")]
     ones += [
         backward("pair", **{name: replace(given, **{knob: 2 * value})})
-        for name, given in PAIR.backward.passes.items()
+        for name, given in PAIR.knobs.passes.items()
         for knob, value in asdict(given).items()
     ]
     ones += [backward("split", **{name: replace(ROWS, slices=3)}) for name in ("dq", "dk", "dv")]

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib", reason="figures need matplotlib, the extra `re
 
 import matplotlib as mpl
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
 from benchmarks import report
 from benchmarks.reporting import drawing, predictions, site
 from benchmarks.reporting.chinese import chinese

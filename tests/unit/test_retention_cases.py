@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.legality import check
-from attention_autotuner.codegen.problem import DIRECTIONS, Direction
+from attention_autotuner.core.problem import DIRECTIONS, Direction
+from attention_autotuner.kernels.legality import check
 from tests.numerics import retention_cases, retention_sampling, retnet_cases
 
 POLICIES = ("A100", "RTX4090", "H100", "H200")

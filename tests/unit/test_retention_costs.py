@@ -8,34 +8,31 @@ from typing import Any
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.backward_resources import RowShape
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ForwardKnobs, Knobs, ParallelKnobs
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import (
+from attention_autotuner.core.candidate import Candidate, KernelKnobs
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
-    ChunkwiseKnobs,
-    RecurrentKnobs,
-    RetentionBackwardKnobs,
+    ChunksKnobs,
     Scores,
 )
-from attention_autotuner.tuning.backward_costs import work_of
-from attention_autotuner.tuning.cost_model import Estimate, estimate, rank
+from attention_autotuner.kernels.cost_model import Estimate, estimate, rank
+from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.scores_backward_sm80.cost import work_of
+from attention_autotuner.kernels.scores_backward_sm80.resources import RowShape
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.shared.schedule import makespan
+from attention_autotuner.kernels.shared.score_costs import weighted
 from attention_autotuner.tuning.exhaustive import stratum_of
-from attention_autotuner.tuning.retnet_costs import weighted
-from attention_autotuner.tuning.schedule import makespan
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from tests.candidates import ROWS as BACKWARD_ROWS
 
 SPEC = resolve("H200").spec
 PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
-CHUNKWISE = ChunkwiseKnobs(chunk=64, output=PASS)
+CHUNKWISE = ChunksKnobs(chunk=64, output=PASS)
 ROWS = ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128)
-PARALLEL = ParallelKnobs(
-    rows=ROWS, chunk=64, states=ChunkPass(columns=64, column_warps=4, num_stages=1)
-)
+PARALLEL = replace(ROWS, chunk=64, states=ChunkPass(columns=64, column_warps=4, num_stages=1))
 RECURRENT = RecurrentKnobs(columns=32, warps=4)
-BACKWARD = RetentionBackwardKnobs(chunk=64, dq=PASS, dk=PASS, dv=PASS)
+BACKWARD = ChunksKnobs(chunk=64, dq=PASS, dk=PASS, dv=PASS)
 
 
 def problem(seqlen: int = 2048, batch: int = 8) -> Problem:
@@ -50,14 +47,14 @@ def problem(seqlen: int = 2048, batch: int = 8) -> Problem:
     )
 
 
-def predicted(asked: Problem, knobs: Knobs) -> Estimate:
-    return estimate(asked, Candidate.of(asked, "sm80", knobs), SPEC)
+def predicted(asked: Problem, knobs: KernelKnobs) -> Estimate:
+    return estimate(asked, Candidate.of(asked, knobs), SPEC)
 
 
 def test_the_parallel_form_is_ahead_on_short_sequences_and_the_chunkwise_on_long_ones() -> None:
     for seqlen, ahead in ((256, PARALLEL), (4096, CHUNKWISE)):
         asked = problem(seqlen)
-        candidates = [Candidate.of(asked, "sm80", knobs) for knobs in (CHUNKWISE, PARALLEL)]
+        candidates = [Candidate.of(asked, knobs) for knobs in (CHUNKWISE, PARALLEL)]
         assert rank(asked, candidates, SPEC)[0][0].knobs == ahead
 
 
@@ -150,12 +147,12 @@ def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
 
 
 @pytest.mark.parametrize("knobs", [CHUNKWISE, PARALLEL, RECURRENT])
-def test_forms_are_shapes_and_strata_of_their_own(knobs: Knobs) -> None:
+def test_forms_are_shapes_and_strata_of_their_own(knobs: KernelKnobs) -> None:
     asked = problem()
     others = [each for each in (CHUNKWISE, PARALLEL, RECURRENT) if each != knobs]
-    candidate = Candidate.of(asked, "sm80", knobs)
+    candidate = Candidate.of(asked, knobs)
     for other in others:
-        against = Candidate.of(asked, "sm80", other)
+        against = Candidate.of(asked, other)
         for told_apart in (shape_of, kind_of, stratum_of):
             assert told_apart(candidate) != told_apart(against)
 
@@ -163,7 +160,7 @@ def test_forms_are_shapes_and_strata_of_their_own(knobs: Knobs) -> None:
 def test_stages_are_another_kind_and_bounds_are_not() -> None:
     asked = problem()
     bases = [
-        Candidate.of(asked, "sm80", replace(CHUNKWISE, output=each))
+        Candidate.of(asked, replace(CHUNKWISE, output=each))
         for each in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
     ]
     assert len({shape_of(each) for each in bases}) == 1
@@ -184,18 +181,18 @@ def one_pass(
 
 def chunks(
     chunk: int, columns: int, warps: tuple[int, int], stages: int, **changes: Any
-) -> ChunkwiseKnobs:
+) -> ChunksKnobs:
     scores: Scores = changes.pop("scores", "inline")
     output = one_pass(columns, warps, stages, scores)
-    return ChunkwiseKnobs(chunk=chunk, output=output, **changes)
+    return ChunksKnobs(chunk=chunk, output=output, **changes)
 
 
-def gradients(chunk: int, inner: ChunkPass, dv: ChunkPass) -> RetentionBackwardKnobs:
-    return RetentionBackwardKnobs(chunk=chunk, dq=inner, dk=inner, dv=dv)
+def gradients(chunk: int, inner: ChunkPass, dv: ChunkPass) -> ChunksKnobs:
+    return ChunksKnobs(chunk=chunk, dq=inner, dk=inner, dv=dv)
 
 
 # Microseconds on an H200: head dims, batch, heads, tokens, and what was measured there.
-Measured = tuple[tuple[int, int], int, int, int, dict[Knobs, float]]
+Measured = tuple[tuple[int, int], int, int, int, dict[KernelKnobs, float]]
 FORWARD_US: tuple[Measured, ...] = (
     (
         (256, 512),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from attention_autotuner import dispatch, settings
+from attention_autotuner import settings
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.serving import dispatch
 from tests.numerics.retention_cases import RETENTION_FORMS
 
 _MASKED = Problem(op="retnet", mask="explicit", causal=True)

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.arch import resolve, resources
-from attention_autotuner.arch.legality import check, check_kernel
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import ParallelKnobs
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.retention_knobs import ChunkwiseKnobs, RetentionBackwardKnobs
+from attention_autotuner.arch import resolve
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.chunks_sm80.knobs import (
+    ChunksKnobs,
+)
+from attention_autotuner.kernels.legality import check, check_kernel
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, retention
 
 POLICIES = ("A100", "RTX4090", "H100")
@@ -94,7 +97,7 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
 
 def test_a_depth_that_warps_cannot_share_is_padded() -> None:
     deep = replace(CHUNKS, scores="given", depth_warps=2)
-    knobs = ChunkwiseKnobs(chunk=64, output=deep)
+    knobs = ChunksKnobs(chunk=64, output=deep)
     wide, padded = (retention("chunkwise", class_qk=dim, knobs=knobs) for dim in (64, 48))
     assert check_kernel(padded) is None
     assert resources.kernels(padded) == resources.kernels(wide)
@@ -188,7 +191,7 @@ def test_super_chunks_divide_what_leaves_processors_idle() -> None:
         return {
             one.knobs.super_chunk
             for one in resolve("H200").legal(asked_at(*shape, form="chunkwise"))
-            if isinstance(one.knobs, ChunkwiseKnobs)
+            if isinstance(one.knobs, ChunksKnobs)
         }
 
     assert sizes((256, 512), 1, 8, 16384) == {0, 2048, 4096, 8192}
@@ -198,14 +201,14 @@ def test_super_chunks_divide_what_leaves_processors_idle() -> None:
 
 def test_passes_of_a_backward_candidate_may_differ() -> None:
     found = resolve("H200").legal(asked_at((256, 512), 8, 8, 2048, direction="backward"))
-    knobs = [one.knobs for one in found if isinstance(one.knobs, RetentionBackwardKnobs)]
+    knobs = [one.knobs for one in found if isinstance(one.knobs, ChunksKnobs)]
     assert any(one.dq != one.dv for one in knobs)
 
 
 def test_parallel_rows_obey_the_rules_of_attention() -> None:
     knobs = RETENTION["parallel"]
-    assert isinstance(knobs, ParallelKnobs)
-    wrong = replace(knobs, rows=replace(knobs.rows, k_slice=64, num_stages=5))
+    assert isinstance(knobs, ForwardKnobs)
+    wrong = replace(knobs, k_slice=64, num_stages=5)
     broken = check_kernel(retention("parallel", knobs=wrong))
     assert broken is not None
     assert broken.predicate == "num_stages_range"

@@ -14,15 +14,16 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from attention_autotuner import loader
 from attention_autotuner.arch import resolve
-from attention_autotuner.arch.legality import check_kernel, check_limits
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.codegen.knobs import BACKWARD_PLANS, CTA_ORDERS
-from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.report import parse_ptxas
+from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.kernels.legality import check_kernel, check_limits
+from attention_autotuner.kernels.scores_backward_sm80.knobs import BACKWARD_PLANS
+from attention_autotuner.kernels.shared.knobs import CTA_ORDERS
 from attention_autotuner.reference import attention, attention_backward
+from attention_autotuner.serving import loader
 from tests.gpu import bare_launch, bare_retention, sanitize, sanitize_retention
 from tests.numerics.emulation import HostBackward
 from tests.numerics.retention_emulation import HOSTS
@@ -61,19 +62,19 @@ def test_every_kind_compiles_and_fits_every_gpu_that_runs_it(kind: str) -> None:
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
     ones = sanitize.FORWARD.values()
-    assert {one.forward.num_stages for one in ones} == {1, 2, 3}
+    assert {one.knobs.num_stages for one in ones} == {1, 2, 3}
     for knob in ("q_in_registers", "qk_ahead", "persistent"):
-        assert {getattr(one.forward, knob) for one in ones} == {True, False}
+        assert {getattr(one.knobs, knob) for one in ones} == {True, False}
     for knob, values in (("warps_n", {1, 2}), ("v_slices", {1, 2})):
-        assert {getattr(one.forward, knob) for one in ones} == values
+        assert {getattr(one.knobs, knob) for one in ones} == values
     assert {one.copy_bytes for one in ones} == {2, 16}
-    assert {one.forward.block_m // one.forward.warps_m for one in ones} == {16, 32}
-    sliced = [one for one in ones if one.forward.k_slice < one.class_qk]
-    assert {one.forward.warps_n for one in sliced} == {1, 2}
+    assert {one.knobs.block_m // one.knobs.warps_m for one in ones} == {16, 32}
+    sliced = [one for one in ones if one.knobs.k_slice < one.class_qk]
+    assert {one.knobs.warps_n for one in sliced} == {1, 2}
 
 
 def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
-    ones = [one.backward for one in sanitize.BACKWARD.values()]
+    ones = [one.knobs for one in sanitize.BACKWARD.values()]
     keys = [one.keys for one in ones if one.keys is not None]
     rows = [each for one in ones for each in (one.dq, one.dk, one.dv) if each is not None]
     assert {one.plan for one in ones} == set(BACKWARD_PLANS)
@@ -84,7 +85,7 @@ def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
     assert {each.column_warps for each in rows} == {1, 2}
     assert {each.slices for each in rows} == {1, 2}
     for plan in BACKWARD_PLANS:
-        of_plan = [one for one in sanitize.BACKWARD.values() if one.backward.plan == plan]
+        of_plan = [one for one in sanitize.BACKWARD.values() if one.knobs.plan == plan]
         assert {one.copy_bytes for one in of_plan} == {2, 16}
     assert {one.dtype for one in sanitize.BACKWARD.values()} == {"fp16", "bf16"}
 
@@ -182,9 +183,9 @@ def test_persistent_kernels_get_more_tiles_than_a_gpu_holds() -> None:
     one = sanitize.KINDS["persistent"]
     call = sanitize.calls_of(one)[-1]
     p = call.problem
-    tiles = p.batch * p.heads_q * -(-p.seqlen_q // one.forward.block_m)
+    tiles = p.batch * p.heads_q * -(-p.seqlen_q // one.knobs.block_m)
     spec = resolve("RTX4090").spec
-    resident = spec.num_sms * (spec.max_threads_per_sm // one.forward.num_threads)
+    resident = spec.num_sms * (spec.max_threads_per_sm // one.knobs.num_threads)
     assert tiles > resident
 
 

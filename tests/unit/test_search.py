@@ -8,12 +8,12 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed, LaunchFailed, Ok, Wrong
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, LaunchFailed, Ok, Wrong
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NoCandidateError, UnsupportedProblemError
+from attention_autotuner.kernels.cost_model import Estimate, rank
 from attention_autotuner.tuning import tune
-from attention_autotuner.tuning.cost_model import Estimate, rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event

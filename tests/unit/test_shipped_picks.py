@@ -7,8 +7,9 @@ from importlib.resources import files
 
 import pytest
 
-from attention_autotuner.arch import legality, resolve
+from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.kernels import legality
 from attention_autotuner.tuning.record_schema import TuningRecord
 
 FILES = sorted(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner.arch import H100
-from attention_autotuner.codegen.outcome import BuildFailed
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.outcome import BuildFailed
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning import tune, tune_step
-from attention_autotuner.tuning.cost_model import rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event

@@ -18,15 +18,15 @@ import pytest
 
 from attention_autotuner.codegen import store as store_module
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
-from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.entries import LIBRARY, LOG, RECORD, SOURCE, entry_name
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.outcome import BuildFailed
 from attention_autotuner.codegen.render import kernel_digest, render
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.codegen.store import Store, default_store
 from attention_autotuner.codegen.toolchain import Toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import StoreError
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.settings import Settings
 
 NAME = "some_kernel"
@@ -50,7 +50,6 @@ TOOLCHAIN = Toolchain(
 )
 KERNEL = render(
     Candidate(
-        family="sm80",
         dtype="fp16",
         class_qk=64,
         class_v=64,

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import Binding, ways_of
+from attention_autotuner.operations.params import field_names
+from attention_autotuner.operations.shared.gammas import EDGES, gammas_of, log2_gammas
+from attention_autotuner.operations.shared.tensors import (
+    SharedWorkspace,
+    bind,
+    guarded_outputs,
+)
 from attention_autotuner.reference import check
-from attention_autotuner.tuning.bindings import Binding, ways_of
-from attention_autotuner.tuning.bindings.gammas import EDGES, gammas_of, log2_gammas
-from attention_autotuner.tuning.params import field_names
-from attention_autotuner.tuning.tensors import SharedWorkspace, bind, guarded_outputs
 
 CPU = torch.device("cpu")
 RETNET = Problem(

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import Binding, ways_of
+from attention_autotuner.operations.shared.gammas import gammas_of
+from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.reference import check, decay_mask
-from attention_autotuner.tuning.bindings import Binding, ways_of
-from attention_autotuner.tuning.bindings.gammas import gammas_of
-from attention_autotuner.tuning.tensors import Inputs
 
 CPU = torch.device("cpu")
 WIDE = Problem(

@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention_autotuner import loader
-from attention_autotuner.abi import AttentionForwardParams
-from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.core.abi import AttentionForwardParams
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, DeviceMemoryError
-from attention_autotuner.loader import KernelDescription, LoadedKernel
-from attention_autotuner.tuning.bindings import make_inputs, make_outputs
-from attention_autotuner.tuning.tensors import GUARD, PoisonedWorkspace, SharedWorkspace, bind
+from attention_autotuner.operations.bindings import make_inputs, make_outputs
+from attention_autotuner.operations.shared.tensors import (
+    GUARD,
+    PoisonedWorkspace,
+    SharedWorkspace,
+    bind,
+)
+from attention_autotuner.serving import loader
+from attention_autotuner.serving.loader import KernelDescription, LoadedKernel
 from attention_autotuner.tuning.verify import classify, reduced, variants, verify
 
 CPU = torch.device("cpu")

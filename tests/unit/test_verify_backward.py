@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.abi import ABI_VERSION, AttentionBackwardParams
-from attention_autotuner.abi import Tensor as AbiTensor
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.loader import KernelDescription
+from attention_autotuner.core.abi import ABI_VERSION, AttentionBackwardParams
+from attention_autotuner.core.abi import Tensor as AbiTensor
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations import params
+from attention_autotuner.operations.bindings import make_inputs, make_outputs
+from attention_autotuner.operations.shared.tensors import SharedWorkspace, bind
 from attention_autotuner.reference import attention, attention_backward
-from attention_autotuner.tuning import params
-from attention_autotuner.tuning.bindings import make_inputs, make_outputs
-from attention_autotuner.tuning.tensors import SharedWorkspace, bind
+from attention_autotuner.serving.loader import KernelDescription
 from attention_autotuner.tuning.verify import verify
 
 CPU = torch.device("cpu")

@@ -7,19 +7,21 @@ from math import inf
 
 import pytest
 
-from attention_autotuner.arch import A100, H100, resources
+from attention_autotuner.arch import A100, H100
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.arch.legality import Rejection, check, check_kernel
-from attention_autotuner.arch.wgmma_backward_legality import MAX_STAGES
-from attention_autotuner.arch.wgmma_backward_resources import shapes, smem_bytes
-from attention_autotuner.arch.wgmma_backward_space import fit
 from attention_autotuner.cli import knob_cells
-from attention_autotuner.codegen.candidate import Candidate, families
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
-from attention_autotuner.codegen.wgmma_knobs import WgmmaBackwardKnobs
-from attention_autotuner.tuning.backward_costs import pass_named
-from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import resources
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
+from attention_autotuner.kernels.legality import check, check_kernel
+from attention_autotuner.kernels.registry import families
+from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90Knobs
+from attention_autotuner.kernels.scores_backward_sm90.resources import shapes, smem_bytes
+from attention_autotuner.kernels.scores_backward_sm90.rules import MAX_STAGES
+from attention_autotuner.kernels.scores_backward_sm90.space import fit
 from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 
@@ -38,8 +40,8 @@ MASKED = Problem(
 POLICY = H100(H200_SPEC)
 
 
-def knobs_of(candidate: Candidate) -> WgmmaBackwardKnobs:
-    assert isinstance(candidate.knobs, WgmmaBackwardKnobs)
+def knobs_of(candidate: Candidate) -> BackwardSm90Knobs:
+    assert isinstance(candidate.knobs, BackwardSm90Knobs)
     return candidate.knobs
 
 
@@ -137,7 +139,7 @@ def test_no_slices_at_all_are_refused_with_a_reason() -> None:
 
 def test_its_candidates_survive_json_and_name_their_passes() -> None:
     for one in POLICY.legal(MASKED):
-        assert Candidate.from_config(one.config) == one
+        assert candidate_from_config(one.config) == one
     default = POLICY.default(MASKED)
     assert "_dq_g2c64s1p8x6v1_dk_" in default.name
     assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
@@ -148,8 +150,9 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "_ZN19attention_autotuner21retnet_backward_wgmmaINS_15WgmmaPassTraitsINS0_6ConfigENS1_2Dk"
         "ELNS_6ResultE1EEEEEvNS_18WgmmaPassArgumentsENS_8TileListE"
     )
-    assert pass_named(mangled) == "dk"
-    assert pass_named(mangled.replace("ResultE1", "ResultE0")) == "dq"
+    one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
+    assert pass_named(one, mangled) == "dk"
+    assert pass_named(one, mangled.replace("ResultE1", "ResultE0")) == "dq"
 
 
 def test_it_stands_on_headers_of_its_own() -> None:

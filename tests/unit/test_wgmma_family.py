@@ -10,15 +10,16 @@ import pytest
 
 from attention_autotuner.arch import A100, H100, from_properties
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.codegen.artifact import BuildTarget
-from attention_autotuner.codegen.candidate import Candidate, families
-from attention_autotuner.codegen.knobs import ForwardKnobs
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
-from attention_autotuner.codegen.wgmma_knobs import WgmmaForwardKnobs
+from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
-from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.cost_model import estimate, rank
+from attention_autotuner.kernels.registry import families
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import tune
 from tests.devices import H200, RTX3090
@@ -27,7 +28,7 @@ from tests.searching import FakePipeline
 MASKED = Problem(
     op="retnet", mask="explicit", batch=8, heads_q=8, heads_kv=8, dim_qk=256, dim_v=256
 )
-KNOBS = WgmmaForwardKnobs(warpgroups=2, block_n=64, num_stages=2)
+KNOBS = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
 
 
 def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
@@ -105,13 +106,13 @@ def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_ow
 
 def test_a_family_takes_its_own_knobs() -> None:
     plain = H100().default(MASKED)
-    with pytest.raises(TypeError, match="WgmmaForwardKnobs is not of family sm80"):
-        replace(plain, family="sm80")
-    with pytest.raises(TypeError, match="attention forward takes ForwardKnobs, got Wgmma"):
-        Candidate.of(replace(MASKED, op="attention", mask="none"), "sm90", KNOBS)
+    with pytest.raises(TypeError, match="scores_forward_sm90 is not of family sm80"):
+        candidate_from_config(plain.config | {"family": "sm80"})
+    with pytest.raises(TypeError, match=r"does not compute attention forward .* got ForwardSm90"):
+        Candidate.of(replace(MASKED, op="attention", mask="none"), KNOBS)
     assert families("retnet", "forward") == ("sm80", "sm90")
     assert families("attention", "forward") == families("attention", "backward") == ("sm80",)
-    assert Candidate.from_config(plain.config) == plain
+    assert candidate_from_config(plain.config) == plain
     assert isinstance(A100().default(MASKED).knobs, ForwardKnobs)
 
 

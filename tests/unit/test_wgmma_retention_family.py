@@ -10,13 +10,15 @@ import pytest
 
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.cli.knob_cells import knob_headings, knobs
-from attention_autotuner.codegen.candidate import Candidate, families
-from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
-from attention_autotuner.codegen.retention_knobs import ChunkwiseKnobs, WgmmaChunkwiseKnobs
-from attention_autotuner.tuning.cost_model import estimate, rank
+from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80.knobs import ChunksKnobs
+from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.cost_model import estimate, rank
+from attention_autotuner.kernels.registry import families, kernel_of
 from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 
@@ -47,7 +49,7 @@ MEASURED_US: dict[tuple[int, int, int, int, int], dict[tuple[int, int, int, int]
 
 def wide(problem: Problem, **changes: Any) -> Candidate:
     candidate = POLICY.default(problem)
-    assert isinstance(candidate.knobs, WgmmaChunkwiseKnobs)
+    assert isinstance(candidate.knobs, ChunkwiseSm90Knobs)
     return replace(candidate, knobs=replace(candidate.knobs, **changes))
 
 
@@ -109,7 +111,7 @@ def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) 
     problem = replace(DECAYED, dim_qk=dims[0], dim_v=dims[1])
     default = H100().default(problem)
     assert default.family == "sm90"
-    assert Candidate.from_config(default.config) == default
+    assert candidate_from_config(default.config) == default
     assert default in H100().legal(problem)
 
 
@@ -127,14 +129,14 @@ def test_few_heads_of_long_sequences_are_divided(
     batch: int, tokens: int, wanted: tuple[int, int]
 ) -> None:
     found = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
-    assert isinstance(found, WgmmaChunkwiseKnobs)
+    assert isinstance(found, ChunkwiseSm90Knobs)
     assert (found.warpgroups, found.super_chunk) == wanted
     assert found.ctas_per_sm == 1
 
 
 def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
     default = POLICY.default(DECAYED)
-    assert default.template == "retention/chunkwise_sm90.cu.jinja"
+    assert kernel_of(default).entry(default).cpp_type == "WgmmaChunkwiseEntry"
     closure = include_closure(render(default).text)
     assert any(path.endswith("retention_chunks_sm90.cuh") for path in closure)
     cells = knobs(wide(DECAYED, super_chunk=1024))
@@ -160,7 +162,7 @@ def test_the_model_meets_what_was_measured(shape: tuple[int, int, int, int, int]
 def test_the_model_knows_that_warpgroups_are_faster_than_warps() -> None:
     ranked = rank(DECAYED, POLICY.legal(DECAYED), POLICY.spec)
     assert ranked[0][0] == POLICY.default(DECAYED)
-    best_old = next(found for one, found in ranked if isinstance(one.knobs, ChunkwiseKnobs))
+    best_old = next(found for one, found in ranked if isinstance(one.knobs, ChunksKnobs))
     assert ranked[0][1].us < 0.7 * best_old.us
 
 

@@ -6,10 +6,10 @@ from dataclasses import asdict
 import pytest
 
 from attention_autotuner.arch import A100, H100
-from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.outcome import BuildFailed
-from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.tuning.cost_model import rank
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,

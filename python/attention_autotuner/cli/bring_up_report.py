@@ -7,7 +7,7 @@ from typing import Any
 
 from ..arch.measured_specs import LIMITS
 from ..arch.spec import ArchSpec
-from ..codegen.problem import Problem
+from ..core.problem import Problem
 from ..tuning.bring_up import BroughtUp, expected_ceilings
 from ..tuning.ceilings import Ceiling
 from ..tuning.sweep import Settled, SweepResult, measured_us

@@ -16,11 +16,11 @@ from ..arch.resolution import from_properties
 from ..arch.spec import ArchSpec
 from ..codegen.build import BuildTarget, build
 from ..codegen.jobs import available_cores
-from ..codegen.outcome import Outcome
-from ..codegen.problem import DTYPES
 from ..codegen.render import render
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
+from ..core.outcome import Outcome
+from ..core.problem import DTYPES
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, LocalMachine, bring_up
 from ..tuning.ceilings import SECONDS

@@ -30,7 +30,7 @@ from ..codegen.toolchain import (
     find_nvcc,
 )
 from ..errors import AttentionAutotunerError, SettingsError
-from ..picks import Layers
+from ..serving.picks import Layers
 from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__

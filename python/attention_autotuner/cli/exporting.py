@@ -12,12 +12,12 @@ from typing import Any
 from ..arch import Policy
 from ..codegen.artifact import Artifact
 from ..codegen.bundle import Bundle, BundledPick, check_output, write_bundle
-from ..codegen.candidate import Candidate
 from ..codegen.entries import LIBRARY
 from ..codegen.kernel_wheel import write_wheel
-from ..codegen.problem import Problem
+from ..core.candidate import Candidate
+from ..core.problem import Problem
 from ..errors import BuildError
-from ..exports import (
+from ..serving.exports import (
     SHAPES,
     choose_picks,
     common_problems,
@@ -25,7 +25,7 @@ from ..exports import (
     own_records,
     read_problems,
 )
-from ..picks import Layers
+from ..serving.picks import Layers
 from ..settings import current
 from ..tuning.environment import Environment
 from .console import print_json, print_line, print_table

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ..arch import Policy, Rejection
-from ..arch.resources import smem_bytes
 from ..codegen.artifact import BuildTarget
-from ..codegen.candidate import Candidate
 from ..codegen.files import write_atomic
 from ..codegen.render import kernel_digest, render
-from ..picks import Found, Layers, Pick
+from ..core.candidate import Candidate
+from ..kernels.cost_model import rank
+from ..kernels.resources import smem_bytes
+from ..serving.picks import Found, Layers, Pick
 from ..settings import current
-from ..tuning.cost_model import rank
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
 from ..tuning.predicted import PredictedHit

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arch import Policy, detect
-from ..codegen.problem import Direction, Mask, Op, Problem
-from ..dispatch import tune, tune_step
+from ..core.problem import Direction, Mask, Op, Problem
 from ..errors import UnsupportedArchitectureError
+from ..serving.dispatch import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.search import SPILL_WORTH_TIMING, spilled_bytes
 from ..tuning.step import StepResult, problems_of_step

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from ..arch import Policy
 from ..codegen.artifact import Artifact, BuildTarget
 from ..codegen.build import build
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Outcome
 from ..codegen.render import render
 from ..codegen.store import default_store
 from ..codegen.toolchain import find_toolchain
-from ..dispatch import lookup
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
+from ..serving.dispatch import lookup
 from ..settings import current
 from .console import print_json, print_line, print_table, progress
 from .options import (

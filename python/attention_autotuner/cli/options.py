@@ -7,19 +7,19 @@ from dataclasses import asdict
 from typing import Any
 
 from ..arch import Policy, names, resolve
-from ..codegen.candidate import Candidate
-from ..codegen.problem import (
+from ..core.candidate import Candidate
+from ..core.problem import (
     CAUSAL_ALIGNMENTS,
     DIRECTIONS,
     DTYPES,
     FORMS,
     MASKS,
-    OPS,
     Mask,
     Problem,
+    operations,
 )
 from ..errors import NoCandidateError
-from ..tuning.cost_model import Estimate, rank
+from ..kernels.cost_model import Estimate, rank
 from ..tuning.step import problems_of_step
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
@@ -59,7 +59,7 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
         step: the command takes both directions of a shape at once, too.
     """
     group = parser.add_argument_group("problem")
-    group.add_argument("--op", choices=OPS, default=_DEFAULT.op)
+    group.add_argument("--op", choices=operations(), default=_DEFAULT.op)
     group.add_argument(
         "--direction",
         choices=(*DIRECTIONS, STEP) if step else DIRECTIONS,

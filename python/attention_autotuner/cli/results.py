@@ -7,7 +7,7 @@ from typing import Any
 from ..codegen.artifact import Artifact
 from ..codegen.entries import DamagedError, read_artifact
 from ..errors import ArtifactError
-from ..tuning.params import workspace_bytes
+from ..operations.params import workspace_bytes
 from ..tuning.progress import Event, Listener
 from ..tuning.result import Row, TuneResult
 from ..tuning.step import StepResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..codegen.problem import Problem
+from ..core.problem import Problem
 from ..tuning.step import problems_of_step
 from .console import finite
 
@@ -55,9 +55,9 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
         device: the current CUDA device by default.
     """
     from .. import reference
-    from ..ops import flash_attn_func
-    from ..tuning.bindings import make_inputs, ways_of
-    from ..tuning.tensors import Inputs
+    from ..api import flash_attn_func
+    from ..operations.bindings import make_inputs, ways_of
+    from ..operations.shared.tensors import Inputs
 
     forward, backward = problems_of_step(problem)
     inputs = make_inputs(backward, seed=SEED, device=device)

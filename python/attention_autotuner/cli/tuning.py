@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..dispatch import tune, tune_step
+from ..serving.dispatch import tune, tune_step
 from .console import print_json, progress
 from .main_job import TOP_K, run_all, search_options
 from .options import (

@@ -20,12 +20,12 @@ from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe
 from ..arch.resolution import from_properties, policy_with
 from ..codegen.files import write_atomic
-from ..codegen.identity import slug
 from ..codegen.jobs import available_cores, job_count
-from ..codegen.outcome import Outcome, outcome_from_json
-from ..codegen.problem import Problem
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
+from ..core.identity import slug
+from ..core.outcome import Outcome, outcome_from_json
+from ..core.problem import Problem
 from ..errors import AttentionAutotunerError, StoreError
 from ..settings import Settings
 from . import ceilings as ceilings_module

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Outcome
 from ..codegen.render import render
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
 from .pipeline import Built, Pipeline
 
 Told = Callable[[int, int, str], None]

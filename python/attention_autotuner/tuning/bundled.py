@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..codegen.bundle import LAYERS, Bundle, BundledPick
-from ..codegen.problem import Problem
+from ..core.problem import Problem
 from .lookup import MAX_DISTANCE, distance
 
 

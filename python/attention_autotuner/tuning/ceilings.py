@@ -20,12 +20,12 @@ from ..arch.resolution import native_arch
 from ..codegen.artifact import BuildTarget
 from ..codegen.environment import template_root
 from ..codegen.files import store_errors
-from ..codegen.identity import digest16
-from ..codegen.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
 from ..codegen.render import include_closure, include_root
 from ..codegen.store import Store
 from ..codegen.toolchain import Toolchain
 from ..codegen.tools import run_tool
+from ..core.identity import digest16
+from ..core.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
 from ..errors import BuildError, ToolchainError
 from .ceilings_worker import GO_ON_IN_ANOTHER
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
-from ..arch.legality import check
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, RowPass
-from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
-from ..codegen.problem import Problem
-from .cost_model import estimate, rank, refine
+from ..core.candidate import Candidate
+from ..core.outcome import Infeasible, Ok, Outcome, Spilled
+from ..core.problem import Problem
+from ..kernels.cost_model import estimate, rank, refine
+from ..kernels.legality import check
+from ..kernels.registry import kernel_of
 from .failures import require_usable
 from .pipeline import Built, Pipeline
 from .result import Row, gain_over
@@ -96,11 +96,11 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
     Args:
         ranked: all legal candidates, best first.
     """
-    best: dict[RowPass, Candidate] = {}
+    best: dict[object, Candidate] = {}
     for one, _ in ranked:
-        knobs = one.knobs
-        if isinstance(knobs, BackwardKnobs) and knobs.plan == "pair" and knobs.dq is not None:
-            best.setdefault(knobs.dq, one)
+        companion = kernel_of(one).describe(one).companion
+        if companion is not None:
+            best.setdefault(companion, one)
     return list(islice(best.values(), 1, 1 + COMPANIONS))
 
 
@@ -132,7 +132,7 @@ def small_problem(one: Candidate) -> Problem:
         seqlen_k=seqlen,
         dim_qk=one.class_qk,
         dim_v=one.class_v,
-        causal=one.op == "retention" or one.mask == "decay",
+        causal=one.score == "decayed",
         alignment_bytes=one.copy_bytes,
         mask=one.mask,
         form=one.form,

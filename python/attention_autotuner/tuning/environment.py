@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..codegen.identity import digest16
+from ..core.identity import digest16
 from ..version import __version__
 
 HARD_FIELDS = ("gpu_name", "num_sms")  # another value makes a record a miss

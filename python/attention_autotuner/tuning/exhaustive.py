@@ -13,15 +13,8 @@ from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
 
-from ..codegen.candidate import Candidate
-from ..codegen.knobs import BackwardKnobs, ForwardKnobs, KeyPass, Knobs, ParallelKnobs
-from ..codegen.retention_knobs import (
-    ChunkPass,
-    ChunkwiseKnobs,
-    RecurrentKnobs,
-    WgmmaChunkwiseKnobs,
-)
-from ..codegen.wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
+from ..core.candidate import Candidate
+from ..kernels.registry import kernel_of
 from .shortlist import Ranked, shortlist
 
 SAMPLE = 96
@@ -31,35 +24,7 @@ PICKS = (1, 3, 5, 8, 10)
 
 def stratum_of(candidate: Candidate) -> tuple[object, ...]:
     """What candidates of one stratum share: tiles, warps and stages, of several passes those of every pass."""
-    return _stratum(candidate.knobs)
-
-
-def _stratum(knobs: Knobs) -> tuple[object, ...]:
-    if isinstance(knobs, (ForwardKnobs, WgmmaForwardKnobs)):
-        return (knobs.block_m, knobs.block_n, knobs.num_threads // 32, knobs.num_stages)
-    if isinstance(knobs, ParallelKnobs):
-        return ("parallel", *_stratum(knobs.rows))
-    if isinstance(knobs, RecurrentKnobs):
-        return ("recurrent", knobs.columns, knobs.warps)
-    if isinstance(knobs, WgmmaChunkwiseKnobs):
-        return ("wgmma", knobs.super_chunk, knobs.columns, knobs.num_stages)
-    passes: list[object] = []
-    if isinstance(knobs, BackwardKnobs):
-        passes.append(knobs.plan)
-    elif isinstance(knobs, WgmmaBackwardKnobs):
-        passes.append("wgmma")
-    else:
-        passes += ["chunkwise", knobs.chunk, knobs.super_chunk]
-    own = {"output": knobs.output} if isinstance(knobs, ChunkwiseKnobs) else knobs.passes
-    for each in own.values():
-        if isinstance(each, KeyPass):
-            tile = (each.block_m, each.block_n)
-        elif isinstance(each, ChunkPass):
-            tile = (each.columns, each.depth_warps)
-        else:
-            tile = (each.block_rows, each.block_columns)
-        passes.append((*tile, each.num_threads // 32, each.num_stages))
-    return tuple(passes)
+    return kernel_of(candidate).describe(candidate).stratum
 
 
 def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..arch.legality import Rejection
-from ..codegen.problem import Problem
+from ..core.candidate import Rejection
+from ..core.problem import Problem
 from ..errors import NoCandidateError
 from .result import Row
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.problem import Problem
 from ..codegen.render import kernel_digest, render
+from ..core.candidate import Candidate
+from ..core.problem import Problem
 from .environment import Environment
 from .lookup import Hit, Query
 from .record_schema import Purpose, TuningRecord, space_digest, space_schema

@@ -12,8 +12,8 @@ from math import log2
 from pathlib import Path
 from typing import Any, Literal
 
-from ..codegen.candidate import Candidate
-from ..codegen.problem import Problem
+from ..core.candidate import Candidate
+from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
 from .record_schema import SCHEMA, TuningRecord, space_schema
 

@@ -16,14 +16,20 @@ from typing import Any, Protocol
 
 import torch
 
-from .. import loader
-from ..codegen.outcome import Outcome
-from ..codegen.problem import Problem
+from ..core.outcome import Outcome
+from ..core.problem import Problem
 from ..errors import AttentionAutotunerError
-from .bindings import make_inputs, make_outputs, ways_of
-from .params import field_names
+from ..operations.bindings import make_inputs, make_outputs, ways_of
+from ..operations.params import field_names
+from ..operations.shared.tensors import (
+    Inputs,
+    Outputs,
+    SharedWorkspace,
+    bind,
+    current_device,
+)
+from ..serving import loader
 from .racing import SETTLED_ROUNDS, Race, Timing
-from .tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
 from .verify import classify
 
 WARM_UP_SECONDS = 0.4

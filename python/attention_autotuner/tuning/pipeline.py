@@ -17,12 +17,12 @@ from ..arch.policy import Policy
 from ..arch.probe import current_device
 from ..arch.resolution import native_arch
 from ..codegen.build import BuildTarget, build
-from ..codegen.outcome import LaunchFailed, Outcome
-from ..codegen.problem import Problem
 from ..codegen.render import RenderedKernel
 from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
+from ..core.outcome import LaunchFailed, Outcome
+from ..core.problem import Problem
 from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
 from .environment import Environment, collect
@@ -185,7 +185,7 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
-        from ..loader import load
+        from ..serving.loader import load
         from .verify import verify
 
         try:

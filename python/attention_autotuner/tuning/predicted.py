@@ -23,13 +23,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from ..arch import legality
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.identity import digest16, slug
-from ..codegen.problem import DType, Problem
+from ..core.candidate import Candidate
+from ..core.identity import digest16, slug
+from ..core.problem import DType, Problem
 from ..errors import RecordError, UnsupportedProblemError
-from .cost_model import estimate
+from ..kernels import legality
+from ..kernels.configs import candidate_from_config
+from ..kernels.cost_model import estimate
 from .lookup import Miss, distance
 from .record_schema import space_schema
 
@@ -265,7 +266,7 @@ def _parse(source: str, text: bytes, policy: str) -> _File:
 
 def _picks(group: Mapping[str, Any]) -> list[PredictedPick]:
     """The choices of a group: what its shapes share stands once, with its kernels."""
-    kernels = [Candidate.from_config(config) for config in group["kernels"]]
+    kernels = [candidate_from_config(config) for config in group["kernels"]]
     found = []
     for values in group["picks"]:
         row = dict(zip(COLUMNS, values, strict=True))
@@ -282,9 +283,7 @@ def _picks(group: Mapping[str, Any]) -> list[PredictedPick]:
             raise ValueError(f"a prediction's problem must be bucketed, got {problem.describe()}")
         place = row["kernel"]
         candidate = None if place is None else kernels[place]
-        if candidate is not None and candidate != Candidate.of(
-            problem, candidate.family, candidate.knobs
-        ):
+        if candidate is not None and candidate != Candidate.of(problem, candidate.knobs):
             raise ValueError(f"{candidate.name} does not serve {problem.describe()}")
         found.append(
             PredictedPick(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 from statistics import median
 
-from ..codegen.outcome import Ok, Outcome
+from ..core.outcome import Ok, Outcome
 
 MAD_TO_SIGMA = 1.4826  # for a normal distribution
 EARLY_ROUNDS = 2

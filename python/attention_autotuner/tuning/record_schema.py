@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from ..codegen.candidate import Candidate, families
-from ..codegen.identity import digest16
-from ..codegen.knobs import KNOBS, knob_names
-from ..codegen.outcome import Outcome, outcome_from_json
-from ..codegen.problem import Direction, Op, Problem
+from ..core.candidate import Candidate
+from ..core.identity import digest16
+from ..core.outcome import Outcome, outcome_from_json
+from ..core.problem import Direction, Op, Problem
 from ..errors import RecordError, UnsupportedProblemError
+from ..kernels.configs import candidate_from_config, knob_schema
+from ..kernels.registry import KERNELS
 from .environment import Environment
 
 SCHEMA = 2  # of the JSON form
@@ -28,8 +29,13 @@ def space_schema(op: Op, direction: Direction) -> str:
 
     A change makes old records of that operation a hard miss, and of no other.
     """
-    names = [f.name for f in fields(Candidate) if f.name != "mask" or op == "retnet"]
-    return digest16(SCHEMA, names, families(op, direction), knob_names(op, direction))
+    serving = (
+        kernel.name
+        for kernel in KERNELS.values()
+        if any(service[:2] == (op, direction) for service in kernel.serves)
+    )
+    names = [f.name for f in fields(Candidate)]
+    return digest16(SCHEMA, names, [(name, knob_schema(name)) for name in serving])
 
 
 def is_present(document: Mapping[str, Any]) -> bool:
@@ -37,8 +43,8 @@ def is_present(document: Mapping[str, Any]) -> bool:
     problem = document.get("problem")
     if document.get("schema") != SCHEMA or not isinstance(problem, Mapping):
         return False
-    key = (problem.get("op"), problem.get("direction"))
-    return key in KNOBS and document.get("space_schema") == space_schema(*key)
+    schema = space_schema(str(problem.get("op")), problem.get("direction", "forward"))
+    return document.get("space_schema") == schema
 
 
 def space_digest(candidates: list[Candidate]) -> str:
@@ -100,8 +106,7 @@ class CandidateEntry:
         """Rebuild from :meth:`to_json`."""
         timing = data["measurement"]
         return cls(
-            # Records of attention may be older than masks are.
-            candidate=Candidate.from_config({"mask": "none"} | data["candidate"]),
+            candidate=candidate_from_config(data["candidate"]),
             kernel_digest=data["kernel_digest"],
             outcome=outcome_from_json(data["outcome"]),
             measurement=None if timing is None else Measurement(**timing),

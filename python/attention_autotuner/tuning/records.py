@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..codegen.files import write_atomic
-from ..codegen.identity import digest16, slug
-from ..codegen.problem import Problem
+from ..core.identity import digest16, slug
+from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked

@@ -7,10 +7,10 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, Literal
 
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Outcome
-from ..codegen.problem import Problem
-from .cost_model import Estimate
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
+from ..core.problem import Problem
+from ..kernels.cost_model import Estimate
 from .racing import Timing
 from .record_schema import CandidateEntry, Measurement, TuningRecord
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..arch.legality import Rejection
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
-from ..codegen.problem import Problem
 from ..codegen.render import RenderedKernel, kernel_digest, render, unique
-from ..codegen.retention_knobs import RecurrentKnobs
+from ..core.candidate import Candidate, Rejection
+from ..core.outcome import Infeasible, Ok, Outcome, Spilled
+from ..core.problem import Problem
+from ..kernels.cost_model import rank, refine
+from ..kernels.registry import kernel_of
 from ..settings import Effort, Settings
-from .cost_model import rank, refine
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
 from .pipeline import Built, LocalPipeline, Pipeline, running
@@ -223,8 +222,7 @@ class _Search:
         outcome: Outcome = Ok()
         spilled = spilled_bytes(built)
         tolerated = SPILL_WORTH_TIMING if self.pipeline.can_measure() else 0
-        # The recurrent form's loop is all there is of it, and holds no tensor-core instruction to be found by.
-        in_loop = report.loop_spills or isinstance(row.candidate.knobs, RecurrentKnobs)
+        in_loop = report.loop_spills or kernel_of(row.candidate).spills_in_loop
         if in_loop and spilled > tolerated:
             outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
         elif estimate.occupancy == 0:

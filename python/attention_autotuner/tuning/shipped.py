@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..codegen.files import write_atomic
-from ..codegen.identity import slug
+from ..core.identity import slug
 from ..errors import RecordError
 from .lookup import Document, Hit, Miss, Query, by_distance, judge
 from .record_schema import SCHEMA, TuningRecord

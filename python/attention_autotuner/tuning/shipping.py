@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..codegen.identity import slug
+from ..core.identity import slug
 from ..errors import RecordError
 from .locking import locked
 from .record_schema import TuningRecord, is_present

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Outcome
-from ..codegen.problem import Direction, Problem
 from ..codegen.render import render
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
+from ..core.problem import Direction, Problem
 from ..settings import Effort
 from .pipeline import Built, LocalPipeline, StepPipeline
 from .printing import LinePrinter, print_ranking

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.outcome import Outcome
-from ..codegen.problem import Problem
 from ..codegen.render import kernel_digest, render
+from ..core.candidate import Candidate
+from ..core.outcome import Outcome
+from ..core.problem import Problem
 from ..errors import NoCandidateError
+from ..kernels.cost_model import estimate
 from .build_ahead import BuildAhead
 from .class_pools import choose, race, small_problem, usable
-from .cost_model import estimate
 from .history import extended, recall
 from .pipeline import Built, Doubt, SweepPipeline
 from .record_schema import TuningRecord

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.problem import Direction, Op, Problem
+from ..core.candidate import Candidate
+from ..core.problem import Direction, Op, Problem
+from ..kernels.cost_model import rank
 from .class_pools import ClassKey, class_of, pools
-from .cost_model import rank
 
 TOP_K = 8  # candidates that a problem adds to its class
 MAX_CLASS = 8  # candidates of a class beside the defaults, however much time there is

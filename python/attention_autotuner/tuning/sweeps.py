@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..codegen.problem import Direction, DType, Op, Problem, Shape, of_shape
+from ..core.problem import Direction, DType, Op, Problem, Shape, of_shape
 from ..errors import UnsupportedProblemError
 
 Shaped = tuple[Shape, bool]  # whether causal

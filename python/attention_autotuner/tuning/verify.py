@@ -14,7 +14,7 @@ from itertools import cycle
 
 import torch
 
-from ..codegen.outcome import (
+from ..core.outcome import (
     Crashed,
     LaunchFailed,
     Leaked,
@@ -24,12 +24,11 @@ from ..codegen.outcome import (
     OutOfMemory,
     Wrong,
 )
-from ..codegen.problem import Problem
+from ..core.problem import Problem
 from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
-from ..loader import LoadedKernel
-from ..reference import check
-from .bindings import Binding, Truth, ways_of
-from .tensors import (
+from ..operations.bindings import Binding, Truth, ways_of
+from ..operations.shared.compare import check
+from ..operations.shared.tensors import (
     Outputs,
     PoisonedWorkspace,
     bind,
@@ -37,6 +36,7 @@ from .tensors import (
     guarded_outputs,
     same_bits,
 )
+from ..serving.loader import LoadedKernel
 
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so

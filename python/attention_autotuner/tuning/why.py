@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal
 
-from ..arch.legality import Rejection
 from ..arch.policy import Policy
-from ..codegen.candidate import Candidate
-from ..codegen.problem import Problem
-from .cost_model import Estimate, rank
+from ..core.candidate import Candidate, Rejection
+from ..core.problem import Problem
+from ..kernels.cost_model import Estimate, rank
 from .predicted import PredictedHit
 from .record_schema import CandidateEntry, TuningRecord
 

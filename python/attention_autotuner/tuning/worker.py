@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..codegen.outcome import outcome_from_json
-from ..codegen.problem import Problem
+from ..core.outcome import outcome_from_json
+from ..core.problem import Problem
 from ..errors import ArtifactError
 from .racing import Timing
 

@@ -1,0 +1,10 @@
+"""Operations on torch tensors (and on whatever speaks DLPack), each a ``torch.library`` op behind a plain function."""
+
+from __future__ import annotations
+
+from .attention.function import flash_attn_func
+from .retention.function import retention_func
+from .retnet.function import RetNetAttnFunc, retnet_attn_func
+from .shared.gammas import Decay
+
+__all__ = ["Decay", "RetNetAttnFunc", "flash_attn_func", "retention_func", "retnet_attn_func"]

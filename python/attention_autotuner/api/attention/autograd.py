@@ -1,0 +1,140 @@
+"""Derivatives of attention: of the ``torch.library`` ops, and beside the dispatcher for plain eager tensors.
+
+The forward keeps q, k, v, O and LSE, and the backward recomputes the probabilities from them: memory is linear in the
+sequence lengths. The gradients can be differentiated again, by the reference formula and as often as is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...operations.attention.second_order import attention_double_backward
+from ..shared import checks
+from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
+from . import plan as attention_plan
+from .plan import Gradients
+from .torch_op import BACKWARD_OP, FORWARD_OP, alignment, differentiate_by
+
+
+def save_for_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Keep what :func:`differentiate` needs of a call of the forward op."""
+    q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+    ctx.settings = settings.current()
+    ctx.return_lse = return_lse
+    ctx.set_materialize_grads(False)
+
+
+def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the forward op's arguments."""
+    q, k, v, o, lse = ctx.saved_tensors
+    if not ctx.return_lse:
+        grad_lse = None
+    if grad_o is None and grad_lse is None:
+        return (None,) * 9
+    with settings_of(ctx):
+        if not ctx.return_lse:
+            # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
+            # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
+            *options, deterministic = ctx.arguments
+            _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
+        found = _through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse)
+    return (*found, None, None, None, None, None, None)
+
+
+def _through_dispatcher(
+    ctx: Any, grad_o: Gradient, grad_lse: Gradient, *saved: torch.Tensor
+) -> Gradients:
+    for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
+        if x is not None:
+            checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    refuse_tangents(grad_o, grad_lse, *saved)
+    found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
+    return found
+
+
+def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
+    *tensors, _, _, softmax_scale, causal, top_left, _, _ = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.options = {
+        "softmax_scale": softmax_scale,
+        "causal": causal,
+        "causal_alignment": alignment(top_left),
+    }
+
+
+def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
+    """Gradients of the backward op's arguments.
+
+    O and LSE are functions of q, k and v: what they contribute is counted there, and they get none.
+    """
+    grad_o, grad_lse, q, k, v = ctx.saved_tensors
+    if q.is_cuda:
+        notice(
+            "second derivatives of attention have no kernel: they are computed by the PyTorch reference, which is "
+            "exact but slow"
+        )
+    if q.numel() == 0:
+        found: tuple[Gradient, ...] = tuple(
+            None if x is None else torch.zeros_like(x) for x in ctx.saved_tensors
+        )
+    else:
+        found = attention_double_backward(
+            (gradients[0], gradients[1], gradients[2]), grad_o, grad_lse, q, k, v, **ctx.options
+        )
+    return (*found, None, None, None, None, None, None, None)
+
+
+class AttentionFunction(torch.autograd.Function):
+    """The same derivative without the dispatcher, for plain eager tensors: a quarter of the host time.
+
+    Returns O alone when no LSE is wanted, else the pair.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        softmax_scale: float | None,
+        causal: bool,
+        top_left: bool,
+        device_type: str,
+        return_lse: bool,
+        deterministic: bool,
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs, LSE among it."""
+        o, lse = attention_plan.attention_forward(
+            q, k, v, softmax_scale, causal, top_left, device_type, True
+        )
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+        ctx.settings = settings.current()
+        ctx.set_materialize_grads(False)
+        return (o, lse) if return_lse else o
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
+        """Gradients of q, k and v."""
+        if grad_o is None and grad_lse is None:
+            return (None,) * 9
+        saved = ctx.saved_tensors
+        # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
+        with settings_of(ctx):
+            if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
+                found = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
+            else:
+                found = attention_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
+        return (*found, None, None, None, None, None, None)
+
+
+differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
+differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

@@ -1,0 +1,159 @@
+"""``flash_attn_func``: attention on torch tensors and on arrays that speak DLPack."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...arch import Policy, naming
+from ...core.problem import CausalAlignment
+from ..shared import checks, interop, plain
+from . import plan as attention_plan
+from .autograd import AttentionFunction
+from .torch_op import FORWARD_OP
+
+_MAX_SCALE = checks.MAX_SCALE
+_CHOICES = (bool, type(None))
+
+
+def flash_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    device_type: str | Policy | type[Policy] | None = None,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    causal_alignment: CausalAlignment = "bottom_right",
+    return_lse: bool = False,
+    deterministic: bool | None = None,
+) -> Any:
+    """Exact attention, ``softmax(softmax_scale * q k^T) v``, by the fastest kernel known for this problem.
+
+    Runs on torch's current stream of the tensors' device and never synchronises. Untuned, a pick that came with the
+    package or the architecture's default serves; what is not built yet is built on the first call that needs it
+    (``attention-autotuner warmup`` builds ahead, a bundle brings it built).
+    Under CUDA-graph capture the kernel must have run, or have been warmed up, before. Tensors on the CPU are served by
+    the PyTorch reference.
+
+    Gradients of q, k and v are exact, through o and through lse, and come from kernels chosen and tuned like the
+    forward's (a problem of their own: ``direction="backward"``). Where one may be asked for, the call keeps q, k, v, o
+    and lse, so memory stays linear in the sequence lengths; changing any of them in place before the backward is
+    torch's usual error. Gradients can be differentiated again, by the PyTorch reference. There is no forward-mode
+    derivative.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere (a
+            transposed ``[batch, seqlen, heads, dim]`` costs no copy). A torch tensor, or a CuPy or other array that
+            offers ``__dlpack__``; q, k and v of one kind.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``; heads_q must be a multiple of heads_kv.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
+            for the GPU that q is on.
+        causal: query row i sees keys ``j <= i + offset`` only; a row that sees none gives 0.
+        softmax_scale: any finite number, negative and 0 included; None is ``1 / sqrt(dim_qk)``.
+        causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``"bottom_right"``, 0 for ``"top_left"``.
+        return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
+            ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
+        deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
+            fixed order; None follows ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call. o and
+            lse agree either way.
+
+    Returns:
+        o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
+        q's own library if q is not a tensor. Empty batch or heads give empty results.
+
+    Raises:
+        UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
+        UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
+        NotWarmError: a CUDA graph is being captured and the kernel is not ready.
+        ToolchainError, BuildError: the kernel had to be built and could not be.
+    """
+    top_left = causal_alignment != "bottom_right"
+    # What is plainly right needs no call of the check that knows what is wrong.
+    if (
+        (
+            softmax_scale is not None
+            and not (type(softmax_scale) is float and -_MAX_SCALE <= softmax_scale <= _MAX_SCALE)
+        )
+        or (top_left and causal_alignment != "top_left")
+        or type(deterministic) not in _CHOICES
+        or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
+        or type(return_lse) is not bool
+    ):
+        checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
+    addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
+    if addresses is None or len(addresses) != 3 or not (q.is_cuda and k.is_cuda and v.is_cuda):
+        return _through_dispatcher(
+            q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
+        )
+    name = "" if device_type is None else naming.policy_name(device_type)
+    if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            top_left,
+            name,
+            return_lse,
+            torch.are_deterministic_algorithms_enabled()
+            if deterministic is None
+            else deterministic,
+        )
+    o, lse = attention_plan.attention_forward(
+        q, k, v, softmax_scale, causal, top_left, name, return_lse
+    )
+    return (o, lse) if return_lse else o
+
+
+def _through_dispatcher(
+    q: Any,
+    k: Any,
+    v: Any,
+    device_type: str | Policy | type[Policy] | None,
+    softmax_scale: float | None,
+    causal: bool,
+    top_left: bool,
+    return_lse: bool,
+    deterministic: bool | None,
+) -> Any:
+    if not (
+        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    ):
+        tensors, give_back = interop.all_to_torch(q=q, k=k, v=v)
+        found = _through_dispatcher(
+            tensors["q"],
+            tensors["k"],
+            tensors["v"],
+            device_type,
+            softmax_scale,
+            causal,
+            top_left,
+            return_lse,
+            deterministic,
+        )
+        return tuple(map(give_back, found)) if return_lse else give_back(found)
+    checks.check_places(q=q, k=k, v=v)
+    plain.refuse_tangents(q, k, v)
+    policy = "" if device_type is None else plain.policy_name(device_type)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad
+    )
+    o, lse = FORWARD_OP(
+        q,
+        k,
+        v,
+        softmax_scale,
+        causal,
+        top_left,
+        policy,
+        return_lse or differentiable,
+        deterministic,
+    )
+    return (o, lse) if return_lse else o

@@ -1,0 +1,241 @@
+"""Launch plans of attention, forward and backward: decided once per kind of call, then only replayed.
+
+Outputs and gradients are dense, each with the order of dimensions of the tensor that it belongs to. Q, K and V are read
+where they lie; what autograd hands over beside them is copied where a kernel could not read it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...core import abi
+from ...core.problem import Problem
+from ...serving import dispatch
+from ...serving.loader import LoadedKernel
+from ..shared import checks, launch
+
+Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+_forward_plans: dict[Any, launch.Plan] = {}
+_backward_plans: dict[Any, launch.Plan] = {}
+
+
+def attention_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    top_left: bool,
+    device_type: str,
+    return_lse: bool,
+) -> Outputs:
+    """Attention forward through a kernel.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]`` on a GPU.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        softmax_scale: None is ``1 / sqrt(dim_qk)``.
+        causal: whether rows see keys up to their diagonal only.
+        top_left: alignment of the diagonal.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        return_lse: whether LSE is wanted.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel is not ready.
+    """
+    key = (
+        launch.signature_of_three(q, k, v),
+        softmax_scale,
+        causal,
+        top_left,
+        device_type,
+        return_lse,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _forward_plans.get(key)
+    if plan is None:
+        plan = _plan_forward(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
+        launch.remember(_forward_plans, key, plan)
+    results = plan.run(q, k, v)
+    return results[0], results[1] if return_lse else None
+
+
+def attention_backward(
+    grad_o: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    top_left: bool,
+    device_type: str,
+    deterministic: bool,
+) -> Gradients:
+    """Gradients of q, k and v through a kernel.
+
+    Args:
+        grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
+        grad_lse: ``[batch, heads_q, seqlen_q]`` in fp32, any strides; None for zero.
+        q: as given to the forward, on a GPU; k and v likewise.
+        k: see q.
+        v: see q.
+        o: what the forward returned.
+        lse: what the forward returned.
+        softmax_scale: None is ``1 / sqrt(dim_qk)``.
+        causal: whether rows see keys up to their diagonal only.
+        top_left: alignment of the diagonal.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        deterministic: only kernels that give equal bits each time may serve.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel is not ready.
+        torch.OutOfMemoryError: there is no room for the gradients or the workspace.
+    """
+    if grad_o is None:
+        checks.check_some_gradient(grad_lse)
+        grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
+    key = (
+        launch.signature_of_three(q, k, v),
+        launch.signature(o),
+        launch.signature(lse),
+        launch.signature(grad_o),
+        launch.signature(grad_lse),
+        softmax_scale,
+        causal,
+        top_left,
+        device_type,
+        deterministic,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _backward_plans.get(key)
+    if plan is None:
+        checks.check_tensors(q, k, v)
+        checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+        plan = _plan_backward(
+            (q, k, v),
+            {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse},
+            softmax_scale,
+            causal=causal,
+            top_left=top_left,
+            device_type=device_type,
+            deterministic=deterministic,
+        )
+        launch.remember(_backward_plans, key, plan)
+    dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
+    return dq, dk, dv
+
+
+def _plan_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    top_left: bool,
+    device_type: str,
+    return_lse: bool,
+) -> launch.Plan:
+    checks.check_tensors(q, k, v)
+    in_force = settings.current()
+    scale = _scale(q, softmax_scale)
+    outputs = [launch.output(q, v)]
+    if return_lse:
+        outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32))
+    kernel: LoadedKernel | None = None
+    params: ctypes.Structure = abi.AttentionForwardParams()
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = checks.make_problem(q, k, v, causal=causal, top_left=top_left)
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        params = forward_params(problem, q, k, v, scale)
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={"q": q, "k": k, "v": v},
+        outputs=outputs,
+        in_force=in_force,
+    )
+
+
+def forward_params(
+    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+) -> ctypes.Structure:
+    """Params of a forward call, complete but for the pointers."""
+    return launch.strided_params(
+        problem,
+        scale,
+        q=q.stride(),
+        k=k.stride(),
+        v=v.stride(),
+        o=launch.output(q, v).strides,
+    )
+
+
+def _plan_backward(
+    tensors: Gradients,
+    others: dict[str, torch.Tensor | None],
+    softmax_scale: float | None,
+    *,
+    causal: bool,
+    top_left: bool,
+    device_type: str,
+    deterministic: bool,
+) -> launch.Plan:
+    q, k, v = tensors
+    in_force = settings.current()
+    scale = _scale(q, softmax_scale)
+    copies = [name for name, x in others.items() if x is not None and not _is_readable(x)]
+    outputs = launch.gradients(dq=q, dk=k, dv=v)
+    kernel: LoadedKernel | None = None
+    params: ctypes.Structure = abi.AttentionBackwardParams()
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = checks.make_problem(
+            q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
+        )
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        read = {name: x for name, x in others.items() if x is not None and x.dim() == 4}
+        params = launch.strided_params(
+            problem,
+            scale,
+            q=q.stride(),
+            k=k.stride(),
+            v=v.stride(),
+            **{n: launch.strides_read(x, copied=n in copies) for n, x in read.items()},
+            **{layout.name: layout.strides for layout in outputs},
+        )
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={"q": q, "k": k, "v": v, **others},
+        outputs=outputs,
+        in_force=in_force,
+        copies=copies,
+    )
+
+
+def _is_readable(x: torch.Tensor) -> bool:
+    """Whether kernels can read it where it lies: rows by their strides, statistics of rows when they are dense."""
+    return launch.is_readable(x) if x.dim() == 4 else x.is_contiguous()
+
+
+def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
+    scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
+    checks.check_scale(scale)
+    return scale

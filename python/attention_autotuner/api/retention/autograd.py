@@ -1,0 +1,174 @@
+"""Derivatives of retention: of the ``torch.library`` ops, and beside the dispatcher for plain eager tensors.
+
+The forward keeps its inputs and nothing else; the backward recomputes the states, by chunks whichever form the forward
+took. Gradients can be differentiated again, by the reference and as often as is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...operations.retention.reference import retention_chunkwise
+from ..attention.torch_op import differentiate_by
+from ..shared import checks, gammas
+from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
+from ..shared.second_order import differentiate_again
+from . import plan as retention_plan
+from .torch_op import BACKWARD_OP, FORWARD_OP
+
+_INPUTS = 9  # arguments of the forward
+_LOG2_GAMMA, _STATE = 3, 5  # where these are among them
+
+
+def _keep(ctx: Any, tensors: tuple[Gradient, ...], gamma: Any, device_type: str) -> None:
+    """Keep q, k, v, the logarithms of decays and the initial state, and what else belongs to them."""
+    ctx.save_for_backward(*tensors)
+    ctx.gamma, ctx.device_type = gamma, device_type
+    ctx.settings = settings.current()
+    ctx.set_materialize_grads(False)
+
+
+def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate` needs of a call of the forward op."""
+    q, k, v, log2_gamma, gamma, initial_state, _, device_type, return_state = inputs
+    _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, device_type)
+    ctx.return_state = return_state
+
+
+def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the forward op's arguments."""
+    if not ctx.return_state:
+        grad_state = None
+    if grad_o is None and grad_state is None:
+        return (None,) * _INPUTS
+    with settings_of(ctx):
+        return _through_dispatcher(ctx, grad_o, grad_state, ctx.saved_tensors)
+
+
+def _through_dispatcher(
+    ctx: Any, grad_o: Gradient, grad_state: Gradient, tensors: tuple[Any, ...]
+) -> tuple[Gradient, ...]:
+    for name, x in (("the gradient of o", grad_o), ("the gradient of the final state", grad_state)):
+        if x is not None:
+            checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
+    refuse_tangents(grad_o, grad_state, *tensors, op="retention")
+    *most, initial_state = tensors
+    need_state, need_gamma = ctx.needs_input_grad[_STATE], ctx.needs_input_grad[_LOG2_GAMMA]
+    *found, dstate, dlog2 = BACKWARD_OP(
+        grad_o,
+        grad_state,
+        *most,
+        ctx.gamma,
+        initial_state,
+        ctx.device_type,
+        need_state,
+        need_gamma,
+    )
+    return _of_arguments(found, dlog2 if need_gamma else None, dstate if need_state else None)
+
+
+def _of_arguments(found: Any, dlog2: Gradient, dstate: Gradient) -> tuple[Gradient, ...]:
+    return (*found, dlog2, None, dstate, None, None, None)
+
+
+def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
+    *tensors, gamma, initial_state, _, need_state, need_gamma = inputs
+    ctx.save_for_backward(*tensors, initial_state)
+    ctx.gamma, ctx.needs = gamma, (need_state, need_gamma)
+
+
+def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
+    """Gradients of the backward op's arguments."""
+    grad_o, grad_state, q, k, v, log2_gamma, initial_state = ctx.saved_tensors
+    if q.is_cuda:
+        notice(
+            "second derivatives of retention have no kernel: they are computed by the PyTorch reference, which is "
+            "exact but slow"
+        )
+    inputs, gradients = (q, k, v, log2_gamma, initial_state), (grad_o, grad_state)
+    need_state, need_gamma = ctx.needs
+    if q.numel() == 0:
+        by_inputs, by_gradients = (
+            [None if x is None else torch.zeros_like(x) for x in group]
+            for group in (inputs, gradients)
+        )
+    else:
+
+        def function(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log2: Gradient, state: Gradient
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            """The op in fp32."""
+            decays = gammas.of_reference(log2, ctx.gamma)
+            return retention_chunkwise(q, k, v, decays, initial_state=state)
+
+        by_inputs, by_gradients = differentiate_again(
+            function,
+            inputs,
+            gradients,
+            (
+                *directions[:3],
+                directions[4] if need_gamma else None,
+                directions[3] if need_state else None,
+            ),
+        )
+    return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None)
+
+
+class RetentionFunction(torch.autograd.Function):
+    """The same derivative without the dispatcher, for plain eager tensors.
+
+    Returns o alone when no state is wanted, else the pair.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        log2_gamma: Gradient,
+        gamma: Any,
+        initial_state: Gradient,
+        form: Any,
+        device_type: str,
+        return_state: bool,
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs."""
+        o, state = retention_plan.retention_forward(
+            q, k, v, (log2_gamma, gamma), initial_state, form, device_type, return_state
+        )
+        _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, device_type)
+        return (o, state) if return_state else o
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Gradient, grad_state: Gradient = None) -> tuple[Gradient, ...]:
+        """Gradients of q, k, v, the logarithms of decays and the initial state."""
+        if grad_o is None and grad_state is None:
+            return (None,) * _INPUTS
+        tensors = ctx.saved_tensors
+        # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
+        with settings_of(ctx):
+            if torch.is_grad_enabled() or not are_plain(grad_o, grad_state, *tensors):
+                return _through_dispatcher(ctx, grad_o, grad_state, tensors)
+            q, k, v, log2_gamma, initial_state = tensors
+            *found, dstate, dlog2 = retention_plan.retention_backward(
+                grad_o,
+                grad_state,
+                q,
+                k,
+                v,
+                (log2_gamma, ctx.gamma),
+                initial_state,
+                ctx.device_type,
+                ctx.needs_input_grad[_STATE],
+                ctx.needs_input_grad[_LOG2_GAMMA],
+            )
+        return _of_arguments(found, dlog2, dstate)
+
+
+differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
+differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

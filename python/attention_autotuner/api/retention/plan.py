@@ -1,0 +1,278 @@
+"""Launch plans of retention, forward and backward: decided once per kind of call, then only replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...core import abi
+from ...core.problem import Form, Problem
+from ...serving import dispatch
+from ...serving.loader import LoadedKernel
+from ..shared import gammas, launch
+from . import checks as retention_checks
+
+Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
+"""The logarithms, or numbers, or nothing for the usual decays."""
+
+Gradients = tuple[
+    torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
+]
+
+_forward_plans: dict[Any, launch.Plan] = {}
+_backward_plans: dict[Any, launch.Plan] = {}
+
+
+def retention_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decays: Decays,
+    initial_state: torch.Tensor | None,
+    form: Form,
+    device_type: str,
+    return_state: bool,
+    in_place: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retention forward through a kernel.
+
+    Args:
+        q: ``[batch, heads_q, seqlen, dim_qk]`` on a GPU.
+        k: ``[batch, heads_kv, seqlen, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen, dim_v]``.
+        decays: of every head.
+        initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32; None for zeros.
+        form: how it must be computed.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        return_state: whether the final state is wanted, in memory of its own.
+        in_place: whether the final state overwrites the initial one instead.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel, or the decays, are not ready.
+    """
+    log2_gamma, gamma = decays
+    key = (
+        launch.signature_of_three(q, k, v),
+        launch.signature(initial_state),
+        launch.signature(log2_gamma),
+        gamma,
+        form,
+        device_type,
+        return_state,
+        in_place,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _forward_plans.get(key)
+    if plan is None:
+        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, form)
+        if in_place:
+            retention_checks.check_address(retention_checks.check_in_place(initial_state))
+        plan = _plan_forward(
+            q, k, v, decays, initial_state, form, device_type, return_state, in_place
+        )
+        launch.remember(_forward_plans, key, plan)
+    final = initial_state if in_place else None
+    o, *rest = plan.run(q, k, v, log2_gamma, initial_state, final)
+    return o, rest[0] if rest else None
+
+
+def retention_backward(
+    grad_o: torch.Tensor | None,
+    grad_state: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decays: Decays,
+    initial_state: torch.Tensor | None,
+    device_type: str,
+    need_state: bool,
+    need_gamma: bool,
+) -> Gradients:
+    """Gradients of q, k and v, and perhaps of the initial state and of the logarithms of decays, through a kernel.
+
+    Args:
+        grad_o: ``[batch, heads_q, seqlen, dim_v]`` in q's dtype, any strides; None for zero.
+        grad_state: of the final state, ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zero.
+        q: as given to the forward, as are k, v, the decays and the initial state.
+        k: see q.
+        v: see q.
+        decays: see q.
+        initial_state: see q.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        need_state: whether the gradient of the initial state is wanted.
+        need_gamma: whether that of the logarithms is wanted, fp32 ``[heads_q]``.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel is not ready.
+        torch.OutOfMemoryError: there is no room for the gradients or the workspace.
+    """
+    log2_gamma, gamma = decays
+    if grad_o is None:
+        retention_checks.check_some_gradient(grad_state)
+        grad_o = q.new_zeros(v.shape[-1:]).expand(*q.shape[:3], v.shape[-1])
+    key = (
+        launch.signature_of_three(q, k, v),
+        launch.signature(initial_state),
+        launch.signature(log2_gamma),
+        launch.signature(grad_o),
+        launch.signature(grad_state),
+        gamma,
+        device_type,
+        need_state,
+        need_gamma,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _backward_plans.get(key)
+    if plan is None:
+        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state)
+        retention_checks.check_gradients(grad_o, grad_state, q, v)
+        plan = _plan_backward(
+            (q, k, v),
+            decays,
+            initial_state,
+            (grad_o, grad_state),
+            device_type,
+            need_state,
+            need_gamma,
+        )
+        launch.remember(_backward_plans, key, plan)
+    found = plan.run(q, k, v, log2_gamma, initial_state, grad_o, grad_state)
+    dq, dk, dv = found[:3]
+    # Every sequence's share comes alone, as that costs the kernel least.
+    dlog2_gamma = found[-1].sum(0) if need_gamma else None
+    return dq, dk, dv, found[3] if need_state else None, dlog2_gamma
+
+
+def _plan_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    decays: Decays,
+    initial_state: torch.Tensor | None,
+    form: Form,
+    device_type: str,
+    return_state: bool,
+    in_place: bool,
+) -> launch.Plan:
+    in_force = settings.current()
+    o = launch.output(q, v)
+    outputs = [o]
+    if return_state and not in_place:
+        outputs.append(
+            launch.contiguous("final_state", retention_checks.state_shape(q, v), torch.float32)
+        )
+    kernel: LoadedKernel | None = None
+    params, keep = abi.RetentionForwardParams(), None
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = retention_checks.make_problem(q, k, v, form=form)
+        keep = _decays_to_keep(decays, q)
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        params = _params(problem, q, k, v, keep, o=o.strides)
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "log2_gamma": decays[0],
+            "initial_state": initial_state,
+            "final_state": initial_state if in_place else None,
+        },
+        outputs=outputs,
+        in_force=in_force,
+        copies=[] if in_place else _states_to_copy(initial_state=initial_state),
+        keep=keep,
+    )
+
+
+def _plan_backward(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    decays: Decays,
+    initial_state: torch.Tensor | None,
+    given: tuple[torch.Tensor, torch.Tensor | None],
+    device_type: str,
+    need_state: bool,
+    need_gamma: bool,
+) -> launch.Plan:
+    in_force = settings.current()
+    q, k, v = tensors
+    grad_o, grad_state = given
+    copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
+    copied = not launch.is_readable(grad_o)
+    if copied:
+        copies.append("dout")
+    outputs = launch.gradients(dq=q, dk=k, dv=v)
+    strides = {layout.name: layout.strides for layout in outputs}
+    if need_state:
+        shape = retention_checks.state_shape(q, v)
+        outputs.append(launch.contiguous("dinitial_state", shape, torch.float32))
+    if need_gamma:
+        outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
+    kernel: LoadedKernel | None = None
+    params, keep = abi.RetentionBackwardParams(), None
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = retention_checks.make_problem(q, k, v, backward=True)
+        keep = _decays_to_keep(decays, q)
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        dout = launch.strides_read(grad_o, copied=copied)
+        params = _params(problem, q, k, v, keep, dout=dout, **strides)
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "log2_gamma": decays[0],
+            "initial_state": initial_state,
+            "dout": grad_o,
+            "dfinal_state": grad_state,
+        },
+        outputs=outputs,
+        in_force=in_force,
+        copies=copies,
+        keep=keep,
+    )
+
+
+def _states_to_copy(**states: torch.Tensor | None) -> list[str]:
+    """The names of those that kernels cannot read where they lie."""
+    return [
+        name
+        for name, x in states.items()
+        if x is not None and not retention_checks.is_readable_state(x)
+    ]
+
+
+def _decays_to_keep(decays: Decays, q: torch.Tensor) -> torch.Tensor | None:
+    """The logarithms of decays that are no tensor of the caller's."""
+    log2_gamma, gamma = decays
+    return None if log2_gamma is not None else gammas.on_device(gamma, q.shape[1], q.device)
+
+
+def _params(
+    problem: Problem,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    keep: torch.Tensor | None,
+    **strides: tuple[int, ...],
+) -> Any:
+    """Params complete but for the pointers, except that of decays that are kept."""
+    params: Any = launch.strided_params(
+        problem, problem.dim_qk**-0.5, q=q.stride(), k=k.stride(), v=v.stride(), **strides
+    )
+    if keep is not None:
+        params.log2_gamma = keep.data_ptr()
+    return params

@@ -1,0 +1,194 @@
+"""Derivatives of retnet: of the ``torch.library`` ops, and beside the dispatcher for plain eager tensors.
+
+The forward keeps q, k, v and the mask or the decays, r where rows are divided by it, and o where gradients flow through
+r; the backward recomputes the weights. Gradients can be differentiated again, by the reference and as often as is
+wanted, with r a constant there too unless gradients flow through it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...operations.retnet.reference import retnet_attention
+from ..attention.torch_op import differentiate_by
+from ..shared import checks
+from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
+from ..shared.second_order import differentiate_again
+from . import plan as retnet_plan
+from .checks import Rules
+from .torch_op import BACKWARD_OP, FORWARD_OP, mask_of, options_of
+
+_INPUTS = 14  # arguments of the forward
+_MASK = 3  # where the mask is among them
+
+
+def _keep(
+    ctx: Any,
+    tensors: tuple[Gradient, ...],
+    gamma: Any,
+    rules: Rules,
+    rest: tuple[str, bool],
+    o: torch.Tensor,
+    r: Gradient,
+) -> None:
+    ctx.save_for_backward(*tensors, o if rules.r_grad else None, r if rules.normalize else None)
+    ctx.gamma, ctx.rules = gamma, rules
+    ctx.device_type, ctx.deterministic = rest
+    ctx.settings = settings.current()
+    ctx.set_materialize_grads(False)
+
+
+def save_for_backward(
+    ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    """Keep what :func:`differentiate` needs of a call of the forward op."""
+    *tensors, gamma, scale, causal, normalize, r_clamp_max, r_grad, device_type, return_r, last = (
+        inputs
+    )
+    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
+    o, r = output
+    ctx.mark_non_differentiable(r)
+    _keep(ctx, tuple(tensors), gamma, rules, (device_type, last), o, r)
+    ctx.return_r = return_r
+
+
+def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of the forward op's arguments."""
+    if grad_o is None:
+        return (None,) * _INPUTS
+    *tensors, o, r = ctx.saved_tensors
+    with settings_of(ctx):
+        if ctx.rules.normalize and not ctx.return_r:
+            # The op was called for o alone, as retnet_attn_func never does where a gradient may be asked for.
+            _, r = FORWARD_OP(
+                *tensors, ctx.gamma, *ctx.rules, ctx.device_type, True, ctx.deterministic
+            )
+        return _through_dispatcher(ctx, grad_o, tensors, o, r)
+
+
+def _through_dispatcher(
+    ctx: Any, grad_o: torch.Tensor, tensors: list[Any], o: Gradient, r: Gradient
+) -> tuple[Gradient, ...]:
+    checks.check_layout("the gradient of o", grad_o)
+    refuse_tangents(grad_o, *tensors, op="retnet")
+    need_dmask = ctx.needs_input_grad[_MASK]
+    dq, dk, dv, dmask = BACKWARD_OP(
+        grad_o,
+        *tensors,
+        ctx.gamma,
+        o,
+        r,
+        *ctx.rules,
+        ctx.device_type,
+        need_dmask,
+        ctx.deterministic,
+    )
+    return _of_arguments(dq, dk, dv, dmask if need_dmask else None)
+
+
+def _of_arguments(*found: Gradient) -> tuple[Gradient, ...]:
+    return (*found, *(None,) * (_INPUTS - len(found)))
+
+
+def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
+    grad_o, q, k, v, mask, log2_gamma, gamma, _, _, *rules, _, need_dmask, _ = inputs
+    ctx.save_for_backward(grad_o, q, k, v, mask, log2_gamma)
+    ctx.gamma, ctx.rules, ctx.need_dmask = gamma, Rules(*rules), need_dmask
+
+
+def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
+    """Gradients of the backward op's arguments.
+
+    o and r are functions of q, k, v and the mask: what they contribute is counted there, and they get none.
+    """
+    grad_o, q, k, v, mask, log2_gamma = ctx.saved_tensors
+    if q.is_cuda:
+        notice(
+            "second derivatives of retnet have no kernel: they are computed by the PyTorch reference, which is exact "
+            "but slow"
+        )
+    if q.numel() == 0:
+        found: list[Gradient] = [
+            None if x is None else torch.zeros_like(x) for x in (grad_o, q, k, v, mask)
+        ]
+    else:
+
+        def function(
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: Gradient
+        ) -> tuple[torch.Tensor]:
+            """The op in fp32."""
+            weights = mask_of(q, k, weights, log2_gamma, ctx.gamma)
+            return (retnet_attention(q, k, v, weights, **options_of(ctx.rules, mask))[0],)
+
+        dmask = directions[3] if ctx.need_dmask else None
+        by_inputs, by_gradients = differentiate_again(
+            function, (q, k, v, mask), (grad_o,), (*directions[:3], dmask)
+        )
+        found = [*by_gradients, *by_inputs]
+    return (*found, *(None,) * 12)
+
+
+class RetNetFunction(torch.autograd.Function):
+    """The same derivative without the dispatcher, for plain eager tensors.
+
+    Returns o alone when no r is wanted, else the pair.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: Gradient,
+        log2_gamma: Gradient,
+        gamma: Any,
+        rules: Rules,
+        device_type: str,
+        return_r: bool,
+        deterministic: bool,
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs, r among it."""
+        weights = (mask, log2_gamma, gamma)
+        o, r = retnet_plan.retnet_forward(
+            q, k, v, weights, rules, device_type, return_r or rules.normalize
+        )
+        _keep(ctx, (q, k, v, mask, log2_gamma), gamma, rules, (device_type, deterministic), o, r)
+        if not return_r:
+            return o
+        ctx.mark_non_differentiable(r)
+        return o, r
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Gradient, _: Gradient = None) -> tuple[Gradient, ...]:
+        """Gradients of q, k, v and the mask."""
+        if grad_o is None:
+            return (None,) * 10
+        *tensors, o, r = ctx.saved_tensors
+        # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
+        with settings_of(ctx):
+            if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
+                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:10]
+            q, k, v, mask, log2_gamma = tensors
+            found = retnet_plan.retnet_backward(
+                grad_o,
+                q,
+                k,
+                v,
+                (mask, log2_gamma, ctx.gamma),
+                o,
+                r,
+                ctx.rules,
+                ctx.device_type,
+                ctx.needs_input_grad[_MASK],
+                ctx.deterministic,
+            )
+        return (*found, *(None,) * 6)
+
+
+differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)
+differentiate_by(BACKWARD_OP, differentiate_twice, setup_context=save_for_double_backward)

@@ -1,0 +1,164 @@
+"""Argument checks of ``retnet_attn_func`` beyond attention's own, and the problem that its tensors name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ...core.problem import Problem
+from ...operations.retnet.reference import Normaliser
+from ..shared import checks, gammas
+from ..shared.checks import fail_unless
+
+
+class Rules(NamedTuple):
+    """How scores become weights.
+
+    Attributes:
+        scale: the factor of q k^T.
+        causal: the promise that the mask is 0 above the diagonal; True for a decay.
+        normalize: whether rows are divided by r.
+        r_clamp_max: the most that r may be; None for no limit.
+        r_grad: whether gradients flow through r.
+    """
+
+    scale: float
+    causal: bool
+    normalize: bool
+    r_clamp_max: float | None
+    r_grad: bool
+
+
+def check_types(rules: Rules, return_r: object) -> None:
+    """Check the arguments that are no tensors.
+
+    Raises:
+        UnsupportedProblemError: one is outside its range, or they contradict each other.
+    """
+    flags = {
+        "causal": rules.causal,
+        "normalize": rules.normalize,
+        "r_grad": rules.r_grad,
+        "return_r": return_r,
+    }
+    for name, value in flags.items():
+        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+    for name, number, also in (
+        ("scale", rules.scale, ""),
+        ("r_clamp_max", rules.r_clamp_max, " or None"),
+    ):
+        fail_unless(
+            (number is None and bool(also))
+            or (isinstance(number, (int, float)) and not isinstance(number, bool)),
+            f"{name} must be a float{also}, got {type(number).__name__}",
+        )
+    check_rules(rules)
+
+
+def check_rules(rules: Rules) -> None:
+    """Check numbers of the right types.
+
+    Raises:
+        UnsupportedProblemError: the scale is not finite, or the arguments of r contradict each other.
+    """
+    checks.check_scale(rules.scale, "scale")
+    if rules.r_clamp_max is not None or rules.r_grad:
+        Normaliser(normalize=rules.normalize, r_clamp_max=rules.r_clamp_max, r_grad=rules.r_grad)
+
+
+def check_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    log2_gamma: torch.Tensor | None,
+    gamma: Sequence[float] | None,
+    rules: Rules,
+) -> None:
+    """Check everything that a call computes with; empty batch or heads are allowed.
+
+    Raises:
+        UnsupportedProblemError: it names no retention that can be computed here.
+    """
+    checks.check_tensors(q, k, v)
+    check_rules(rules)
+    if mask is None:
+        gammas.check_log2(log2_gamma, q)
+        gammas.check(gamma, q.shape[1])
+        return
+    check_mask(mask, q, k)
+
+
+def check_mask(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Check a mask against checked q and k.
+
+    Raises:
+        UnsupportedProblemError: its shape, dtype, device or layout is another.
+    """
+    checks.check_layout("mask", mask)
+    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    fail_unless(
+        mask.dim() == 3
+        and mask.shape[1] == rows
+        and mask.shape[2] == keys
+        and (mask.shape[0] == heads or mask.shape[0] == 1),
+        f"mask must be [{heads} or 1, {rows}, {keys}], got {list(mask.shape)}",
+    )
+    fail_unless(mask.dtype == q.dtype, f"mask must have q's dtype {q.dtype}, got {mask.dtype}")
+    fail_unless(
+        mask.device == q.device, f"mask must be on q's device {q.device}, got {mask.device}"
+    )
+    fail_unless(
+        mask.shape[2] == 1 or mask.stride(2) == 1,
+        f"mask must have unit stride in its last dim, got {mask.stride(2)}",
+    )
+
+
+def check_gradients(
+    grad_o: torch.Tensor,
+    o: torch.Tensor | None,
+    r: torch.Tensor | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    rules: Rules,
+) -> None:
+    """Check what the backward is given beside what the forward was; strides are free.
+
+    Raises:
+        UnsupportedProblemError: one is missing, is not what the forward returned, or is no gradient of that.
+    """
+    shape_o, shape_r = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
+    fail_unless((r is not None) == rules.normalize, "r must be given where rows were divided by it")
+    fail_unless((o is not None) == rules.r_grad, "o must be given for gradients through r")
+    for name, x, shape, dtype in (
+        ("the gradient of o", grad_o, shape_o, q.dtype),
+        ("o", o, shape_o, q.dtype),
+        ("r", r, shape_r, torch.float32),
+    ):
+        if x is not None:
+            checks.check_like(name, x, shape, dtype, q.device)
+
+
+def make_problem(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    rules: Rules,
+    *,
+    backward: bool = False,
+    deterministic: bool = False,
+) -> Problem:
+    """The problem that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
+    read = (q, k, v) if mask is None else (q, k, v, mask)
+    return Problem(
+        op="retnet",
+        direction="backward" if backward else "forward",
+        mask="decay" if mask is None else "explicit",
+        causal=rules.causal or mask is None,
+        alignment_bytes=checks.alignment_bytes(*read),
+        deterministic=deterministic,
+        **checks.sizes(q, k, v),
+    )

@@ -1,0 +1,199 @@
+"""``retnet_attn_func``: retention with a mask or a decay and a normaliser, in its parallel form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...arch import Policy, naming
+from ...errors import UnsupportedProblemError
+from ..shared import checks, gammas, interop, plain
+from ..shared.gammas import Decay
+from . import checks as retnet_checks
+from . import plan as retnet_plan
+from .autograd import RetNetFunction
+from .checks import Rules
+from .torch_op import FORWARD_OP
+
+_MAX_SCALE = checks.MAX_SCALE
+
+
+def retnet_attn_func(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    device_type: str | Policy | type[Policy] | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    normalize: bool = True,
+    r_clamp_max: float | None = None,
+    r_grad: bool = False,
+    return_r: bool = False,
+) -> Any:
+    """Retention, ``X = (scale q k^T) * mask``, ``o = (X / r) v``, by the fastest kernel known for this problem.
+
+    ``r = clamp(rowsum(|X|), 1, r_clamp_max)``. Neither scores nor weights are ever in memory; nor is the mask, if it is
+    a :class:`Decay`. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU
+    are served by the PyTorch reference.
+
+    q, k, v and a mask that is a tensor have gradients, by kernels too. r is a constant to them, as RetNet trains it,
+    unless ``r_grad``. The gradient of the mask is computed only where the mask requires it: it is the one result of the
+    size of the scores. Whether gradients must agree bit for bit between equal calls follows
+    ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call; o and r agree either way. Gradients
+    can be differentiated again, by the PyTorch reference. There is no forward-mode derivative.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere. A
+            torch tensor, or a CuPy or other array that offers ``__dlpack__``; q, k, v and the mask of one kind.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``; heads_q must be a multiple of heads_kv.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        mask: ``[heads_q or 1, seqlen_q, seqlen_k]`` in q's dtype with unit stride in the last dim, any values, shared
+            by the batch; or a :class:`Decay`, whose gamma has no gradient here.
+        device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
+            for the GPU that q is on.
+        scale: any finite number, negative and 0 included.
+        causal: the promise that the mask is 0 where ``j > i + seqlen_k - seqlen_q``. What stands there is not read, and
+            its gradient is 0. A decay is causal whatever is said here.
+        normalize: False for r = 1.
+        r_clamp_max: the most that r may be, at least 1; None for no limit.
+        r_grad: whether gradients flow through r, where it is the row's own sum.
+        return_r: return ``(o, r)``, with r ``[batch, heads_q, seqlen_q]`` in fp32 and without a gradient.
+
+    Returns:
+        o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
+        q's own library if q is not a tensor. Empty batch or heads give empty results.
+
+    Raises:
+        UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
+        UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
+        NotWarmError: a CUDA graph is being captured and the kernel, or the decay, is not ready.
+        ToolchainError, BuildError: the kernel had to be built and could not be.
+    """
+    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
+    # What is plainly right needs no call of the check that knows what is wrong.
+    if (
+        type(scale) is not float
+        or not -_MAX_SCALE <= scale <= _MAX_SCALE
+        or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
+        or normalize is not True
+        or r_clamp_max is not None
+        or type(r_grad) is not bool  # type: ignore[redundant-expr]  # untyped callers
+        or type(return_r) is not bool
+    ):
+        retnet_checks.check_types(rules, return_r)
+    if isinstance(mask, Decay):
+        weights, gamma_given = None, mask.gamma
+    else:
+        weights, gamma_given = mask, None
+    if not (
+        isinstance(q, torch.Tensor)
+        and isinstance(k, torch.Tensor)
+        and isinstance(v, torch.Tensor)
+        and (weights is None or isinstance(weights, torch.Tensor))
+    ):
+        return _of_arrays(q, k, v, mask, device_type, rules, return_r)
+    log2_gamma, gamma = None, None
+    if gamma_given is not None:
+        log2_gamma, gamma = gammas.read(gamma_given, q)
+        if log2_gamma is not None and log2_gamma.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedProblemError(
+                "the gamma of a Decay has no gradient in retnet_attn_func, got one with requires_grad=True: "
+                "detach it, or use retention_func"
+            )
+    elif weights is None and not isinstance(mask, Decay):
+        raise UnsupportedProblemError("mask must be a tensor or a Decay, got None")
+    differentiable = torch.is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (weights is not None and weights.requires_grad)
+    )
+    if (
+        torch.compiler.is_compiling()
+        or not (q.is_cuda and k.is_cuda and v.is_cuda)
+        or (weights is not None and not weights.is_cuda)
+        or plain.addresses(q, k, v, weights, log2_gamma) is None
+    ):
+        return _through_dispatcher(
+            (q, k, v, weights, log2_gamma),
+            gamma,
+            device_type,
+            rules,
+            return_r,
+            differentiable,
+        )
+    name = "" if device_type is None else naming.policy_name(device_type)
+    if differentiable:
+        return RetNetFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
+            q,
+            k,
+            v,
+            weights,
+            log2_gamma,
+            gamma,
+            rules,
+            name,
+            return_r,
+            torch.are_deterministic_algorithms_enabled(),
+        )
+    o, r = retnet_plan.retnet_forward(q, k, v, (weights, log2_gamma, gamma), rules, name, return_r)
+    return (o, r) if return_r else o
+
+
+def _of_arrays(
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    device_type: str | Policy | type[Policy] | None,
+    rules: Rules,
+    return_r: bool,
+) -> Any:
+    """The same for arrays of another library."""
+    given = {"q": q, "k": k, "v": v}
+    if not isinstance(mask, Decay):
+        given["mask"] = mask
+    tensors, give_back = interop.all_to_torch(**given)
+    found = retnet_attn_func(
+        tensors["q"],
+        tensors["k"],
+        tensors["v"],
+        tensors.get("mask", mask),
+        device_type,
+        **rules._asdict(),
+        return_r=return_r,
+    )
+    return tuple(map(give_back, found)) if return_r else give_back(found)
+
+
+def _through_dispatcher(
+    tensors: tuple[torch.Tensor | None, ...],
+    gamma: gammas.Floats | None,
+    device_type: str | Policy | type[Policy] | None,
+    rules: Rules,
+    return_r: bool,
+    differentiable: bool,
+) -> Any:
+    q, k, v, mask, log2_gamma = tensors
+    checks.check_places(q=q, k=k, v=v, mask=mask)
+    plain.refuse_tangents(*tensors, op="retnet")
+    # The gradient needs r: computed now it costs next to nothing, later another run of the kernel.
+    o, r = FORWARD_OP(
+        q,
+        k,
+        v,
+        mask,
+        log2_gamma,
+        gamma,
+        *rules,
+        "" if device_type is None else plain.policy_name(device_type),
+        return_r or (differentiable and rules.normalize),
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    return (o, r) if return_r else o
+
+
+RetNetAttnFunc = retnet_attn_func

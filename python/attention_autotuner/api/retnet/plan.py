@@ -1,0 +1,260 @@
+"""Launch plans of retnet, forward and backward: decided once per kind of call, then only replayed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from ... import settings
+from ...core import abi
+from ...core.problem import Problem
+from ...serving import dispatch
+from ...serving.loader import LoadedKernel
+from ..shared import gammas, launch
+from . import checks as retnet_checks
+from .checks import Rules
+
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
+Weights = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
+"""The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
+
+_forward_plans: dict[Any, launch.Plan] = {}
+_backward_plans: dict[Any, launch.Plan] = {}
+
+
+def retnet_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    weights: Weights,
+    rules: Rules,
+    device_type: str,
+    return_r: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retnet forward through a kernel.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]`` on a GPU.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        weights: what scores are multiplied by.
+        rules: how they become weights.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        return_r: whether r is wanted.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel is not ready.
+    """
+    mask, log2_gamma, gamma = weights
+    key = (
+        launch.signature_of_three(q, k, v),
+        launch.signature(mask),
+        launch.signature(log2_gamma),
+        gamma,
+        rules,
+        device_type,
+        return_r,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _forward_plans.get(key)
+    if plan is None:
+        retnet_checks.check_call(q, k, v, *weights, rules)
+        plan = _plan_forward(q, k, v, weights, rules, device_type, return_r)
+        launch.remember(_forward_plans, key, plan)
+    o, *rest = plan.run(q, k, v, mask, log2_gamma)
+    return o, rest[0] if rest else None
+
+
+def retnet_backward(
+    grad_o: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    weights: Weights,
+    o: torch.Tensor | None,
+    r: torch.Tensor | None,
+    rules: Rules,
+    device_type: str,
+    need_dmask: bool,
+    deterministic: bool,
+) -> Gradients:
+    """Gradients of q, k, v and perhaps the mask through a kernel.
+
+    Args:
+        grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides.
+        q: as given to the forward, as are k, v, the weights and the rules.
+        k: see q.
+        v: see q.
+        weights: see q.
+        o: what the forward returned, where gradients flow through r.
+        r: what the forward returned, where rows were divided by it.
+        rules: see q.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        need_dmask: whether the gradient of the mask is wanted.
+        deterministic: only kernels that give equal bits each time may serve.
+
+    Raises:
+        UnsupportedProblemError: the tensors name no problem that can be solved here.
+        NotWarmError: a graph is being captured and the kernel is not ready.
+        torch.OutOfMemoryError: there is no room for the gradients or the workspace.
+    """
+    mask, log2_gamma, gamma = weights
+    if mask is not None and need_dmask and mask.shape[0] > 1 and mask.stride(0) == 0:
+        # Heads that share their memory would share the sum of their gradients.
+        mask = mask.contiguous()
+        weights = (mask, None, None)
+    key = (
+        launch.signature_of_three(q, k, v),
+        launch.signature(mask),
+        launch.signature(log2_gamma),
+        launch.signature(grad_o),
+        launch.signature(o),
+        launch.signature(r),
+        gamma,
+        rules,
+        device_type,
+        need_dmask,
+        deterministic,
+        dispatch.generation(),
+        id(settings.current()),
+    )
+    plan = _backward_plans.get(key)
+    if plan is None:
+        retnet_checks.check_call(q, k, v, *weights, rules)
+        retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
+        plan = _plan_backward(
+            (q, k, v), weights, (grad_o, o, r), rules, device_type, need_dmask, deterministic
+        )
+        launch.remember(_backward_plans, key, plan)
+    dq, dk, dv, *rest = plan.run(q, k, v, mask, log2_gamma, grad_o, o, r)
+    return dq, dk, dv, rest[0] if rest else None
+
+
+def _plan_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    weights: Weights,
+    rules: Rules,
+    device_type: str,
+    return_r: bool,
+) -> launch.Plan:
+    in_force = settings.current()
+    mask, log2_gamma, _ = weights
+    o = launch.output(q, v)
+    outputs = [o]
+    if return_r:
+        outputs.append(launch.contiguous("r", q.shape[:3], torch.float32))
+    kernel: LoadedKernel | None = None
+    params, keep = abi.RetNetForwardParams(), None
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = retnet_checks.make_problem(q, k, v, mask, rules)
+        keep = _decays_to_keep(weights, q)
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        params = _params(problem, rules, q, k, v, mask, keep, o=o.strides)
+        params.normalize = int(rules.normalize)
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={"q": q, "k": k, "v": v, "mask": mask, "log2_gamma": log2_gamma},
+        outputs=outputs,
+        in_force=in_force,
+        keep=keep,
+    )
+
+
+def _plan_backward(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    weights: Weights,
+    others: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+    rules: Rules,
+    device_type: str,
+    need_dmask: bool,
+    deterministic: bool,
+) -> launch.Plan:
+    in_force = settings.current()
+    q, k, v = tensors
+    mask, log2_gamma, _ = weights
+    grad_o, o, r = others
+    rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
+    copies = [name for name, x in rows.items() if not launch.is_readable(x)]
+    strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
+    if r is not None and not r.is_contiguous():
+        copies.append("r")
+    outputs = launch.gradients(dq=q, dk=k, dv=v)
+    if need_dmask and mask is not None:
+        outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
+    kernel: LoadedKernel | None = None
+    params, keep = abi.RetNetBackwardParams(), None
+    if q.shape[0] > 0 and q.shape[1] > 0:
+        problem = retnet_checks.make_problem(
+            q, k, v, mask, rules, backward=True, deterministic=deterministic
+        )
+        keep = _decays_to_keep(weights, q)
+        kernel = launch.kernel_of(problem, device_type, q.get_device())
+        strides |= {layout.name: layout.strides for layout in outputs[:3]}
+        if len(outputs) > 3:
+            strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
+        params = _params(problem, rules, q, k, v, mask, keep, **strides)
+        params.r_grad = int(rules.r_grad)
+    return launch.Plan(
+        kernel,
+        params,
+        q.device,
+        index=q.get_device(),
+        inputs={
+            "q": q,
+            "k": k,
+            "v": v,
+            "mask": mask,
+            "log2_gamma": log2_gamma,
+            "dout": grad_o,
+            "o": o,
+            "r": r,
+        },
+        outputs=outputs,
+        in_force=in_force,
+        copies=copies,
+        keep=keep,
+    )
+
+
+def _decays_to_keep(weights: Weights, q: torch.Tensor) -> torch.Tensor | None:
+    """The logarithms of decays that are no tensor of the caller's."""
+    mask, log2_gamma, gamma = weights
+    if mask is not None or log2_gamma is not None:
+        return None
+    return gammas.on_device(gamma, q.shape[1], q.device)
+
+
+def _params(
+    problem: Problem,
+    rules: Rules,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    keep: torch.Tensor | None,
+    **strides: tuple[int, ...],
+) -> Any:
+    """Params complete but for the pointers, except that of decays that are kept."""
+    if mask is not None:
+        strides["mask"] = _mask_strides(mask.shape, mask.stride())
+    params: Any = launch.strided_params(
+        problem, rules.scale, q=q.stride(), k=k.stride(), v=v.stride(), **strides
+    )
+    params.r_clamp_max = math.inf if rules.r_clamp_max is None else rules.r_clamp_max
+    if keep is not None:
+        params.log2_gamma = keep.data_ptr()
+    return params
+
+
+def _mask_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Of ``[batch, heads, seqlen_q, seqlen_k]``: 0 between sequences, and between heads that share one mask."""
+    return (0, 0 if shape[0] == 1 else strides[0], strides[1], 1)

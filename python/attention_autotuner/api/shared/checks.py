@@ -1,0 +1,296 @@
+"""Argument checks of attention, each failure naming the constraint and the value.
+
+They read shapes, strides and dtypes only, so that fake tensors pass through them as well as real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+
+from ...core.problem import CAUSAL_ALIGNMENTS, CausalAlignment, DType, Problem
+from ...errors import UnsupportedProblemError
+
+DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+VECTOR_BYTES = 16
+VECTOR_ELEMENTS = 8
+MAX_SCALE = torch.finfo(torch.float32).max
+SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
+
+
+def fail_unless(condition: bool, message: str) -> None:
+    """Raise :class:`UnsupportedProblemError` with a message unless a condition holds."""
+    if not condition:
+        raise UnsupportedProblemError(message)
+
+
+def check_options(
+    causal: object,
+    softmax_scale: object,
+    causal_alignment: object,
+    return_lse: object,
+    deterministic: object,
+) -> None:
+    """Check the arguments that are no tensors.
+
+    Raises:
+        UnsupportedProblemError: one is outside its range.
+    """
+    for name, value in (("causal", causal), ("return_lse", return_lse)):
+        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+    fail_unless(
+        deterministic is None or isinstance(deterministic, bool),
+        f"deterministic must be True, False or None, got {deterministic!r}",
+    )
+    fail_unless(
+        causal_alignment in CAUSAL_ALIGNMENTS,
+        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {causal_alignment!r}",
+    )
+    if softmax_scale is not None:
+        number = isinstance(softmax_scale, (int, float)) and not isinstance(softmax_scale, bool)
+        fail_unless(
+            number,
+            f"softmax_scale must be a float or None, got {type(softmax_scale).__name__}",
+        )
+        check_scale(cast("float", softmax_scale))
+
+
+def check_scale(scale: float, name: str = "softmax_scale") -> None:
+    """Check that a scale is a finite fp32 number.
+
+    Raises:
+        UnsupportedProblemError: it is not.
+    """
+    # NaN is in no range. A plain `if`, as torch.compile cannot put a symbolic float into a message.
+    if not -MAX_SCALE <= scale <= MAX_SCALE:
+        raise UnsupportedProblemError(f"{name} must be finite in fp32, got {scale}")
+
+
+def check_layout(name: str, x: torch.Tensor) -> None:
+    """Check that a tensor's values lie in strided memory.
+
+    Raises:
+        UnsupportedProblemError: it is sparse, nested or of another layout.
+    """
+    fail_unless(
+        x.layout == torch.strided and not x.is_nested,
+        f"{name} must be a dense strided tensor, got {'nested' if x.is_nested else x.layout}",
+    )
+
+
+def check_dims(name: str, x: torch.Tensor) -> None:
+    """Check that a tensor is ``[batch, heads, seqlen, dim]``.
+
+    Raises:
+        UnsupportedProblemError: it has more or fewer dimensions.
+    """
+    fail_unless(
+        x.dim() == 4, f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}"
+    )
+
+
+def check_places(**tensors: torch.Tensor | None) -> None:
+    """Check that the dispatcher has a kernel to hand tensors to, each given under its name; None is passed over.
+
+    Raises:
+        UnsupportedProblemError: one is on another kind of device, or in no strided memory.
+    """
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        fail_unless(
+            x.device.type in SUPPORTED_DEVICES,
+            f"{name} must be on one of {SUPPORTED_DEVICES}, got {x.device}",
+        )
+        check_layout(name, x)
+
+
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
+
+    Raises:
+        UnsupportedProblemError: they name no attention that can be computed here.
+    """
+    named = (("q", q), ("k", k), ("v", v))
+    for name, x in named:
+        check_layout(name, x)
+        check_dims(name, x)
+        fail_unless(x.dtype in DTYPE_NAMES, f"{name} must be float16 or bfloat16, got {x.dtype}")
+    fail_unless(
+        q.dtype == k.dtype == v.dtype,
+        f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}",
+    )
+    fail_unless(
+        q.device == k.device == v.device,
+        f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
+    )
+    _check_shapes(q.shape, k.shape, v.shape)
+    for name, x in named:
+        fail_unless(
+            x.stride(3) == 1, f"{name} must have unit stride in its last dim, got {x.stride(3)}"
+        )
+
+
+def _check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
+    fail_unless(
+        q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}"
+    )
+    fail_unless(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
+    if k[1] == 0:
+        fail_unless(q[1] == 0, f"heads of k and v must be at least 1 for {q[1]} heads of q, got 0")
+    else:
+        fail_unless(
+            q[1] % k[1] == 0,
+            f"heads of q must be a multiple of heads of k and v, got {q[1]} and {k[1]}",
+        )
+    fail_unless(q[3] == k[3], f"q and k must have the same dim, got {q[3]} and {k[3]}")
+    fail_unless(k[2] == v[2], f"k and v must have the same seqlen, got {k[2]} and {v[2]}")
+    # The limits of sizes and dims are the problem's own; empty batch and heads stand in for any other number.
+    Problem(
+        batch=max(q[0], 1),
+        heads_q=max(q[1], 1),
+        heads_kv=max(k[1], 1) if q[1] else 1,
+        seqlen_q=q[2],
+        seqlen_k=k[2],
+        dim_qk=q[3],
+        dim_v=v[3],
+    )
+
+
+def check_some_gradient(*gradients: torch.Tensor | None) -> None:
+    """Check that there is anything to propagate.
+
+    Raises:
+        UnsupportedProblemError: every gradient is None.
+    """
+    fail_unless(
+        any(x is not None for x in gradients), "the gradient of o or of lse must be given, got None"
+    )
+
+
+def check_gradients(
+    grad_o: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: torch.Tensor,
+) -> None:
+    """Check what the backward is given beside q, k and v, which are checked already; strides are free.
+
+    Raises:
+        UnsupportedProblemError: one is not what the forward returned, or no gradient of that.
+    """
+    check_some_gradient(grad_o, grad_lse)
+    shape_o, shape_lse = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
+    for name, x, shape, dtype in (
+        ("o", o, shape_o, q.dtype),
+        ("lse", lse, shape_lse, torch.float32),
+        ("the gradient of o", grad_o, shape_o, q.dtype),
+        ("the gradient of lse", grad_lse, shape_lse, torch.float32),
+    ):
+        if x is None:
+            continue
+        check_like(name, x, shape, dtype, q.device)
+
+
+def check_like(
+    name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Check a tensor whose shape, dtype and device follow from those of q, k and v; strides are free.
+
+    Raises:
+        UnsupportedProblemError: one is another.
+    """
+    check_layout(name, x)
+    fail_unless(
+        tuple(x.shape) == tuple(shape),
+        f"{name} must have the shape {tuple(shape)}, got {tuple(x.shape)}",
+    )
+    fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
+    fail_unless(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
+
+
+def make_problem(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    top_left: bool = False,
+    backward: bool = False,
+    deterministic: bool = False,
+) -> Problem:
+    """The attention that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
+    alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
+    return Problem(
+        direction="backward" if backward else "forward",
+        causal=causal,
+        causal_alignment=alignment,
+        alignment_bytes=alignment_bytes(q, k, v),
+        deterministic=deterministic,
+        **sizes(q, k, v),
+    )
+
+
+def sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
+    """What checked, non-empty tensors say of a problem by their dtype and shapes."""
+    return {
+        "dtype": DTYPE_NAMES[q.dtype],
+        "batch": q.shape[0],
+        "heads_q": q.shape[1],
+        "heads_kv": k.shape[1],
+        "seqlen_q": q.shape[2],
+        "seqlen_k": k.shape[2],
+        "dim_qk": q.shape[3],
+        "dim_v": v.shape[3],
+    }
+
+
+def alignment_bytes(*tensors: torch.Tensor) -> Literal[2, 16]:
+    """The widest accesses that all rows of some tensors allow."""
+    return 16 if all(is_aligned(x) for x in tensors) else 2
+
+
+def is_aligned(x: torch.Tensor) -> bool:
+    """Whether every row of a tensor with unit stride in its last dim starts at a multiple of 16 bytes.
+
+    Strides of dimensions of size 1 do not matter.
+    """
+    rows = zip(x.shape[:-1], x.stride()[:-1], strict=True)
+    return x.data_ptr() % VECTOR_BYTES == 0 and all(
+        size <= 1 or stride % VECTOR_ELEMENTS == 0 for size, stride in rows
+    )
+
+
+def output_strides(
+    shape: Sequence[int], strides: Sequence[int], dim_v: int
+) -> tuple[int, int, int, int]:
+    """Strides of a dense output with q's order of dimensions, its last dim innermost.
+
+    Args:
+        shape: of q.
+        strides: of q; dimensions that q only broadcasts (stride 0) or that have size 1 keep their place outside.
+        dim_v: the output's last dim.
+    """
+    fixed = [axis for axis in range(3) if shape[axis] <= 1 or strides[axis] == 0]
+    moving = sorted((axis for axis in range(3) if axis not in fixed), key=lambda a: strides[a])
+    found = [0, 0, 0, 1]
+    step = dim_v
+    for axis in [*moving, *reversed(fixed)]:
+        found[axis] = step
+        step *= max(shape[axis], 1)
+    return (found[0], found[1], found[2], 1)
+
+
+def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """An uninitialised output of q's dtype and order of dimensions, with v's last dim."""
+    strides = output_strides(q.shape, q.stride(), v.shape[3])
+    return q.new_empty_strided((*q.shape[:3], v.shape[3]), strides)
+
+
+def empty_gradient(x: torch.Tensor) -> torch.Tensor:
+    """An uninitialised gradient of a tensor: dense, in its order of dimensions."""
+    return x.new_empty_strided(x.shape, output_strides(x.shape, x.stride(), x.shape[3]))

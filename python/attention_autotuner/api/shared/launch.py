@@ -1,0 +1,388 @@
+"""What launch plans of every operation stand on: torch's allocator and stream, the C entry, and the memory of plans."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from ... import settings
+from ...arch import naming
+from ...core import abi
+from ...core.problem import Problem
+from ...operations.params import params_of
+from ...serving import dispatch
+from ...serving.loader import LoadedKernel
+from . import checks
+
+MAX_PLANS = 4096
+"""Kinds of call remembered per operation; the oldest are forgotten first."""
+
+SOMEWHERE = 256
+"""What stands for an address that is not known yet."""
+
+Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
+
+Params = tuple[ctypes.c_void_p, memoryview, Any]
+"""The address of params, their memory in 8-byte words, and what keeps it."""
+
+
+def _stream_of(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# Torch's own shortcuts, a tenth of the time of torch.cuda's functions; absent from builds without CUDA.
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
+"""Torch's current stream of a device, as a raw ``cudaStream_t``."""
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+"""The calling thread's current device."""
+
+
+def allocator(device: torch.device) -> Allocate:
+    """What makes an uninitialised tensor of ``(shape, strides, dtype)`` on a device, which must be current."""
+    if device.type in ("cuda", "cpu"):
+        # What Inductor's code allocates with: no parsing of options and no dispatcher, a third of the time.
+        guards = getattr(torch._C._dynamo, "guards", None)
+        quick: Allocate | None = getattr(guards, f"_empty_strided_{device.type}", None)
+        if quick is not None:
+            return quick
+    return lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype, device=device
+    )
+
+
+class Launch:
+    """A kernel with params that are complete but for their pointers, ready to be enqueued again and again.
+
+    Attributes:
+        workspace_bytes: device memory that a launch needs beside its tensors.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_entry",
+        "_index",
+        "_index_argument",
+        "_kernel",
+        "_kind",
+        "_spare",
+        "_template",
+        "workspace_bytes",
+    )
+
+    def __init__(
+        self,
+        kernel: LoadedKernel,
+        params: ctypes.Structure,
+        *,
+        index: int,
+        allocate: Allocate,
+    ) -> None:
+        """Prepare launches.
+
+        Args:
+            kernel: what to launch.
+            params: complete but for the pointers.
+            index: CUDA device index.
+            allocate: where the workspace comes from.
+        """
+        self._kernel = kernel
+        self._entry = kernel.launch_function
+        self._kind = type(params)
+        self._template = bytes(params)
+        self.workspace_bytes = kernel.workspace_bytes(params)
+        self._allocate = allocate
+        self._index = index
+        # Arguments that are ctypes objects already pass quicker than integers.
+        self._index_argument = ctypes.c_int32(index)
+        # Params in use by no call. A list's pop and append are atomic, so threads share it without a lock.
+        self._spare: list[Params] = []
+
+    def params(self) -> Params:
+        """Params for :meth:`enqueue`, whose pointers are to be written through the second item, 8 bytes a word."""
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return self._new_params()
+
+    def enqueue(self, held: Params) -> None:
+        """Launch on torch's current stream of the device, which must be current.
+
+        Args:
+            held: from :meth:`params`, every pointer written (0 for null); not the caller's any more.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the workspace; nothing was launched.
+            ArtifactError: the launch failed.
+        """
+        workspace = None
+        if self.workspace_bytes:
+            # Freed on return: torch reuses it only for work that comes later on this stream.
+            workspace = self._allocate((self.workspace_bytes,), (1,), torch.uint8)
+        status = self._entry(
+            held[0],
+            None if workspace is None else workspace.data_ptr(),
+            current_stream(self._index),
+            self._index_argument,
+        )
+        if status:
+            self._kernel.raise_for_status(status, f"launch it on cuda:{self._index}")
+        self._spare.append(held)  # the launch has copied the params
+
+    def _new_params(self) -> Params:
+        params = self._kind.from_buffer_copy(self._template)
+        address = ctypes.c_void_p(ctypes.addressof(params))
+        return address, memoryview(params).cast("B").cast("Q"), params
+
+
+# What CUDA graphs read of what plans keep: graphs may outlive the plans, so it is never let go.
+_recorded: dict[int, torch.Tensor] = {}
+
+
+class Layout(NamedTuple):
+    """An output that a plan allocates.
+
+    Attributes:
+        name: of the params' field.
+        shape: elements.
+        strides: elements.
+        dtype: of the elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def contiguous(name: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
+    """The layout of an output whose last dimension moves first, and so on."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return Layout(name, tuple(shape), tuple(reversed(strides)), dtype)
+
+
+def output(q: torch.Tensor, v: torch.Tensor) -> Layout:
+    """The layout of o: dense, with q's order of dimensions and v's last dim."""
+    strides = checks.output_strides(q.shape, q.stride(), v.shape[3])
+    return Layout("o", (*q.shape[:3], v.shape[3]), strides, q.dtype)
+
+
+def gradients(**tensors: torch.Tensor) -> list[Layout]:
+    """The layouts of gradients, by their names: dense, each with its tensor's order of dimensions."""
+    return [
+        Layout(
+            name,
+            tuple(x.shape),
+            checks.output_strides(x.shape, x.stride(), x.shape[3]),
+            x.dtype,
+        )
+        for name, x in tensors.items()
+    ]
+
+
+def signature(x: torch.Tensor | None) -> tuple[Any, ...] | None:
+    """All that a plan depends on of a tensor but its values and what its address is beyond 16 bytes."""
+    if x is None:
+        return None
+    return (x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() & 15 == 0)
+
+
+def signature_of_three(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Any, ...]:
+    """The same of q, k and v, whose addresses matter together; two thirds of the time of three."""
+    return (
+        q.shape,
+        q.stride(),
+        k.shape,
+        k.stride(),
+        v.shape,
+        v.stride(),
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.get_device(),
+        k.get_device(),
+        v.get_device(),
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15 == 0,
+    )
+
+
+class Plan:
+    """A call of one kind: everything but the addresses is fixed, and a warm call only replays it.
+
+    It touches no file, never synchronises, may run under CUDA-graph capture, and holds no tensor of a caller's.
+
+    Attributes:
+        settings: those in force when it was made, held so that their ``id`` in a key stays theirs.
+        workspace_bytes: device memory that a call needs beside its tensors, and frees again.
+    """
+
+    __slots__ = (
+        "_allocate",
+        "_copies",
+        "_index",
+        "_input_words",
+        "_keep",
+        "_launch",
+        "_outputs",
+        "settings",
+        "workspace_bytes",
+    )
+
+    def __init__(
+        self,
+        kernel: LoadedKernel | None,
+        params: ctypes.Structure,
+        device: torch.device,
+        *,
+        index: int,
+        inputs: Mapping[str, torch.Tensor | None],
+        outputs: Sequence[Layout],
+        in_force: settings.Settings,
+        copies: Sequence[str] = (),
+        keep: torch.Tensor | None = None,
+    ) -> None:
+        """Prepare a call.
+
+        Args:
+            kernel: what to launch; None where there is nothing to read, and outputs are 0.
+            params: complete but for the pointers of inputs and outputs; other pointers stay as they are.
+            device: of all tensors.
+            index: what ``get_device`` says of them.
+            inputs: fields of the params, in the order of :meth:`run`'s arguments, and what is given for them.
+            outputs: what is allocated.
+            in_force: the present settings.
+            copies: those inputs that must be copied before they are read.
+            keep: what the params already refer to.
+        """
+        self.settings = in_force
+        self._allocate = allocator(device)
+        self._index = index
+        self._keep = keep
+        self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
+        kind = type(params)
+        self._input_words = words_of(kind, *inputs)
+        written = words_of(kind, *(layout.name for layout in outputs))
+        self._outputs = [
+            (word, layout.shape, layout.strides, layout.dtype)
+            for word, layout in zip(written, outputs, strict=True)
+        ]
+        self._launch = None
+        self.workspace_bytes = 0
+        if kernel is not None:
+            # A kernel may need more memory for what is there than for what is not: none of it may look absent.
+            words = memoryview(params).cast("B").cast("Q")
+            given = words_of(kind, *(name for name, x in inputs.items() if x is not None))
+            for word in (*given, *written):
+                words[word] = SOMEWHERE
+            self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
+            self.workspace_bytes = self._launch.workspace_bytes
+
+    def run(self, *inputs: torch.Tensor | None) -> list[torch.Tensor]:
+        """Allocate the outputs and enqueue the kernel on torch's current stream of the tensors' device.
+
+        Args:
+            inputs: None for those not given, as when the plan was made.
+
+        Raises:
+            torch.OutOfMemoryError: there is no room for the outputs or the workspace.
+        """
+        if current_device() != self._index:
+            with torch.cuda.device(self._index):
+                return self.run(*inputs)
+        if self._keep is not None and torch.cuda.is_current_stream_capturing():
+            _recorded[id(self._keep)] = self._keep
+        allocate, launch = self._allocate, self._launch
+        if launch is None:
+            return [
+                allocate(shape, strides, dtype).zero_()
+                for _, shape, strides, dtype in self._outputs
+            ]
+        if self._copies:
+            # They live until the launch is enqueued; torch reuses their memory for later work of this stream only.
+            inputs = tuple(
+                copy_of(x) if x is not None and position in self._copies else x
+                for position, x in enumerate(inputs)
+            )
+        held = launch.params()
+        words = held[1]
+        for word, x in zip(self._input_words, inputs, strict=True):
+            if x is not None:
+                words[word] = x.data_ptr()
+        results = []
+        for word, shape, strides, dtype in self._outputs:
+            result = allocate(shape, strides, dtype)
+            words[word] = result.data_ptr()
+            results.append(result)
+        launch.enqueue(held)
+        return results
+
+
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A dense copy in memory of its own, whose address is a multiple of 16 bytes as all of torch's are."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def is_readable(x: torch.Tensor) -> bool:
+    """Whether kernels can read a tensor's rows where they lie, 16 bytes at a time."""
+    return x.stride(-1) == 1 and checks.is_aligned(x)
+
+
+def strides_read(x: torch.Tensor, *, copied: bool) -> tuple[int, ...]:
+    """Strides of what the kernel reads: the tensor itself, or its copy."""
+    return contiguous("", x.shape, x.dtype).strides if copied else x.stride()
+
+
+def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
+    """The kernel that dispatch chooses for a problem, ready on a device.
+
+    Args:
+        problem: what is to be computed.
+        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU itself.
+        index: CUDA device index.
+
+    Raises:
+        NotWarmError: a graph is being captured and the kernel is not ready.
+    """
+    with nullcontext() if current_device() == index else torch.cuda.device(index):
+        capturing = torch.cuda.is_current_stream_capturing()
+        policy = naming.policy_named(device_type, device=index)
+        return dispatch.kernel_for(problem, policy, device=index, must_be_warm=capturing)
+
+
+def words_of(kind: type[ctypes.Structure], *pointers: str) -> tuple[int, ...]:
+    """Where the fields that hold or begin with an address lie in params, in 8-byte words."""
+    return tuple(getattr(kind, name).offset // 8 for name in pointers)
+
+
+def strided_params(problem: Problem, scale: float, **strides: Sequence[int]) -> ctypes.Structure:
+    """A problem's params, complete but for the pointers.
+
+    Args:
+        problem: gives the sizes.
+        scale: the softmax scale.
+        strides: of each tensor that the params name, ``[batch, heads, seqlen, dim]``, in elements.
+    """
+    params = params_of(problem, scale)
+    for name, (batch, head, row, _) in strides.items():
+        tensor = abi.Tensor(stride_batch=batch, stride_head=head, stride_row=row)
+        setattr(params, name, tensor)
+    return params
+
+
+PlanT = TypeVar("PlanT")
+_lock = threading.Lock()
+
+
+def remember(plans: dict[Any, PlanT], key: Any, plan: PlanT) -> None:
+    """Keep a plan for the next call of its kind, within :data:`MAX_PLANS`."""
+    with _lock:
+        while len(plans) >= MAX_PLANS:
+            del plans[next(iter(plans))]
+        plans[key] = plan

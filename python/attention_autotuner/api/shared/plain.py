@@ -1,0 +1,117 @@
+"""Tensors that need no dispatcher: whose ops would do no more than call our kernel, so that it can be left out.
+
+It would cost an attention call 11 us without grad and 39 us with it (benchmarks/host_overhead.py on an H200: 20.7 and
+60.3 us through it, 10.2 and 21.3 beside it).
+
+Torch computes the gradients of GPU tensors in threads of its own, where no override of the settings is in force; so the
+settings of a forward call are kept for them. Code that torch compiled calls the ops itself: its gradients are decided
+under the process's settings.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from ... import settings
+from ...arch import Policy, naming
+from ...errors import UnsupportedProblemError
+
+_log = logging.getLogger(__name__)
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+
+Gradient = torch.Tensor | None
+
+_UNCHANGED = nullcontext()
+
+
+@functools.cache
+def notice(message: str) -> None:
+    """Log a message once a process."""
+    _log.warning(message)
+
+
+def addresses(*tensors: Any) -> list[int] | None:
+    """Where tensors lie, if the dispatcher would do no more with them than call our kernel; None is passed over.
+
+    None for anything unusual: arrays, subclasses, fake tensors, modes, functorch's transforms, tracing, and tensors
+    whose values are not what lies in strided memory. Asking for their dispatch keys would say the same of those at
+    three times the price.
+    """
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_tracing()
+        or forward_ad._current_level >= 0
+    ):
+        return None
+    found = []
+    try:
+        for x in tensors:
+            if x is None:
+                continue
+            if type(x) not in PLAIN_TYPES or x.is_neg() or x.is_nested:
+                return None
+            address = x.data_ptr()
+            if not address:
+                return None  # tensors known to be zero, functional wrappers and empty tensors lie nowhere
+            found.append(address)
+    except RuntimeError:
+        return None  # sparse, or a wrapper that a finished transform left behind
+    return found
+
+
+def are_plain(*tensors: Gradient) -> bool:
+    """Whether the dispatcher would do no more with what autograd hands over than call our kernel."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    try:
+        for x in tensors:
+            if x is not None and (type(x) not in PLAIN_TYPES or x.is_neg() or not x.data_ptr()):
+                return False  # empty tensors and those known to be zero lie nowhere
+    except RuntimeError:
+        return False  # sparse, or a batch of gradients
+    return True
+
+
+def refuse_tangents(*tensors: Gradient, op: str = "attention") -> None:
+    """Refuse tensors with a tangent, which would be dropped without a word: there is no formula for it here.
+
+    Raises:
+        UnsupportedProblemError: one has a tangent.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for x in tensors:
+        if x is None:
+            continue
+        tangent = forward_ad.unpack_dual(x).tangent  # type: ignore[no-untyped-call]  # torch's own
+        if tangent is not None:
+            raise UnsupportedProblemError(
+                f"{op} has no forward-mode derivative: differentiate in reverse mode"
+            )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # torch's own
+def policy_name(device_type: str | Policy | type[Policy]) -> str:
+    """The name under which a policy enters a graph."""
+    return naming.policy_name(device_type)
+
+
+def settings_of(ctx: Any) -> AbstractContextManager[None]:
+    """Inside it the settings of the forward call, kept as ``ctx.settings``, are in force."""
+    if torch.compiler.is_compiling() or settings.current() is ctx.settings:
+        return _UNCHANGED
+    return settings.adopted(ctx.settings)

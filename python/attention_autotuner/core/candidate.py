@@ -1,0 +1,187 @@
+"""The candidate: one way to solve a problem, as a kernel with every knob set.
+
+A candidate depends on the padded classes of the head dims only, never on the true dims or lengths, so one compiled
+candidate serves every problem of its class. Which candidates are legal on which GPU is for their kernel to say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
+
+Family = Literal["sm80", "sm90"]
+Service = tuple[Op, Direction, Score]  # what a kernel computes
+
+
+class KernelKnobs:
+    """Base of every kernel's knobs: a frozen dataclass of what there is to choose about it.
+
+    Attributes:
+        kernel: name of the kernel that they configure, a key of ``kernels.registry.KERNELS``.
+        family: ``sm80``: mma.sync, ldmatrix, cp.async; runs on compute capability 8.0 and newer. ``sm90``: wgmma and
+            TMA; runs on 9.0 alone.
+        serves: the operations, directions and score modifications that the kernel computes.
+    """
+
+    kernel: ClassVar[str]
+    family: ClassVar[Family]
+    serves: ClassVar[frozenset[Service]]
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest launch."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """The knobs' part of a candidate's name: unique, readable, valid in C++ and file names."""
+        raise NotImplementedError
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return True
+
+    @property
+    def form(self) -> Form:
+        """How retention forward is computed; ``auto`` where there is no choice."""
+        return "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """A candidate, or a pass that candidates would share, that a policy will not offer.
+
+    Attributes:
+        config: the candidate's fields, of its knobs those that the rule is about.
+        predicate: the name of the rule that said no.
+        reason: the constraint with the values that broke it.
+    """
+
+    config: dict[str, Any]
+    predicate: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A kernel with every knob set.
+
+    Attributes:
+        op, direction, dtype: as in :class:`~.problem.Problem`.
+        class_qk, class_v: padded head dims that the kernel is compiled for, elements.
+        copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
+        mask: as in :class:`~.problem.Problem`.
+        knobs: the :class:`KernelKnobs` of one kernel, which they name.
+
+    Raises:
+        TypeError: the knobs are of a kernel that does not compute this.
+    """
+
+    op: Op = "attention"
+    direction: Direction = "forward"
+    dtype: DType
+    class_qk: int
+    class_v: int
+    copy_bytes: Literal[2, 16] = 16
+    mask: Mask = "none"
+    knobs: Any
+
+    def __post_init__(self) -> None:
+        score = score_of(self.op, self.mask)
+        if (self.op, self.direction, score) not in self.knobs.serves:
+            raise TypeError(
+                f"{self.knobs.kernel} does not compute {self.op} {self.direction} with {score} scores, got "
+                f"{type(self.knobs).__name__}"
+            )
+
+    @classmethod
+    def of(cls, problem: Problem, knobs: KernelKnobs) -> Candidate:
+        """A candidate of a problem's kind and padded classes.
+
+        Raises:
+            TypeError: the knobs are of a kernel that does not compute it.
+        """
+        return cls(**fields_of(problem), knobs=knobs)
+
+    @property
+    def kernel(self) -> str:
+        """Name of its kernel."""
+        name: str = self.knobs.kernel
+        return name
+
+    @property
+    def family(self) -> Family:
+        """The family of its kernel."""
+        family: Family = self.knobs.family
+        return family
+
+    @property
+    def score(self) -> Score:
+        """The score modification that it is compiled with."""
+        return score_of(self.op, self.mask)
+
+    @property
+    def form(self) -> Form:
+        """How retention forward is computed; ``auto`` where there is no choice."""
+        form: Form = self.knobs.form
+        return form
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether two runs on equal inputs give equal bits."""
+        return bool(self.knobs.deterministic)
+
+    @property
+    def name(self) -> str:
+        """A readable, unique name made from every field; also a valid C++ and file-system identifier."""
+        mask = [] if self.mask == "none" else [self.mask]
+        parts = [
+            self.op,
+            self.direction,
+            *mask,
+            self.family,
+            self.dtype,
+            f"d{self.class_qk}x{self.class_v}",
+            self.knobs.label,
+            f"c{self.copy_bytes}",
+        ]
+        return "_".join(parts)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The kernel's name, its family and all fields, as JSON-ready values; the knobs are nested."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return (
+            {"kernel": self.kernel, "family": self.family} | values | {"knobs": asdict(self.knobs)}
+        )
+
+
+def fields_of(problem: Problem) -> dict[str, Any]:
+    """The fields of a candidate that its problem decides: all but the knobs."""
+    return {
+        "op": problem.op,
+        "direction": problem.direction,
+        "dtype": problem.dtype,
+        "class_qk": problem.class_qk,
+        "class_v": problem.class_v,
+        "copy_bytes": problem.alignment_bytes,
+        "mask": problem.mask,
+    }
+
+
+def rejected(
+    problem: Problem, kind: type[KernelKnobs], knobs: dict[str, Any], broken: tuple[str, str]
+) -> Rejection:
+    """The rejection of all candidates of a problem that would have some knobs.
+
+    Args:
+        problem: what they would compute.
+        kind: the knobs' class.
+        knobs: those that the rule is about, by name.
+        broken: the rule's name and its reason.
+    """
+    config = {"kernel": kind.kernel, "family": kind.family} | fields_of(problem) | {"knobs": knobs}
+    return Rejection(config=config, predicate=broken[0], reason=broken[1])

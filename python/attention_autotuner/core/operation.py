@@ -1,0 +1,101 @@
+"""The semantics of an operation as far as plain numbers go: what a problem of it may say, its FLOPs and bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import UnsupportedProblemError
+
+if TYPE_CHECKING:
+    from .problem import CausalAlignment, Mask, Problem, Score
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise :class:`~..errors.UnsupportedProblemError` with a message unless a condition holds."""
+    if not condition:
+        raise UnsupportedProblemError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Semantics:
+    """What problems of one operation mean.
+
+    Attributes:
+        op: the operation's name.
+        scores: the masks it takes, each with the score modification that it asks of a kernel.
+        alignments: where a causal diagonal may begin.
+        carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
+    """
+
+    op: str
+    scores: Mapping[Mask, Score]
+    alignments: tuple[CausalAlignment, ...] = ("bottom_right",)
+    carries_state: bool = False
+
+    def check(self, problem: Problem) -> None:
+        """Check what is this operation's own about a problem.
+
+        Raises:
+            UnsupportedProblemError: a field is outside its limits.
+        """
+        require(
+            problem.mask in self.scores,
+            "mask must be 'explicit' or 'decay' for retnet and 'none' for others, "
+            f"got {problem.mask!r} for {self.op}",
+        )
+        require(
+            problem.form == "auto" or self.has_forms(problem),
+            f"form is for retention forward, got {problem.form!r} for {self.op} {problem.direction}",
+        )
+        require(
+            problem.causal_alignment in self.alignments,
+            f"causal_alignment must be 'bottom_right' for {self.op}, got {problem.causal_alignment!r}",
+        )
+        decays = self.scores[problem.mask] == "decayed"
+        require(problem.causal or not decays, f"{self.op} with decay is causal, got causal=False")
+
+    def has_forms(self, problem: Problem) -> bool:
+        """Whether a problem may say in which form it is computed."""
+        return False
+
+    def decodes(self, problem: Problem) -> bool:
+        """Whether a call reads and writes states, as a step of decoding does."""
+        return False
+
+    def scale(self, problem: Problem) -> float:
+        """The factor of Q K^T where a caller names none."""
+        return float(problem.dim_qk**-0.5)
+
+    def flops(self, problem: Problem) -> int:
+        """Floating-point operations by the field's convention, halved when causal.
+
+        Forward: 2 b h sq sk (dqk + dv). Backward: 2 b h sq sk (3 dqk + 2 dv), whatever a plan computes twice.
+        """
+        full = 2 * problem.batch * problem.heads_q * problem.seqlen_q * problem.seqlen_k
+        if problem.direction == "forward":
+            full *= problem.dim_qk + problem.dim_v
+        else:
+            full *= 3 * problem.dim_qk + 2 * problem.dim_v
+        return full // 2 if problem.causal else full
+
+    def bytes_moved(self, problem: Problem) -> int:
+        """Fewest bytes through device memory, each tensor read or written once.
+
+        Forward: q, k, v and o. Backward: q, k, v, o, the gradient of o and those of q, k, v, and the LSE in fp32. An
+        explicit mask of every head is read.
+        """
+        rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        scores = problem.heads_q * problem.seqlen_q * problem.seqlen_k
+        more = 2 * scores if problem.mask == "explicit" else 0
+        dims = problem.dim_qk + problem.dim_v
+        if problem.direction == "forward":
+            return 2 * (rows_q + rows_k) * dims + more
+        # elements of a row of q and dq, o and do; of k and dk, v and dv
+        return 2 * (rows_q + rows_k) * 2 * dims + 4 * rows_q + more
+
+    def describe(self, problem: Problem) -> str:
+        """The words of a problem's one-line description that are this operation's own, after the causal one."""
+        return ""

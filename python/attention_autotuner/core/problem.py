@@ -1,0 +1,243 @@
+"""The problem: what a caller wants computed, as plain numbers, before anyone decides how.
+
+A :class:`Problem` is frozen, hashable and free of torch. Two problems that are equal may share a tuned pick; two that
+round to the same padded class (:attr:`Problem.class_qk`, :attr:`Problem.class_v`) may share a compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
+
+from .operation import Semantics, require
+
+Op = str  # a name in operations.registry
+Direction = Literal["forward", "backward"]
+DType = Literal["fp16", "bf16"]
+CausalAlignment = Literal["bottom_right", "top_left"]
+Mask = Literal["none", "explicit", "decay"]
+Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
+Score = Literal[
+    "softmax", "masked", "decayed"
+]  # the modification of Q K^T that a kernel is compiled with
+Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
+
+DIRECTIONS: tuple[str, ...] = ("forward", "backward")
+DTYPES: tuple[str, ...] = ("fp16", "bf16")
+CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
+MASKS: tuple[str, ...] = ("none", "explicit", "decay")
+FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
+
+DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
+DIM_CLASS = (
+    16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
+)
+MAX_DIM_QK = 256
+MAX_DIM_V = 512
+MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
+
+
+@cache
+def _semantics() -> Mapping[str, Semantics]:
+    # The registry stands above this module: each operation's semantics is written in terms of a problem.
+    from ..operations.registry import SEMANTICS
+
+    return SEMANTICS
+
+
+def operations() -> tuple[str, ...]:
+    """The names of all operations."""
+    return tuple(_semantics())
+
+
+def score_of(op: Op, mask: Mask) -> Score:
+    """The score modification that an operation asks of a kernel under a mask.
+
+    Raises:
+        TypeError: there is no such operation, or it takes no such mask.
+    """
+    semantics = _semantics().get(op)
+    if semantics is None or mask not in semantics.scores:
+        raise TypeError(f"there is no {op} with mask {mask!r}")
+    return semantics.scores[mask]
+
+
+def padded_class(dim: int) -> int:
+    """The compiled head dim that serves a true head dim: the next multiple of 16."""
+    return -(-dim // DIM_CLASS) * DIM_CLASS
+
+
+def bucket_seqlen(seqlen: int) -> int:
+    """The power of two that a sequence length is recorded under: the nearest one above, at least 16."""
+    return 1 << max(4, (seqlen - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One operation on one shape.
+
+    Attributes:
+        op: ``attention``: softmax attention. ``retnet``: retention with a mask or a decay and, usually, a normaliser.
+            ``retention``: retention with decay that carries a state.
+        direction: which pass.
+        dtype: element type of q, k, v and the output; accumulation is always fp32.
+        batch: number of independent sequences.
+        heads_q: query heads; a multiple of ``heads_kv``.
+        heads_kv: key/value heads.
+        seqlen_q: query rows per head.
+        seqlen_k: key rows per head.
+        dim_qk: head dim of q and k, a multiple of 8 up to 256.
+        dim_v: head dim of v and of the output, a multiple of 8 up to 512.
+        causal: whether row i is kept from keys beyond its diagonal.
+        causal_alignment: ``bottom_right``: row i sees keys j <= i + seqlen_k - seqlen_q; ``top_left``: j <= i.
+        alignment_bytes: 16 when all pointers and strides allow 16-byte accesses, else 2.
+        deterministic: only kernels whose results agree bit for bit between runs may serve. A matter of ``backward``:
+            every forward kernel is so, and a forward problem does not say it.
+        mask: of retnet: ``explicit``, a tensor, or ``decay``, powers of gamma that are never stored. A decay is causal.
+        form: of retention forward: how it must be computed; ``auto`` leaves that to the tuner.
+
+    Raises:
+        UnsupportedProblemError: a field is outside these limits.
+    """
+
+    op: Op = "attention"
+    direction: Direction = "forward"
+    dtype: DType = "fp16"
+    batch: int = 4
+    heads_q: int = 16
+    heads_kv: int = 16
+    seqlen_q: int = 4096
+    seqlen_k: int = 4096
+    dim_qk: int = 128
+    dim_v: int = 128
+    causal: bool = False
+    causal_alignment: CausalAlignment = "bottom_right"
+    alignment_bytes: Literal[2, 16] = 16
+    deterministic: bool = False
+    mask: Mask = "none"
+    form: Form = "auto"
+
+    def __post_init__(self) -> None:
+        require(self.op in operations(), f"op must be one of {operations()}, got {self.op!r}")
+        require(
+            self.direction in DIRECTIONS,
+            f"direction must be one of {DIRECTIONS} for {self.op}, got {self.direction!r}",
+        )
+        require(self.dtype in DTYPES, f"dtype must be one of {DTYPES}, got {self.dtype!r}")
+        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} must be at least 1, got {value}")
+            require(value <= MAX_EXTENT, f"{name} must be at most 2**30, got {value}")
+        require(
+            self.heads_q % self.heads_kv == 0,
+            f"heads_q must be a multiple of heads_kv, got {self.heads_q} and {self.heads_kv}",
+        )
+        for name, limit in (("dim_qk", MAX_DIM_QK), ("dim_v", MAX_DIM_V)):
+            value = getattr(self, name)
+            require(
+                value >= DIM_MULTIPLE and value % DIM_MULTIPLE == 0,
+                f"{name} must be a positive multiple of {DIM_MULTIPLE}, got {value}",
+            )
+            require(value <= limit, f"{name} must be at most {limit}, got {value}")
+        require(
+            self.causal_alignment in CAUSAL_ALIGNMENTS,
+            f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {self.causal_alignment!r}",
+        )
+        require(
+            self.alignment_bytes in (2, 16),
+            f"alignment_bytes must be 2 or 16, got {self.alignment_bytes}",
+        )
+        require(
+            not self.deterministic or self.direction == "backward",
+            "deterministic is for backward problems: every forward kernel is, got deterministic=True",
+        )
+        require(self.mask in MASKS, f"mask must be one of {MASKS}, got {self.mask!r}")
+        require(self.form in FORMS, f"form must be one of {FORMS}, got {self.form!r}")
+        self.semantics.check(self)
+
+    @property
+    def semantics(self) -> Semantics:
+        """What its operation means."""
+        return _semantics()[self.op]
+
+    @property
+    def score(self) -> Score:
+        """The score modification that its kernels are compiled with."""
+        return self.semantics.scores[self.mask]
+
+    @property
+    def decodes(self) -> bool:
+        """Whether a call reads and writes states, as a step of decoding does."""
+        return self.semantics.decodes(self)
+
+    @property
+    def class_qk(self) -> int:
+        """Compiled head dim of q and k, elements."""
+        return padded_class(self.dim_qk)
+
+    @property
+    def class_v(self) -> int:
+        """Compiled head dim of v and o, elements."""
+        return padded_class(self.dim_v)
+
+    @property
+    def causal_offset(self) -> int:
+        """Row i sees keys j <= i + causal_offset (meaningful when ``causal``)."""
+        return self.seqlen_k - self.seqlen_q if self.causal_alignment == "bottom_right" else 0
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations by the field's convention; see :meth:`~.operation.Semantics.flops`."""
+        return self.semantics.flops(self)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Fewest bytes through device memory; see :meth:`~.operation.Semantics.bytes_moved`."""
+        return self.semantics.bytes_moved(self)
+
+    def bucketed(self) -> Problem:
+        """The same problem with sequence lengths rounded up to their record buckets."""
+        return replace(
+            self, seqlen_q=bucket_seqlen(self.seqlen_q), seqlen_k=bucket_seqlen(self.seqlen_k)
+        )
+
+    def describe(self) -> str:
+        """One line for tables and logs, e.g. ``attention forward fp16 b4 h16 s4096 d128 causal``."""
+        heads = f"h{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
+        seqlen = f"s{self.seqlen_q}" + (
+            f"x{self.seqlen_k}" if self.seqlen_k != self.seqlen_q else ""
+        )
+        dims = f"d{self.dim_qk}" + (f"/{self.dim_v}" if self.dim_v != self.dim_qk else "")
+        mask = ""
+        if self.causal:
+            mask = " causal" if self.causal_alignment == "bottom_right" else " causal-top-left"
+        narrow = " narrow" if self.alignment_bytes == 2 else ""
+        narrow += " deterministic" if self.deterministic else ""
+        op = self.op if self.form == "auto" else f"{self.op} {self.form}"
+        mask += self.semantics.describe(self)
+        return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"
+
+
+def of_shape(shape: Shape, **fields: Any) -> Problem:
+    """A problem with as many heads of k and v as of q, and as many keys as queries.
+
+    Args:
+        shape: batch, heads, seqlen, dim_qk and dim_v.
+        fields: the others of :class:`Problem`.
+
+    Raises:
+        UnsupportedProblemError: as :class:`Problem`.
+    """
+    batch, heads, seqlen, dim_qk, dim_v = shape
+    return Problem(
+        batch=batch,
+        heads_q=heads,
+        heads_kv=heads,
+        seqlen_q=seqlen,
+        seqlen_k=seqlen,
+        dim_qk=dim_qk,
+        dim_v=dim_v,
+        **fields,
+    )

@@ -1,0 +1,92 @@
+"""Retention chunk by chunk, family ``sm80``: forward, and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from . import cost, passes, space
+from .knobs import ChunkPass, ChunksKnobs, knobs_of
+
+
+class ChunksSm80(Kernel[ChunksKnobs]):
+    """mma.sync over chunks, the state in registers as the B operand."""
+
+    knobs = ChunksKnobs
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        if candidate.direction == "forward":
+            return Entry(
+                header="retention_chunkwise_entry.cuh",
+                cpp_type="ChunkwiseEntry",
+                template="retention/chunkwise.cu.jinja",
+            )
+        return Entry(
+            header="retention_backward_entry.cuh",
+            cpp_type="RetentionBackwardEntry",
+            template="retention/backward.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ChunksKnobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> ChunksKnobs | None:
+        """What serves a problem that nobody tuned; see :func:`.space.default`."""
+        return space.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        all_passes = tuple(knobs.passes.values())
+        start = ("chunkwise", knobs.chunk, knobs.super_chunk)
+        return Traits(
+            tile=(*start, *map(_tile, all_passes)),
+            feed=tuple((one.scores, one.num_stages) for one in all_passes),
+            stratum=(
+                *start,
+                *(
+                    (one.columns, one.depth_warps, one.num_threads // 32, one.num_stages)
+                    for one in all_passes
+                ),
+            ),
+            cells=cells(
+                RETENTION_COLUMNS,
+                candidate,
+                "chunkwise",
+                chunk_words(knobs.chunk, knobs.super_chunk),
+                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+            ),
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return RETENTION_COLUMNS
+
+
+def _tile(one: ChunkPass) -> tuple[int, ...]:
+    """Columns and warps of a pass."""
+    return (one.columns, one.column_warps, one.depth_warps)

@@ -1,0 +1,113 @@
+"""What the passes over chunks of a retention candidate cost an SM, as pure formulas over their knobs.
+
+Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler has spoken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.occupancy import KernelNeeds
+from .knobs import ChunkPass
+
+ELEMENT_BYTES = 2  # fp16 and bf16
+SUM_BYTES = 4  # fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkShape:
+    """A pass over chunks with what its formulas need of the candidate.
+
+    Attributes:
+        name: ``output``, ``states`` (of the parallel form, which uses Y and Z alone), ``dq``, ``dk`` or ``dv``.
+        knobs: the pass.
+        chunk: tokens of one step.
+        super_chunk: tokens that one CTA walks; 0 for all.
+        depth: head dim of X and Y, padded to whole tiles of 16 columns for every depth warp.
+        width: padded head dim of Z, of which a CTA takes ``columns``.
+    """
+
+    name: str
+    knobs: ChunkPass
+    chunk: int
+    super_chunk: int = 0
+    depth: int
+    width: int
+
+    @property
+    def slices(self) -> int:
+        """CTAs that share a head's chunks, each with its columns; the last may reach beyond the width."""
+        return -(-self.width // self.knobs.columns)
+
+    @property
+    def columns_per_warp(self) -> int:
+        """Columns that a warp owns."""
+        return self.knobs.columns // self.knobs.column_warps
+
+    @property
+    def state_registers(self) -> int:
+        """Registers of a thread for its part of the fp32 state."""
+        return self.columns_per_warp * (self.depth // self.knobs.depth_warps) // 32
+
+
+def shape_of(
+    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, classes: tuple[int, int]
+) -> ChunkShape:
+    """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
+    class_qk, class_v = classes
+    inner, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    step = 16 * max(1, knobs.depth_warps)
+    return ChunkShape(
+        name=name,
+        knobs=knobs,
+        chunk=chunk,
+        super_chunk=super_chunk,
+        depth=-(-inner // step) * step,
+        width=width,
+    )
+
+
+def smem_bytes(shape: ChunkShape) -> int:
+    """Dynamic shared memory of one CTA, bytes; a launch for states alone takes as much."""
+    knobs, chunk = shape.knobs, shape.chunk
+    given = knobs.scores == "given"
+    tiles = 2 * chunk * shape.depth + chunk * knobs.columns
+    scores = chunk * chunk
+    stages = knobs.num_stages * (tiles + (scores if given else 0))
+    exchanged = knobs.columns if given else max(knobs.columns, chunk)
+    sums = SUM_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
+    return (stages + (0 if given else scores)) * ELEMENT_BYTES + sums
+
+
+def output_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for its part of the output."""
+    return shape.chunk * shape.columns_per_warp // 32
+
+
+def score_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for the scores that it computes."""
+    if shape.knobs.scores == "given":
+        return 0
+    return shape.chunk * shape.chunk // (32 * shape.knobs.column_warps)
+
+
+def fragment_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for the state, and for the output or the scores, whichever takes more."""
+    return shape.state_registers + max(output_registers(shape), score_registers(shape))
+
+
+def wanted_registers(shape: ChunkShape) -> int:
+    """Registers of a thread for all that is live at once: state, output, scores and their packed decays."""
+    scores = score_registers(shape)
+    return shape.state_registers + output_registers(shape) + scores + scores // 2
+
+
+def needs(shape: ChunkShape) -> KernelNeeds:
+    """What a pass takes."""
+    return KernelNeeds(
+        name=shape.name,
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=shape.knobs.ctas_per_sm,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=fragment_registers(shape),
+    )

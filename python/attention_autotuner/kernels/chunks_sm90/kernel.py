@@ -1,0 +1,75 @@
+"""Retention forward chunk by chunk, family ``sm90``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from . import cost, passes, space
+from .knobs import ChunkwiseSm90Knobs, knobs_of
+
+
+class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
+    """WGMMA over chunks; one warpgroup computes scores and loads by TMA, the others hold states."""
+
+    knobs = ChunkwiseSm90Knobs
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        return Entry(
+            header="retention_chunkwise_entry_sm90.cuh",
+            cpp_type="WgmmaChunkwiseEntry",
+            template="retention/chunkwise_sm90.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
+        """What serves a problem that nobody tuned; see :func:`.space.default`."""
+        return space.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        kernels = f"{knobs.columns} columns {knobs.warpgroups} groups {knobs.num_stages} stages"
+        return Traits(
+            tile=(self.name, knobs.super_chunk, knobs.columns),
+            feed=(knobs.num_stages, knobs.ctas_per_sm),
+            stratum=(self.name, knobs.super_chunk, knobs.columns, knobs.num_stages),
+            cells=cells(
+                RETENTION_COLUMNS,
+                candidate,
+                "chunkwise",
+                chunk_words(knobs.chunk, knobs.super_chunk),
+                kernels,
+                more=(bound_words(knobs.ctas_per_sm),),
+            ),
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return RETENTION_COLUMNS

@@ -1,0 +1,92 @@
+"""What a chunkwise retention candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
+
+``smem_bytes`` and the registers are exact and the twins of ``WgmmaChunkTraits`` (a test compares them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.occupancy import (
+    REGISTER_ALLOCATION_UNIT,
+    REGISTERS_BESIDE_FRAGMENTS_MIN,
+    KernelNeeds,
+)
+from ...core.candidate import Candidate
+from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, SWIZZLE_COLUMNS
+from .knobs import ChunkwiseSm90Knobs, knobs_of
+
+SCORE_STAGES = 2  # tiles of decayed scores
+OUTPUT_REGISTERS = 32  # of a thread
+TOKEN_REGISTERS = 16  # V's, transposed and decayed
+PACKED_REGISTERS = 8  # a part of the state, rounded
+REGISTERS_BESIDE = 32  # at least
+AMPLE_REGISTERS_BESIDE = 48
+SCORE_REGISTERS = (80, 72)  # of the warpgroup that scores: where there are enough, and else
+MAX_LAUNCH_REGISTERS, MAX_STATE_REGISTERS = 248, 240
+SM_REGISTERS = 65536  # of every GPU that the family runs on
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSm90Shape:
+    """A candidate of the kind with its knobs at hand.
+
+    Attributes:
+        candidate: the candidate.
+        knobs: its knobs.
+    """
+
+    candidate: Candidate
+    knobs: ChunkwiseSm90Knobs
+
+    @property
+    def depth(self) -> int:
+        """Columns of Q and K that are multiplied."""
+        return -(-self.candidate.class_qk // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
+
+    @property
+    def slices(self) -> int:
+        """CTAs that share a stretch."""
+        return -(-self.candidate.class_v // self.knobs.columns)
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers that the fragments of a thread with a state take."""
+        beside = OUTPUT_REGISTERS + TOKEN_REGISTERS + PACKED_REGISTERS
+        return self.depth // 2 + beside
+
+    @property
+    def state_registers(self) -> int:
+        """Registers that such a thread gets: warpgroups share out what all have at launch."""
+        unit, groups = REGISTER_ALLOCATION_UNIT, self.knobs.warpgroups
+        fair = SM_REGISTERS // (self.knobs.num_threads * self.knobs.ctas_per_sm)
+        pool = min(fair // unit * unit, MAX_LAUNCH_REGISTERS) * (1 + groups)
+        ample, least = SCORE_REGISTERS
+        fits = pool - groups * (self.fragment_registers + AMPLE_REGISTERS_BESIDE) >= ample
+        mine = (pool - (ample if fits else least)) // groups
+        return min(mine // unit * unit, MAX_STATE_REGISTERS)
+
+
+def shape_of(candidate: Candidate) -> ChunkSm90Shape:
+    """The shape of a candidate."""
+    return ChunkSm90Shape(candidate=candidate, knobs=knobs_of(candidate))
+
+
+def smem_bytes(shape: ChunkSm90Shape) -> int:
+    """Dynamic shared memory of one CTA, bytes; the pass for states of super-chunks has no more."""
+    knobs = shape.knobs
+    stage = 2 * shape.depth + knobs.columns
+    columns = knobs.num_stages * stage + SCORE_STAGES * SWIZZLE_COLUMNS + knobs.columns
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * knobs.chunk * columns + BARRIER_BYTES
+
+
+def needs(shape: ChunkSm90Shape) -> KernelNeeds:
+    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    groups = shape.knobs.warpgroups
+    wanted = groups * (shape.fragment_registers + REGISTERS_BESIDE) + SCORE_REGISTERS[1]
+    return KernelNeeds(
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=shape.knobs.ctas_per_sm,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=max(0, wanted // (groups + 1) - REGISTERS_BESIDE_FRAGMENTS_MIN),
+    )

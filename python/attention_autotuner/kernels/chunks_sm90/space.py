@@ -1,0 +1,101 @@
+"""The chunkwise retention candidates of family ``sm90`` that a policy offers, and the one that needs no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..chunks_sm80.space import ChunkPasses
+from ..shared.forms import forms
+from ..shared.passes import rejection_of, violation_of
+from ..shared.sm90_tiles import SWIZZLE_COLUMNS
+from .knobs import ChunkwiseSm90Knobs
+from .passes import passes_of
+
+MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
+# The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where
+# CTAs of whole sequences employ so many of the SMs, or the sequences have so few tokens.
+WHOLE_EMPLOYED = 0.7
+WHOLE_TOKENS = 1024
+WHOLE_TILES = ((2, 1), (1, 1))  # of whole sequences, the most columns a CTA first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkSm90Space:
+    """The values each knob may take.
+
+    Attributes:
+        tiles: (warpgroups, ctas_per_sm) pairs, the first legal one being the default's; none with columns that V lacks.
+        num_stages: stages, likewise.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = ((2, 1), (1, 2), (1, 1), (3, 1))
+    num_stages: tuple[int, ...] = (3, 2, 4)
+
+
+SPACES: dict[str, ChunkSm90Space] = {}  # by the spec's name; the others have the values above
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Rejection]:
+    """Every point of the space, as knobs or as the rejection that says why not."""
+    if not _is_taken(problem):
+        return
+    passes = ChunkPasses(problem, spec)
+    for knobs in _points(problem, SPACES.get(spec.name, ChunkSm90Space())):
+        rejection = _check(Candidate.of(problem, knobs), spec)
+        if rejection is not None:
+            yield rejection
+            continue
+        for size in passes.super_chunks(knobs.columns, problem.class_v):
+            if size % knobs.chunk == 0:
+                yield replace(knobs, super_chunk=size)
+
+
+def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
+    """The first legal point; None where there is none.
+
+    Its super-chunks employ most SMs, where whole sequences do not: with fewer columns a CTA, perhaps.
+    """
+    if not _is_taken(problem):
+        return None
+    space = SPACES.get(spec.name, ChunkSm90Space())
+    passes = ChunkPasses(problem, spec)
+    for knobs in _points(problem, space):
+        size = passes.default_super_chunk(knobs.columns, problem.class_v)
+        whole: Iterable[ChunkwiseSm90Knobs] = _whole(passes, problem, space, spec) if size else ()
+        for chosen in (*whole, replace(knobs, super_chunk=size)):
+            if _check(Candidate.of(problem, chosen), spec) is None:
+                return chosen
+    return None
+
+
+def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
+    return rejection_of(candidate, violation_of(candidate, passes_of(candidate), spec))
+
+
+def _whole(
+    passes: ChunkPasses, problem: Problem, space: ChunkSm90Space, spec: ArchSpec
+) -> Iterator[ChunkwiseSm90Knobs]:
+    """Points that need no super-chunks."""
+    tiles = tuple(tile for tile in WHOLE_TILES if tile in space.tiles)
+    for knobs in _points(problem, replace(space, tiles=tiles)):
+        short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
+        ctas = passes.ctas(knobs.columns, problem.class_v)
+        if short or ctas >= WHOLE_EMPLOYED * spec.num_sms:
+            yield knobs
+
+
+def _is_taken(problem: Problem) -> bool:
+    return "chunkwise" in forms(problem) and problem.seqlen_q >= MIN_TOKENS
+
+
+def _points(problem: Problem, space: ChunkSm90Space) -> Iterator[ChunkwiseSm90Knobs]:
+    """Knobs without super-chunks."""
+    most = -(-problem.class_v // SWIZZLE_COLUMNS)
+    for (groups, ctas), stages in product(space.tiles, space.num_stages):
+        if groups <= most:
+            yield ChunkwiseSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)

@@ -1,0 +1,147 @@
+"""Candidates as JSON: what a kernel's knobs can say, and how a config that was written before is read."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from ..core.candidate import Candidate, KernelKnobs
+from ..core.identity import digest16
+from .registry import KERNELS
+
+
+@cache
+def knob_schema(kernel: str) -> str:
+    """Digest of what the knobs of a kernel can say: their names, those of nested ones, and the words that some take.
+
+    A change of one kernel's knobs changes no other's.
+
+    Raises:
+        KeyError: there is no such kernel.
+    """
+    return digest16("knobs", kernel, list(_vocabulary(KERNELS[kernel].knobs)))
+
+
+def _vocabulary(kind: type[Any]) -> Iterator[object]:
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        yield [field.name, list(_words(hints[field.name]))]
+
+
+def _words(hint: Any) -> Iterator[object]:
+    """What a field can hold: words, or a nested knob class's vocabulary."""
+    if isinstance(hint, type) and is_dataclass(hint):
+        yield from _vocabulary(hint)
+    elif get_origin(hint) is Literal:
+        yield from map(str, get_args(hint))
+    else:
+        for inner in get_args(hint):
+            yield from _words(inner)
+
+
+def candidate_from_config(config: Mapping[str, Any]) -> Candidate:
+    """Rebuild a candidate from :attr:`~..core.candidate.Candidate.config`, or from what that was before.
+
+    Raises:
+        TypeError: a field is unknown or missing, or there is no such kernel.
+        ValueError: the knobs contradict each other.
+    """
+    config = with_kernel(config)
+    names = {"kernel", "family", *(field.name for field in fields(Candidate))}
+    missing = names - config.keys()
+    if missing:
+        raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")
+    kernel = KERNELS.get(config["kernel"])
+    if kernel is None:
+        raise TypeError(f"there is no kernel {config['kernel']!r}")
+    if config["family"] != kernel.family:
+        raise TypeError(f"{kernel.name} is not of family {config['family']}")
+    values = {name: value for name, value in config.items() if name not in ("kernel", "family")}
+    knobs = knobs_from_config(kernel.knobs, reworded(config["knobs"], kernel.renamed))
+    return Candidate(**{**values, "knobs": knobs})
+
+
+def knobs_from_config(kind: type[KernelKnobs], config: Mapping[str, Any]) -> KernelKnobs:
+    """Rebuild a kernel's knobs from their JSON form.
+
+    Raises:
+        TypeError: a field is unknown or missing.
+        ValueError: the knobs contradict each other.
+    """
+    knobs: KernelKnobs = _built(kind, config)
+    return knobs
+
+
+def _built(kind: Any, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            name: _built(_class_of(hints[name]), value)
+            if isinstance(value, Mapping) and name in hints
+            else value
+            for name, value in values.items()
+        }
+    )
+
+
+def _class_of(hint: Any) -> type[Any]:
+    """The knob class of a field that may be None."""
+    options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for option in options:
+        if isinstance(option, type) and is_dataclass(option):
+            return option
+    raise TypeError(f"nested values where {hint} is expected")
+
+
+def reworded(value: Any, words: Mapping[str, str]) -> Any:
+    """A JSON value with names of fields and words replaced, at any depth."""
+    if not words:
+        return value
+    if isinstance(value, Mapping):
+        return {words.get(name, name): reworded(inner, words) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [reworded(inner, words) for inner in value]
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+# Configs from before kernels had names tell theirs by operation, direction and family; of retention forward, whose
+# knobs are a closed list, by a field that each had and the others lacked.
+_OLD_FORMS = {
+    "rows": "scores_forward_sm80",
+    "output": "chunks_sm80",
+    "warps": "recurrent_sm80",
+}
+_OLD: dict[tuple[str, str, str], str] = {
+    ("attention", "forward", "sm80"): "scores_forward_sm80",
+    ("attention", "backward", "sm80"): "scores_backward_sm80",
+    ("retnet", "forward", "sm80"): "scores_forward_sm80",
+    ("retnet", "forward", "sm90"): "scores_forward_sm90",
+    ("retnet", "backward", "sm80"): "scores_backward_sm80",
+    ("retnet", "backward", "sm90"): "scores_backward_sm90",
+    ("retention", "forward", "sm90"): "chunks_sm90",
+    ("retention", "backward", "sm80"): "chunks_sm80",
+}
+
+
+def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A candidate's config from before kernels had names, in the present form; any other as it is.
+
+    Raises:
+        TypeError: nothing was ever written for such an operation.
+    """
+    if "kernel" in config:
+        return dict(config)
+    op, direction, family = config.get("op"), config.get("direction"), config.get("family")
+    kernel = _OLD.get((str(op), str(direction), str(family)))
+    knobs = config.get("knobs", {})
+    if (op, direction, family) == ("retention", "forward", "sm80"):
+        kernel = next((name for field, name in _OLD_FORMS.items() if field in knobs), None)
+    if kernel is None:
+        raise TypeError(f"no knobs are known for {op} {direction}")
+    if "rows" in knobs:
+        knobs = {**knobs["rows"], "chunk": knobs["chunk"], "states": knobs["states"]}
+    # Records of attention may be older than masks are.
+    return {"mask": "none", **config, "kernel": kernel, "knobs": knobs}

@@ -1,0 +1,104 @@
+"""How long a candidate should take, and what limits it: arithmetic only, no GPU, no torch.
+
+A step of a main loop costs the busiest unit of an SM plus the part that the design cannot overlap
+(:mod:`.shared.tile_costs`); the grid is the scheduler's list over the resident slots (:mod:`.shared.schedule`); device
+memory and L2 bound the whole (:mod:`.shared.kernel_cost`). What there is to do is counted beside each kernel, in its
+``cost``. Fitted constants are in :mod:`.shared.coefficients`. :func:`estimate` works before the build, :func:`refine`
+after it, with the compiler's report.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ..arch.spec import ArchSpec
+from ..core.candidate import Candidate
+from ..core.problem import Problem
+from .registry import kernel_of
+from .shared.coefficients import FITTED, Coefficients
+from .shared.estimates import (
+    Estimate,
+    KernelSpeech,
+    Report,
+    Usage,
+    expected_usage,
+    reported_usage,
+)
+from .shared.passes import Pass
+
+__all__ = ["Estimate", "Report", "Usage", "estimate", "pass_named", "predict", "rank", "refine"]
+
+
+def estimate(
+    problem: Problem, candidate: Candidate, spec: ArchSpec, coefficients: Coefficients = FITTED
+) -> Estimate:
+    """Predict a candidate's time before it is built."""
+    passes = kernel_of(candidate).passes(candidate)
+    usages = tuple(expected_usage(one.needs, spec) for one in passes)
+    return predict(problem, candidate, spec, usages, coefficients)
+
+
+def refine(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    report: Report,
+    coefficients: Coefficients = FITTED,
+) -> Estimate:
+    """Predict a built candidate's time with the compiler's registers, spills and static shared memory."""
+    passes = kernel_of(candidate).passes(candidate)
+    usages = tuple(reported_usage(one.needs, report_of(one, report)) for one in passes)
+    return predict(problem, candidate, spec, usages, coefficients)
+
+
+def pass_named(candidate: Candidate, symbol: str) -> str | None:
+    """The pass of a candidate that a kernel of its unit is, by its mangled name; None for what runs around them."""
+    passes = kernel_of(candidate).passes(candidate)
+    named = (one for one in passes if one.symbol and re.search(one.symbol, symbol))
+    return next((one.needs.name for one in named), None)
+
+
+def report_of(one: Pass, report: Report) -> KernelSpeech:
+    """What a compiler says of a pass: of its own kernel where its name tells it, else the worst of all kernels."""
+    if not one.symbol:
+        return report
+    named = [kernel for kernel in report.kernels if re.search(one.symbol, kernel.name)]
+    return named[-1] if named else report
+
+
+def rank(
+    problem: Problem,
+    candidates: Iterable[Candidate],
+    spec: ArchSpec,
+    coefficients: Coefficients = FITTED,
+) -> list[tuple[Candidate, Estimate]]:
+    """All candidates with their estimates, fastest first; equal times in the order of their names."""
+    pairs = [(c, estimate(problem, c, spec, coefficients)) for c in candidates]
+    return sorted(pairs, key=lambda pair: (pair[1].us, pair[0].name))
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    coefficients: Coefficients = FITTED,
+) -> Estimate:
+    """Predict a time under given resource usage; what :func:`estimate` and :func:`refine` share.
+
+    Args:
+        problem: what to compute.
+        candidate: how.
+        spec: the GPU.
+        usages: of each pass.
+        coefficients: fitted constants.
+
+    Raises:
+        ValueError: there are not as many usages as kernels.
+    """
+    kernel = kernel_of(candidate)
+    needed = len(kernel.passes(candidate))
+    if len(usages) != needed:
+        raise ValueError(f"{candidate.name} has {needed} passes, got {len(usages)} usages")
+    return kernel.predict(problem, candidate, spec, usages, coefficients)

@@ -1,0 +1,127 @@
+"""The protocol of a kernel family: what the rest of the package asks of one without naming it.
+
+A family is a folder here, a folder of the same name in ``templates/include``, and an entry in
+:data:`~.registry.KERNELS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
+
+from ..arch.spec import ArchSpec
+from ..core.candidate import Candidate, Family, KernelKnobs, Rejection, Service
+from ..core.problem import Problem
+from .shared.coefficients import Coefficients
+from .shared.estimates import Estimate, Usage
+from .shared.passes import Pass
+from .shared.rules import Rule
+
+K = TypeVar("K", bound=KernelKnobs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """The C++ side of a kernel.
+
+    Attributes:
+        header: path below ``attention_autotuner/`` on the include path.
+        cpp_type: name of the entry template in namespace ``attention_autotuner``, which takes the config.
+    """
+
+    header: str
+    cpp_type: str
+    template: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """A candidate's knobs in words that all kernels share.
+
+    Attributes:
+        tile: what candidates share that differ in pipelining, launch bounds or scheduling only.
+        feed: what makes two candidates of one tile worth trying both: how they feed the MMAs and order the tiles.
+        stratum: what candidates of one stratum of a sample share: tiles, warps and stages of every pass.
+        cells: heading -> cell of the tables that the command line prints.
+        persistent: whether the kernels loop over tiles around their main loop.
+        companion: knobs that are worth measuring only beside another candidate's same ones, by name; see
+            ``tuning.class_pools``.
+    """
+
+    tile: tuple[object, ...]
+    feed: tuple[object, ...]
+    stratum: tuple[object, ...]
+    cells: Mapping[str, str]
+    persistent: bool = False
+    companion: object = None
+
+
+class Kernel(Protocol[K]):
+    """A kernel family.
+
+    Attributes:
+        knobs: its knob class, which has its name, its family and what it serves.
+        renamed: old -> new names of knobs and words, for records that were written before.
+        pruning: named rules for what never pays, so that the space stays small enough to rank.
+        spills_in_loop: whether every spill counts as one inside a loop: its loop holds no MMAs to find it by.
+    """
+
+    knobs: type[K]
+    renamed: ClassVar[Mapping[str, str]] = {}
+    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
+    spills_in_loop: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The kernel's name."""
+        return self.knobs.kernel
+
+    @property
+    def family(self) -> Family:
+        """The kernel's family."""
+        return self.knobs.family
+
+    @property
+    def serves(self) -> frozenset[Service]:
+        """The operations, directions and score modifications that it computes."""
+        return self.knobs.serves
+
+    def serves_problem(self, problem: Problem) -> bool:
+        """Whether it computes a problem's operation."""
+        return (problem.op, problem.direction, problem.score) in self.serves
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        raise NotImplementedError
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[K | Rejection]:
+        """Every point of a problem's space in a fixed order: legal knobs, or a rejection that says why not."""
+        raise NotImplementedError
+
+    def default(self, problem: Problem, spec: ArchSpec) -> K | None:
+        """What serves a problem that nobody tuned; None where the kernel has nothing for it."""
+        raise NotImplementedError
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """A candidate's launches that its knobs size, in the order they run."""
+        raise NotImplementedError
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate, given what each of its passes takes from an SM."""
+        raise NotImplementedError
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        raise NotImplementedError
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells that :meth:`describe` gives for a problem's candidates."""
+        raise NotImplementedError

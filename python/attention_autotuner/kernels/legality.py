@@ -1,0 +1,28 @@
+"""Whether a candidate may exist on a GPU: the rules of its kernel, and the limits of the GPU."""
+
+from __future__ import annotations
+
+from ..arch.spec import ArchSpec
+from ..core.candidate import Candidate, Rejection
+from .registry import kernel_of
+from .shared.passes import kernel_violation, limit_violation, rejection_of, violation_of
+
+__all__ = ["Rejection", "check", "check_kernel", "check_limits"]
+
+
+def check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
+    """The first rule that a candidate breaks on a GPU, or None."""
+    kernel = kernel_of(candidate)
+    broken = violation_of(candidate, kernel.passes(candidate), spec, kernel.pruning)
+    return rejection_of(candidate, broken)
+
+
+def check_kernel(candidate: Candidate) -> Rejection | None:
+    """The first rule of the kernel headers that a candidate breaks, or None: whether it can be compiled at all."""
+    passes = kernel_of(candidate).passes(candidate)
+    return rejection_of(candidate, kernel_violation(candidate, passes))
+
+
+def check_limits(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
+    """The first limit of a GPU that a candidate breaks, or None."""
+    return rejection_of(candidate, limit_violation(kernel_of(candidate).passes(candidate), spec))

@@ -1,0 +1,40 @@
+"""What retention's recurrent kernel costs an SM: a state in registers, four columns a thread, and no shared tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.occupancy import KernelNeeds
+from .knobs import RecurrentKnobs
+
+THREAD_COLUMNS = 4
+SUM_BYTES = 4  # fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentShape:
+    """Recurrent knobs and the padded head dim of q and k."""
+
+    knobs: RecurrentKnobs
+    class_qk: int
+
+
+def row_groups(knobs: RecurrentKnobs) -> int:
+    """Groups of threads that share the state's rows."""
+    return knobs.num_threads * THREAD_COLUMNS // knobs.columns
+
+
+def thread_rows(class_qk: int, knobs: RecurrentKnobs) -> int:
+    """Rows of the state that one thread holds; at least 1 where there are groups to spare."""
+    return -(-class_qk // max(1, row_groups(knobs)))
+
+
+def needs(shape: RecurrentShape) -> KernelNeeds:
+    """What the kernel takes; its shared memory is the warps' sums of one token's output."""
+    knobs = shape.knobs
+    return KernelNeeds(
+        threads=knobs.num_threads,
+        ctas_per_sm=knobs.ctas_per_sm,
+        smem_bytes=knobs.warps * knobs.columns * SUM_BYTES,
+        fragment_registers=THREAD_COLUMNS * thread_rows(shape.class_qk, knobs),
+    )

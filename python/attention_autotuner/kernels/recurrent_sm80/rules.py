@@ -1,0 +1,53 @@
+"""Which recurrent candidates may exist: twins of the ``static_assert``s of the same names in the kernel's header."""
+
+from __future__ import annotations
+
+from ..shared.rules import Rule
+from .resources import THREAD_COLUMNS, RecurrentShape, row_groups, thread_rows
+
+MAX_WARPS = 32
+MAX_COLUMNS = 128  # a warp's, four a thread
+MAX_STATE_REGISTERS = 128
+
+
+def _recurrent_warps_range(s: RecurrentShape) -> str | None:
+    if 1 <= s.knobs.warps <= MAX_WARPS:
+        return None
+    return f"warps must be in 1..{MAX_WARPS}, got {s.knobs.warps}"
+
+
+def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
+    columns = s.knobs.columns
+    whole = columns >= THREAD_COLUMNS and columns % THREAD_COLUMNS == 0
+    if whole and columns <= MAX_COLUMNS and 32 % (columns // THREAD_COLUMNS) == 0:
+        return None
+    return (
+        f"columns must be {THREAD_COLUMNS} times a divisor of 32, at most {MAX_COLUMNS}, got "
+        f"{columns}"
+    )
+
+
+def _recurrent_rows_divide(s: RecurrentShape) -> str | None:
+    groups = row_groups(s.knobs)
+    whole = s.knobs.num_threads * THREAD_COLUMNS % s.knobs.columns == 0
+    if groups >= 1 and whole and s.class_qk % groups == 0:
+        return None
+    return f"groups of threads must divide class_qk, got {groups} and {s.class_qk}"
+
+
+def _recurrent_state_fits_registers(s: RecurrentShape) -> str | None:
+    registers = THREAD_COLUMNS * thread_rows(s.class_qk, s.knobs)
+    if registers <= MAX_STATE_REGISTERS:
+        return None
+    return (
+        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"{registers}"
+    )
+
+
+RECURRENT_PREDICATES: dict[str, Rule[RecurrentShape]] = {
+    "recurrent_warps_range": _recurrent_warps_range,
+    "recurrent_columns_share_warps": _recurrent_columns_share_warps,
+    "recurrent_rows_divide": _recurrent_rows_divide,
+    "recurrent_state_fits_registers": _recurrent_state_fits_registers,
+}

@@ -1,0 +1,245 @@
+"""The work of a backward candidate, counted for the cost model: its passes, and what comes before and after them.
+
+Preparation reads O and its gradient once for the row statistics, and clears the sums of dQ where the plan has them;
+conversion reads those and writes dQ. Both are bound by device memory.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage, limiter_of
+from ..shared.kernel_cost import KernelWork, predict_kernel
+from ..shared.schedule import tiles_of
+from ..shared.score_costs import weighted
+from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
+from .knobs import knobs_of
+from .resources import (
+    STATISTICS_BYTES,
+    SUM_BYTES,
+    KeyShape,
+    PassShape,
+    RowShape,
+    dq_split,
+    dq_tile,
+    flops_per_score,
+    shapes,
+)
+
+ENOUGH_CTAS = 256  # kEnoughCtas in attention_backward_entry.cuh
+VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of all kernels of a candidate, one after the other."""
+    heads_first = knobs_of(candidate).cta_order == "heads_first"
+    shares = shares_of_group(problem, candidate)
+    passes = [
+        _pass_time(problem, shape, candidate.copy_bytes, heads_first, shares, spec, usage, fit)
+        for shape, usage in zip(shapes(candidate), usages, strict=True)
+    ]
+    longest = max(passes, key=lambda found: found.us)
+    if not longest.terms:
+        return longest
+    edges = _edge_bytes(problem, fused=knobs_of(candidate).plan == "fused", shares=shares)
+    edges_us = sum(edges) * 1e6 / spec.hbm_bytes_per_second
+    terms = {name: sum(found.terms[name] for found in passes) for name in longest.terms}
+    terms["launch_us"] += len(edges) * spec.launch_overhead_us
+    terms["edges_us"] = edges_us
+    return Estimate(
+        us=sum(found.us for found in passes) + edges_us + len(edges) * spec.launch_overhead_us,
+        limiter=limiter_of(terms),
+        terms=terms,
+        occupancy=longest.occupancy,
+        waves=longest.waves,
+    )
+
+
+def shares_of_group(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads.
+
+    The least divisor of the group that makes enough of them, or the group; the twin of ``count_splits`` in
+    ``attention_backward_entry.cuh``.
+    """
+    block = max(
+        shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows
+        for shape in shapes(candidate)
+        if shape.name != "dq"
+    )
+    group = problem.heads_q // problem.heads_kv
+    ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
+    divisors = (n for n in range(1, group + 1) if group % n == 0)
+    return next((n for n in divisors if ctas * n >= ENOUGH_CTAS), group)
+
+
+def _edge_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:
+    """Bytes through device memory of each kernel around the passes."""
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    sums = rows * problem.class_qk * SUM_BYTES
+    # O, its gradient, the LSE and its gradient; out come the statistics. Retnet has r alone.
+    read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
+    prepare = rows * (read + 2 * STATISTICS_BYTES)
+    parts: tuple[int, ...] = ()
+    if shares > 1:
+        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        once = rows_k * (problem.class_qk + problem.class_v)
+        parts = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)  # written, read, and added up
+    if not fused:
+        return prepare, *parts
+    return prepare + sums, *parts, sums + rows * problem.dim_qk * ELEMENT_BYTES
+
+
+@lru_cache(maxsize=8192)
+def _pass_time(
+    problem: Problem,
+    shape: PassShape,
+    copy_bytes: int,
+    heads_first: bool,
+    shares: int,
+    spec: ArchSpec,
+    usage: Usage,
+    fit: Coefficients,
+) -> Estimate:
+    """The time of one pass; plans share passes, so most are asked for many times."""
+    work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first, shares=shares)
+    work = weighted(work, problem)
+    return predict_kernel(work, spec, usage, fit)
+
+
+def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
+    """One tile of queries of a key pass."""
+    m, n, pairs = shape.knobs.block_m, shape.knobs.block_n, shape.knobs.warp_pairs
+    qk, v, rows = shape.class_qk, shape.class_v, shape.rows_per_warp
+    scores = m * n * ELEMENT_BYTES
+    # Of a pair: K and Q for S, V and dO for dP, dO for dV, Q for dK; and all P, from one warp to the other.
+    first = shape.knobs.query_parts * rows + m
+    reads = pairs * (first * (qk + v) + m * (v + qk)) * ELEMENT_BYTES + scores
+    writes, instructions = scores, scores / VECTOR_BYTES
+    if shape.knobs.num_stages > 2:
+        reads += scores  # dS again, for the dK that waited
+    if shape.stores_ds:
+        writes += scores
+        instructions += scores / STORE_BYTES
+    staged = shape.knobs.num_stages > 1
+    sum_bytes, lookahead = 0, 1.0 if staged else 0.0
+    if shape.fused:
+        along_rows, along_columns = dq_split(shape)
+        reads += along_rows * along_columns * n * sum(dq_tile(shape)) * ELEMENT_BYTES
+        sum_bytes = m * qk * SUM_BYTES
+        # From compute capability 9.0 on, four floats are added at once.
+        wide = spec.compute_capability >= (9, 0)
+        instructions += sum_bytes / (VECTOR_BYTES if wide else STORE_BYTES)
+        if not staged:
+            lookahead = qk / flops_per_score(shape)  # the next tile loads while dQ is computed
+    return StepCounts(
+        flops=2 * m * n * flops_per_score(shape),
+        reads=reads,
+        writes=writes,
+        fill_bytes=m * ((qk + v) * ELEMENT_BYTES + STATISTICS_BYTES),
+        copy_bytes=copy_bytes,
+        sum_bytes=sum_bytes,
+        scores=m * n,
+        warps=2 * pairs,
+        other_instructions=instructions,
+        barriers=1 if staged else 2,
+        waits=1,
+        lookahead=lookahead,
+    )
+
+
+def row_step(shape: RowShape, copy_bytes: int, *, scored: bool = True) -> StepCounts:
+    """One tile of keys (for dQ) or of queries (for dK and dV) of a row pass, which may do without S."""
+    knobs = shape.knobs
+    rows, columns = knobs.block_rows // knobs.warps, knobs.block_columns // knobs.column_warps
+    unscored = 0 if scored else shape.class_qk
+    inner = shape.resident_columns - unscored
+    of_warp = (rows + columns) * inner + columns * shape.result_columns
+    warps = knobs.warps * knobs.column_warps
+    statistics = 0 if shape.name == "dq" else STATISTICS_BYTES
+    row_bytes = (shape.class_qk + shape.other_columns) * ELEMENT_BYTES + statistics
+    scores = knobs.block_rows * knobs.block_columns
+    staged = knobs.num_stages > 1
+    return StepCounts(
+        flops=2 * scores * (inner + shape.result_columns),
+        reads=warps * of_warp * ELEMENT_BYTES,
+        writes=0,
+        fill_bytes=knobs.block_columns * row_bytes,
+        copy_bytes=copy_bytes,
+        scores=scores,
+        warps=warps,
+        barriers=1 if staged else 2,
+        waits=1,
+        lookahead=1.0 if staged else 0.0,
+    )
+
+
+def work_of(
+    problem: Problem,
+    shape: PassShape,
+    copy_bytes: int,
+    spec: ArchSpec,
+    *,
+    heads_first: bool,
+    shares: int = 1,
+) -> KernelWork:
+    """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
+    if isinstance(shape, KeyShape):
+        counts = key_step(shape, copy_bytes, spec)
+        block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
+        edge_columns = 2 * (shape.class_qk + shape.class_v)
+    else:
+        # The gradient of a score is that of its weight times the mask: dQ and dK need no S, but through r.
+        scored = problem.score == "softmax" or not shape.needs_dp
+        counts = row_step(shape, copy_bytes, scored=scored)
+        block, step = shape.knobs.block_rows, shape.knobs.block_columns
+        slices = shape.knobs.slices
+        edge_columns = shape.resident_columns + shape.result_columns
+    by_queries = shape.name == "dq"
+    steps = tiles_of(problem, block=block, step=step, by_queries=by_queries)
+    group = problem.heads_q // problem.heads_kv
+    heads_kv = problem.batch * problem.heads_kv
+    row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
+    if by_queries:
+        stream_bytes = problem.seqlen_k * row_bytes
+    else:
+        # A CTA walks the queries of all heads, or of its part of them.
+        steps = tuple(group // shares * count for count in steps)
+        stream_bytes = group * problem.seqlen_q * (row_bytes + STATISTICS_BYTES)
+    return KernelWork(
+        counts=counts,
+        steps=steps,
+        heads=heads_kv * (group if by_queries else shares),
+        slices=slices,
+        heads_first=heads_first,
+        causal=problem.causal,
+        edge_bytes=block * edge_columns * ELEMENT_BYTES,
+        once_bytes=_once_bytes(problem, shape),
+        streams=heads_kv,
+        stream_bytes=stream_bytes,
+    )
+
+
+def _once_bytes(problem: Problem, shape: PassShape) -> int:
+    """Bytes of what a pass holds and writes; of the sums of dQ, once in and once out."""
+    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+    both = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)
+    if isinstance(shape, KeyShape):
+        sums = 2 * rows_q * shape.class_qk * SUM_BYTES if shape.fused else 0
+        return 2 * rows_k * both + sums
+    if shape.name == "dv":
+        return rows_k * both  # K in, dV out
+    result = ELEMENT_BYTES * problem.dim_qk
+    if shape.name == "dq":
+        return rows_q * (both + result + STATISTICS_BYTES)
+    return rows_k * (both + result)

@@ -1,0 +1,98 @@
+"""Backward over scores, family ``sm80``: attention and retnet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from . import cost, defaults, passes, space
+from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
+
+
+class ScoresBackwardSm80(Kernel[BackwardKnobs]):
+    """mma.sync in one pass with atomics, two kernels, or three."""
+
+    knobs = BackwardKnobs
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        if candidate.score == "softmax":
+            return Entry(
+                header="attention_backward_entry.cuh",
+                cpp_type="BackwardEntry",
+                template="attention/backward.cu.jinja",
+            )
+        return Entry(
+            header="retnet_backward_entry.cuh",
+            cpp_type="RetNetBackwardEntry",
+            template="retnet/backward.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> BackwardKnobs | None:
+        """What serves a problem that nobody tuned; see :func:`.defaults.default`."""
+        return defaults.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        all_passes = tuple(knobs.passes.values())
+        # dQ's pass beside a key pass costs little of what both cost.
+        main = all_passes if knobs.keys is None else (knobs.keys,)
+        return Traits(
+            tile=(knobs.plan, *map(_tile, main)),
+            feed=(
+                knobs.cta_order,
+                tuple(one.num_stages for one in all_passes),
+                *map(_tile, all_passes),
+            ),
+            stratum=(
+                knobs.plan,
+                *((*_tile(one)[:2], one.num_threads // 32, one.num_stages) for one in all_passes),
+            ),
+            cells=cells(
+                BACKWARD_COLUMNS,
+                candidate,
+                knobs.plan,
+                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+                order_words(knobs.cta_order),
+                more=("deterministic" if knobs.deterministic else "",),
+            ),
+            companion=knobs.dq if knobs.plan == "pair" else None,
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return BACKWARD_COLUMNS
+
+
+def _tile(one: KeyPass | RowPass) -> tuple[int, ...]:
+    """Rows, columns, warps and slices of a pass."""
+    if isinstance(one, KeyPass):
+        return (one.block_m, one.block_n, one.warp_pairs, one.query_parts)
+    return (one.block_rows, one.block_columns, one.warps, one.column_warps, one.slices)

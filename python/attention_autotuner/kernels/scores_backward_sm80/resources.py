@@ -1,0 +1,222 @@
+"""What the passes of a backward candidate cost an SM, as pure formulas over their knobs.
+
+Shared memory is exact: the twins of ``KeyPassTraits::kSmemBytes`` and ``RowPassTraits::kSmemBytes`` in
+``templates/include/attention_autotuner/attention_backward_traits.cuh`` (a test compares them). Register counts are
+estimates made before the compiler has spoken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.occupancy import KernelNeeds
+from ...core.candidate import Candidate
+from .knobs import KeyPass, RowPass, knobs_of
+
+ELEMENT_BYTES = 2  # fp16 and bf16
+STATISTICS_BYTES = 8  # of a query: its LSE and delta in fp32
+SUM_BYTES = 4  # fp32
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyShape:
+    """A key pass with what its formulas need of the candidate.
+
+    Attributes:
+        name: of the pass.
+        knobs: the pass.
+        class_qk, class_v: padded head dims.
+        fused: whether it adds its share of dQ.
+        masked: whether a tile of an explicit mask streams beside dO.
+    """
+
+    name: str = "keys"
+    knobs: KeyPass
+    class_qk: int
+    class_v: int
+    fused: bool
+    masked: bool = False
+
+    @property
+    def stores_ds(self) -> bool:
+        """Whether dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
+        return self.fused or self.knobs.num_stages > 2
+
+    @property
+    def part_rows(self) -> int:
+        """Queries of a step whose scores a warp holds at a time."""
+        return self.knobs.block_m // self.knobs.query_parts
+
+    @property
+    def rows_per_warp(self) -> int:
+        """Key rows that a pair of warps owns."""
+        return self.knobs.block_n // self.knobs.warp_pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowShape:
+    """A row pass with what its formulas need of the candidate.
+
+    Attributes:
+        name: of the pass, which is the result's: ``dq``, ``dk`` or ``dv``.
+        knobs: the pass.
+        class_qk, class_v: padded head dims.
+        masked: whether a tile of an explicit mask streams with each step.
+    """
+
+    name: str
+    knobs: RowPass
+    class_qk: int
+    class_v: int
+    masked: bool = False
+
+    @property
+    def needs_dp(self) -> bool:
+        """Whether it computes dP beside S; only dV does without."""
+        return self.name != "dv"
+
+    @property
+    def resident_columns(self) -> int:
+        """Columns of the rows that stay: of Q and dO, or of K and V."""
+        return self.class_qk + (self.class_v if self.needs_dp else 0)
+
+    @property
+    def result_class(self) -> int:
+        """Padded head dim of the result."""
+        return self.class_qk if self.needs_dp else self.class_v
+
+    @property
+    def result_columns(self) -> int:
+        """Columns of the result that one CTA computes; the last slice may have fewer that count."""
+        return -(-self.result_class // 16 // self.knobs.slices) * 16
+
+    @property
+    def other_columns(self) -> int:
+        """Columns that stream beside Q (or K): dO's (or V's), of which dV needs its slice alone."""
+        return self.class_v if self.needs_dp else self.result_columns
+
+
+PassShape = KeyShape | RowShape
+
+
+def shape_of(candidate: Candidate, name: str, knobs: KeyPass | RowPass) -> PassShape:
+    """A pass of a candidate."""
+    masked = candidate.mask == "explicit"
+    if isinstance(knobs, KeyPass):
+        return KeyShape(
+            knobs=knobs,
+            class_qk=candidate.class_qk,
+            class_v=candidate.class_v,
+            fused=knobs_of(candidate).plan == "fused",
+            masked=masked,
+        )
+    return RowShape(
+        name=name,
+        knobs=knobs,
+        class_qk=candidate.class_qk,
+        class_v=candidate.class_v,
+        masked=masked,
+    )
+
+
+def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
+    """The passes of a candidate, in the order they run."""
+    return tuple(shape_of(candidate, *item) for item in knobs_of(candidate).passes.items())
+
+
+def dq_split(shape: KeyShape) -> tuple[int, int]:
+    """How the warps of a fused key pass share dQ's tile: (warps along its rows, along its columns).
+
+    None has more 16x16 tiles than it must, and then each reads least; the twin of ``split_dq`` in the traits.
+    """
+    warps, keys = 2 * shape.knobs.warp_pairs, shape.knobs.block_n // 16
+    row_tiles, column_tiles = shape.knobs.block_m // 16, shape.class_qk // 16
+    best = (1, warps)
+    least: tuple[int, int] | None = None
+    along_rows = 1
+    while along_rows <= warps:
+        if row_tiles % along_rows == 0 and warps % along_rows == 0:
+            rows, columns = row_tiles // along_rows, -(-column_tiles // (warps // along_rows))
+            cost = (rows * columns, (rows + columns) * keys)
+            if least is None or cost < least:
+                best, least = (along_rows, warps // along_rows), cost
+        along_rows *= 2
+    return best
+
+
+def dq_tile(shape: KeyShape) -> tuple[int, int]:
+    """Rows and columns of dQ's tile that the busiest warp computes."""
+    along_rows, along_columns = dq_split(shape)
+    return (
+        shape.knobs.block_m // along_rows,
+        -(-shape.class_qk // 16 // along_columns) * 16,
+    )
+
+
+def _key_smem_bytes(shape: KeyShape) -> int:
+    m, n, stages = shape.knobs.block_m, shape.knobs.block_n, shape.knobs.num_stages
+    resident = n * (shape.class_qk + shape.class_v) * ELEMENT_BYTES
+    scores = n * m * ELEMENT_BYTES
+    exchange = scores  # P, from one warp of a pair to the other
+    q = stages * m * shape.class_qk * ELEMENT_BYTES
+    do = m * (shape.class_v * ELEMENT_BYTES + STATISTICS_BYTES)
+    ds = scores if shape.stores_ds else 0
+    mask = scores if shape.masked else 0
+    return resident + exchange + q + min(stages, 2) * (do + ds + mask)
+
+
+def _key_fragment_registers(shape: KeyShape) -> int:
+    """Each warp of a pair holds dV or dK, and scores; its share of dQ comes when the scores are gone."""
+    row_tiles = shape.rows_per_warp // 16
+    result = row_tiles * max(shape.class_qk, shape.class_v) // 8 * 4
+    scores = row_tiles * shape.part_rows // 8 * 4
+    dq = 0
+    if shape.fused:
+        rows, columns = dq_tile(shape)
+        dq = rows // 16 * (columns // 8) * 4
+    return result + max(scores, dq)
+
+
+def _row_smem_bytes(shape: RowShape) -> int:
+    rows, columns, stages = (
+        shape.knobs.block_rows,
+        shape.knobs.block_columns,
+        shape.knobs.num_stages,
+    )
+    resident = rows * shape.resident_columns * ELEMENT_BYTES
+    streamed = columns * (shape.class_qk + shape.other_columns) * ELEMENT_BYTES
+    statistics = 0 if shape.name == "dq" else columns * STATISTICS_BYTES
+    mask = rows * columns * ELEMENT_BYTES if shape.masked else 0
+    result = rows * shape.result_columns
+    sums = result * SUM_BYTES * (shape.knobs.column_warps - 1)
+    return max(resident + stages * (streamed + statistics + mask), sums, result * ELEMENT_BYTES)
+
+
+def _row_fragment_registers(shape: RowShape) -> int:
+    row_tiles = shape.knobs.block_rows // shape.knobs.warps // 16
+    result = row_tiles * (shape.result_columns // 8) * 4
+    scores = row_tiles * (shape.knobs.block_columns // shape.knobs.column_warps // 8) * 4
+    return result + scores * (2 if shape.needs_dp else 1)
+
+
+def needs(shape: PassShape) -> KernelNeeds:
+    """What a pass takes."""
+    if isinstance(shape, KeyShape):
+        smem_bytes, registers = _key_smem_bytes(shape), _key_fragment_registers(shape)
+    else:
+        smem_bytes, registers = _row_smem_bytes(shape), _row_fragment_registers(shape)
+    return KernelNeeds(
+        name=shape.name,
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=shape.knobs.ctas_per_sm,
+        smem_bytes=smem_bytes,
+        fragment_registers=registers,
+    )
+
+
+def flops_per_score(shape: PassShape) -> int:
+    """Multiply-adds of a pass for one pair of query and key, over all slices; by padded head dims."""
+    qk, v = shape.class_qk, shape.class_v
+    if isinstance(shape, KeyShape):
+        return 2 * qk + 2 * v + (qk if shape.fused else 0)
+    return shape.knobs.slices * (shape.resident_columns + shape.result_columns)

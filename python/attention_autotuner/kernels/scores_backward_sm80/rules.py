@@ -1,0 +1,127 @@
+"""Which passes of backward candidates may exist: named predicates, each giving the reason when it says no.
+
+They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in
+``templates/include/attention_autotuner/attention_backward_traits.cuh`` (a test compares the names).
+"""
+
+from __future__ import annotations
+
+from ..shared.rules import Rule
+from .resources import KeyShape, RowShape
+
+MAX_BLOCK_M = 128
+MAX_BLOCK_COLUMNS = 128
+MAX_PAIRS = 8
+MAX_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
+MAX_KEY_STAGES = 3
+MAX_ROW_STAGES = 2
+MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
+MAX_WARPS = 16
+MAX_COLUMN_WARPS = 2
+
+
+def _keys_block_m_multiple_of_16(s: KeyShape) -> str | None:
+    if s.knobs.block_m % 16 == 0 and 16 <= s.knobs.block_m <= MAX_BLOCK_M:
+        return None
+    return f"block_m must be a multiple of 16 in 16..{MAX_BLOCK_M}, got {s.knobs.block_m}"
+
+
+def _keys_warps_range(s: KeyShape) -> str | None:
+    if 1 <= s.knobs.warp_pairs <= MAX_PAIRS:
+        return None
+    return f"warp_pairs must be in 1..{MAX_PAIRS}, got {s.knobs.warp_pairs}"
+
+
+def _keys_block_n_divides_among_pairs(s: KeyShape) -> str | None:
+    if s.knobs.block_n % (16 * s.knobs.warp_pairs) == 0:
+        return None
+    return (
+        f"block_n must be a multiple of 16 * warp_pairs, got {s.knobs.block_n} for "
+        f"{s.knobs.warp_pairs} pairs"
+    )
+
+
+def _keys_num_stages_range(s: KeyShape) -> str | None:
+    if 1 <= s.knobs.num_stages <= MAX_KEY_STAGES:
+        return None
+    return f"num_stages must be in 1..{MAX_KEY_STAGES}, got {s.knobs.num_stages}"
+
+
+def _keys_query_parts_divide(s: KeyShape) -> str | None:
+    parts, pairs = s.knobs.query_parts, s.knobs.warp_pairs
+    whole = s.knobs.block_m % (16 * parts) == 0
+    if whole and pairs * parts <= MAX_BARRIERS and (parts == 1 or s.knobs.num_stages < 3):
+        return None
+    return (
+        f"query_parts must divide block_m by multiples of 16, be 1 with 3 stages, and times warp_pairs "
+        f"be at most {MAX_BARRIERS}, got {parts} for block_m {s.knobs.block_m}, {pairs} pairs and "
+        f"{s.knobs.num_stages} stages"
+    )
+
+
+def _rows_warps_range(s: RowShape) -> str | None:
+    if MIN_WARPS <= s.knobs.warps * s.knobs.column_warps <= MAX_WARPS:
+        return None
+    return (
+        f"warps * column_warps must be in {MIN_WARPS}..{MAX_WARPS}, got {s.knobs.warps} * "
+        f"{s.knobs.column_warps}"
+    )
+
+
+def _rows_column_warps_range(s: RowShape) -> str | None:
+    if 1 <= s.knobs.column_warps <= MAX_COLUMN_WARPS:
+        return None
+    return f"column_warps must be in 1..{MAX_COLUMN_WARPS}, got {s.knobs.column_warps}"
+
+
+def _rows_block_rows_divides_among_warps(s: RowShape) -> str | None:
+    if s.knobs.block_rows % (16 * s.knobs.warps) == 0:
+        return None
+    return (
+        f"block_rows must be a multiple of 16 * warps, got {s.knobs.block_rows} for "
+        f"{s.knobs.warps} warps"
+    )
+
+
+def _rows_block_columns_divides_among_warps(s: RowShape) -> str | None:
+    columns, warps = s.knobs.block_columns, s.knobs.column_warps
+    if columns % (16 * warps) == 0 and columns <= MAX_BLOCK_COLUMNS:
+        return None
+    return (
+        f"block_columns must be a multiple of 16 * column_warps up to {MAX_BLOCK_COLUMNS}, got "
+        f"{columns} for {warps} column warps"
+    )
+
+
+def _rows_num_stages_range(s: RowShape) -> str | None:
+    if 1 <= s.knobs.num_stages <= MAX_ROW_STAGES:
+        return None
+    return f"num_stages must be in 1..{MAX_ROW_STAGES}, got {s.knobs.num_stages}"
+
+
+def _rows_slices_divide_class(s: RowShape) -> str | None:
+    slices, columns = s.knobs.slices, s.result_columns
+    even = slices * columns == s.result_class
+    # Only dV reads its slice alone, so only there may the last slice reach beyond the class.
+    if even or (s.name == "dv" and (slices - 1) * columns < s.result_class):
+        return None
+    return (
+        f"slices must share {s.result_class} columns of {s.name} by whole tiles of 16, got {slices}"
+    )
+
+
+KEY_PREDICATES: dict[str, Rule[KeyShape]] = {
+    "keys_block_m_multiple_of_16": _keys_block_m_multiple_of_16,
+    "keys_warps_range": _keys_warps_range,
+    "keys_block_n_divides_among_pairs": _keys_block_n_divides_among_pairs,
+    "keys_num_stages_range": _keys_num_stages_range,
+    "keys_query_parts_divide": _keys_query_parts_divide,
+}
+ROW_PREDICATES: dict[str, Rule[RowShape]] = {
+    "rows_warps_range": _rows_warps_range,
+    "rows_column_warps_range": _rows_column_warps_range,
+    "rows_block_rows_divides_among_warps": _rows_block_rows_divides_among_warps,
+    "rows_block_columns_divides_among_warps": _rows_block_columns_divides_among_warps,
+    "rows_num_stages_range": _rows_num_stages_range,
+    "rows_slices_divide_class": _rows_slices_divide_class,
+}

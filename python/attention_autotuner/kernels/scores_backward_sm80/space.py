@@ -1,0 +1,265 @@
+"""The backward candidates that a policy offers, in a fixed order.
+
+Passes are judged one by one and then combined, so the space is a product of passes that are legal by themselves. To
+keep it small enough to rank, a pass that a plan has beside its main one comes in a few kinds only: those nearest to the
+first value of every knob, by the number of steps that they are away from it (:func:`_by_distance`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any, TypeVar
+
+from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_TYPICAL, register_cap
+from ...arch.spec import ArchSpec
+from ...core.candidate import Rejection, rejected
+from ...core.problem import Problem
+from ..shared.knobs import CtaOrder
+from ..shared.rules import Violation
+from .knobs import BackwardKnobs, BackwardPlan, KeyPass, RowPass
+from .passes import pass_of
+from .resources import KeyShape, PassShape, RowShape, needs
+from .rules import MAX_PAIRS, MIN_WARPS
+
+Shape = TypeVar("Shape", KeyShape, RowShape)
+
+MIN_PAIRS = 2  # a key pass with fewer leaves schedulers of an SM idle
+MIN_PART_ROWS = 32  # queries of one of several parts: each part reads all of the keys' operands
+FULL_WARPS = 4  # so does a row pass with fewer
+MAX_WHOLE_COLUMNS = (
+    256  # a result as wide as this fits the registers of its warps, so it is not sliced
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardSpace:
+    """The values each knob may take, the most promising first.
+
+    Attributes:
+        block_m: query rows of a key pass's step.
+        block_n: key rows of a key pass's CTA.
+        rows_per_warp: key rows that a pair of warps owns.
+        row_tiles: (block_rows, warps, column_warps) of row passes.
+        block_columns: columns of a row pass's step.
+        query_parts: parts of a key pass's step whose scores are held at a time.
+        key_stages, row_stages: stages of what streams.
+        slices: CTAs that share rows of a row pass.
+        ctas_per_sm: launch bounds.
+        cta_orders: the orders of the list of CTAs.
+        dq_choices: how many kinds of dQ pass a key pass is paired with.
+        split_choices: how many kinds of each pass the split plan has.
+    """
+
+    block_m: tuple[int, ...] = (64, 128, 32, 96, 16)
+    block_n: tuple[int, ...] = (128, 64, 256, 96, 192, 32)
+    rows_per_warp: tuple[int, ...] = (32, 16, 64)
+    row_tiles: tuple[tuple[int, int, int], ...] = (
+        (128, 4, 1),
+        (128, 8, 1),
+        (64, 4, 1),
+        (256, 8, 1),
+        (64, 2, 2),
+        (32, 2, 2),
+        (64, 2, 1),
+        (32, 2, 1),
+    )
+    block_columns: tuple[int, ...] = (64, 32, 128, 16)
+    query_parts: tuple[int, ...] = (1, 2)
+    key_stages: tuple[int, ...] = (2, 1, 3)
+    row_stages: tuple[int, ...] = (2, 1)
+    slices: tuple[int, ...] = (1, 2, 3, 4)
+    ctas_per_sm: tuple[int, ...] = (1, 2, 3)
+    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    dq_choices: int = 4
+    split_choices: int = 4
+
+
+SPACES: dict[str, BackwardSpace] = {}  # by the spec's name; the others have the values above
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejection]:
+    """Every point of the space as knobs, and every pass that is not legal as a rejection.
+
+    Where the problem asks for determinism, plans that are not deterministic are no points of its space.
+    """
+    passes = Passes(problem, spec)
+    space = passes.space
+    for order in space.cta_orders:
+        if not problem.deterministic:
+            for keys in passes.keys("fused"):
+                yield BackwardKnobs(plan="fused", keys=keys, cta_order=order)
+        for keys in passes.keys("pair"):
+            for dq in passes.rows("dq", space.dq_choices):
+                yield BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
+        for dq, dk, dv in product(
+            *(passes.rows(name, space.split_choices) for name in ("dq", "dk", "dv"))
+        ):
+            yield BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
+    for shape, broken in passes.refused:
+        plan = {"plan": "fused"} if isinstance(shape, KeyShape) and shape.fused else {}
+        yield rejected(problem, BackwardKnobs, plan | {shape.name: asdict(shape.knobs)}, broken)
+
+
+class Passes:
+    """The legal passes of a problem, judged once each.
+
+    Attributes:
+        space: the values of the knobs.
+        refused: the others, with the rule that each breaks.
+    """
+
+    def __init__(self, problem: Problem, spec: ArchSpec) -> None:
+        self.space = SPACES.get(spec.name, BackwardSpace())
+        self._problem = problem
+        self._spec = spec
+        self._rows: dict[str, list[RowPass]] = {}
+        self._keys: dict[BackwardPlan, list[KeyPass]] = {}
+        self.refused: list[tuple[PassShape, Violation]] = []
+
+    def first_keys(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
+        """The first key pass that is legal under a plan, or None."""
+        found = next(self._legal(self._key_shape(keys, plan) for keys in choices), None)
+        return None if found is None else found.knobs
+
+    def first_rows(self, choices: Iterable[RowPass], name: str) -> RowPass | None:
+        """The first row pass that is legal for a result, or None."""
+        found = next(self._legal(self._row_shape(name, rows) for rows in choices), None)
+        return None if found is None else found.knobs
+
+    def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:
+        """A key pass under a plan."""
+        return KeyShape(
+            knobs=keys,
+            class_qk=self._problem.class_qk,
+            class_v=self._problem.class_v,
+            fused=plan == "fused",
+            masked=self._problem.mask == "explicit",
+        )
+
+    def keys(self, plan: BackwardPlan) -> list[KeyPass]:
+        """All legal key passes under a plan."""
+        if plan not in self._keys:
+            shapes = [self._key_shape(keys, plan) for keys in _key_points(self.space)]
+            self._keys[plan] = [shape.knobs for shape in self._legal(shapes)]
+        return self._keys[plan]
+
+    def rows(self, name: str, count: int) -> list[RowPass]:
+        """The ``count`` legal row passes for a result that stand first by distance."""
+        if name not in self._rows:
+            shapes = [self._row_shape(name, rows) for rows in _row_points(self.space)]
+            shapes = [
+                s for s in shapes if s.knobs.slices == 1 or s.result_class > MAX_WHOLE_COLUMNS
+            ]
+            self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
+        return self._rows[name][:count]
+
+    def easiest(self, name: str, count: int) -> RowPass | None:
+        """The first of :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
+        choices = self.rows(name, count)
+        easy = (rows for rows in choices if self._is_easy(self._row_shape(name, rows)))
+        return next(easy, choices[0] if choices else None)
+
+    def _is_easy(self, shape: RowShape) -> bool:
+        kernel = needs(shape)
+        wanted = kernel.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_TYPICAL
+        return wanted <= register_cap(kernel, self._spec)
+
+    def _row_shape(self, name: str, rows: RowPass) -> RowShape:
+        return RowShape(
+            name=name,
+            knobs=rows,
+            class_qk=self._problem.class_qk,
+            class_v=self._problem.class_v,
+            masked=self._problem.mask == "explicit",
+        )
+
+    def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
+        for shape in shapes:
+            broken = pass_of(shape).violation_on(self._spec)
+            if broken is None:
+                yield shape
+            else:
+                self.refused.append((shape, broken))
+
+
+@lru_cache
+def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
+    points = product(
+        space.block_m,
+        space.block_n,
+        space.rows_per_warp,
+        space.query_parts,
+        space.key_stages,
+        space.ctas_per_sm,
+    )
+    return tuple(
+        KeyPass(
+            block_m=block_m,
+            block_n=block_n,
+            warp_pairs=block_n // rows,
+            num_stages=stages,
+            query_parts=parts,
+            ctas_per_sm=ctas,
+        )
+        for block_m, block_n, rows, parts, stages, ctas in points
+        if block_n % rows == 0
+        and MIN_PAIRS <= block_n // rows <= MAX_PAIRS
+        # Whole steps only where dK waits for the next one: see keys_query_parts_divide.
+        and (parts == 1 or (block_m // parts >= MIN_PART_ROWS and stages < 3))
+    )
+
+
+@lru_cache
+def _row_points(space: BackwardSpace) -> tuple[RowPass, ...]:
+    points = _by_distance(
+        space.slices,
+        space.row_tiles,
+        space.block_columns,
+        space.row_stages,
+        space.ctas_per_sm,
+    )
+    return tuple(
+        RowPass(
+            block_rows=block_rows,
+            block_columns=columns,
+            warps=warps,
+            column_warps=column_warps,
+            num_stages=stages,
+            slices=slices,
+            ctas_per_sm=ctas,
+        )
+        for slices, (block_rows, warps, column_warps), columns, stages, ctas in points
+        if columns % (16 * column_warps) == 0
+    )
+
+
+def _by_distance(*knobs: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The product of the knobs' values, ordered by how many steps all of them together are from their first."""
+    places = product(*(range(len(values)) for values in knobs))
+    return [
+        tuple(values[place] for values, place in zip(knobs, point, strict=True))
+        for point in sorted(places, key=lambda point: (sum(point), point))
+    ]
+
+
+def _in_few_kinds(shapes: list[RowShape]) -> list[RowPass]:
+    """What of the legal row passes is worth a try.
+
+    Warps share rows only where the rows do not employ an SM's schedulers, and schedulers are idle only where that fails
+    too. Slices repeat the scores, so only the two least numbers of them are tried.
+    """
+    for column_warps, least in ((1, FULL_WARPS), (2, FULL_WARPS), (1, MIN_WARPS)):
+        fitting = [
+            shape
+            for shape in shapes
+            if shape.knobs.column_warps == column_warps
+            and shape.knobs.warps * column_warps >= least
+        ]
+        if not fitting:
+            continue
+        slices = sorted({shape.knobs.slices for shape in fitting})
+        return [shape.knobs for shape in fitting if shape.knobs.slices in slices[:2]]
+    return []

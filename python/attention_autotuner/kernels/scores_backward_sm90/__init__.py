@@ -1,0 +1,1 @@
+"""scores_backward_sm90."""

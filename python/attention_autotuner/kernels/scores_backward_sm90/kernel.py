@@ -1,0 +1,83 @@
+"""Backward over scores, family ``sm90``: retnet with an explicit mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from . import cost, passes, space
+from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
+
+
+class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
+    """WGMMA in one pass for each gradient, no atomics."""
+
+    knobs = BackwardSm90Knobs
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        return Entry(
+            header="retnet_backward_entry_sm90.cuh",
+            cpp_type="WgmmaBackwardEntry",
+            template="retnet/backward_sm90.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
+        """What serves a problem that nobody tuned; see :func:`.space.default`."""
+        return space.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        all_passes = tuple(knobs.passes.values())
+        return Traits(
+            tile=(self.name, *map(_tile, all_passes)),
+            feed=(knobs.cta_order, *(one.turns for one in all_passes)),
+            stratum=(
+                self.name,
+                *((*_tile(one)[:2], one.num_threads // 32, one.num_stages) for one in all_passes),
+            ),
+            cells=cells(
+                BACKWARD_COLUMNS,
+                candidate,
+                "split",
+                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+                order_words(knobs.cta_order),
+                more=("deterministic",),
+            ),
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return BACKWARD_COLUMNS
+
+
+def _tile(one: Sm90Pass) -> tuple[int, ...]:
+    """Rows, columns, parts and slices of a pass."""
+    return (one.block_rows, one.block_columns, one.parts, one.slices)

@@ -1,0 +1,116 @@
+"""What the passes of a backward candidate of family ``sm90`` cost an SM, as pure formulas over their knobs.
+
+``smem_bytes`` is exact and the twin of ``WgmmaPassTraits::kSmemBytes`` (a test compares the two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
+from ...core.candidate import Candidate
+from ..shared.sm90_tiles import (
+    ALIGNMENT_BYTES,
+    BARRIER_BYTES,
+    ELEMENT_BYTES,
+    SWIZZLE_COLUMNS,
+    whole_columns,
+)
+from .knobs import Sm90Pass, knobs_of
+
+FACTOR_BYTES = 4
+PRODUCER_REGISTERS = 40
+CONSUMER_REGISTERS = {2: 232, 3: 152}  # by multiplying warpgroups
+
+Result = Literal["dq", "dk", "dv"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sm90PassShape:
+    """A pass with the candidate that it is of.
+
+    Attributes:
+        candidate: the candidate.
+        result: what the pass computes.
+        knobs: the pass.
+    """
+
+    candidate: Candidate
+    result: Result
+    knobs: Sm90Pass
+
+    @property
+    def depth(self) -> int:
+        """Columns that the first product sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
+        class_qk, class_v = self.candidate.class_qk, self.candidate.class_v
+        return whole_columns(class_qk if self.result == "dv" else max(class_qk, class_v))
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result that one CTA computes."""
+        wide = self.candidate.class_v if self.result == "dv" else self.candidate.class_qk
+        return whole_columns(-(-wide // self.knobs.slices))
+
+    @property
+    def allowed_warpgroups(self) -> tuple[int, ...]:
+        """Counts of consumer warpgroups that registers can be shared out among."""
+        return tuple(CONSUMER_REGISTERS)
+
+    @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers that a thread's fragments of the result, the scores and their weights take."""
+        return self.columns // 2 + self.knobs.block_columns * 3 // 4
+
+    @property
+    def kept_registers(self) -> int:
+        """Registers of a thread that the first product's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
+        kept = self.depth // 4
+        taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
+        fits = taken <= (self.consumer_registers or 0)
+        return kept if self.depth == SWIZZLE_COLUMNS and fits else 0
+
+    @property
+    def barriers(self) -> int:
+        """Barriers in shared memory."""
+        return 2 + 2 * self.knobs.part_slots + 4 * self.knobs.num_stages
+
+
+def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
+    """The passes of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    return (
+        Sm90PassShape(candidate=candidate, result="dq", knobs=knobs.dq),
+        Sm90PassShape(candidate=candidate, result="dk", knobs=knobs.dk),
+        Sm90PassShape(candidate=candidate, result="dv", knobs=knobs.dv),
+    )
+
+
+def smem_bytes(shape: Sm90PassShape) -> int:
+    """Dynamic shared memory of one CTA, bytes."""
+    knobs = shape.knobs
+    part = knobs.block_columns * (shape.depth // knobs.parts)
+    stage = knobs.block_columns * (shape.columns + knobs.block_rows)
+    tiles = knobs.block_rows * shape.depth + knobs.part_slots * part + knobs.num_stages * stage
+    factors = 0 if shape.result == "dq" else knobs.num_stages * knobs.block_columns * FACTOR_BYTES
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + BARRIER_BYTES + factors
+
+
+def needs(shape: Sm90PassShape) -> KernelNeeds:
+    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    groups = shape.knobs.warpgroups
+    fragments = shape.fragment_registers + shape.kept_registers
+    consumer = fragments + REGISTERS_BESIDE_FRAGMENTS_MIN
+    even = (groups * consumer + PRODUCER_REGISTERS) // (groups + 1)
+    return KernelNeeds(
+        name=shape.result,
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=1,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=max(0, even - REGISTERS_BESIDE_FRAGMENTS_MIN),
+    )

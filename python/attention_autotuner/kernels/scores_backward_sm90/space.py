@@ -1,0 +1,112 @@
+"""The retnet backward candidates of family ``sm90`` that a policy offers, and the one that needs no tuning.
+
+A candidate takes one kind of tile for its three passes. What follows from a tile, each pass has as its own head dims
+allow: as many stages as fit, and where not even two do, streamed tiles of the first product in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..shared.knobs import CtaOrder
+from ..shared.passes import rejection_of, violation_of
+from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
+from .knobs import BackwardSm90Knobs, Sm90Pass
+from .passes import pass_of, passes_of
+from .resources import Sm90PassShape, shapes, smem_bytes
+from .rules import MAX_SLOTS, MAX_STAGES
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardSm90Space:
+    """The values each knob may take.
+
+    Attributes:
+        tiles: (warpgroups, block_columns) pairs.
+        turns: whether products are issued in turns, where a pass can.
+        cta_orders: orders of the list of CTAs.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = ((2, 128), (3, 64), (2, 64))
+    turns: tuple[bool, ...] = (True, False)
+    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+
+
+SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have the values above
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
+    """Every point of the space, as knobs or as the rejection that says why not."""
+    for knobs in _points(problem, SPACES.get(spec.name, BackwardSm90Space()), spec):
+        yield _check(Candidate.of(problem, knobs), spec) or knobs
+
+
+def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
+    """The first legal point, in the order of CTAs that suits the mask; None where there is none.
+
+    Wide results do without turns: their warpgroups have little to do beside the MMAs.
+    """
+    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
+    widest = max(problem.class_qk, problem.class_v)
+    space = SPACES.get(spec.name, BackwardSm90Space())
+    chosen = replace(space, turns=(widest < MAX_COLUMNS,), cta_orders=(order,))
+    legal = (
+        knobs
+        for knobs in _points(problem, chosen, spec)
+        if _check(Candidate.of(problem, knobs), spec) is None
+    )
+    return next(legal, None)
+
+
+def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
+    return rejection_of(candidate, violation_of(candidate, passes_of(candidate), spec))
+
+
+def _points(
+    problem: Problem, space: BackwardSm90Space, spec: ArchSpec
+) -> Iterator[BackwardSm90Knobs]:
+    seen: set[BackwardSm90Knobs] = set()
+    for (groups, columns), turns, order in product(space.tiles, space.turns, space.cta_orders):
+        slices = -(-problem.class_v // MAX_COLUMNS)
+        plain = Sm90Pass(
+            warpgroups=groups, block_columns=columns, num_stages=1, part_slots=2, turns=turns
+        )
+        whole = BackwardSm90Knobs(
+            dq=plain, dk=plain, dv=replace(plain, slices=slices), cta_order=order
+        )
+        candidate = Candidate.of(problem, whole)
+        dq, dk, dv = (fit(shape, spec) or shape.knobs for shape in shapes(candidate))
+        knobs = replace(whole, dq=dq, dk=dk, dv=dv)
+        if knobs not in seen:
+            seen.add(knobs)
+            yield knobs
+
+
+def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:
+    """A pass with all the stages that shared memory has room for; None where it has none for one."""
+    for stages in range(MAX_STAGES, 1, -1):
+        found = replace(shape.knobs, num_stages=stages, part_slots=stages)
+        if _fits(shape, found, spec):
+            return found
+    blocks = shape.depth // SWIZZLE_COLUMNS
+    for slots in range(MAX_SLOTS, 2, -1):
+        found = replace(
+            shape.knobs,
+            num_stages=1,
+            parts=blocks,
+            part_slots=slots,
+            turns=shape.knobs.turns and blocks == 1,
+        )
+        if _fits(shape, found, spec):
+            return found
+    return None
+
+
+def _fits(shape: Sm90PassShape, knobs: Sm90Pass, spec: ArchSpec) -> bool:
+    made = replace(shape, knobs=knobs)
+    return pass_of(made).violation is None and smem_bytes(made) <= spec.smem_per_block_bytes

@@ -1,0 +1,112 @@
+"""The work of a forward candidate, counted for the cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..chunks_sm80.cost import Beside, total
+from ..chunks_sm80.pass_cost import Walk, walk_time
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.kernel_cost import KernelWork, predict_kernel
+from ..shared.schedule import tiles_of
+from ..shared.score_costs import weighted
+from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
+from . import resources as forward_resources
+from .knobs import knobs_of
+
+
+def step_counts(candidate: Candidate, fit: Coefficients) -> StepCounts:
+    """One K/V tile of a CTA."""
+    knobs = knobs_of(candidate)
+    m, n, dim = knobs.block_m, knobs.block_n, candidate.class_qk
+    columns = forward_resources.value_columns(candidate)
+
+    # Every warp along the rows reads all of K and V; warps along the keys share them but each reads all of P.
+    reads = knobs.warps_m * n * (dim + columns) * ELEMENT_BYTES
+    if not knobs.q_in_registers:
+        reads += knobs.warps_n * m * dim * ELEMENT_BYTES
+    writes = 0
+    if knobs.warps_n > 1:
+        reads += knobs.warps_n * m * n * ELEMENT_BYTES
+        writes += m * n * ELEMENT_BYTES
+
+    slices = forward_resources.k_slices(candidate)
+    if slices > 1:
+        barriers, lookahead = slices + 1, min(knobs.num_stages - 1, slices)
+    elif knobs.num_stages == 1:
+        barriers, lookahead = 2, 1
+    else:
+        barriers, lookahead = 1, knobs.num_stages - 1
+    if knobs.warps_n > 1:
+        barriers += 2  # row maxima, then P
+    warps = knobs.warps_m * knobs.warps_n
+    row_tiles_per_warp = m // knobs.warps_m // 16
+    return StepCounts(
+        flops=2 * m * n * (dim + columns),
+        reads=reads,
+        writes=writes,
+        fill_bytes=n * (dim + columns) * ELEMENT_BYTES,
+        copy_bytes=candidate.copy_bytes,
+        scores=m * n,
+        warps=warps,
+        other_instructions=writes / STORE_BYTES
+        + warps * row_tiles_per_warp * fit.row_tile_instructions,
+        sharing_warps=knobs.warps_n,
+        barriers=barriers,
+        waits=barriers,
+        lookahead=lookahead,
+        softmax_exposure=fit.ahead_exposure if knobs.qk_ahead else 1.0,
+    )
+
+
+def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> KernelWork:
+    """All that a candidate's kernel has to do for a problem; of retnet and retention, without the mask or decay."""
+    knobs = knobs_of(candidate)
+    columns = forward_resources.value_columns(candidate)
+    rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+    return KernelWork(
+        counts=step_counts(candidate, fit),
+        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
+        heads=problem.batch * problem.heads_q,
+        slices=knobs.v_slices,
+        heads_first=knobs.cta_order == "heads_first",
+        persistent=knobs.persistent,
+        causal=problem.causal,
+        edge_bytes=knobs.block_m * (candidate.class_qk + columns) * ELEMENT_BYTES,
+        once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
+        streams=problem.batch * problem.heads_kv,
+        stream_bytes=ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v),
+    )
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: Sequence[Usage],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of a candidate; ``usages`` of the kernel over rows and, in retention, of the pass for the states."""
+    knobs = knobs_of(candidate)
+    work = weighted(work_of(problem, candidate, fit), problem)
+    rows = predict_kernel(work, spec, usages[0], fit)
+    if knobs.states is None or not problem.decodes:
+        return rows
+    walk = Walk(
+        knobs=knobs.states,
+        chunk=knobs.chunk,
+        depth=candidate.class_qk,
+        width=candidate.class_v,
+        states_only=True,
+        heads=problem.batch * problem.heads_q,
+        tokens=problem.seqlen_q,
+        stretch=problem.seqlen_q,
+        copy_bytes=candidate.copy_bytes,
+    )
+    states = 4 * 2 * walk.heads * problem.dim_qk * problem.dim_v
+    beside = Beside().plus(states, spec)
+    return total([rows, walk_time(walk, spec, usages[-1], fit)], beside, spec)

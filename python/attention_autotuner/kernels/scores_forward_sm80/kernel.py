@@ -1,0 +1,111 @@
+"""Forward over scores, family ``sm80``: attention, retnet, and retention's parallel form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from ..shared.rules import Rule
+from . import cost, passes, space
+from .knobs import ForwardKnobs, knobs_of
+from .rules import PRUNING_PREDICATES
+
+
+class ScoresForwardSm80(Kernel[ForwardKnobs]):
+    """mma.sync over blocks of query rows, with softmax, a mask or a decay."""
+
+    knobs = ForwardKnobs
+    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        if knobs_of(candidate).states is not None:
+            return Entry(
+                header="retention_parallel_entry.cuh",
+                cpp_type="ParallelEntry",
+                template="retention/parallel.cu.jinja",
+            )
+        if candidate.score == "softmax":
+            return Entry(
+                header="attention_forward_entry.cuh",
+                cpp_type="ForwardEntry",
+                template="attention/forward.cu.jinja",
+            )
+        return Entry(
+            header="retnet_forward_entry.cuh",
+            cpp_type="RetNetForwardEntry",
+            template="retnet/forward.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
+        """What serves a problem that nobody tuned; see :func:`.space.default`."""
+        return space.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        form = () if knobs.states is None else ("parallel",)
+        tile = (knobs.block_m, knobs.block_n, knobs.warps_m, knobs.warps_n)
+        return Traits(
+            tile=(*form, *tile, knobs.k_slice, knobs.v_slices),
+            feed=(knobs.q_in_registers, knobs.qk_ahead, knobs.persistent, knobs.cta_order),
+            stratum=(*form, *tile[:2], knobs.row_threads // 32, knobs.num_stages),
+            cells=_cells(candidate, knobs),
+            persistent=knobs.persistent,
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return RETENTION_COLUMNS if problem.semantics.carries_state else FORWARD_COLUMNS
+
+
+def _cells(candidate: Candidate, knobs: ForwardKnobs) -> Mapping[str, str]:
+    if knobs.states is not None:
+        kernels = f"rows:{knobs.row_label} states:{knobs.states.label}"
+        return cells(RETENTION_COLUMNS, candidate, "parallel", str(knobs.chunk), kernels)
+    slices = []
+    if knobs.k_slice != candidate.class_qk:
+        slices.append(f"k{knobs.k_slice}")
+    if knobs.v_slices > 1:
+        slices.append(f"v/{knobs.v_slices}")
+    return cells(
+        FORWARD_COLUMNS,
+        candidate,
+        f"{knobs.block_m}x{knobs.block_n}",
+        f"{knobs.warps_m}x{knobs.warps_n}",
+        str(knobs.num_stages),
+        " ".join(slices) or "-",
+        ("persistent " if knobs.persistent else "") + order_words(knobs.cta_order),
+        more=(
+            "Q in registers" if knobs.q_in_registers else "",
+            "QK ahead" if knobs.qk_ahead else "",
+            bound_words(knobs.ctas_per_sm),
+        ),
+    )

@@ -1,0 +1,111 @@
+"""Knobs of the forward kernels over scores, family ``sm80``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...core.candidate import Candidate, Service
+from ...core.problem import Form
+from ..chunks_sm80.knobs import ChunkPass
+from ..shared.knobs import CtaOrder, Sm80Knobs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardKnobs(Sm80Knobs):
+    """Forward over scores: one kernel over blocks of query rows, and for retention a pass over chunks for the states.
+
+    Attributes:
+        block_m: query rows of one CTA tile.
+        block_n: key rows of one step of the main loop.
+        warps_m: warps along the query rows; each owns ``block_m / warps_m`` rows.
+        warps_n: warps along keys (first product) and value columns (second product). 1 keeps P in registers; more
+            pass P through shared memory.
+        num_stages: shared-memory stages of the K/V pipeline.
+        q_in_registers: Q fragments are loaded once into registers and Q's shared memory is reused for K/V.
+        qk_ahead: the next tile's Q K^T is issued before this tile's softmax, so the two can overlap.
+        k_slice: columns of K loaded per step of the first product; equal to ``class_qk`` when K is not sliced.
+        v_slices: number of CTAs that share one row block, each computing ``class_v / v_slices`` output columns.
+        persistent: one CTA per resident slot loops over tiles, instead of one CTA per tile.
+        cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
+            heads for one row block, the longest causal row blocks first.
+        ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
+        chunk: tokens of one step of the pass over chunks; 0 without it.
+        states: that pass, of kernel ``chunks_sm80``, which gives retention's parallel form its states; None for others.
+    """
+
+    kernel: ClassVar[str] = "scores_forward_sm80"
+    serves: ClassVar[frozenset[Service]] = frozenset(
+        {
+            ("attention", "forward", "softmax"),
+            ("retnet", "forward", "masked"),
+            ("retnet", "forward", "decayed"),
+            ("retention", "forward", "decayed"),
+        }
+    )
+
+    block_m: int
+    block_n: int
+    warps_m: int
+    warps_n: int = 1
+    num_stages: int
+    q_in_registers: bool = False
+    qk_ahead: bool = False
+    k_slice: int
+    v_slices: int = 1
+    persistent: bool = False
+    cta_order: CtaOrder = "rows_first"
+    ctas_per_sm: int = 1
+    chunk: int = 0
+    states: ChunkPass | None = None
+
+    @property
+    def row_threads(self) -> int:
+        """Threads of one CTA of the kernel over blocks of rows."""
+        return 32 * self.warps_m * self.warps_n
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest kernel."""
+        return max(self.row_threads, 0 if self.states is None else self.states.num_threads)
+
+    @property
+    def form(self) -> Form:
+        """``parallel`` of retention."""
+        return "auto" if self.states is None else "parallel"
+
+    @property
+    def row_label(self) -> str:
+        """The part of the name that the kernel over blocks of rows has."""
+        return "_".join(
+            [
+                f"m{self.block_m}n{self.block_n}",
+                f"w{self.warps_m}x{self.warps_n}",
+                f"s{self.num_stages}",
+                f"k{self.k_slice}",
+                f"v{self.v_slices}",
+                "qreg" if self.q_in_registers else "qsmem",
+                "ahead" if self.qk_ahead else "inorder",
+                "persistent" if self.persistent else "grid",
+                "rows" if self.cta_order == "rows_first" else "heads",
+                f"b{self.ctas_per_sm}",
+            ]
+        )
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        if self.states is None:
+            return self.row_label
+        return f"parallel_{self.row_label}_l{self.chunk}_{self.states.label}"
+
+
+def knobs_of(candidate: Candidate) -> ForwardKnobs:
+    """The knobs of a candidate of this kernel.
+
+    Raises:
+        TypeError: the candidate is of another kernel.
+    """
+    if not isinstance(candidate.knobs, ForwardKnobs):
+        raise TypeError(f"{candidate.name} has no ForwardKnobs")
+    return candidate.knobs

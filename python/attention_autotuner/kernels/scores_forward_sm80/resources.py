@@ -1,0 +1,80 @@
+"""What a forward candidate costs an SM, as pure formulas over its knobs.
+
+``smem_bytes`` is exact and the twin of ``ForwardTraits::kSmemBytes`` (a test compares the two); the register count is
+an estimate made before the compiler has spoken.
+"""
+
+from __future__ import annotations
+
+from ...arch.occupancy import KernelNeeds
+from ...core.candidate import Candidate
+from .knobs import knobs_of
+
+ELEMENT_BYTES = 2  # fp16 and bf16
+ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/tile_sm80.cuh
+
+
+def value_columns(candidate: Candidate) -> int:
+    """Output columns that one CTA computes."""
+    return candidate.class_v // knobs_of(candidate).v_slices
+
+
+def k_slices(candidate: Candidate) -> int:
+    """Slices that K's columns arrive in."""
+    return candidate.class_qk // knobs_of(candidate).k_slice
+
+
+def padded_rows(candidate: Candidate) -> bool:
+    """Whether shared-memory rows are padded, not permuted: where two row tiles of a wide output fill the registers."""
+    knobs = knobs_of(candidate)
+    row_tiles = knobs.block_m // knobs.warps_m // 16
+    column_tiles = value_columns(candidate) // knobs.warps_n // 8
+    return row_tiles >= 2 and column_tiles >= 14
+
+
+def smem_bytes(candidate: Candidate) -> int:
+    """Dynamic shared memory of one CTA, bytes."""
+    knobs = knobs_of(candidate)
+    padding = ROW_PADDING if padded_rows(candidate) else 0
+
+    def tile_bytes(rows: int, columns: int) -> int:
+        return rows * (columns + padding) * ELEMENT_BYTES
+
+    q = tile_bytes(knobs.block_m, candidate.class_qk)
+    k = knobs.num_stages * tile_bytes(knobs.block_n, knobs.k_slice)
+    v_stages = knobs.num_stages if k_slices(candidate) == 1 else 1
+    v = v_stages * tile_bytes(knobs.block_n, value_columns(candidate))
+    p = statistics = 0
+    if knobs.warps_n > 1:
+        p = tile_bytes(knobs.block_m, knobs.block_n)
+        statistics = 4 * knobs.warps_n * knobs.block_m
+    mask = 0
+    if candidate.mask == "explicit":
+        mask = v_stages * tile_bytes(knobs.block_m, knobs.block_n)
+    main = (0 if knobs.q_in_registers else q) + v + k + mask + p + statistics
+    return max(main, q, tile_bytes(knobs.block_m, value_columns(candidate)))
+
+
+def fragment_registers(candidate: Candidate) -> int:
+    """Registers a thread needs for the O, S and Q fragments that live through the main loop."""
+    knobs = knobs_of(candidate)
+    row_tiles = knobs.block_m // knobs.warps_m // 16
+    o = row_tiles * (value_columns(candidate) // knobs.warps_n // 8) * 4
+    s = row_tiles * (knobs.block_n // knobs.warps_n // 8) * 4
+    q = row_tiles * (candidate.class_qk // 16) * 4 if knobs.q_in_registers else 0
+    ahead = (
+        s * 3 // 4 if knobs.qk_ahead else 0
+    )  # the next scores grow while these shrink to packed P
+    return o + s + q + ahead
+
+
+def needs(candidate: Candidate) -> KernelNeeds:
+    """What the kernel over blocks of rows takes."""
+    knobs = knobs_of(candidate)
+    return KernelNeeds(
+        name="" if knobs.states is None else "rows",
+        threads=knobs.row_threads,
+        ctas_per_sm=knobs.ctas_per_sm,
+        smem_bytes=smem_bytes(candidate),
+        fragment_registers=fragment_registers(candidate),
+    )

@@ -1,0 +1,148 @@
+"""Which forward candidates may exist: named predicates, each giving the reason when it says no.
+
+``KERNEL_PREDICATES`` are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the
+same name in ``templates/include/attention_autotuner/attention_forward_traits.cuh`` (a test compares the names).
+``PRUNING_PREDICATES`` cut what never pays, so that the space stays small enough to rank.
+"""
+
+from __future__ import annotations
+
+from ...core.candidate import Candidate
+from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule
+from .knobs import knobs_of
+from .resources import value_columns
+
+MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
+MAX_WARPS = 16
+MAX_STAGES = 4
+MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go through shared memory
+MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
+MIN_ODD_CLASS = (
+    400  # value class from which a row block's output takes too many registers to stay whole
+)
+MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
+
+
+def _warps_range(c: Candidate) -> str | None:
+    if MIN_WARPS <= knobs_of(c).warps_m * knobs_of(c).warps_n <= MAX_WARPS:
+        return None
+    return f"warps_m * warps_n must be in {MIN_WARPS}..{MAX_WARPS}, got {knobs_of(c).warps_m} * {knobs_of(c).warps_n}"
+
+
+def _row_barriers_available(c: Candidate) -> str | None:
+    if knobs_of(c).warps_n == 1 or knobs_of(c).warps_m <= MAX_ROW_BARRIERS:
+        return None
+    return f"warps_m must be at most {MAX_ROW_BARRIERS} with warps_n > 1, got {knobs_of(c).warps_m}"
+
+
+def _block_m_divides_among_warps(c: Candidate) -> str | None:
+    if knobs_of(c).block_m % (16 * knobs_of(c).warps_m) == 0:
+        return None
+    return f"block_m must be a multiple of 16 * warps_m, got {knobs_of(c).block_m} for {knobs_of(c).warps_m} warps"
+
+
+def _block_n_divides_among_warps(c: Candidate) -> str | None:
+    if knobs_of(c).block_n % (16 * knobs_of(c).warps_n) == 0:
+        return None
+    return f"block_n must be a multiple of 16 * warps_n, got {knobs_of(c).block_n} for {knobs_of(c).warps_n} warps"
+
+
+def _v_slices_divide_class_v(c: Candidate) -> str | None:
+    if c.class_v % knobs_of(c).v_slices == 0:
+        return None
+    return f"v_slices must divide class_v, got {knobs_of(c).v_slices} and {c.class_v}"
+
+
+def _value_columns_divide_among_warps(c: Candidate) -> str | None:
+    if value_columns(c) % (16 * knobs_of(c).warps_n) == 0:
+        return None
+    return (
+        f"class_v / v_slices must be a multiple of 16 * warps_n, got {value_columns(c)} "
+        f"for {knobs_of(c).warps_n} warps"
+    )
+
+
+def _k_slice_divides_class_qk(c: Candidate) -> str | None:
+    if knobs_of(c).k_slice % 16 == 0 and c.class_qk % knobs_of(c).k_slice == 0:
+        return None
+    return f"k_slice must be a multiple of 16 that divides class_qk, got {knobs_of(c).k_slice} and {c.class_qk}"
+
+
+def _num_stages_range(c: Candidate) -> str | None:
+    if 1 <= knobs_of(c).num_stages <= MAX_STAGES:
+        return None
+    return f"num_stages must be in 1..{MAX_STAGES}, got {knobs_of(c).num_stages}"
+
+
+def _qk_ahead_needs_two_whole_stages(c: Candidate) -> str | None:
+    if not knobs_of(c).qk_ahead or (
+        knobs_of(c).num_stages == 2
+        and knobs_of(c).k_slice == c.class_qk
+        and knobs_of(c).warps_n == 1
+    ):
+        return None
+    knobs = knobs_of(c)
+    return (
+        "qk_ahead needs num_stages == 2, unsliced K and warps_n == 1, got "
+        f"num_stages {knobs.num_stages}, k_slice {knobs.k_slice} of {c.class_qk}, warps_n {knobs.warps_n}"
+    )
+
+
+def _sliced_k_needs_two_stages(c: Candidate) -> str | None:
+    if knobs_of(c).k_slice == c.class_qk or knobs_of(c).num_stages >= 2:
+        return None
+    return f"sliced K needs num_stages >= 2, got {knobs_of(c).num_stages}"
+
+
+def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
+    if knobs_of(c).warps_n == 1 or value_columns(c) >= MIN_SHARED_P_COLUMNS:
+        return None
+    return (
+        f"P goes through shared memory only for 192 or more value columns, got {value_columns(c)}"
+    )
+
+
+def narrow_slices(class_v: int) -> int | None:
+    """The fewest value slices of a class too wide for one whose halves are no multiples of 16; None for the others."""
+    if class_v < MIN_ODD_CLASS or class_v % 32 == 0:
+        return None
+    return next(s for s in range(2, class_v) if class_v % (16 * s) == 0)
+
+
+def _slices_only_for_wide_heads(c: Candidate) -> str | None:
+    narrow = value_columns(c) < MIN_SLICE_COLUMNS and knobs_of(c).v_slices != narrow_slices(
+        c.class_v
+    )
+    if knobs_of(c).v_slices > 1 and narrow:
+        return (
+            f"value slices narrower than 128 columns repeat Q K^T too often, got {value_columns(c)}"
+        )
+    if knobs_of(c).k_slice < c.class_qk and c.class_qk < 128:
+        return f"K is sliced only from class_qk 128 on, got {c.class_qk}"
+    return None
+
+
+def _rows_per_warp_known(c: Candidate) -> str | None:
+    rows = knobs_of(c).block_m // knobs_of(c).warps_m
+    return None if rows in (16, 32) else f"a warp owns 16 or 32 rows, got {rows}"
+
+
+KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
+    **CLASS_PREDICATES,
+    "warps_range": _warps_range,
+    "row_barriers_available": _row_barriers_available,
+    "block_m_divides_among_warps": _block_m_divides_among_warps,
+    "block_n_divides_among_warps": _block_n_divides_among_warps,
+    "v_slices_divide_class_v": _v_slices_divide_class_v,
+    "value_columns_divide_among_warps": _value_columns_divide_among_warps,
+    "k_slice_divides_class_qk": _k_slice_divides_class_qk,
+    "num_stages_range": _num_stages_range,
+    "qk_ahead_needs_two_whole_stages": _qk_ahead_needs_two_whole_stages,
+    "sliced_k_needs_two_stages": _sliced_k_needs_two_stages,
+    **COPY_PREDICATES,
+}
+PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
+    "rows_per_warp_known": _rows_per_warp_known,
+    "p_in_registers_where_it_fits": _p_in_registers_where_it_fits,
+    "slices_only_for_wide_heads": _slices_only_for_wide_heads,
+}

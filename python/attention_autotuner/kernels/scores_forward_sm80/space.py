@@ -1,0 +1,217 @@
+"""The forward candidates that a policy offers, in a fixed order, and the one that needs no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..chunks_sm80.knobs import ChunkPass
+from ..chunks_sm80.space import ChunkPasses
+from ..shared.forms import default_form, forms
+from ..shared.knobs import CtaOrder
+from ..shared.passes import rejection_of, violation_of
+from .knobs import ForwardKnobs
+from .passes import passes_of
+from .rules import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, PRUNING_PREDICATES, narrow_slices
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardSpace:
+    """The values each knob may take; their product, less what :mod:`.legality` rejects, is what a policy offers.
+
+    Attributes:
+        tiles: (block_m, warps_m) pairs.
+        block_n: key rows of a step.
+        warps_n: warps along keys and value columns.
+        num_stages: K/V stages.
+        k_slice: columns of K per step; 0 stands for all of them.
+        v_slices: CTAs that share a row block.
+        schedules: (persistent, cta_order) pairs.
+        ctas_per_sm: launch bounds.
+    """
+
+    tiles: tuple[tuple[int, int], ...] = (
+        (128, 4),
+        (64, 4),
+        (128, 8),
+        (64, 2),
+        (192, 6),
+        (256, 8),
+    )
+    block_n: tuple[int, ...] = (64, 128, 32, 96, 48)
+    warps_n: tuple[int, ...] = (1, 2)
+    num_stages: tuple[int, ...] = (1, 2, 3)
+    k_slice: tuple[int, ...] = (0, 64, 32)
+    v_slices: tuple[int, ...] = (1, 2, 4)
+    schedules: tuple[tuple[bool, CtaOrder], ...] = (
+        (False, "rows_first"),
+        (False, "heads_first"),
+        (True, "heads_first"),
+    )
+    ctas_per_sm: tuple[int, ...] = (1, 2, 3, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForwardPreference:
+    """One row of a policy's default table: what to try first for value classes up to ``up_to``."""
+
+    up_to: int
+    block_m: int
+    block_n: int
+    warps_m: int
+    num_stages: int
+    q_in_registers: bool = False
+
+
+# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
+# an H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's
+# choices.
+FORWARD_PREFERENCES: tuple[ForwardPreference, ...] = (
+    ForwardPreference(up_to=64, block_m=128, block_n=128, warps_m=4, num_stages=2),
+    ForwardPreference(up_to=64, block_m=128, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=128, block_m=128, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=2),
+    ForwardPreference(up_to=128, block_m=128, block_n=32, warps_m=4, num_stages=1),
+    ForwardPreference(
+        up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=2, q_in_registers=True
+    ),
+    ForwardPreference(up_to=256, block_m=64, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=256, block_m=64, block_n=32, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=512, block_m=128, block_n=64, warps_m=8, num_stages=2),
+    ForwardPreference(up_to=512, block_m=64, block_n=64, warps_m=4, num_stages=1),
+    ForwardPreference(up_to=512, block_m=64, block_n=32, warps_m=4, num_stages=1),
+)
+
+# Retention's parallel form where it is one of several; where it is the only one it has all that attention has.
+AUTO_ROWS = ForwardSpace(
+    tiles=((128, 4), (64, 4), (128, 8)),
+    block_n=(64, 32),
+    num_stages=(2, 1),
+    k_slice=(0,),
+    schedules=((False, "heads_first"),),
+    ctas_per_sm=(1, 2),
+)
+SPACES: dict[str, ForwardSpace] = {}  # by the spec's name; the others have the values above
+PREFERENCES: dict[str, tuple[ForwardPreference, ...]] = {}  # likewise
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
+    """Every point of the space, as knobs or as the rejection that says why not.
+
+    Points that differ only in a knob the problem has no use for (slices of a narrow head, say) appear once.
+    """
+    space = SPACES.get(spec.name, ForwardSpace())
+    if not problem.semantics.carries_state:
+        yield from _row_points(problem, space, spec)
+        return
+    if "parallel" not in forms(problem):
+        return
+    passes = ChunkPasses(problem, spec)
+    states = _states(problem, passes)
+    if states is None:
+        yield from passes.rejections()
+        return
+    rows = space if problem.form == "parallel" else AUTO_ROWS
+    yield from _row_points(problem, rows, spec, *states)
+
+
+def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
+    """The first row of the default table that is legal, or None."""
+    chunk, states = 0, None
+    if problem.semantics.carries_state:
+        found = None
+        if default_form(problem) == "parallel":
+            found = _states(problem, ChunkPasses(problem, spec))
+        if found is None:
+            return None
+        chunk, states = found
+    space = SPACES.get(spec.name, ForwardSpace())
+    for row in PREFERENCES.get(spec.name, FORWARD_PREFERENCES):
+        if problem.class_v > row.up_to or problem.class_qk > row.up_to:
+            continue
+        for v_slices in _v_slices(problem, space):
+            knobs = ForwardKnobs(
+                block_m=row.block_m,
+                block_n=row.block_n,
+                warps_m=row.warps_m,
+                num_stages=row.num_stages,
+                k_slice=problem.class_qk,
+                v_slices=v_slices,
+                cta_order="heads_first" if problem.causal else "rows_first",
+                q_in_registers=row.q_in_registers,
+                chunk=chunk,
+                states=states,
+            )
+            if _check(Candidate.of(problem, knobs), spec) is None:
+                return knobs
+    return None
+
+
+def _row_points(
+    problem: Problem,
+    space: ForwardSpace,
+    spec: ArchSpec,
+    chunk: int = 0,
+    states: ChunkPass | None = None,
+) -> Iterator[ForwardKnobs | Rejection]:
+    """The points of the kernel over blocks of rows, each with the same pass for the states."""
+    k_slices = [s or problem.class_qk for s in space.k_slice if s < problem.class_qk]
+    v_slices = _v_slices(problem, space)
+    warps_n = [w for w in space.warps_n if w == 1 or problem.class_v >= MIN_SHARED_P_COLUMNS]
+    for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
+        space.tiles,
+        space.block_n,
+        warps_n,
+        space.num_stages,
+        k_slices,
+        v_slices,
+        space.ctas_per_sm,
+    ):
+        for q_in_registers, qk_ahead in product((False, True), repeat=2):
+            if qk_ahead and (stages != 2 or k != problem.class_qk or n > 1):
+                continue  # not a point of the space: see qk_ahead_needs_two_whole_stages
+            knobs = ForwardKnobs(
+                block_m=block_m,
+                block_n=block_n,
+                warps_m=warps_m,
+                warps_n=n,
+                num_stages=stages,
+                q_in_registers=q_in_registers,
+                qk_ahead=qk_ahead,
+                k_slice=k,
+                v_slices=v,
+                ctas_per_sm=ctas,
+                chunk=chunk,
+                states=states,
+            )
+            rejection = _check(Candidate.of(problem, knobs), spec)
+            if rejection is not None:
+                yield rejection
+                continue
+            for persistent, order in space.schedules:
+                yield replace(knobs, persistent=persistent, cta_order=order)
+
+
+def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
+    broken = violation_of(candidate, passes_of(candidate), spec, PRUNING_PREDICATES)
+    return rejection_of(candidate, broken)
+
+
+def _v_slices(problem: Problem, space: ForwardSpace) -> list[int]:
+    """The space's slices that leave columns enough, and those that a class needs which has no such."""
+    enough = [s for s in space.v_slices if s == 1 or problem.class_v // s >= MIN_SLICE_COLUMNS]
+    narrow = narrow_slices(problem.class_v)
+    return enough if narrow is None else [*enough, narrow]
+
+
+def _states(problem: Problem, passes: ChunkPasses) -> tuple[int, ChunkPass] | None:
+    """The chunk and the pass that every parallel candidate gives the states: they are no part of its usual work."""
+    for chunk in passes.chunk_order(problem.class_qk):
+        states = passes.first("states", chunk)
+        if states is not None:
+            return chunk, states
+    return None

@@ -1,0 +1,1 @@
+"""scores_forward_sm90."""

@@ -1,0 +1,39 @@
+"""The time of a forward candidate over scores of family ``sm90``."""
+
+from __future__ import annotations
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.schedule import tiles_of
+from ..shared.wgmma_cost import CTA_CLK, Sm90Work, once_bytes, predict_warpgroups
+from .resources import shape_of
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of a forward candidate; infinite where an SM does not hold it, or has no such products."""
+    (usage,) = usages
+    shape = shape_of(candidate)
+    knobs = shape.knobs
+    work = Sm90Work(
+        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
+        heads=problem.heads_q,
+        slices=knobs.v_slices,
+        heads_first=knobs.cta_order == "heads_first",
+        threads=knobs.num_threads,
+        scores=knobs.block_m * knobs.block_n,
+        columns=shape.depth + shape.columns,
+        moved_rows=knobs.block_n,
+        buffered=knobs.num_stages > 1,
+        block_clk=CTA_CLK,
+        once_bytes=once_bytes(problem),
+    )
+    return predict_warpgroups(problem, work, spec, usage)

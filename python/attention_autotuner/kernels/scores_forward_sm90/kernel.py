@@ -1,0 +1,76 @@
+"""Forward over scores, family ``sm90``: retnet with an explicit mask."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from ...core.problem import Problem
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import FORWARD_COLUMNS, cells, order_words
+from ..shared.coefficients import Coefficients
+from ..shared.estimates import Estimate, Usage
+from ..shared.passes import Pass
+from . import cost, passes, space
+from .knobs import ForwardSm90Knobs, knobs_of
+
+
+class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
+    """WGMMA over tiles that a producer warpgroup loads by TMA."""
+
+    knobs = ForwardSm90Knobs
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        return Entry(
+            header="retnet_forward_entry_sm90.cuh",
+            cpp_type="WgmmaForwardEntry",
+            template="retnet/forward_sm90.cu.jinja",
+        )
+
+    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Rejection]:
+        """Every point of a problem's space; see :func:`.space.points`."""
+        return space.points(problem, spec)
+
+    def default(self, problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
+        """What serves a problem that nobody tuned; see :func:`.space.default`."""
+        return space.default(problem, spec)
+
+    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
+        """The launches that the knobs size, in the order they run."""
+        return passes.passes_of(candidate)
+
+    def predict(
+        self,
+        problem: Problem,
+        candidate: Candidate,
+        spec: ArchSpec,
+        usages: tuple[Usage, ...],
+        coefficients: Coefficients,
+    ) -> Estimate:
+        """The time of a candidate; see :func:`.cost.predict`."""
+        return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        slices = f"v/{knobs.v_slices}" if knobs.v_slices > 1 else "-"
+        return Traits(
+            tile=(self.name, knobs.warpgroups, knobs.block_n, knobs.v_slices),
+            feed=(knobs.num_stages, knobs.cta_order),
+            stratum=(knobs.block_m, knobs.block_n, knobs.num_threads // 32, knobs.num_stages),
+            cells=cells(
+                FORWARD_COLUMNS,
+                candidate,
+                f"{knobs.block_m}x{knobs.block_n}",
+                f"{knobs.warpgroups} groups",
+                str(knobs.num_stages),
+                slices,
+                order_words(knobs.cta_order),
+            ),
+        )
+
+    def columns(self, problem: Problem) -> tuple[str, ...]:
+        """The headings of the cells."""
+        return FORWARD_COLUMNS

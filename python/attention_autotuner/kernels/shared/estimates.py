@@ -1,0 +1,122 @@
+"""What a prediction is made of: how much a kernel asks of an SM, and how long it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...arch.occupancy import (
+    KernelNeeds,
+    least_registers,
+    register_cap,
+    registers_per_thread,
+)
+from ...arch.spec import ArchSpec
+
+SPILL_OUTSIDE_LOOPS = 0.05  # weight of spills that happen once a CTA rather than once a step
+
+
+class KernelSpeech(Protocol):
+    """What a compiler says of one kernel, or as the worst of several."""
+
+    @property
+    def registers(self) -> int:
+        """32-bit registers per thread."""
+
+    @property
+    def spill_store_bytes(self) -> int:
+        """Bytes of spill stores per thread."""
+
+    @property
+    def spill_load_bytes(self) -> int:
+        """Bytes of spill loads per thread."""
+
+    @property
+    def static_smem_bytes(self) -> int:
+        """Static shared memory of one CTA."""
+
+    @property
+    def loop_spills(self) -> bool | None:
+        """Whether a main loop touches local memory; None where nobody looked."""
+
+
+class NamedSpeech(KernelSpeech, Protocol):
+    """What a compiler says of one kernel."""
+
+    @property
+    def name(self) -> str:
+        """Mangled name."""
+
+
+class Report(KernelSpeech, Protocol):
+    """What refining reads of a compiler report (``codegen``'s CompilerReport has it)."""
+
+    @property
+    def kernels(self) -> Sequence[NamedSpeech]:
+        """Each kernel by itself; empty where only the worst of all is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one CTA takes from an SM.
+
+    Attributes:
+        registers: 32-bit registers per thread.
+        smem_bytes: shared memory, static and dynamic.
+        spill_bytes: spilled bytes per thread and step, loads and stores.
+    """
+
+    registers: int
+    smem_bytes: int
+    spill_bytes: float = 0.0
+
+
+def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
+    """What a kernel should take, before it is built.
+
+    What finds no register under the launch bound is stored and loaded once a step.
+    """
+    missing = max(0, least_registers(needs) - register_cap(needs, spec))
+    return Usage(
+        registers=registers_per_thread(needs, spec),
+        smem_bytes=needs.smem_bytes,
+        spill_bytes=8.0 * missing,
+    )
+
+
+def reported_usage(needs: KernelNeeds, speech: KernelSpeech) -> Usage:
+    """What a kernel takes by its compiler's word."""
+    spilled = speech.spill_store_bytes + speech.spill_load_bytes
+    return Usage(
+        registers=speech.registers,
+        smem_bytes=needs.smem_bytes + speech.static_smem_bytes,
+        spill_bytes=spilled * (SPILL_OUTSIDE_LOOPS if speech.loop_spills is False else 1.0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A predicted time and where it goes.
+
+    Attributes:
+        us: time of all kernels in microseconds, launches included; infinite when no CTA of one fits an SM.
+        limiter: the largest of ``terms``, without its unit: ``tensor``, ``smem``, ``exp``, ``alu``, ``issue``, ``l2``,
+            ``hbm``, ``exposed``, ``latency``, ``chain``, ``spill``, ``cta``, ``imbalance``, ``edges``, ``launch``; or
+            ``residency``.
+        terms: microseconds by cause. The first seven are each unit's busy time, of which the largest counts; the others
+            are added to it. Of several kernels, the sums.
+        occupancy: resident CTAs per SM, as far as the grid fills them; of several kernels, the longest one's.
+        waves: CTA tiles over resident slots; likewise.
+    """
+
+    us: float
+    limiter: str
+    terms: dict[str, float]
+    occupancy: int
+    waves: float
+
+
+def limiter_of(terms: dict[str, float]) -> str:
+    """The largest term's name, without its unit."""
+    return max(terms, key=lambda name: terms[name]).removesuffix("_us")

@@ -1,0 +1,80 @@
+"""A pass: one launch of a candidate whose tiles the knobs size, with what it needs of an SM and the rules it obeys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...arch.occupancy import KernelNeeds
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate, Rejection
+from .rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, Violation, first_broken, limit_broken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """One launch of a candidate.
+
+    Attributes:
+        kernel: name of the kernel that it is a launch of; an entry may launch passes of several.
+        subject: what its rules and formulas read: the candidate, or the pass with what it needs of the candidate.
+        rules: what the kernel's headers can compile, by the name of the ``static_assert`` that is each one's twin.
+        needs_of: what the pass takes from an SM, of a subject that obeys the rules.
+        symbol: pattern of the mangled name of its kernel, where a unit has several; empty where it has one.
+        prefix: what reasons begin with.
+    """
+
+    kernel: str
+    subject: Any
+    rules: Mapping[str, Rule[Any]]
+    needs_of: Callable[[Any], KernelNeeds]
+    symbol: str = ""
+    prefix: str = ""
+
+    @property
+    def needs(self) -> KernelNeeds:
+        """What the pass takes from an SM."""
+        return self.needs_of(self.subject)
+
+    @property
+    def violation(self) -> Violation | None:
+        """The first of its rules that is broken, with the reason."""
+        broken = first_broken(self.rules, self.subject)
+        return None if broken is None else (broken[0], self.prefix + broken[1])
+
+    def violation_on(self, spec: ArchSpec) -> Violation | None:
+        """The first of its rules, or limit of a GPU, that is broken."""
+        return self.violation or limit_broken(self.needs, spec)
+
+
+def kernel_violation(candidate: Candidate, passes: Iterable[Pass]) -> Violation | None:
+    """The first rule of the kernel headers that a candidate breaks: whether it can be compiled at all."""
+    broken = first_broken(CLASS_PREDICATES | COPY_PREDICATES, candidate)
+    return broken or next(filter(None, (one.violation for one in passes)), None)
+
+
+def limit_violation(passes: Iterable[Pass], spec: ArchSpec) -> Violation | None:
+    """The first limit of a GPU that a pass breaks."""
+    return next(filter(None, (limit_broken(one.needs, spec) for one in passes)), None)
+
+
+def violation_of(
+    candidate: Candidate,
+    passes: tuple[Pass, ...],
+    spec: ArchSpec,
+    pruning: Mapping[str, Rule[Candidate]] | None = None,
+) -> Violation | None:
+    """The first rule that a candidate breaks on a GPU: of the headers, of what never pays, of the GPU's limits."""
+    return (
+        kernel_violation(candidate, passes)
+        or first_broken(pruning or {}, candidate)
+        or limit_violation(passes, spec)
+    )
+
+
+def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection | None:
+    """A candidate's rejection for a rule that it breaks; None where it breaks none."""
+    if violation is None:
+        return None
+    return Rejection(config=candidate.config, predicate=violation[0], reason=violation[1])

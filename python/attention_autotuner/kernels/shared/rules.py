@@ -1,0 +1,104 @@
+"""Rules that candidates of every operation obey, and how rules are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from ...arch.occupancy import KernelNeeds, least_registers, register_cap
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import MAX_DIM_QK, MAX_DIM_V
+
+Subject = TypeVar("Subject")
+Rule = Callable[[Subject], "str | None"]  # the reason why not, or None
+ArchRule = Callable[[KernelNeeds, ArchSpec], "str | None"]
+Violation = tuple[str, str]  # the name of a rule that is broken, and the reason
+
+
+def first_broken(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
+    """The first of the rules that says no."""
+    for name, rule in rules.items():
+        reason = rule(subject)
+        if reason is not None:
+            return name, reason
+    return None
+
+
+def _class_qk_range(c: Candidate) -> str | None:
+    if c.class_qk % 16 == 0 and 16 <= c.class_qk <= MAX_DIM_QK:
+        return None
+    return f"class_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.class_qk}"
+
+
+def _class_v_range(c: Candidate) -> str | None:
+    if c.class_v % 16 == 0 and 16 <= c.class_v <= MAX_DIM_V:
+        return None
+    return f"class_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.class_v}"
+
+
+def _copy_bytes_known(c: Candidate) -> str | None:
+    return None if c.copy_bytes in (2, 16) else f"copy_bytes must be 2 or 16, got {c.copy_bytes}"
+
+
+def _launch_bound_matters(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
+    ctas = kernel.ctas_per_sm
+    if ctas == 1:
+        return None
+    cap = register_cap(kernel, spec)
+    if cap < register_cap(kernel, spec, ctas - 1):
+        return None
+    return f"{ctas} CTAs leave as many registers a thread ({cap}) as {ctas - 1}: the same kernel"
+
+
+def _smem_fits_block(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
+    if kernel.smem_bytes <= spec.smem_per_block_bytes:
+        return None
+    return (
+        f"needs {kernel.smem_bytes} bytes of shared memory, {spec.name} gives a CTA "
+        f"{spec.smem_per_block_bytes}"
+    )
+
+
+def _ctas_fit_sm(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
+    ctas = kernel.ctas_per_sm
+    needed = ctas * (kernel.smem_bytes + spec.smem_reserved_per_block_bytes)
+    if needed > spec.smem_per_sm_bytes:
+        return (
+            f"{ctas} CTAs need {needed} bytes of shared memory, an SM of {spec.name} has "
+            f"{spec.smem_per_sm_bytes}"
+        )
+    threads = ctas * kernel.threads
+    if threads > spec.max_threads_per_sm:
+        return f"{ctas} CTAs have {threads} threads, {spec.name} holds {spec.max_threads_per_sm}"
+    return None
+
+
+def _registers_fit(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
+    needed, cap = least_registers(kernel), register_cap(kernel, spec)
+    if needed <= cap:
+        return None
+    ctas, threads = kernel.ctas_per_sm, kernel.threads
+    return f"needs about {needed} registers a thread, {ctas} CTAs of {threads} threads leave {cap}"
+
+
+CLASS_PREDICATES: dict[str, Rule[Candidate]] = {
+    "class_qk_range": _class_qk_range,
+    "class_v_range": _class_v_range,
+}
+COPY_PREDICATES: dict[str, Rule[Candidate]] = {"copy_bytes_known": _copy_bytes_known}
+ARCH_PREDICATES: dict[str, ArchRule] = {
+    "launch_bound_matters": _launch_bound_matters,
+    "smem_fits_block": _smem_fits_block,
+    "ctas_fit_sm": _ctas_fit_sm,
+    "registers_fit": _registers_fit,
+}
+
+
+def limit_broken(kernel: KernelNeeds, spec: ArchSpec) -> Violation | None:
+    """The first limit of a GPU that a kernel breaks."""
+    for name, rule in ARCH_PREDICATES.items():
+        reason = rule(kernel, spec)
+        if reason is not None:
+            return name, f"{kernel.name}: {reason}" if kernel.name else reason
+    return None

@@ -1,0 +1,193 @@
+"""How long the grid takes: the scheduler's list of tiles, simulated over the slots of the GPU.
+
+Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
+``templates/include/attention_autotuner/scheduler.cuh``: value slices of a row block are neighbours, causal row blocks
+go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head. Where
+heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices as well.
+
+Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
+i, i + slots, ...). Both are exact, except that a greedy ``rows_first`` list longer than :data:`EXACT_TILES` has whole
+heads taken off its front at the average rate: by then the slots are evenly loaded.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import lru_cache
+from itertools import accumulate
+from math import gcd
+
+from ...core.problem import Problem
+
+EXACT_TILES = 2048  # tiles that a greedy rows_first list simulates one by one
+EXACT_WAVES = 4  # and at least this many per slot
+
+
+def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
+    """Tiles of the other side that each block of a problem's queries visits, or of its keys: one of the two below."""
+    count = tiles_of_queries if by_queries else tiles_of_keys
+    return count(
+        seqlen_q=problem.seqlen_q,
+        seqlen_k=problem.seqlen_k,
+        block=block,
+        step=step,
+        causal=problem.causal,
+        causal_offset=problem.causal_offset,
+    )
+
+
+@lru_cache(maxsize=1024)
+def tiles_of_queries(
+    *,
+    seqlen_q: int,
+    seqlen_k: int,
+    block: int,
+    step: int,
+    causal: bool,
+    causal_offset: int,
+) -> tuple[int, ...]:
+    """Tiles of ``step`` keys that each block of ``block`` queries visits, in the order of the scheduler's list.
+
+    Returns:
+        One count per block; the longest first when ``causal``. A block whose rows see no key counts 0.
+    """
+    blocks = -(-seqlen_q // block)
+    if not causal:
+        return (-(-seqlen_k // step),) * blocks
+    counts = []
+    for index in reversed(range(blocks)):
+        last_row = min((index + 1) * block, seqlen_q) - 1
+        keys = max(0, min(seqlen_k, last_row + causal_offset + 1))
+        counts.append(-(-keys // step))
+    return tuple(counts)
+
+
+@lru_cache(maxsize=1024)
+def tiles_of_keys(
+    *,
+    seqlen_q: int,
+    seqlen_k: int,
+    block: int,
+    step: int,
+    causal: bool,
+    causal_offset: int,
+) -> tuple[int, ...]:
+    """Tiles of ``step`` queries of one head that each block of ``block`` keys visits, in the order of the list.
+
+    Returns:
+        One count per block; the longest first when ``causal``. A block that no row sees counts 0.
+    """
+    tiles = -(-seqlen_q // step)
+    first_keys = range(0, seqlen_k, block)
+    if not causal:
+        return (tiles,) * len(first_keys)
+    return tuple(max(0, tiles - max(0, key - causal_offset) // step) for key in first_keys)
+
+
+@lru_cache(maxsize=8192)
+def makespan(
+    row_costs: tuple[int, ...],
+    *,
+    heads: int,
+    value_slices: int,
+    heads_first: bool,
+    persistent: bool,
+    slots: int,
+) -> int | float:
+    """Time until the last slot is done.
+
+    Args:
+        row_costs: cost of one tile of each row block, in list order.
+        heads: heads times batch: how many times the row blocks repeat.
+        value_slices: neighbours in the list that share one row block.
+        heads_first: the order of the list.
+        persistent: static striding instead of greedy dispatch.
+        slots: resident CTAs of the whole GPU.
+
+    Returns:
+        The makespan in units of ``row_costs``.
+    """
+    tiles = len(row_costs) * heads * value_slices
+    if min(row_costs) == max(row_costs):
+        return row_costs[0] * -(-tiles // slots)
+    if persistent and heads_first:
+        return _static_sorted(row_costs, heads * value_slices, slots)
+    if persistent:
+        return _static_periodic(row_costs, heads, value_slices, slots)
+    if heads_first:
+        return _greedy_groups(row_costs, heads * value_slices, slots)
+    return _greedy_rows(row_costs, heads, value_slices, slots)
+
+
+def _greedy_groups(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
+    """Greedy dispatch of groups of equal tiles; slots that are free at the same time move together."""
+    free = [(0, slots)]  # (time, how many slots)
+    latest = 0
+    for cost in row_costs:
+        left = repeats
+        while left:
+            time, count = heapq.heappop(free)
+            while free and free[0][0] == time:
+                count += heapq.heappop(free)[1]
+            taken = min(count, left)
+            left -= taken
+            heapq.heappush(free, (time + cost, taken))
+            latest = max(latest, time + cost)
+            if count > taken:
+                heapq.heappush(free, (time, count - taken))
+    return latest
+
+
+def _greedy_rows(
+    row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int
+) -> int | float:
+    """Greedy dispatch, head after head; long lists lose whole heads at the average rate."""
+    per_head = len(row_costs) * value_slices
+    kept = -(-max(EXACT_TILES, EXACT_WAVES * slots) // per_head)
+    skipped = max(0, heads - kept)
+    free = [0] * slots
+    latest = 0
+    for _ in range(heads - skipped):
+        for cost in row_costs:
+            for _ in range(value_slices):
+                done = free[0] + cost
+                heapq.heapreplace(free, done)
+                if done > latest:
+                    latest = done
+    if not skipped:
+        return latest
+    return latest + skipped * value_slices * sum(row_costs) / slots
+
+
+def _static_sorted(row_costs: tuple[int, ...], repeats: int, slots: int) -> int:
+    """Static striding over a list that never gets costlier: slot 0 holds the largest sum."""
+    total = 0
+    for block, cost in enumerate(row_costs):
+        first, last = block * repeats, (block + 1) * repeats
+        # Multiples of `slots` in [first, last) are the tiles of slot 0 in this group.
+        total += cost * (-(-last // slots) - -(-first // slots))
+    return total
+
+
+def _static_periodic(row_costs: tuple[int, ...], heads: int, value_slices: int, slots: int) -> int:
+    """Static striding over a list that repeats head by head: sums along each residue's cycle."""
+    costs = [cost for cost in row_costs for _ in range(value_slices)]
+    period = len(costs)
+    tiles = period * heads
+    cosets = gcd(slots, period)
+    length = period // cosets
+    prefixes: list[list[int]] = []
+    place = [0] * period
+    for coset in range(cosets):
+        walk = [(coset + step * slots) % period for step in range(length)]
+        for index, position in enumerate(walk):
+            place[position] = index
+        prefixes.append(list(accumulate((costs[p] for p in walk + walk), initial=0)))
+    latest = 0
+    for slot in range(min(slots, tiles)):
+        count = -(-(tiles - slot) // slots)
+        prefix = prefixes[slot % cosets]
+        start = place[slot % period]
+        cycles, rest = divmod(count, length)
+        latest = max(latest, cycles * prefix[length] + prefix[start + rest] - prefix[start])
+    return latest

@@ -1,0 +1,114 @@
+"""The ways to call attention's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ...core.problem import Problem
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
+from ..shared.tensors import Inputs, Shapes
+from .reference import attention, attention_backward, attention_low
+
+FP32_SUM = 2.0**-22  # error of a sum in fp32, over the sum of its terms' magnitudes
+
+
+class AttentionForward:
+    """o and lse from q, k and v."""
+
+    note = ""
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.Binding.inputs`."""
+        normal = Normal(problem, seed, device)
+        return Inputs(tensors={"q": normal.q(), "k": normal.k(), "v": normal.v()})
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """See :meth:`.Binding.output_shapes`."""
+        rows = (problem.batch, problem.heads_q, problem.seqlen_q)
+        return {
+            "o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype]),
+            "lse": (rows, torch.float32),
+        }
+
+    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
+        """See :meth:`.Binding.truths`."""
+        q, k, v, mask = inputs.q, inputs.k, inputs.v, _mask(problem)
+        o_ref, lse_ref = attention(q, k, v, **mask)
+        o_low, lse_low = attention_low(q, k, v, **mask)
+        yield "o", o_ref, o_low
+        yield "lse", lse_ref, lse_low
+
+
+class AttentionBackward:
+    """dq, dk and dv from q, k, v, o, lse and dout.
+
+    Args:
+        lse_gradient: LSE has a gradient too.
+    """
+
+    def __init__(self, *, lse_gradient: bool = False) -> None:
+        self._lse_gradient = lse_gradient
+        self.note = ", with a gradient of LSE" if lse_gradient else ""
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.Binding.inputs`; o and lse are the truth of the forward pass, rounded."""
+        normal = Normal(problem, seed, device)
+        q, k, v = normal.q(), normal.k(), normal.v()
+        o, lse = attention(q, k, v, **_mask(problem))
+        tensors = {"q": q, "k": k, "v": v, "o": o.to(q.dtype), "lse": lse, "dout": normal.dout()}
+        if self._lse_gradient:
+            tensors["dlse"] = normal.floats(*lse.shape)
+        return Inputs(tensors=tensors)
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """See :meth:`.Binding.output_shapes`."""
+        dtype = TORCH_DTYPES[problem.dtype]
+        rows_q = (problem.batch, problem.heads_q, problem.seqlen_q)
+        rows_k = (problem.batch, problem.heads_kv, problem.seqlen_k)
+        return {
+            "dq": ((*rows_q, problem.dim_qk), dtype),
+            "dk": ((*rows_k, problem.dim_qk), dtype),
+            "dv": ((*rows_k, problem.dim_v), dtype),
+        }
+
+    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
+        """See :meth:`.Binding.truths`.
+
+        A gradient of attention is a sum of differences, of which ``delta = rowsum(dout o)`` is one side. Where they
+        cancel, in rows that see one key or nearly, the eager formula can be exact, while no kernel that is handed a
+        rounded o and sums in fp32 can. What these two are worth widens the distance of the formula from the truth; a
+        shift of delta acts as a gradient of LSE does.
+        """
+        mask, read = _mask(problem), (inputs.q, inputs.k, inputs.v)
+        dout, dlse = inputs.tensors["dout"], inputs.tensors.get("dlse")
+        wide = [tensor.float() for tensor in read]  # or the truth would be rounded to their dtype
+        refs = attention_backward(dout, dlse, *wide, **mask)
+        shift = shift_of_delta(inputs, attention(*wide, **mask)[0])
+        shifted = attention_backward(dout, shift if dlse is None else dlse + shift, *wide, **mask)
+        with torch.enable_grad():
+            leaves = [tensor.detach().requires_grad_() for tensor in read]
+            o, lse = attention_low(*leaves, **mask)
+            given = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
+            lows = torch.autograd.grad([out for out, _ in given], leaves, [g for _, g in given])
+        for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
+            yield name, ref, low.float() + torch.copysign((near - ref).abs(), low.float() - ref)
+
+
+def shift_of_delta(inputs: Inputs, o_true: torch.Tensor) -> torch.Tensor:
+    """How far a kernel's rowsum(dout o) may be from the truth: by the rounding of o, and by that of a sum in fp32."""
+    o, dout = inputs.tensors["o"].float(), inputs.tensors["dout"].float()
+    signs = 1.0 - 2.0 * (
+        torch.arange(o.shape[2], device=o.device) % 2
+    )  # errors of rows add at random
+    return (dout * (o_true - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
+
+
+def _mask(problem: Problem) -> dict[str, Any]:
+    return {"causal": problem.causal, "causal_alignment": problem.causal_alignment}
+
+
+FORWARD: tuple[Binding, ...] = (AttentionForward(),)
+BACKWARD: tuple[Binding, ...] = (AttentionBackward(), AttentionBackward(lse_gradient=True))

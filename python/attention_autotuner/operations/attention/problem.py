@@ -1,0 +1,9 @@
+"""Softmax attention as a problem."""
+
+from __future__ import annotations
+
+from ...core.operation import Semantics
+
+SEMANTICS = Semantics(
+    op="attention", scores={"none": "softmax"}, alignments=("bottom_right", "top_left")
+)

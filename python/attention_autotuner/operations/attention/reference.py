@@ -1,0 +1,184 @@
+"""Attention as the formula says, in plain PyTorch.
+
+``S = scale Q K^T``, masked; ``P = softmax(S)``; ``O = P V``; ``LSE = log(sum(exp(S)))``. A row that sees no key gives
+O = 0 and LSE = -inf, and no gradient. Tensors are ``[batch, heads, seqlen, dim]``; K and V may have fewer heads (GQA).
+
+:func:`attention_naive` is the definition, and the others are held against it by the tests.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...core.problem import CausalAlignment
+from ..shared.blocks import MAX_SCORES, Blocks, full_precision
+
+
+def attention_naive(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    causal_alignment: CausalAlignment = "bottom_right",
+    dtype: torch.dtype = torch.float32,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with the whole score matrix at hand, differentiable by autograd.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``, any float dtype.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        softmax_scale: any finite number; ``1 / sqrt(dim_qk)`` when None.
+        causal: row i sees keys ``j <= i + offset`` only.
+        causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``bottom_right``, 0 for ``top_left``.
+        dtype: of the computation and of the results, fp32 or fp64.
+
+    Returns:
+        O ``[batch, heads_q, seqlen_q, dim_v]`` and LSE ``[batch, heads_q, seqlen_q]``.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.to(dtype).repeat_interleave(group, dim=1) for x in (k, v))
+    with full_precision():
+        s = scale * (q.to(dtype) @ k.mT)
+        if not causal:
+            return s.softmax(-1) @ v, s.logsumexp(-1)
+        offset = s.shape[-1] - s.shape[-2] if causal_alignment == "bottom_right" else 0
+        rows = torch.arange(s.shape[-2], device=s.device)[:, None]
+        hidden = torch.arange(s.shape[-1], device=s.device) > rows + offset
+        empty = hidden.all(-1, keepdim=True)
+        s = s.masked_fill(hidden, -math.inf).masked_fill(empty, 0.0)  # 0: no NaN and no gradient
+        o = s.softmax(-1).masked_fill(empty, 0.0) @ v
+        return o, s.logsumexp(-1).masked_fill(empty[..., 0], -math.inf)
+
+
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    causal_alignment: CausalAlignment = "bottom_right",
+    dtype: torch.dtype = torch.float32,
+    max_scores: int = MAX_SCORES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`attention_naive` block by block, for shapes whose score matrix does not fit.
+
+    Arguments and results are those of :func:`attention_naive`, but for ``max_scores``, the scores held at a time.
+    Autograd works, but keeps every block; :func:`attention_backward` does not.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    plan = Blocks.of(q, k, causal, causal_alignment, max_scores)
+    query, key, value = plan.group_queries(q), plan.flatten(k), plan.flatten(v)
+    outputs, lses = [], []
+    with full_precision():
+        for heads in plan.head_blocks():
+            keys, values = key[heads].to(dtype), value[heads].to(dtype)
+            o_rows, lse_rows = [], []
+            for rows in plan.row_blocks():
+                seen = plan.keys_seen(rows)
+                queries = query[heads, :, rows].to(dtype).flatten(1, 2)
+                s, empty = plan.scores(queries, keys[:, :seen], scale, rows)
+                p = s.softmax(-1)
+                lse = (s if s.dtype == torch.float64 else s.float()).logsumexp(-1)
+                if empty is not None:
+                    p, lse = p.masked_fill(empty, 0.0), lse.masked_fill(empty[..., 0], -math.inf)
+                o_rows.append(plan.split_rows(p @ values[:, :seen]))
+                lse_rows.append(plan.split_rows(lse))
+            outputs.append(torch.cat(o_rows, dim=2))
+            lses.append(torch.cat(lse_rows, dim=2))
+    shape = q.shape[:3]
+    return torch.cat(outputs).reshape(*shape, v.shape[-1]), torch.cat(lses).reshape(shape)
+
+
+def attention_low(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    causal_alignment: CausalAlignment = "bottom_right",
+    max_scores: int = MAX_SCORES,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The formula as written, in the dtype of the inputs: the rounding that the error rule excuses.
+
+    Arguments are those of :func:`attention`.
+
+    Returns:
+        O in the dtype of q, and LSE in fp32 of the rounded scores.
+    """
+    return attention(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        causal_alignment=causal_alignment,
+        dtype=q.dtype,
+        max_scores=max_scores,
+    )
+
+
+def attention_backward(
+    grad_o: torch.Tensor | None,
+    grad_lse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    causal_alignment: CausalAlignment = "bottom_right",
+    dtype: torch.dtype = torch.float32,
+    max_scores: int = MAX_SCORES,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of :func:`attention`, recomputed block by block from q, k and v.
+
+    ``dP = dO V^T``, ``dS = P (dP - rowsum(P dP) + dLSE)``, ``dQ = scale dS K``, ``dK = scale dS^T Q``, ``dV = P^T dO``.
+
+    ``grad_o`` ``[batch, heads_q, seqlen_q, dim_v]`` and ``grad_lse`` ``[batch, heads_q, seqlen_q]`` may each be None
+    for zero; the other arguments are those of :func:`attention`.
+
+    Returns:
+        Gradients of q, k and v, each in its tensor's dtype and contiguous.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    plan = Blocks.of(q, k, causal, causal_alignment, max_scores)
+    query, key, value = plan.group_queries(q), plan.flatten(k), plan.flatten(v)
+    grad_out = None if grad_o is None else plan.group_queries(grad_o)
+    grad_sum = None if grad_lse is None else plan.group_queries(grad_lse)
+    dq = torch.zeros(query.shape, dtype=q.dtype, device=q.device)
+    dk = torch.zeros(key.shape, dtype=k.dtype, device=k.device)
+    dv = torch.zeros(value.shape, dtype=v.dtype, device=v.device)
+    with torch.no_grad(), full_precision():
+        for heads in plan.head_blocks():
+            keys, values = key[heads].to(dtype), value[heads].to(dtype)
+            dkeys, dvalues = torch.zeros_like(keys), torch.zeros_like(values)
+            for rows in plan.row_blocks():
+                seen = plan.keys_seen(rows)
+                queries = query[heads, :, rows].to(dtype).flatten(1, 2)
+                s, empty = plan.scores(queries, keys[:, :seen], scale, rows)
+                p = s.softmax(-1)
+                if empty is not None:
+                    p = p.masked_fill(empty, 0.0)
+                ds = torch.zeros_like(p)
+                if grad_out is not None:
+                    go = grad_out[heads, :, rows].to(dtype).flatten(1, 2)
+                    dp = go @ values[:, :seen].mT
+                    ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+                    dvalues[:, :seen] += p.mT @ go
+                if grad_sum is not None:
+                    gl = grad_sum[heads, :, rows].to(dtype).flatten(1, 2)[..., None]
+                    if empty is not None:
+                        gl = gl.masked_fill(empty, 0.0)  # perhaps NaN, of which 0 times is NaN
+                    ds += p * gl
+                dq[heads, :, rows] = plan.split_rows(scale * (ds @ keys[:, :seen]))
+                dkeys[:, :seen] += scale * (ds.mT @ queries)
+            dk[heads], dv[heads] = dkeys, dvalues
+    return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape)

@@ -1,0 +1,47 @@
+"""What differs between the directions of an operation for those who check and time kernels.
+
+A *binding* makes a direction's inputs, names its outputs, and knows the truth they are held against; the rest of
+:mod:`~..verify` and :mod:`~..measure` is the same for all. One direction may have several ways to be called, e.g. with
+and without a gradient of LSE; the first is what is timed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..core.problem import Direction, Op, Problem
+from .attention import inputs as attention
+from .retention import inputs as retention
+from .retnet import inputs as retnet
+from .shared.binding import TORCH_DTYPES, Binding, Truth
+from .shared.tensors import Inputs, Outputs, Workspace, current_device, guarded_outputs
+
+__all__ = ["TORCH_DTYPES", "Binding", "Truth", "make_inputs", "make_outputs", "ways_of"]
+
+WAYS: dict[tuple[Op, Direction], tuple[Binding, ...]] = {
+    ("attention", "forward"): attention.FORWARD,
+    ("attention", "backward"): attention.BACKWARD,
+    ("retention", "forward"): retention.FORWARD,
+    ("retention", "backward"): retention.BACKWARD,
+}
+"""(op, direction) -> the ways to call its kernels, the one that is timed first."""
+
+
+def ways_of(problem: Problem) -> tuple[Binding, ...]:
+    """The ways to call a problem's kernels, the one that is timed first."""
+    if problem.op == "retnet":
+        return retnet.ways(problem)
+    if problem.decodes:
+        return retention.DECODING
+    return WAYS[problem.op, problem.direction]
+
+
+def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | None = None) -> Inputs:
+    """Inputs of the problem's first way to be called, on the current CUDA device by default."""
+    where = current_device() if device is None else torch.device(device)
+    return ways_of(problem)[0].inputs(problem, seed=seed, device=where)
+
+
+def make_outputs(problem: Problem, workspace: Workspace, device: torch.device) -> Outputs:
+    """Outputs of a problem, full of NaN between guards of a known pattern."""
+    return guarded_outputs(ways_of(problem)[0].output_shapes(problem), workspace, device)

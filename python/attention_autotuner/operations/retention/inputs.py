@@ -1,0 +1,203 @@
+"""The ways to call retention's kernels: with and without states, and which gradients are wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ...core.problem import Problem
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
+from ..shared.gammas import gammas_of, log2_gammas
+from ..shared.tensors import Inputs, Shapes
+from .reference import retention_chunkwise, retention_low
+from .reference_backward import retention_backward
+
+
+def _state_shape(problem: Problem) -> tuple[int, ...]:
+    return (problem.batch, problem.heads_q, problem.dim_qk, problem.dim_v)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionForward:
+    """o and perhaps the final state from q, k, v, decays and perhaps an initial state.
+
+    Attributes:
+        note: as :class:`.Binding` has it.
+        initial: a state is given.
+        final: the state is wanted, in memory of its own.
+        edge: which decays, see :func:`.log2_gammas`.
+    """
+
+    note: str = ""
+    initial: bool = False
+    final: bool = False
+    edge: int | None = None
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.Binding.inputs`."""
+        normal = Normal(problem, seed, device)
+        tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v()}
+        tensors["log2_gamma"] = log2_gammas(problem.heads_q, device, self.edge)
+        if self.initial:
+            tensors["initial_state"] = normal.floats(*_state_shape(problem))
+        return Inputs(tensors=tensors)
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """See :meth:`.Binding.output_shapes`."""
+        rows = (problem.batch, problem.heads_q, problem.seqlen_q)
+        o = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
+        return o | {"final_state": (_state_shape(problem), torch.float32)} if self.final else o
+
+    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
+        """See :meth:`.Binding.truths`."""
+        read = (inputs.q, inputs.k, inputs.v, gammas_of(inputs.tensors["log2_gamma"]))
+        state = inputs.tensors.get("initial_state")
+        o_ref, final_ref = retention_chunkwise(*read, initial_state=state)
+        o_low, final_low = retention_low(*read, initial_state=state)
+        yield "o", o_ref, o_low
+        if self.final:
+            yield "final_state", final_ref, final_low
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionBackward:
+    """dq, dk, dv and perhaps the gradients of the initial state and of log2 gamma.
+
+    Attributes:
+        note: as :class:`.Binding` has it.
+        initial: a state was given, and its gradient is wanted.
+        final: the final state has a gradient.
+        dgamma: the gradient of log2 gamma is wanted.
+        edge: which decays, see :func:`.log2_gammas`.
+    """
+
+    note: str = ""
+    initial: bool = False
+    final: bool = False
+    dgamma: bool = False
+    edge: int | None = None
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """See :meth:`.Binding.inputs`."""
+        normal = Normal(problem, seed, device)
+        tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v(), "dout": normal.dout()}
+        tensors["log2_gamma"] = log2_gammas(problem.heads_q, device, self.edge)
+        if self.initial:
+            tensors["initial_state"] = normal.floats(*_state_shape(problem))
+        if self.final:
+            tensors["dfinal_state"] = normal.floats(*_state_shape(problem))
+        return Inputs(tensors=tensors)
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """See :meth:`.Binding.output_shapes`."""
+        p, dtype = problem, TORCH_DTYPES[problem.dtype]
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "dq": ((p.batch, p.heads_q, p.seqlen_q, p.dim_qk), dtype),
+            "dk": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_qk), dtype),
+            "dv": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_v), dtype),
+        }
+        if self.initial:
+            shapes["dinitial_state"] = (_state_shape(problem), torch.float32)
+        if self.dgamma:
+            shapes["dlog2_gamma"] = ((p.batch, p.heads_q), torch.float32)
+        return shapes
+
+    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
+        """See :meth:`.Binding.truths`.
+
+        The reference sums gamma's gradient over the batch, kernels do not: so all sequences are read as heads of one.
+        Its terms can be far larger than their sum. A rounding of every token's share, each felt as far as the decay
+        reaches, widens the distance of the formula from the truth, which is taken in fp64.
+        """
+        flat = {name: _as_heads(tensor) for name, tensor in inputs.tensors.items()}
+        gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.batch)
+        read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
+        state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
+        dtype = torch.float64 if self.dgamma else torch.float32
+        q, k, v = (tensor.to(dtype) for tensor in read)  # or the truth would be rounded to theirs
+        refs = retention_backward(
+            dout.to(dtype),
+            dfinal,
+            q,
+            k,
+            v,
+            gamma,
+            initial_state=state,
+            need_dgamma=self.dgamma,
+        )
+        lows = self._low(read, dout, gamma, state, dfinal)
+        shapes = self.output_shapes(problem)
+        names = ("dq", "dk", "dv", "dinitial_state", "dlog2_gamma")
+        for name, ref, low in zip(names, refs, lows, strict=True):
+            if name not in shapes or ref is None or low is None:
+                continue
+            if name == "dlog2_gamma":
+                ref, low = (of_gamma * gamma * math.log(2) for of_gamma in (ref, low))
+                excuse = _rounded_shares(read[0], refs[0], gamma)
+                low = low + torch.copysign(excuse, low - ref)
+            yield name, ref.reshape(shapes[name][0]), low.reshape(shapes[name][0])
+
+    def _low(
+        self,
+        read: tuple[torch.Tensor, ...],
+        dout: torch.Tensor,
+        gamma: torch.Tensor,
+        state: torch.Tensor | None,
+        dfinal: torch.Tensor | None,
+    ) -> list[torch.Tensor | None]:
+        """Gradients of the formula in the input dtype; None where there is nothing to differentiate by."""
+        with torch.enable_grad():
+            q, k, v, decays = (tensor.detach().requires_grad_() for tensor in (*read, gamma))
+            start = None if state is None else state.detach().requires_grad_()
+            o, final = retention_low(q, k, v, decays, initial_state=start)
+            wanted = [q, k, v, start, decays if self.dgamma else None]
+            leaves = [leaf for leaf in wanted if leaf is not None]
+            given = [(o, dout)] if dfinal is None else [(o, dout), (final, dfinal)]
+            found = iter(
+                torch.autograd.grad([out for out, _ in given], leaves, [g for _, g in given])
+            )
+        return [None if leaf is None else next(found) for leaf in wanted]
+
+
+def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """``[1, batch * heads, ...]`` of ``[batch, heads, ...]``; a query head's K/V head stays its own."""
+    return tensor.reshape(1, -1, *tensor.shape[2:]) if tensor.dim() == 4 else tensor
+
+
+def _rounded_shares(q: torch.Tensor, dq: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+    """What the rounding of every token's share ``q . dq`` to q's dtype is worth in the gradient of log2 gamma."""
+    index = torch.arange(1, q.shape[2] + 1, dtype=torch.float64, device=q.device)
+    reach = index.minimum(1.0 / (1.0 - gamma[:, None]).clamp(min=2.0**-60))
+    shares = (q.double() * dq.double()).sum(-1)[0] * reach
+    unit = torch.finfo(q.dtype).eps / 2
+    norm: torch.Tensor = torch.linalg.vector_norm(shares, dim=-1)
+    return math.log(2) * unit * norm
+
+
+_STATES = RetentionForward(
+    initial=True, final=True, edge=1, note=", with states and gammas of all sizes"
+)
+_FINAL = RetentionForward(final=True, edge=3, note=", with the final state, gammas of all sizes")
+
+FORWARD: tuple[Binding, ...] = (RetentionForward(), _STATES, _FINAL)
+DECODING: tuple[Binding, ...] = (
+    RetentionForward(initial=True, final=True, note=", with states"),
+    _STATES,
+    _FINAL,
+)
+BACKWARD: tuple[Binding, ...] = (
+    RetentionBackward(),
+    RetentionBackward(
+        initial=True,
+        final=True,
+        dgamma=True,
+        edge=1,
+        note=", to states and gammas of all sizes",
+    ),
+    RetentionBackward(
+        final=True, dgamma=True, edge=3, note=", from the final state to gammas of all sizes"
+    ),
+)

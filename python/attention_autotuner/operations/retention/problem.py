@@ -1,0 +1,58 @@
+"""Retention with decay that carries a state, as a problem."""
+
+from __future__ import annotations
+
+from ...core.operation import Semantics, require
+from ...core.problem import Problem
+
+MAX_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
+STATE_BYTES = 4  # fp32
+
+
+class RetentionSemantics(Semantics):
+    """What retention's problems mean."""
+
+    def check(self, problem: Problem) -> None:
+        """Check the limits of sequences.
+
+        Raises:
+            UnsupportedProblemError: a field is outside its limits.
+        """
+        super().check(problem)
+        sequences = problem.batch * problem.heads_q
+        require(
+            sequences <= MAX_SEQUENCES,
+            f"batch * heads_q must be at most {MAX_SEQUENCES} for retention, got {sequences}",
+        )
+        require(
+            problem.seqlen_q == problem.seqlen_k,
+            f"retention takes as many queries as keys, got {problem.seqlen_q} and {problem.seqlen_k}",
+        )
+
+    def has_forms(self, problem: Problem) -> bool:
+        """Forward has."""
+        return problem.direction == "forward"
+
+    def decodes(self, problem: Problem) -> bool:
+        """Forward by its recurrent form, or of a single token."""
+        short = problem.form == "recurrent" or problem.seqlen_q == 1
+        return problem.direction == "forward" and short
+
+    def flops(self, problem: Problem) -> int:
+        """Those of the recurrence: 2 b h s dqk dv for each product of a token with a state, two forward, five back."""
+        products = 2 if problem.direction == "forward" else 5
+        rows = 2 * problem.batch * problem.heads_q * problem.seqlen_q
+        return rows * problem.dim_qk * problem.dim_v * products
+
+    def bytes_moved(self, problem: Problem) -> int:
+        """Each tensor once, and a state in and out (and its gradient); backward reads no o and no LSE."""
+        rows_q = problem.batch * problem.heads_q * problem.seqlen_q
+        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        state = problem.batch * problem.heads_q * problem.dim_qk * problem.dim_v
+        states, dims = 2 * STATE_BYTES * state, problem.dim_qk + problem.dim_v
+        if problem.direction == "forward":
+            return 2 * (rows_q + rows_k) * dims + states
+        return 2 * (2 * rows_k * dims + rows_q * (dims + problem.dim_qk)) + 2 * states
+
+
+SEMANTICS = RetentionSemantics(op="retention", scores={"none": "decayed"}, carries_state=True)

@@ -1,0 +1,174 @@
+"""The gradients of retention with decay, chunk by chunk, in plain PyTorch.
+
+With the names of :mod:`.retention`, for a chunk of L tokens that begins with state S and ends with S'::
+
+    A  = Q K^T * D                        dA = dO V^T * D
+    dQ = scale (dA K + diag(gamma^(i+1)) dO S^T)
+    dK = scale dA^T Q + diag(gamma^(L-1-j)) V dS'^T
+    dV = scale A^T dO + diag(gamma^(L-1-j)) K dS'
+    dS = gamma^L dS' + scale (diag(gamma^(i+1)) Q)^T dO
+
+A term that holds ``gamma^n`` gives the gradient of gamma n times its own share of the loss, over gamma: n is ``i-j``
+inside the chunk, ``i+1`` for what a token sees of S, ``L-1-j`` for what S' keeps of one, and L for what it keeps of S.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ...errors import UnsupportedProblemError
+from ..shared.blocks import full_precision
+from .reference import CHUNK, Decays, Sequence, check_state, chunks_with_decays
+
+CHECKPOINT_EVERY = 16
+"""Chunks from one kept state to the next."""
+
+Chunk = tuple[slice, Decays]
+Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
+
+
+def retention_backward(
+    grad_o: torch.Tensor | None,
+    grad_state: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gamma: torch.Tensor | None = None,
+    *,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    need_dgamma: bool = False,
+    chunk: int = CHUNK,
+    checkpoint_every: int = CHECKPOINT_EVERY,
+    dtype: torch.dtype | None = None,
+) -> Gradients:
+    """Gradients of any form of retention, with states recomputed from a few kept ones.
+
+    Args:
+        grad_o: ``[batch, heads_q, seqlen, dim_v]``; None for zero.
+        grad_state: of the final state, ``[batch, heads_q, dim_qk, dim_v]``, fp32 or fp64; None for zero.
+        q: as given to :func:`.retention_recurrent`, as are the rest.
+        k: ``[batch, heads_kv, seqlen, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen, dim_v]``.
+        gamma: ``[heads_q]``, each in (0, 1]; ``1 - 2^(-5-h)`` when None.
+        scale: ``1 / sqrt(dim_qk)`` when None.
+        initial_state: ``[batch, heads_q, dim_qk, dim_v]``; zeros when None.
+        need_dgamma: whether the gradient of gamma is wanted.
+        chunk: tokens summed at a time.
+        checkpoint_every: chunks from one kept state to the next; those between are recomputed, and held together.
+        dtype: of the computation; None for fp32, or fp64 where q is. States and their gradients are summed in fp32 at
+            least.
+
+    Returns:
+        Gradients of q, k and v in their tensors' dtypes; of the initial state, given or not, in its dtype or that of
+        the final state; and of gamma in its dtype, or None.
+
+    Raises:
+        UnsupportedProblemError: shapes, gamma or a state do not fit, or the gradient of an absent gamma is wanted.
+    """
+    if need_dgamma and gamma is None:
+        raise UnsupportedProblemError("the gradient of gamma needs a gamma, got None")
+    if checkpoint_every < 1:
+        raise UnsupportedProblemError(
+            f"checkpoint_every must be at least 1 chunk, got {checkpoint_every}"
+        )
+    with torch.no_grad(), full_precision():
+        given = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
+        if grad_o is None:
+            grad_o = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
+        if grad_state is None:
+            grad_state = torch.zeros_like(given.state)
+        check_state("grad_state", grad_state, tuple(given.state.shape))
+        ds = grad_state.to(given.state.dtype)
+        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        shares = torch.zeros_like(given.log2)  # of the loss by log gamma
+        chunks = list(chunks_with_decays(given, chunk))
+        kept = _checkpoints(given, chunks, checkpoint_every)
+        for index in reversed(range(len(kept))):
+            segment = chunks[index * checkpoint_every : (index + 1) * checkpoint_every]
+            states = _states(given, segment, kept[index])
+            for (tokens, decays), state in zip(reversed(segment), reversed(states), strict=True):
+                go = grad_o[:, :, tokens].to(given.dtype)
+                if need_dgamma:
+                    shares += _log_gamma_shares(given, tokens, decays, state, go, ds)
+                found, ds = _chunk_gradients(given, tokens, decays, state, go, ds)
+                for total, part in zip((dq, dk, dv), found, strict=True):
+                    total[:, :, tokens] = part
+        dinitial = ds if initial_state is None else ds.to(initial_state.dtype)
+        if gamma is None or not need_dgamma:
+            return dq, dk, dv, dinitial, None
+        return dq, dk, dv, dinitial, (shares / given.log2.exp2()).to(gamma)
+
+
+def _checkpoints(given: Sequence, chunks: list[Chunk], every: int) -> list[torch.Tensor]:
+    """The states before chunk 0, ``every``, ``2 every`` and so on."""
+    kept, state = [], given.state
+    for number, (tokens, decays) in enumerate(chunks):
+        if number % every == 0:
+            kept.append(state)
+        _, keys, values = given.read(tokens)
+        state = given.advance(state, keys, values, decays)
+    return kept
+
+
+def _states(given: Sequence, segment: list[Chunk], state: torch.Tensor) -> list[torch.Tensor]:
+    """The states before each chunk of a segment, from the first of them."""
+    states = [state]
+    for tokens, decays in segment[:-1]:
+        _, keys, values = given.read(tokens)
+        states.append(given.advance(states[-1], keys, values, decays))
+    return states
+
+
+def _chunk_gradients(
+    given: Sequence,
+    tokens: slice,
+    decays: Decays,
+    state: torch.Tensor,
+    go: torch.Tensor,
+    ds: torch.Tensor,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Gradients of a chunk's q, k and v, the latter two summed over groups, and of the state before it.
+
+    Args:
+        given: the sequence.
+        tokens: of the chunk.
+        decays: of its length.
+        state: before the chunk.
+        go: gradient of its outputs.
+        ds: gradient of the state after it.
+    """
+    queries, keys, values = given.read(tokens)
+    before, after = state.to(given.dtype), ds.to(given.dtype)
+    a = (queries @ keys.mT) * decays.inside
+    da = (go @ values.mT) * decays.inside
+    dq = given.scale * (da @ keys + decays.entering * (go @ before.mT))
+    dk = given.scale * (da.mT @ queries) + decays.leaving * (values @ after.mT)
+    dv = given.scale * (a.mT @ go) + decays.leaving * (keys @ after)
+    seen = given.scale * ((decays.entering * queries).mT @ go)
+    grads = dq, given.over_groups(dk), given.over_groups(dv)
+    return grads, (decays.whole * ds + seen).to(ds.dtype)
+
+
+def _log_gamma_shares(
+    given: Sequence,
+    tokens: slice,
+    decays: Decays,
+    state: torch.Tensor,
+    go: torch.Tensor,
+    ds: torch.Tensor,
+) -> torch.Tensor:
+    """What a chunk gives the gradient of log gamma: fp64 ``[heads_q]``; arguments as :func:`_chunk_gradients`."""
+    queries, keys, values = given.read(tokens)
+    length = tokens.stop - tokens.start
+    index = torch.arange(length, dtype=torch.float64, device=queries.device)
+    inside = (queries @ keys.mT) * decays.inside * (go @ values.mT)
+    entering = (decays.entering * queries) @ state.to(given.dtype) * go
+    leaving = (decays.leaving * keys) @ ds.to(given.dtype) * values
+    terms = (
+        given.scale * (index[:, None] - index) * inside.double(),
+        given.scale * (index + 1)[:, None] * entering.double(),
+        (length - 1 - index)[:, None] * leaving.double(),
+        length * decays.whole * (state.double() * ds.double()),
+    )
+    return torch.stack([term.sum((0, 2, 3)) for term in terms]).sum(0)

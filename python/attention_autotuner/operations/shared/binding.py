@@ -1,0 +1,89 @@
+"""What the bindings of all operations share: the protocol, and normal tensors of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+
+from ...core.problem import Problem
+from .tensors import Inputs, Shapes
+
+TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+COPY_ELEMENTS = 8  # of one 16-byte access
+
+Truth = tuple[str, torch.Tensor, torch.Tensor]  # name, fp32 truth, the formula in the input dtype
+
+
+class Binding(Protocol):
+    """One way to call the kernels of one direction."""
+
+    @property
+    def note(self) -> str:
+        """What sets this way apart, as the end of a sentence; empty for the ordinary call."""
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        """Normal inputs, off 16-byte alignment where the problem says so.
+
+        Args:
+            problem: gives shapes and dtype.
+            seed: of the numbers; the same seed gives the same ones on the same kind of device.
+            device: where.
+        """
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        """Shape and dtype of every output by its name; those that this way does not want are absent."""
+
+    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
+        """What every output is held against."""
+
+
+class Normal:
+    """Normal tensors of a problem, one after the other from one seed.
+
+    Args:
+        problem: gives shapes, dtype and alignment.
+        seed: of the numbers.
+        device: where.
+    """
+
+    def __init__(self, problem: Problem, seed: int, device: torch.device) -> None:
+        self._problem = problem
+        self._device = device
+        self._generator = torch.Generator(device=device).manual_seed(seed)
+
+    def q(self) -> torch.Tensor:
+        """``[batch, heads_q, seqlen_q, dim_qk]``."""
+        p = self._problem
+        return self._tensor(p.heads_q, p.seqlen_q, p.dim_qk)
+
+    def k(self) -> torch.Tensor:
+        """``[batch, heads_kv, seqlen_k, dim_qk]``."""
+        p = self._problem
+        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_qk)
+
+    def v(self) -> torch.Tensor:
+        """``[batch, heads_kv, seqlen_k, dim_v]``."""
+        p = self._problem
+        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_v)
+
+    def dout(self) -> torch.Tensor:
+        """``[batch, heads_q, seqlen_q, dim_v]``."""
+        p = self._problem
+        return self._tensor(p.heads_q, p.seqlen_q, p.dim_v)
+
+    def floats(self, *shape: int) -> torch.Tensor:
+        """Contiguous fp32."""
+        return torch.randn(shape, device=self._device, generator=self._generator)
+
+    def _tensor(self, heads: int, rows: int, columns: int) -> torch.Tensor:
+        batch = self._problem.batch
+        offset = 0 if self._problem.alignment_bytes == 16 else 1  # elements
+        flat = torch.randn(
+            batch * heads * rows * columns + offset,
+            dtype=TORCH_DTYPES[self._problem.dtype],
+            device=self._device,
+            generator=self._generator,
+        )
+        return flat[offset:].view(batch, heads, rows, columns)

@@ -1,0 +1,389 @@
+"""Which kernel serves a problem on a device, and that kernel loaded and ready.
+
+What this process decided before is asked first, then the layers of :mod:`.picks`. :func:`kernel_for` takes the pick's
+library from the store, or builds it. Dispatch never tunes unless the mode says so, and what it decided once costs no
+file access again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from .. import settings as settings_module
+from ..arch import Policy, detect, probe
+from ..arch.resolution import native_arch
+from ..codegen.installed import bundles as installed_bundles
+from ..codegen.obtain import at_hand, obtain
+from ..codegen.toolchain import find_toolchain
+from ..core.candidate import Candidate
+from ..core.problem import Problem
+from ..errors import (
+    ArtifactError,
+    AttentionAutotunerError,
+    BuildError,
+    DeviceMemoryError,
+    NoCandidateError,
+    NotWarmError,
+    ToolchainError,
+    UnsupportedArchitectureError,
+)
+from ..kernels.resources import smem_bytes
+from ..settings import Settings
+from ..tuning import search, step
+from ..tuning.bundled import bundled_pick
+from ..tuning.environment import Environment, collect
+from .loader import LoadedKernel, load
+from .picks import LAYERS, UNMEASURED, Layers, Pick
+
+_log = logging.getLogger(__name__)
+
+STORM = 32  # kinds of problem without a measured pick after which a warning says so
+MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
+MAX_SETTINGS = 16  # different settings whose decisions are remembered
+_WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
+
+
+def lookup(
+    problem: Problem, policy: Policy, *, device: int = 0, settings: Settings | None = None
+) -> Pick:
+    """Decide which candidate serves a problem; builds and loads nothing.
+
+    Args:
+        problem: as called.
+        policy: whose candidates and records; compared by identity, so keep the object for the next call.
+        device: CUDA device index, for the environment that records are compared with.
+        settings: those in force by default.
+
+    Raises:
+        NoCandidateError: the policy has nothing legal for it.
+    """
+    decisions = _decisions(settings or settings_module.current())
+    pick = decisions.picks.get((problem, policy, device))
+    return pick if pick is not None else decisions.decide(problem, policy, device)
+
+
+def kernel_for(
+    problem: Problem,
+    policy: Policy,
+    *,
+    device: int,
+    must_be_warm: bool = False,
+    settings: Settings | None = None,
+) -> LoadedKernel:
+    """The kernel that serves a problem, loaded and prepared; built first where the store lacks it.
+
+    Args:
+        problem: as called.
+        policy: whose candidates and records.
+        device: CUDA device index; must be the calling thread's current device.
+        must_be_warm: do nothing that is illegal under CUDA-graph capture.
+        settings: those in force by default.
+
+    Raises:
+        NotWarmError: ``must_be_warm``, and the kernel has yet to be built, loaded or prepared.
+        UnsupportedArchitectureError: the policy's kernels cannot run on the device.
+        NoCandidateError: neither the tuned pick nor the default can be had; the message says why for each.
+        ToolchainError, StoreError: a kernel must be built, and there is no compiler or no writable cache.
+        BuildError, ArtifactError: the default, being the pick, does not build or load.
+    """
+    decisions = _decisions(settings or settings_module.current())
+    kernel = decisions.served.get((problem, policy, device))
+    return kernel or decisions.serve(problem, policy, device, must_be_warm)
+
+
+class _Decisions:
+    """What this process decided under given settings.
+
+    Warm reads are single dict look-ups and take no lock; everything else holds it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.picks: dict[Any, Pick] = {}
+        self.served: dict[Any, LoadedKernel] = {}
+        self._lock = threading.RLock()
+        self._bucketed: dict[Any, Pick] = {}
+        self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
+        self._failed: dict[tuple[Candidate, int], str] = {}
+        self._searched: set[Any] = set()
+        self._layers = Layers(settings)
+
+    def forget(self) -> None:
+        """Drop the picks, keep the kernels."""
+        with self._lock:
+            for memo in (self.picks, self.served, self._bucketed):
+                memo.clear()
+            self._searched.clear()
+            self._failed.clear()
+
+    def decide(self, problem: Problem, policy: Policy, device: int) -> Pick:
+        """The pick of the problem's bucket, remembered for both."""
+        with self._lock:
+            bucket = (problem.bucketed(), policy, device)
+            pick = self._bucketed.get(bucket)
+            if pick is None:
+                environment = _environment(device, self.settings)
+                pick, _ = self._layers.choose(bucket[0], policy, environment)
+                self._bucketed[bucket] = pick
+                self._count_untuned()
+            _remember(self.picks, (problem, policy, device), pick)
+        return pick
+
+    def serve(
+        self, problem: Problem, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        """See :func:`kernel_for`."""
+        with self._lock:
+            policy, asked = _running(policy, device), policy
+            pick = lookup(problem, policy, device=device, settings=self.settings)
+            if self._wants_search(problem, policy, device, pick):
+                if must_be_warm:
+                    raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
+                pick = self._search(problem, policy, device)
+            kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
+            _remember(self.served, (problem, asked, device), kernel)
+        return kernel
+
+    def _count_untuned(self) -> None:
+        if self.settings.mode == "off":
+            return
+        untuned = sum(pick.layer in UNMEASURED for pick in self._bucketed.values())
+        if untuned == STORM:
+            _log.warning(
+                "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
+                "(`attention-autotuner tune`), or pad sequences to fewer lengths",
+                untuned,
+            )
+
+    def _wants_search(self, problem: Problem, policy: Policy, device: int, pick: Pick) -> bool:
+        return (
+            self.settings.mode == "tune"
+            and self.settings.effort != "none"
+            and pick.layer in UNMEASURED
+            and (problem.bucketed(), policy, device) not in self._searched
+        )
+
+    def _search(self, problem: Problem, policy: Policy, device: int) -> Pick:
+        """Tune, then decide anew; a search that fails is logged and leaves the default in place."""
+        self._searched.add((problem.bucketed(), policy, device))
+        _log.warning("tuning for %s (mode is tune)", problem.describe())
+        try:
+            with settings_module.override(**vars(self.settings)):
+                search.tune(problem, policy)
+        except AttentionAutotunerError as error:
+            _log.warning("tuning for %s failed: %s", problem.describe(), error)
+        self.picks.clear()
+        self._bucketed.clear()
+        return self.decide(problem, policy, device)
+
+    def _first_that_works(
+        self, problem: Problem, policy: Policy, device: int, pick: Pick, must_be_warm: bool
+    ) -> LoadedKernel:
+        """The pick's kernel, or, if it cannot be had, a bundle's or the default's."""
+        stand_in = self._stand_in(problem, policy, device, pick)
+        if stand_in is not None:
+            try:
+                return self._ready(stand_in, policy, device, must_be_warm)
+            except DeviceMemoryError:
+                raise
+            except ArtifactError as error:
+                self._failed[stand_in, device] = str(error)
+                _log.warning("a kernel of a bundle cannot be used: %s", error)
+        if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
+            return self._ready(pick.candidate, policy, device, must_be_warm)
+        reason = self._failed.get((pick.candidate, device))
+        if reason is None:
+            try:
+                return self._ready(pick.candidate, policy, device, must_be_warm)
+            except DeviceMemoryError:
+                raise  # it would work another time, and the default would not work now
+            except (ArtifactError, BuildError) as error:
+                reason = self._failed[pick.candidate, device] = str(error)
+                _log.warning("the tuned pick cannot be used, the default serves: %s", error)
+        default = policy.default(problem.bucketed())
+        try:
+            return self._ready(default, policy, device, must_be_warm)
+        except (ArtifactError, BuildError) as error:
+            raise NoCandidateError(
+                f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"
+            ) from error
+
+    def _stand_in(
+        self, problem: Problem, policy: Policy, device: int, pick: Pick
+    ) -> Candidate | None:
+        """What an installed bundle has for a problem whose pick would have to be compiled first.
+
+        The user's own record is compiled wherever it can be: it was measured to be worth that. Where mode is off, only
+        a bundle's defaults count.
+        """
+        settings, arch = self.settings, native_arch(probe(device).compute_capability)
+        bundles = installed_bundles(settings)
+        if (
+            not bundles
+            or (pick.candidate, device) in self._kernels
+            or at_hand(pick.candidate, arch, settings=settings) is not None
+            or (pick.layer == "record" and _can_compile(settings))
+        ):
+            return None
+        layers = LAYERS if settings.mode != "off" else LAYERS[-1:]
+        for bundle in bundles:
+            if bundle.arch != policy.name:
+                continue
+            found = bundled_pick(bundle, problem, layers=layers)
+            if (
+                found is not None
+                and found.candidate.family in policy.families
+                and (found.candidate, device) not in self._failed
+                and at_hand(found.candidate, arch, settings=settings) is not None
+            ):
+                _log.info(
+                    "%s of %s serves %s in place of %s, which has yet to be built (`attention-autotuner warmup`)",
+                    found.candidate.name,
+                    bundle.root,
+                    problem.describe(),
+                    pick.candidate.name,
+                )
+                return found.candidate
+        return None
+
+    def _ready(
+        self, candidate: Candidate, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        kernel = self._kernels.get((candidate, device))
+        if kernel is not None:
+            return kernel
+        if must_be_warm:
+            raise NotWarmError(
+                f"{candidate.name} has to be built, loaded or prepared first: {_WARM_UP}"
+            )
+        gpu = probe(device)
+        needed, offered = smem_bytes(candidate), gpu.smem_per_block_bytes
+        if needed > offered:
+            raise UnsupportedArchitectureError(
+                f"{candidate.name} of {policy.spec.name} needs {needed} bytes of shared memory, {gpu.name} gives a CTA "
+                f"{offered}: use device_type=None for the GPU at hand"
+            )
+        artifact = obtain(candidate, native_arch(gpu.compute_capability), settings=self.settings)
+        kernel = load(artifact)
+        if kernel.info.name != candidate.name:
+            # Another kernel, of the other direction even, would take these params for its own.
+            raise ArtifactError(f"{kernel.path} holds {kernel.info.name}, wanted {candidate.name}")
+        kernel.prepare(device)
+        self._kernels[candidate, device] = kernel
+        return kernel
+
+
+def _remember(memo: dict[Any, Any], key: Any, value: Any, bound: int = MAX_MEMO) -> None:
+    """Store under a bound on the number of entries."""
+    if len(memo) >= bound:
+        memo.clear()
+    memo[key] = value
+
+
+_by_settings: dict[Settings, _Decisions] = {}
+_latest: tuple[Settings | None, _Decisions | None] = (None, None)
+_lock = threading.Lock()
+
+
+def _decisions(settings: Settings) -> _Decisions:
+    """The decisions under these settings; hashing them each time would cost more than the look-up."""
+    global _latest
+    known, decisions = _latest
+    if known is not settings or decisions is None:
+        with _lock:
+            decisions = _by_settings.get(settings)
+            if decisions is None:
+                decisions = _Decisions(settings)
+                _remember(_by_settings, settings, decisions, bound=MAX_SETTINGS)
+            _latest = (settings, decisions)
+    return decisions
+
+
+@functools.cache
+def _environment(device: int, settings: Settings) -> Environment:
+    """The present environment; the compiler's version matters only where versions are strict."""
+    if not settings.strict_versions:
+        return collect(device, state=False)
+    try:
+        toolchain = find_toolchain(settings)
+    except ToolchainError:
+        # Nothing is compiled here, so there is no version to compare.
+        return collect(device, state=False)
+    return collect(
+        device, state=False, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
+    )
+
+
+def _can_compile(settings: Settings) -> bool:
+    """Whether there is a compiler here."""
+    try:
+        find_toolchain(settings)
+    except ToolchainError:
+        return False
+    return True
+
+
+@functools.cache
+def _running(policy: Policy, device: int) -> Policy:
+    """A policy with those families that the device runs; warns, once, of a policy made for another GPU.
+
+    Raises:
+        UnsupportedArchitectureError: it runs none.
+    """
+    gpu = probe(device)
+    running = policy.on(gpu.compute_capability)
+    if not running.families:
+        raise UnsupportedArchitectureError(
+            f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {gpu.name}, which has "
+            f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
+        )
+    present = detect(device)
+    if present.spec.name != policy.spec.name:
+        _log.warning(
+            "kernels chosen for %s run on %s: right, but not the fastest it can do",
+            policy.spec.name,
+            gpu.name,
+        )
+    return running
+
+
+_generation = 0
+
+
+def generation() -> int:
+    """A number that grows whenever earlier answers may be out of date."""
+    return _generation
+
+
+def invalidate() -> None:
+    """Decide everything anew from now on, e.g. after records changed; kernels stay loaded and prepared."""
+    global _generation
+    with _lock:
+        for decisions in _by_settings.values():
+            decisions.forget()
+        _generation += 1
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _then_forget(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, after which the next call in this process sees the new records."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        finally:
+            invalidate()
+
+    return wrapped
+
+
+tune = _then_forget(search.tune)
+tune_step = _then_forget(step.tune_step)

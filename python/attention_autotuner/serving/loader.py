@@ -1,0 +1,218 @@
+"""From a kernel library on disk to functions that can be called: ctypes over the C ABI, and no more.
+
+A :class:`LoadedKernel` lives as long as the process, because CUDA keeps referring to the module's code. Loading runs no
+GPU code and needs no driver; :meth:`LoadedKernel.prepare` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core import abi
+from ..errors import ArtifactError, DeviceMemoryError
+
+LIBRARY_NAME = "kernel.so"
+
+
+class ArtifactLike(Protocol):
+    """What the loader needs to know of a built artifact; see ``codegen.build.Artifact``."""
+
+    @property
+    def digest(self) -> str:
+        """Identity of the library's content."""
+
+    @property
+    def path(self) -> Path:
+        """The library, or the folder that holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelDescription:
+    """What an artifact says of itself.
+
+    Attributes:
+        name: the candidate's name.
+        class_qk, class_v: head dims it was compiled for, elements.
+        block_m, block_n: tile, rows of queries and of keys.
+        num_threads: threads of one CTA.
+        static_smem_bytes, dynamic_smem_bytes: shared memory of one CTA.
+        copy_bytes: width of its global reads.
+    """
+
+    name: str
+    class_qk: int
+    class_v: int
+    block_m: int
+    block_n: int
+    num_threads: int
+    static_smem_bytes: int
+    dynamic_smem_bytes: int
+    copy_bytes: int
+
+
+class LoadedKernel:
+    """A kernel library with its ABI checked.
+
+    Attributes:
+        path: the library's file.
+        info: what it says of itself.
+        launch_function: the raw C entry ``(params, workspace, stream, device) -> status``, for callers that count
+            microseconds; pass integers or ready-made ctypes objects, and hand a non-zero status to
+            :meth:`raise_for_status`.
+    """
+
+    def __init__(self, path: Path, *, generation: int = 0) -> None:
+        """Open a library; use :func:`load`, which opens each only once.
+
+        Args:
+            path: absolute path of the library.
+            generation: how many other files were loaded from this path before.
+        """
+        self.path = path
+        # The dynamic linker takes a name it has seen for the file it has seen: a replaced file needs another spelling.
+        spelling = os.path.join(path.parent, *["."] * generation, path.name)  # noqa: PTH118  # Path drops the dots
+        try:
+            self._library = ctypes.CDLL(spelling, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        except OSError as error:
+            raise ArtifactError(f"cannot load the kernel library {path}: {error}") from error
+        version = self._bind("abi_version")()
+        if version // 1000 != abi.ABI_MAJOR:
+            raise ArtifactError(
+                f"{path} was built for ABI {version}, this package speaks {abi.ABI_VERSION}: "
+                "rebuild it (attention-autotuner cache gc removes what is out of date)"
+            )
+        self._status_string = self._bind("status_string")
+        self._workspace_bytes = self._bind("workspace_bytes")
+        self._prepare = self._bind("prepare")
+        self.launch_function: Callable[
+            [int | ctypes.c_void_p, int | None, int | None, int | ctypes.c_int32], int
+        ] = self._bind("launch")
+        self.info = self._read_info()
+        self._prepared: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"LoadedKernel({self.info.name}, {self.path})"
+
+    def is_prepared(self, device: int) -> bool:
+        """Whether :meth:`prepare` has succeeded on a device."""
+        return device in self._prepared
+
+    def prepare(self, device: int) -> None:
+        """Load the module on a device and set its attributes; does nothing the second time.
+
+        Args:
+            device: CUDA device index; must be the calling thread's current device, not capturing a graph.
+
+        Raises:
+            ArtifactError: the device cannot run it, or the driver refused it.
+        """
+        with self._lock:
+            if device not in self._prepared:
+                self.raise_for_status(self._prepare(device), f"prepare it on cuda:{device}")
+                self._prepared.add(device)
+
+    def workspace_bytes(self, params: ctypes.Structure) -> int:
+        """Bytes of device memory that :meth:`launch` needs for these params."""
+        return int(self._workspace_bytes(ctypes.addressof(params)))
+
+    def launch(self, params: ctypes.Structure, workspace: int, stream: int, device: int) -> None:
+        """Enqueue the kernel; never synchronises.
+
+        Args:
+            params: a struct of :mod:`.abi`, not needed any more when this returns.
+            workspace: address of :meth:`workspace_bytes` bytes on the device, or 0.
+            stream: raw ``cudaStream_t`` of the device, 0 for its default stream.
+            device: CUDA device index, current in this thread and prepared.
+
+        Raises:
+            DeviceMemoryError: the driver ran out of memory.
+            ArtifactError: the params do not fit the kernel, or the launch failed.
+        """
+        status = self.launch_function(ctypes.addressof(params), workspace, stream, device)
+        self.raise_for_status(status, "launch it")
+
+    def raise_for_status(self, status: int, action: str) -> None:
+        """Turn a status of the C entries into an error; 0 passes.
+
+        Args:
+            status: what an entry returned.
+            action: what was tried, for the message.
+        """
+        if status == abi.STATUS_OK:
+            return
+        text = self._status_string(status)
+        reason = text.decode(errors="replace") if text else "no reason given"
+        message = f"cannot {action}: {reason} (status {status}, kernel {self.info.name})"
+        if status == abi.STATUS_CUDA_ERROR + abi.CUDA_ERROR_MEMORY_ALLOCATION:
+            raise DeviceMemoryError(message)
+        raise ArtifactError(message)
+
+    def _bind(self, name: str) -> Any:
+        symbol = abi.SYMBOL_PREFIX + name
+        try:
+            function = getattr(self._library, symbol)
+        except AttributeError as error:
+            raise ArtifactError(f"{self.path} is no kernel library: it lacks {symbol}") from error
+        function.restype, function.argtypes = abi.PROTOTYPES[name]
+        return function
+
+    def _read_info(self) -> KernelDescription:
+        raw = abi.KernelInfo(struct_size=ctypes.sizeof(abi.KernelInfo))
+        status = self._bind("get_kernel_info")(ctypes.byref(raw))
+        if status != abi.STATUS_OK:
+            raise ArtifactError(f"{self.path} does not describe itself: status {status}")
+        return KernelDescription(
+            name=(raw.name or b"").decode(errors="replace"),
+            class_qk=raw.class_qk,
+            class_v=raw.class_v,
+            block_m=raw.block_m,
+            block_n=raw.block_n,
+            num_threads=raw.num_threads,
+            static_smem_bytes=raw.static_smem_bytes,
+            dynamic_smem_bytes=raw.dynamic_smem_bytes,
+            copy_bytes=raw.copy_bytes,
+        )
+
+
+_loaded: dict[tuple[str, str], LoadedKernel] = {}
+_lock = threading.Lock()
+
+
+def load(artifact: ArtifactLike | str | os.PathLike[str]) -> LoadedKernel:
+    """Load a kernel library, once per file and content.
+
+    Args:
+        artifact: a built artifact, or the path of a library or of the folder that holds ``kernel.so``.
+
+    Raises:
+        ArtifactError: there is no such file, it cannot be loaded, lacks an entry, or speaks another ABI.
+    """
+    key = _identify(artifact)
+    with _lock:
+        kernel = _loaded.get(key)
+        if kernel is None:
+            generation = sum(path == key[0] for path, _ in _loaded)
+            kernel = _loaded[key] = LoadedKernel(Path(key[0]), generation=generation)
+    return kernel
+
+
+def _identify(artifact: ArtifactLike | str | os.PathLike[str]) -> tuple[str, str]:
+    """The library's absolute path, and a digest that changes when the file is replaced."""
+    known = not isinstance(artifact, (str, os.PathLike))
+    path = Path(artifact.path if known else artifact).absolute()  # type: ignore[union-attr,arg-type]
+    if path.is_dir():
+        path /= LIBRARY_NAME
+    if known:
+        return str(path), artifact.digest  # type: ignore[union-attr]
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise ArtifactError(f"cannot load the kernel library {path}: {error}") from error
+    return str(path), f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
