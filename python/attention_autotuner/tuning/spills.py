@@ -1,0 +1,45 @@
+"""The rule on register spills: a kernel whose main loop spills too much takes no part.
+
+Search, sweep, predicted picks and the main job ask it, and nothing else decides on spills.
+"""
+
+from __future__ import annotations
+
+from ..codegen.candidate import Candidate
+from ..codegen.outcome import Ok, Outcome, Spilled
+from ..codegen.problem import Direction
+from .estimates import KernelSpeech
+
+# Bytes a thread that a main loop may spill and still be timed. See docs/kernel_log.md.
+SPILL_WORTH_TIMING = 256
+# The same where no clock will tell. Most tiles of a backward kernel leave their accumulators a register or two short;
+# a smaller tile is not known to be faster.
+TOLERATED_UNTIMED: dict[Direction, int] = {"forward": 0, "backward": SPILL_WORTH_TIMING}
+
+
+def spilled_bytes(report: KernelSpeech) -> int:
+    """Bytes that a thread of the worst kernel of a library spills, stores and loads."""
+    return report.spill_store_bytes + report.spill_load_bytes
+
+
+def check_spills(candidate: Candidate, report: KernelSpeech, *, timed: bool) -> Outcome:
+    """Judge a built kernel by what its main loop spills.
+
+    The recurrent form's loop is all there is of it, and holds no tensor-core instruction to be recognised by. Where
+    nobody looked into the loops, a clock decides if there is one; otherwise all spills count as inside.
+
+    Args:
+        candidate: the kernel.
+        report: what its compiler said.
+        timed: measured, or about to be; otherwise only the model ranks it.
+
+    Returns:
+        :class:`~..codegen.outcome.Ok`, or :class:`~..codegen.outcome.Spilled` with its reason.
+    """
+    spilled = spilled_bytes(report)
+    unseen = report.loop_spills is None and not timed
+    in_loop = report.loop_spills or unseen or candidate.form == "recurrent"
+    tolerated = SPILL_WORTH_TIMING if timed else TOLERATED_UNTIMED[candidate.direction]
+    if in_loop and spilled > tolerated:
+        return Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
+    return Ok()
