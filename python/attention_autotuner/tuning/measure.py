@@ -304,8 +304,25 @@ class InProcessMeasurer:
         return [first, *(make_inputs(problem, seed=self._seed + i) for i in range(1, sets))]
 
 
+def launches_per_replay(once_us: float, sets: int) -> int:
+    """Launches that one graph holds: whole rotations of the input sets, within :data:`SAMPLE_US` where that holds one.
+
+    A set that came once more than the others would end a replay, begin the next one, and be read from L2 there.
+
+    Args:
+        once_us: time of one launch.
+        sets: of inputs.
+    """
+    wanted = min(float(MAX_LAUNCHES), SAMPLE_US / once_us)
+    return sets * max(1, int(wanted / sets))
+
+
 class _Prepared:
-    """An entry with its events, its number of launches a sample, and its graph where it has one."""
+    """An entry with its events, its number of launches a sample, and its graph where it has one.
+
+    A graph holds the events too, so that a sample is of the kernels alone, however long a launch of the graph takes on
+    the stream at hand.
+    """
 
     def __init__(self, entry: Entry, *, sets: int) -> None:
         self._entry = entry
@@ -321,24 +338,29 @@ class _Prepared:
         self.enqueue()
         torch.cuda.synchronize()
         once = self.read_us()
-        self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
         if once < GRAPH_BELOW_US:
-            self._launches = max(self._launches, sets)
+            self._launches = launches_per_replay(once, sets)
+            self._next = 0
             self._capture()
+        else:
+            self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
 
     def enqueue(self) -> None:
         """Put one sample on the stream."""
-        self._start.record()
         if self._graph is not None:
             self._graph.replay()
         else:
-            for _ in range(self._launches):
-                self._launch()
-        self._end.record()
+            self._sample()
 
     def read_us(self) -> float:
         """Microseconds of one launch in the last sample; the stream must have been waited for."""
         return float(self._start.elapsed_time(self._end)) * 1e3 / self._launches
+
+    def _sample(self) -> None:
+        self._start.record()
+        for _ in range(self._launches):
+            self._launch()
+        self._end.record()
 
     def _launch(self) -> None:
         self._entry.run(self._next)
@@ -347,13 +369,15 @@ class _Prepared:
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            for _ in range(self._launches):
-                self._launch()
+            self._sample()
         self._graph = graph
 
 
 def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+    """An event that a graph records anew at every replay, if it is recorded under capture."""
+    return torch.cuda.Event(  # type: ignore[no-untyped-call]  # torch's own
+        enable_timing=True, external=True
+    )
 
 
 def _prepare(
