@@ -37,9 +37,7 @@ MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
-HEAD_START_CYCLES_A_SECOND = (
-    3_000_000_000  # more than any clock, so that what the host takes is covered
-)
+HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, to cover what the host takes
 MAX_HEAD_START_CYCLES = 60_000_000
 
 
@@ -308,20 +306,14 @@ def launches_per_replay(once_us: float, sets: int) -> int:
     """Launches that one graph holds: whole rotations of the input sets, within :data:`SAMPLE_US` where that holds one.
 
     A set that came once more than the others would end a replay, begin the next one, and be read from L2 there.
-
-    Args:
-        once_us: time of one launch.
-        sets: of inputs.
     """
-    wanted = min(float(MAX_LAUNCHES), SAMPLE_US / once_us)
-    return sets * max(1, int(wanted / sets))
+    return sets * max(1, int(min(float(MAX_LAUNCHES), SAMPLE_US / once_us) / sets))
 
 
 class _Prepared:
-    """An entry with its events, its number of launches a sample, and its graph where it has one.
+    """An entry with its events, its launches a sample, and its graph where it has one, which holds the events too.
 
-    A graph holds the events too, so that a sample is of the kernels alone, however long a launch of the graph takes on
-    the stream at hand.
+    A sample is then of the kernels alone, however long the launch of a graph takes.
     """
 
     def __init__(self, entry: Entry, *, sets: int) -> None:
@@ -339,8 +331,7 @@ class _Prepared:
         torch.cuda.synchronize()
         once = self.read_us()
         if once < GRAPH_BELOW_US:
-            self._launches = launches_per_replay(once, sets)
-            self._next = 0
+            self._launches, self._next = launches_per_replay(once, sets), 0
             self._capture()
         else:
             self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
@@ -367,17 +358,14 @@ class _Prepared:
         self._next = (self._next + 1) % self._sets
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
             self._sample()
-        self._graph = graph
 
 
 def _timing_event() -> torch.cuda.Event:
     """An event that a graph records anew at every replay, if it is recorded under capture."""
-    return torch.cuda.Event(  # type: ignore[no-untyped-call]  # torch's own
-        enable_timing=True, external=True
-    )
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
 def _prepare(
@@ -402,9 +390,8 @@ def _attempt(action: Callable[[], None]) -> Outcome | None:
 def warm_up(seconds: float = WARM_UP_SECONDS) -> None:
     """Multiply matrices until the clocks are at their sustained level."""
     generator = torch.Generator(device="cuda").manual_seed(0)
-    a = torch.randn(
-        WARM_UP_SIZE, WARM_UP_SIZE, dtype=torch.float16, device="cuda", generator=generator
-    )
+    shape = (WARM_UP_SIZE, WARM_UP_SIZE)
+    a = torch.randn(shape, dtype=torch.float16, device="cuda", generator=generator)
     b = torch.empty_like(a)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
