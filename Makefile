@@ -1,5 +1,6 @@
 # make tune   environment, install, and the main job for this machine
 # make test   environment, lint, and the tests that this machine can run
+# make smoke  on a GPU: the tests that take minutes there, over all operations
 # make lint   ruff, mypy --strict, clang-format, file sizes
 # make docs   the documentation site, strictly, in build/site
 # make clean  forget the environment and build outputs
@@ -15,13 +16,16 @@ bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 cpp_sources = $(shell find templates/include templates/ceilings benchmarks client examples tests/build -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
-.PHONY: tune test lint docs venv clean
+.PHONY: tune test smoke lint docs venv clean
 
 tune: venv
 	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
 
 test: lint
 	$(bin)/python -m pytest -q $(TEST_ARGUMENTS)
+
+smoke: venv
+	$(bin)/python -m pytest -q tests/gpu -m smoke $(TEST_ARGUMENTS)
 
 lint: venv
 	$(bin)/ruff check .

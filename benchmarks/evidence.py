@@ -22,11 +22,11 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import rank, refine
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.coefficients import FITTED
-from attention_autotuner.kernels.shared.estimates import KernelSpeech
 from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.search import MIN_GAIN
+from attention_autotuner.tuning.spills import check_spills
 
 from .cost_model_regret import SavedReport, spec_from
 from .tuning_logs import Log, LoggedRun, read_logs
@@ -38,7 +38,6 @@ KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200" / "searches.json"
 SCHEMA = 1  # of what is kept
 TITLE = "what searches that shipped have measured: times over the best, by candidate"
 MARGIN = 0.05  # predicted gain below which a default stays: about the model's own error, see docs/cost_model.md
-TOLERATED_SPILLS: dict[Direction, int] = {"forward": 0, "backward": 256}  # bytes a thread
 
 LOGS, SAMPLES, SEARCHES = "logs", "exhaustive", "records"
 
@@ -113,12 +112,6 @@ class Verdict:
 def chosen(predicted_gain: float) -> bool:
     """Whether the model's choice replaces the default."""
     return predicted_gain >= 1.0 + MARGIN
-
-
-def spills(direction: Direction, report: KernelSpeech) -> bool:
-    """Whether a kernel spills too much to be predicted: in a main loop, or where nobody looked."""
-    stored = report.spill_store_bytes + report.spill_load_bytes
-    return report.loop_spills is not False and stored > TOLERATED_SPILLS[direction]
 
 
 def verdict(
@@ -198,7 +191,7 @@ def exhaustive_trials() -> list[Trial]:
             if "median_us" not in row:
                 continue
             report = SavedReport(**row["report"])
-            if one.name == default or not spills(problem.direction, report):
+            if one.name == default or check_spills(one, report, timed=False).ok:
                 us = refine(problem, one, policy.spec, report).us
                 found[one.name] = (us, row["ratio_to_best"])
         own = min(found, key=lambda name: (found[name][0], name))

@@ -22,8 +22,9 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90K
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 from attention_autotuner.kernels.shared.estimates import Report
+from attention_autotuner.tuning.spills import check_spills
 
-from .evidence import Trial, Verdict, chosen, spills, verdict
+from .evidence import Trial, Verdict, chosen, verdict
 
 NEAR = 1.02  # of a shape's best, within which a kernel covers it
 KERNELS = 2  # of a family that are built, at most; with the order of their CTAs, twice as many
@@ -215,9 +216,9 @@ class Contest:
         if isinstance(report, Outcome):
             self.spilled[built] = str(report)
             return
-        if spills(self.family.direction, report):
-            stored = report.spill_store_bytes + report.spill_load_bytes
-            self.spilled[built] = f"{stored} bytes a thread are spilled"
+        outcome = check_spills(built, report, timed=False)
+        if not outcome.ok:
+            self.spilled[built] = outcome.reason
         for one, times in self.times.items():
             if twin(one) == built:
                 self.times[one] = [

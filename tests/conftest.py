@@ -29,6 +29,15 @@ def why_no_gpu() -> str:
     return "" if torch.cuda.is_available() else "this torch was built without CUDA"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--carried",
+        type=Path,
+        metavar="DIR",
+        help="kernels that tests.gpu.prebuild built elsewhere serve the GPU tests",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and why_no_gpu():

@@ -118,7 +118,7 @@ class Run {
     kernel.prepare(options_.device);
     int const sets = count_sets(problem.bytes_moved(), device_.l2_bytes, free_memory(), options_.cold);
     auto const made = make_case(problem, kernel, options_.device, sets, options_.seed);
-    Stream const stream;
+    Stream const stream = Stream::standard();
     std::string wrong;
     std::vector<std::string> verdicts;
     if (options_.samples > 0) {
@@ -130,8 +130,8 @@ class Run {
     record.add("verified", options_.samples > 0 && wrong.empty() ? "true" : "false").add("checks", array(verdicts));
     if (!wrong.empty()) return wrong;
     std::string const warmed_by = warm_up(kWarmUpSeconds);
-    Timing const timing =
-        measure(stream, sets, options_.rounds, options_.rest, [&](int set) { made->launch(set, stream); });
+    Timing const timing = measure(stream, sets, options_.rounds, options_.rest,
+                                  [&](int set, Stream const& on) { made->launch(set, on); });
     double const tflops = problem.flops() / timing.median_us * 1e-6;
     double const gbytes = problem.bytes_moved() / timing.median_us * 1e-3;
     record.add("median_us", number(timing.median_us))

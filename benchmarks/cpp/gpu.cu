@@ -284,9 +284,12 @@ void fill_normal(void* to, size_t count, Number type, uint64_t seed) {
 
 Stream::Stream() : handle_(nullptr, [](void* held) { static_cast<void>(cudaStreamDestroy(cudaStream_t(held))); }) {
   cudaStream_t stream = nullptr;
-  require(cudaStreamCreate(&stream), "make a stream");
+  require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "make a stream");
   handle_.reset(stream);
 }
+
+Stream::Stream(void* handle) : handle_(handle, [](void*) {}) {}
+Stream Stream::standard() { return Stream(nullptr); }
 
 Event::Event() : handle_(nullptr, [](void* held) { static_cast<void>(cudaEventDestroy(cudaEvent_t(held))); }) {
   cudaEvent_t event = nullptr;
@@ -298,6 +301,12 @@ void Event::record(Stream const& stream) {
   require(cudaEventRecord(cudaEvent_t(handle_.get()), cudaStream_t(stream.handle())), "record an event");
 }
 
+void Event::record_in_graph(Stream const& captured) {
+  require(
+      cudaEventRecordWithFlags(cudaEvent_t(handle_.get()), cudaStream_t(captured.handle()), cudaEventRecordExternal),
+      "record an event in a graph");
+}
+
 double Event::microseconds_since(Event const& earlier) const {
   float milliseconds = 0;
   require(cudaEventElapsedTime(&milliseconds, cudaEvent_t(earlier.handle_.get()), cudaEvent_t(handle_.get())),
@@ -305,21 +314,23 @@ double Event::microseconds_since(Event const& earlier) const {
   return milliseconds * 1e3;
 }
 
-Graph::Graph(Stream const& stream, std::function<void()> const& work)
+Graph::Graph(std::function<void(Stream const&)> const& work)
     : handle_(nullptr, [](void* held) { static_cast<void>(cudaGraphExecDestroy(cudaGraphExec_t(held))); }) {
+  Stream const stream;  // the standard one cannot be captured
   auto const on = cudaStream_t(stream.handle());
   require(cudaStreamBeginCapture(on, cudaStreamCaptureModeThreadLocal), "begin a graph");
   cudaGraph_t graph = nullptr;
   try {
-    work();
-  } catch (...) {  // or the stream would go on capturing what is measured next
+    work(stream);
+  } catch (...) {
     static_cast<void>(cudaStreamEndCapture(on, &graph));
     if (graph != nullptr) static_cast<void>(cudaGraphDestroy(graph));
     throw;
   }
   require(cudaStreamEndCapture(on, &graph), "end a graph");
   cudaGraphExec_t ready = nullptr;
-  cudaError_t const status = cudaGraphInstantiate(&ready, graph, 0);
+  cudaError_t const status =
+      cudaGraphInstantiate(&ready, graph, cudaGraphInstantiateFlagAutoFreeOnLaunch);  // as torch does
   static_cast<void>(cudaGraphDestroy(graph));
   require(status, "make a graph");
   handle_.reset(ready);

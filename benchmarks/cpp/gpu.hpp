@@ -57,9 +57,12 @@ void fill_normal(void* to, size_t count, Number type, uint64_t seed);
 class Stream {
  public:
   Stream();
+  // The one that CUDA gives everybody, on which torch works, too.
+  static Stream standard();
   void* handle() const { return handle_.get(); }
 
  private:
+  explicit Stream(void* handle);
   std::unique_ptr<void, void (*)(void*)> handle_;
 };
 
@@ -68,6 +71,8 @@ class Event {
  public:
   Event();
   void record(Stream const& stream);
+  // On the stream of a graph that is being made: every replay records it again.
+  void record_in_graph(Stream const& captured);
   // Since another one; both must have passed.
   double microseconds_since(Event const& earlier) const;
 
@@ -75,10 +80,10 @@ class Event {
   std::unique_ptr<void, void (*)(void*)> handle_;
 };
 
-// What a function puts on a stream, to be put there again at once.
+// What a function puts on a stream, to be put on any stream at once.
 class Graph {
  public:
-  Graph(Stream const& stream, std::function<void()> const& work);
+  explicit Graph(std::function<void(Stream const& captured)> const& work);
   void replay(Stream const& stream) const;
 
  private:

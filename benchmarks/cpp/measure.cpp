@@ -22,26 +22,33 @@ constexpr int64_t kMaxHeadStartCycles = 60'000'000;
 // One kernel with its events, its number of launches a sample, and its graph where it has one.
 class Sampler {
  public:
-  Sampler(Stream const& stream, int sets, std::function<void(int)> const& launch)
-      : stream_(stream), sets_(sets), launch_(launch) {
-    for (int i = 0; i < 3; ++i) launch_next();  // module load, first launch and clock ramps stay outside
+  Sampler(Stream const& stream, int sets, Launch const& launch) : stream_(stream), sets_(sets), launch_(launch) {
+    for (int i = 0; i < 3; ++i) launch_next(stream_);  // module load, first launch and clock ramps stay outside
     launches_ = 4;
     enqueue();
     synchronize();
     double const once = read_us();
-    launches_ = std::max(1, std::min(kMaxLaunches, int(std::nearbyint(kSampleUs / once))));
-    if (once >= kGraphBelowUs) return;
-    launches_ = std::max(launches_, sets_);
-    graph_ = std::make_unique<Graph>(stream_, [this] { launch_all(); });
+    if (once >= kGraphBelowUs) {
+      launches_ = std::max(1, std::min(kMaxLaunches, int(std::nearbyint(kSampleUs / once))));
+      return;
+    }
+    launches_ = launches_per_replay(once, sets_);
+    next_ = 0;
+    // The events too, so that a sample is of the kernels alone, however long a launch of the graph takes.
+    graph_ = std::make_unique<Graph>([this](Stream const& captured) {
+      start_.record_in_graph(captured);
+      for (int i = 0; i < launches_; ++i) launch_next(captured);
+      end_.record_in_graph(captured);
+    });
   }
 
   void enqueue() {
-    start_.record(stream_);
     if (graph_ != nullptr) {
       graph_->replay(stream_);
-    } else {
-      launch_all();
+      return;
     }
+    start_.record(stream_);
+    for (int i = 0; i < launches_; ++i) launch_next(stream_);
     end_.record(stream_);
   }
 
@@ -51,18 +58,14 @@ class Sampler {
   bool graph() const { return graph_ != nullptr; }
 
  private:
-  void launch_all() {
-    for (int i = 0; i < launches_; ++i) launch_next();
-  }
-
-  void launch_next() {
-    launch_(next_);
+  void launch_next(Stream const& stream) {
+    launch_(next_, stream);
     next_ = (next_ + 1) % sets_;
   }
 
   Stream const& stream_;
   int sets_;
-  std::function<void(int)> const& launch_;
+  Launch const& launch_;
   int next_ = 0, launches_ = 1;
   Event start_, end_;
   std::unique_ptr<Graph> graph_;
@@ -77,7 +80,12 @@ int count_sets(double bytes_moved, size_t l2_bytes, size_t free_bytes, bool cold
   return int(std::max(1.0, std::min({wanted, fits, double(kMaxInputSets)})));
 }
 
-Timing measure(Stream const& stream, int sets, int rounds, double rest, std::function<void(int)> const& launch) {
+int launches_per_replay(double once_us, int sets) {
+  double const wanted = std::min(double(kMaxLaunches), kSampleUs / once_us);
+  return sets * std::max(1, int(wanted / sets));
+}
+
+Timing measure(Stream const& stream, int sets, int rounds, double rest, Launch const& launch) {
   using Clock = std::chrono::steady_clock;
   using Seconds = std::chrono::duration<double>;
   Sampler sampler(stream, sets, launch);

@@ -222,6 +222,7 @@ def test_short_kernels_are_replayed_and_sets_rotated(programs: Path, tmp_path: P
     assert cold["graph"] is True
     assert cold["input_sets"] == int(3.0 * 65536 / (2 * 2 * 64 * 112)) + 2
     assert cold["launches_a_round"] == 64
+    assert cold["launches_a_round"] % cold["input_sets"] == 0
     run(*command, "--warm-l2")
     (warm,) = results_of(tmp_path / "out.json")
     assert warm["input_sets"] == 1

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from attention_autotuner.operations.shared import tensors
+from attention_autotuner.tuning import measure
 from tests.cpp_programs import FAKE_KERNELS, ROOT, ask, compile_library, run
 
 pytestmark = pytest.mark.build
@@ -66,6 +67,20 @@ def test_the_layout_is_that_of_the_installed_torch() -> None:
 def test_outputs_have_the_guards_of_python() -> None:
     (guard,) = re.findall(r"constexpr size_t kGuard = (\d+);", (CPP / "case.cpp").read_text())
     assert int(guard) == tensors.GUARD
+
+
+def test_a_graph_holds_whole_rotations_as_in_python(cpp_programs: Path) -> None:
+    cases = [
+        (once, sets)
+        for once in (0.5, 6.25, 8.3, 11.5, 11.9, 12.4, 12.6, 29.0, 49.9)
+        for sets in (1, 2, 5, 8, 24, 31, 32)
+    ]
+    asked = "".join(f"launches {once} {sets}\n" for once, sets in cases)
+    answers = [int(line) for line in ask(cpp_programs / "probe", given=asked).stdout.splitlines()]
+    assert answers == [measure.launches_per_replay(once, sets) for once, sets in cases]
+    for (_, sets), launches in zip(cases, answers, strict=True):
+        assert launches % sets == 0
+        assert sets <= launches <= measure.MAX_LAUNCHES
 
 
 def test_the_gpu_rests_between_rounds_when_asked(cpp_programs: Path, tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from .bare_retention import RetentionCall
 def _made(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Candidate:
     backward = any(service[1] == "backward" for service in knobs.serves) and knobs.form == "auto"
     config: dict[str, Any] = {
-        "family": "sm80",
         "direction": "backward" if backward else "forward",
         "dtype": "fp16",
         "class_qk": dims[0],

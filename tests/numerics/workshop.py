@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
@@ -11,16 +14,20 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import Policy, probe
 from attention_autotuner.arch.resolution import native_arch
-from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.entries import LOG
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
-from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.resources import smem_bytes
 from attention_autotuner.serving import loader
+
+CARRIED = "candidates.json"  # beside the kernels of a store that was built for another machine
 
 
 class NeedsKernel(Protocol):
@@ -35,15 +42,22 @@ class Workshop:
 
     Args:
         present: policy of the GPU at hand.
+        carried: store with kernels that another machine built for this GPU, see :func:`adopt`; None is none.
     """
 
-    def __init__(self, present: Policy) -> None:
+    def __init__(self, present: Policy, carried: Path | None = None) -> None:
         self.present = present
         self.built: dict[Candidate, Artifact | Outcome] = {}
         self.seconds = 0.0
         gpu = probe()
         self._target = BuildTarget(arch=native_arch(gpu.compute_capability))
         self._smem_limit = gpu.smem_per_block_bytes
+        self.adopted = 0
+        if carried is not None:
+            in_force = settings.current()
+            self.adopted = adopt(
+                carried, Store(in_force.cache_dir), self._target, find_toolchain(in_force)
+            )
 
     def build(self, candidates: Iterable[Candidate]) -> None:
         """Build what this GPU has room for, all at once."""
@@ -88,10 +102,47 @@ class Workshop:
         largest = max(each.build_peak_bytes for each in artifacts) / 2**30
         spilling = sum(bool(each.report.loop_spills) for each in artifacts)
         return (
-            f"{len(artifacts)} of {len(self.built)} kernels in {self.seconds:.0f} s; slowest "
-            f"{slowest.build_seconds:.1f} s ({slowest.name}), largest {largest:.2f} GiB, {spilling} spill in their "
-            "main loop"
+            f"{len(artifacts)} of {len(self.built)} kernels in {self.seconds:.0f} s, {self.adopted} carried here; "
+            f"slowest {slowest.build_seconds:.1f} s ({slowest.name}), largest {largest:.2f} GiB, {spilling} spill in "
+            "their main loop"
         )
+
+
+def adopt(carried: Path, store: Store, target: BuildTarget, toolchain: Toolchain) -> int:
+    """Put kernels that another machine built into a store, where builds and dispatch find them.
+
+    They are of the same source and for the same GPU, and keep the record of what compiled them; they are stored as if
+    the compiler at hand had built them, so this is for tests and for stores of their own.
+
+    Args:
+        carried: folder that ``tests.gpu.prebuild`` wrote.
+        store: to put them into.
+        target: only kernels for it are taken.
+        toolchain: the one at hand.
+
+    Returns:
+        How many there are of the present source.
+
+    Raises:
+        FileNotFoundError: it is no such folder.
+        StoreError: a store cannot be read or written.
+    """
+    source, taken = Store(carried), 0
+    for config in json.loads((carried / CARRIED).read_text(encoding="utf-8")):
+        kernel = render(candidate_from_config(config))
+        found = source.find(kernel, target)
+        if not found:
+            continue
+        taken += 1
+        if store.get(kernel, target, toolchain) is None:
+            log = found[0].path.with_name(LOG).read_text(encoding="utf-8")
+            store.publish(
+                source=kernel.text,
+                library=found[0].path,
+                log=log,
+                artifact=replace(found[0], digest=artifact_digest(kernel, target, toolchain)),
+            )
+    return taken
 
 
 def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.result import Row, TuneResult
-from attention_autotuner.tuning.search import SPILL_WORTH_TIMING
+from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING
 from attention_autotuner.tuning.step import StepResult
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
@@ -270,6 +271,19 @@ def test_the_main_job_complains_of_too_few_kernels() -> None:
     ]
 
 
+def spilling(monkeypatch: pytest.MonkeyPatch, spilled: Callable[[str], int]) -> None:
+    """Have every artifact's report say that the main loop spills so many bytes a thread."""
+
+    def artifact_of(row: Row) -> Any:
+        size = spilled(row.candidate.name)
+        report = replace(
+            parse_ptxas(""), spill_store_bytes=size - 2, spill_load_bytes=2, loop_spills=True
+        )
+        return SimpleNamespace(name=row.candidate.name, report=report)
+
+    monkeypatch.setattr(main_job, "artifact_of", artifact_of)
+
+
 @pytest.mark.parametrize(
     ("problem", "spilled", "complaint"),
     [
@@ -281,17 +295,40 @@ def test_the_main_job_complains_of_too_few_kernels() -> None:
 def test_the_main_job_complains_of_spills_in_main_loops(
     monkeypatch: pytest.MonkeyPatch, problem: Problem, spilled: int, complaint: bool
 ) -> None:
-    def artifact_of(row: Row) -> Any:
-        report = replace(
-            parse_ptxas(""), spill_store_bytes=spilled - 2, spill_load_bytes=2, loop_spills=True
-        )
-        return SimpleNamespace(name=row.candidate.name, report=report)
-
-    monkeypatch.setattr(main_job, "artifact_of", artifact_of)
+    spilling(monkeypatch, lambda name: spilled)
     result = result_of(status="predicted", problem=problem, artifact=Path("/kernels/kernel.so"))
     found = main_job.complaints_of([result])
-    assert [f"spills {spilled} bytes" in each for each in found] == [True] * len(found)
+    assert [f"{spilled} bytes" in each for each in found] == [True] * len(found)
     assert bool(found) is complaint
+
+
+@pytest.mark.parametrize(
+    ("spilled_by_pick", "spilled_by_other", "status"),
+    [(2, 12, 0), (2, 32, 0), (2, 4000, 0), (12, 4000, 0), (4000, 12, 1)],
+)
+def test_only_a_pick_that_spills_fails_the_main_job_on_a_gpu(
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+    spilled_by_pick: int,
+    spilled_by_other: int,
+    status: int,
+) -> None:
+    result = result_of(artifact=Path("/kernels/kernel.so"))
+    step = replace(step_of(), forward=result)
+    spilling(
+        monkeypatch,
+        lambda name: spilled_by_pick if name == result.pick.name else spilled_by_other,
+    )
+    monkeypatch.setattr(main_job, "detect", lambda: resolve("H200"))
+    monkeypatch.setattr(main_job, "tune_step", lambda *_, **__: step)
+    monkeypatch.setattr(main_job, "serve", lambda problem: (served("o"),))
+    said = run_json(capsys, "tune", "--all", status=status)
+    reason = f"A100: the pick {result.pick.name}: the main loop spills; 4000 bytes a thread in all"
+    # The step's forward half, and that of retnet's and of retention's small step.
+    assert said["complaints"] == [reason] * 3 * status
+    spilling(monkeypatch, lambda name: 2)
+    monkeypatch.setattr(main_job, "serve", lambda problem: (served("o", ok=False),))
+    assert run_json(capsys, "tune", "--all", status=1)["complaints"] == ["o is wrong: NaN"]
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -15,6 +15,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..serving.dispatch import lookup
 from ..settings import current
+from ..tuning.spills import spilled_bytes
 from .console import print_json, print_line, print_table, progress
 from .options import (
     Commands,
@@ -109,7 +110,7 @@ def print_results(title: str, candidates: Sequence[Candidate], results: Sequence
     for candidate, result in zip(candidates, results, strict=True):
         if isinstance(result, Artifact):
             report = result.report
-            spills = report.spill_store_bytes + report.spill_load_bytes
+            spills = spilled_bytes(report)
             loop = {True: "yes", False: "no", None: "not looked at"}[report.loop_spills]
             rows.append(
                 [

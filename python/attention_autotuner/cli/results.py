@@ -10,6 +10,7 @@ from ..errors import ArtifactError
 from ..operations.params import workspace_bytes
 from ..tuning.progress import Event, Listener
 from ..tuning.result import Row, TuneResult
+from ..tuning.spills import spilled_bytes
 from ..tuning.step import StepResult
 from .console import Show, microseconds, print_line, print_table
 from .knob_cells import knob_headings, knobs
@@ -124,7 +125,7 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
     if artifact is not None:
         report = artifact.report
         registers = str(report.registers)
-        spills = str(report.spill_store_bytes + report.spill_load_bytes)
+        spills = str(spilled_bytes(report))
     workspace = []
     if _needs_workspace(result):
         taken = workspace_of(result, row)

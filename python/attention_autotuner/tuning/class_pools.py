@@ -11,7 +11,7 @@ from itertools import islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Infeasible, Ok, Outcome, Spilled
+from ..core.outcome import Infeasible, Outcome
 from ..core.problem import Problem
 from ..kernels.cost_model import estimate, rank, refine
 from ..kernels.legality import check
@@ -19,8 +19,9 @@ from ..kernels.registry import kernel_of
 from .failures import require_usable
 from .pipeline import Built, Pipeline
 from .result import Row, gain_over
-from .search import MIN_GAIN, SPILL_WORTH_TIMING
+from .search import MIN_GAIN
 from .shortlist import Ranked, shortlist
+from .spills import check_spills
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -142,12 +143,10 @@ def small_problem(one: Candidate) -> Problem:
 def usable(problem: Problem, one: Candidate, result: Built, policy: Policy) -> Outcome:
     """Whether the compiler's report leaves a kernel worth timing, as a search judges it."""
     report = result.report
-    spilled = report.spill_store_bytes + report.spill_load_bytes
-    if report.loop_spills and spilled > SPILL_WORTH_TIMING:
-        return Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
-    if refine(problem, one, policy.spec, report).occupancy == 0:
+    outcome = check_spills(one, report, timed=True)
+    if outcome.ok and refine(problem, one, policy.spec, report).occupancy == 0:
         return Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-    return Ok()
+    return outcome
 
 
 def race(

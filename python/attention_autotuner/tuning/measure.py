@@ -43,9 +43,7 @@ MAX_MEMORY_SHARE = 0.5  # of the free device memory
 MIN_ROUNDS = 4
 MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
-HEAD_START_CYCLES_A_SECOND = (
-    3_000_000_000  # more than any clock, so that what the host takes is covered
-)
+HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, to cover what the host takes
 MAX_HEAD_START_CYCLES = 60_000_000
 
 
@@ -310,8 +308,19 @@ class InProcessMeasurer:
         return [first, *(make_inputs(problem, seed=self._seed + i) for i in range(1, sets))]
 
 
+def launches_per_replay(once_us: float, sets: int) -> int:
+    """Launches that one graph holds: whole rotations of the input sets, within :data:`SAMPLE_US` where that holds one.
+
+    A set that came once more than the others would end a replay, begin the next one, and be read from L2 there.
+    """
+    return sets * max(1, int(min(float(MAX_LAUNCHES), SAMPLE_US / once_us) / sets))
+
+
 class _Prepared:
-    """An entry with its events, its number of launches a sample, and its graph where it has one."""
+    """An entry with its events, its launches a sample, and its graph where it has one, which holds the events too.
+
+    A sample is then of the kernels alone, however long the launch of a graph takes.
+    """
 
     def __init__(self, entry: Entry, *, sets: int) -> None:
         self._entry = entry
@@ -327,39 +336,42 @@ class _Prepared:
         self.enqueue()
         torch.cuda.synchronize()
         once = self.read_us()
-        self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
         if once < GRAPH_BELOW_US:
-            self._launches = max(self._launches, sets)
+            self._launches, self._next = launches_per_replay(once, sets), 0
             self._capture()
+        else:
+            self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
 
     def enqueue(self) -> None:
         """Put one sample on the stream."""
-        self._start.record()
         if self._graph is not None:
             self._graph.replay()
         else:
-            for _ in range(self._launches):
-                self._launch()
-        self._end.record()
+            self._sample()
 
     def read_us(self) -> float:
         """Microseconds of one launch in the last sample; the stream must have been waited for."""
         return float(self._start.elapsed_time(self._end)) * 1e3 / self._launches
+
+    def _sample(self) -> None:
+        self._start.record()
+        for _ in range(self._launches):
+            self._launch()
+        self._end.record()
 
     def _launch(self) -> None:
         self._entry.run(self._next)
         self._next = (self._next + 1) % self._sets
 
     def _capture(self) -> None:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(self._launches):
-                self._launch()
-        self._graph = graph
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._sample()
 
 
 def _timing_event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+    """An event that a graph records anew at every replay, if it is recorded under capture."""
+    return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
 def _prepare(
@@ -384,9 +396,8 @@ def _attempt(action: Callable[[], None]) -> Outcome | None:
 def warm_up(seconds: float = WARM_UP_SECONDS) -> None:
     """Multiply matrices until the clocks are at their sustained level."""
     generator = torch.Generator(device="cuda").manual_seed(0)
-    a = torch.randn(
-        WARM_UP_SIZE, WARM_UP_SIZE, dtype=torch.float16, device="cuda", generator=generator
-    )
+    shape = (WARM_UP_SIZE, WARM_UP_SIZE)
+    a = torch.randn(shape, dtype=torch.float16, device="cuda", generator=generator)
     b = torch.empty_like(a)
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -20,7 +20,6 @@ from ..core.candidate import Candidate, Rejection
 from ..core.outcome import Infeasible, Ok, Outcome, Spilled
 from ..core.problem import Problem
 from ..kernels.cost_model import rank, refine
-from ..kernels.registry import kernel_of
 from ..settings import Effort, Settings
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
@@ -31,11 +30,10 @@ from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, gain_over, median_us
 from .shortlist import shortlist
+from .spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 MIN_GAIN = 0.01
-# Bytes a thread that a main loop may spill and still be timed; without a GPU, none. See docs/kernel_log.md.
-SPILL_WORTH_TIMING = 256
 
 
 def tune(
@@ -101,11 +99,6 @@ def tune(
     if printer is not None:
         print_ranking(result)
     return result
-
-
-def spilled_bytes(built: Built) -> int:
-    """Bytes that a thread of the worst kernel of a library spills, stores and loads."""
-    return built.report.spill_store_bytes + built.report.spill_load_bytes
 
 
 class _Search:
@@ -209,7 +202,7 @@ class _Search:
                 refined = [
                     replace(row, outcome=Ok())
                     if isinstance(row.outcome, Spilled)
-                    and spilled_bytes(built[row.candidate.name]) <= limit
+                    and spilled_bytes(built[row.candidate.name].report) <= limit
                     else row
                     for row in refined
                 ]
@@ -219,13 +212,8 @@ class _Search:
     def _refine(self, row: Row, built: Built) -> Row:
         report = built.report
         estimate = refine(self.problem, row.candidate, self.policy.spec, report)
-        outcome: Outcome = Ok()
-        spilled = spilled_bytes(built)
-        tolerated = SPILL_WORTH_TIMING if self.pipeline.can_measure() else 0
-        in_loop = report.loop_spills or kernel_of(row.candidate).spills_in_loop
-        if in_loop and spilled > tolerated:
-            outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
-        elif estimate.occupancy == 0:
+        outcome = check_spills(row.candidate, report, timed=self.pipeline.can_measure())
+        if outcome.ok and estimate.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
         return replace(row, estimate=estimate, outcome=outcome, artifact=built.path)
 

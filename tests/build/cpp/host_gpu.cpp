@@ -14,7 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Recorded {
-  std::function<void()> work;
+  std::function<void(Stream const&)> work;
 };
 
 void store(void* to, size_t index, Number type, float value) {
@@ -63,8 +63,11 @@ void fill_normal(void* to, size_t count, Number type, uint64_t seed) {
 }
 
 Stream::Stream() : handle_(new int(0), [](void* held) { delete static_cast<int*>(held); }) {}
+Stream::Stream(void* handle) : handle_(handle, [](void*) {}) {}
+Stream Stream::standard() { return Stream(nullptr); }
 Event::Event() : handle_(new Clock::time_point, [](void* held) { delete static_cast<Clock::time_point*>(held); }) {}
 void Event::record(Stream const&) { *static_cast<Clock::time_point*>(handle_.get()) = Clock::now(); }
+void Event::record_in_graph(Stream const& captured) { record(captured); }
 double Event::microseconds_since(Event const& earlier) const {
   std::chrono::duration<double, std::micro> const apart =
       *static_cast<Clock::time_point*>(handle_.get()) - *static_cast<Clock::time_point*>(earlier.handle_.get());
@@ -72,9 +75,9 @@ double Event::microseconds_since(Event const& earlier) const {
 }
 
 // A host does what it is told at once; what was told is remembered.
-Graph::Graph(Stream const&, std::function<void()> const& work)
+Graph::Graph(std::function<void(Stream const&)> const& work)
     : handle_(new Recorded{work}, [](void* held) { delete static_cast<Recorded*>(held); }) {}
-void Graph::replay(Stream const&) const { static_cast<Recorded*>(handle_.get())->work(); }
+void Graph::replay(Stream const& stream) const { static_cast<Recorded*>(handle_.get())->work(stream); }
 
 void spin(Stream const&, int64_t) {}
 std::string warm_up(double) { return "nothing"; }

@@ -6,6 +6,7 @@
 //   params <problem>   sizes, causal offset and scale of its params
 //   stats <values>     median and spread
 //   sets <bytes moved> <bytes of L2> <bytes free>   sets of inputs, cold and warm
+//   launches <time of one, us> <sets>   launches that one graph holds
 //   place <bytes ...>  segment and offset in it of each piece that a pool gives
 #include <cstdio>
 #include <iostream>
@@ -94,6 +95,9 @@ void answer(std::string const& command, std::string const& text) {
     std::vector<double> const v = values_of(text);
     auto const sets = [&v](bool cold) { return count_sets(v.at(0), size_t(v.at(1)), size_t(v.at(2)), cold); };
     std::printf("%d %d", sets(true), sets(false));
+  } else if (command == "launches") {
+    std::vector<double> const v = values_of(text);
+    std::printf("%d", launches_per_replay(v.at(0), int(v.at(1))));
   } else if (command == "place") {
     place(values_of(text));
   } else {

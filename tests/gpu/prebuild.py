@@ -1,0 +1,126 @@
+"""Build what GPU tests need where there is no GPU, for a machine that has one.
+
+    python -m tests.gpu.prebuild --output DIR -m smoke                # the smoke suite's kernels
+    python -m tests.gpu.prebuild --output DIR --archive kernels.tar.xz
+    python -m tests.gpu.prebuild --list -m smoke                      # their names, and nothing built
+    pytest tests/gpu -m smoke --carried=DIR                           # over there
+
+The kernels are those that :func:`tests.numerics.workshop.needed` finds for the collected tests. On a machine with other
+versions of the compilers ``--carried`` takes them all the same, see :func:`tests.numerics.workshop.adopt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.arch.resolution import native_arch
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.resources import smem_bytes
+from tests.numerics.workshop import CARRIED, needed
+
+FOLDER = Path(__file__).resolve().parent
+
+
+class Collector:
+    """A pytest plugin that keeps what was collected and deselects nothing itself."""
+
+    def __init__(self) -> None:
+        self.items: list[pytest.Item] = []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Keep the items that the command line leaves."""
+        self.items = list(session.items)
+
+
+def collect(paths: Sequence[str], marks: str) -> list[pytest.Item]:
+    """The tests that pytest would run.
+
+    Args:
+        paths: files and folders.
+        marks: an expression for ``-m``; empty for all tests.
+
+    Raises:
+        SystemExit: they cannot be collected.
+    """
+    collector = Collector()
+    arguments = ["--collect-only", "-qq", "--no-header", "-p", "no:cacheprovider", "-W", "ignore"]
+    arguments += ["-m", marks] if marks else []
+    status = pytest.main([*arguments, *paths], plugins=[collector])
+    if status != pytest.ExitCode.OK:
+        raise SystemExit(f"pytest collects nothing: status {int(status)}")
+    return collector.items
+
+
+def kernels(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
+    """The kernels that these tests need and that the GPU has shared memory for."""
+    limit = present.spec.smem_per_block_bytes
+    return [one for one in needed(items, present) if smem_bytes(one) <= limit]
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Write a store's kernels as one archive; libraries share most of their bytes, so that it is small."""
+    with tarfile.open(archive, "w:xz", preset=6) as tar:
+        tar.add(folder / CARRIED, arcname=CARRIED)
+        tar.add(folder / "kernels", arcname="kernels")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Collect, build and pack; see the module. Status 1: a kernel does not build."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("paths", nargs="*", default=[str(FOLDER)], help="tests; all of this folder")
+    parser.add_argument("-m", dest="marks", default="", help="of these, what has such marks")
+    parser.add_argument("--device-type", default="H200", help="the GPU to build for (H200)")
+    parser.add_argument("--output", type=Path, help="folder of the kernels")
+    parser.add_argument("--archive", type=Path, help="pack the folder into this .tar.xz, too")
+    parser.add_argument("--jobs", type=int, help="compilations at once")
+    parser.add_argument("--list", action="store_true", help="print names and build nothing")
+    options = parser.parse_args(arguments)
+    if options.output is None and not options.list:
+        parser.error("--output or --list is needed")
+    present = resolve(options.device_type)
+    items = collect(options.paths, options.marks)
+    wanted = kernels(items, present)
+    print(f"{len(items)} tests need {len(wanted)} kernels")
+    for kind, count in Counter((c.op, c.direction, c.family, c.dtype) for c in wanted).items():
+        print(f"{count:5} {' '.join(kind)}")
+    if options.list:
+        print(*(one.name for one in wanted), sep="\n")
+        return 0
+    start = time.monotonic()
+    found = build(
+        [render(one) for one in wanted],
+        BuildTarget(arch=native_arch(present.spec.compute_capability)),
+        toolchain=find_toolchain(),
+        store=Store(options.output),
+        jobs=options.jobs,
+    )
+    (options.output / CARRIED).write_text(
+        json.dumps([one.config for one in wanted], indent=0), encoding="utf-8"
+    )
+    failed = [result for result in found if not isinstance(result, Artifact)]
+    print(f"built {len(found) - len(failed)} in {time.monotonic() - start:.0f} s")
+    for outcome in failed:
+        print(f"{outcome.kind}: {outcome.reason} {outcome.log}")
+    if options.archive is not None:
+        pack(options.output, options.archive)
+        print(f"{options.archive}: {options.archive.stat().st_size / 2**20:.1f} MiB")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

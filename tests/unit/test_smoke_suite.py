@@ -1,0 +1,100 @@
+"""The GPU smoke suite where there is no GPU: what it covers, and kernels that another machine built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.arch import resolve
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import Toolchain
+from attention_autotuner.core.problem import Problem
+from tests.bundling import publish
+from tests.gpu import smoke
+from tests.numerics.workshop import CARRIED, adopt
+
+MAX_KERNELS = 90  # 16 cores build them in little more than a minute
+HERE = Path("/usr")
+TOOLCHAIN = Toolchain(
+    nvcc=HERE / "nvcc",
+    nvcc_version="13.0.48",
+    cuda_root=HERE,
+    cuda_flags=(),
+    host_cxx=HERE / "g++",
+    host_cxx_version="g++ 13.3.0",
+    cutlass_include=HERE,
+    cutlass_version="4.2.0",
+    cmake=HERE / "cmake",
+    cmake_version="4.1",
+    ninja=HERE / "ninja",
+)
+PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
+
+
+@pytest.fixture(scope="module")
+def listed(repository: Path) -> list[str]:
+    """What the command says of the suite."""
+    command = [sys.executable, "-m", "tests.gpu.prebuild", "--list", "-m", "smoke"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout.splitlines()
+
+
+def test_the_suite_covers_operations_directions_families_and_dtypes(listed: list[str]) -> None:
+    (summary,) = (line for line in listed if " tests need " in line)
+    tests, count = (int(word) for word in summary.split() if word.isdigit())
+    assert tests >= 200
+    assert count <= MAX_KERNELS
+    names = [line for line in listed if line.endswith(("_c16", "_c2"))]
+    assert len(names) == count
+    kinds = [
+        *((f"attention_{way}_sm80",) for way in ("forward", "backward")),
+        *((f"retnet_{way}_explicit_sm90",) for way in ("forward", "backward")),
+        *((f"retnet_{way}_decay_sm80",) for way in ("forward", "backward")),
+        ("retention_forward_sm80", "_parallel_"),
+        ("retention_forward_sm90", "_chunkwise_"),
+        ("retention_forward_sm80", "_recurrent_"),
+        ("retention_backward_sm80",),
+    ]
+    for start, *words in kinds:
+        for dtype in ("fp16", "bf16"):
+            having = [name for name in names if name.startswith(f"{start}_{dtype}_")]
+            assert any(all(word in name for word in words) for name in having), (start, dtype)
+    for op in ("attention", "retnet", "retention"):
+        assert any(name.startswith(f"{op}_") and name.endswith("_c2") for name in names)
+
+
+def test_what_the_suite_names_exists(repository: Path) -> None:
+    named = {**smoke.FUNCTIONS}
+    for functions in (smoke.CASES, smoke.SAMPLES):
+        for module, function in functions.items():
+            named[module] = (*named.get(module, ()), function)
+    for module, names in named.items():
+        text = (repository / "tests" / "gpu" / f"{module}.py").read_text(encoding="utf-8")
+        for function in names:
+            assert f"def {function}(" in text, f"{module}.{function}"
+
+
+def test_carried_kernels_serve_though_another_compiler_made_them(tmp_path: Path) -> None:
+    one = resolve("H200").default(PROBLEM)
+    other = resolve("H200").default(replace(PROBLEM, dtype="bf16"))
+    kernel, target = render(one), BuildTarget(arch="90")
+    carried, store = Store(tmp_path / "carried"), Store(tmp_path / "store")
+    built = publish(carried, one, arch="90", nvcc="13.0.88", content=b"carried")
+    publish(carried, other, arch="80")  # for another GPU
+    (carried.root / CARRIED).write_text(json.dumps([one.config, other.config]))
+    assert store.get(kernel, target, TOOLCHAIN) is None
+    for _ in range(2):  # a second time is no error
+        assert adopt(carried.root, store, target, TOOLCHAIN) == 1
+    found = store.get(kernel, target, TOOLCHAIN)
+    assert isinstance(found, Artifact)
+    assert found.path.read_bytes() == b"carried"
+    assert found.toolchain == built.toolchain  # what really compiled it
+    assert store.get(render(other), target, TOOLCHAIN) is None

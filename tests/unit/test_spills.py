@@ -1,0 +1,108 @@
+"""The rule on spills, and that search, sweep and predicted picks ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.render import RenderedKernel
+from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.tuning import tune
+from attention_autotuner.tuning.class_pools import usable
+from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
+from tests.searching import FakeBuilt, FakePipeline
+
+POLICY = H100()
+FORWARD = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
+BACKWARD = replace(FORWARD, direction="backward")
+RECURRENT = replace(FORWARD, op="retention", causal=True, form="recurrent")
+
+
+def report(spilled: int, loop_spills: bool | None) -> CompilerReport:
+    half = spilled // 2
+    return replace(
+        parse_ptxas(""),
+        registers=128,
+        spill_store_bytes=half,
+        spill_load_bytes=spilled - half,
+        loop_spills=loop_spills,
+    )
+
+
+LITTLE, MUCH = SPILL_WORTH_TIMING, SPILL_WORTH_TIMING + 2
+
+
+@pytest.mark.parametrize(
+    ("problem", "spilled", "loop_spills", "timed", "fine"),
+    [
+        # Outside loops any number of bytes is fine.
+        (FORWARD, MUCH, False, True, True),
+        (FORWARD, MUCH, False, False, True),
+        # A clock judges a few bytes; without one, a forward kernel may spill none.
+        (FORWARD, LITTLE, True, True, True),
+        (FORWARD, MUCH, True, True, False),
+        (FORWARD, 2, True, False, False),
+        (BACKWARD, LITTLE, True, False, True),
+        (BACKWARD, MUCH, True, False, False),
+        # Loops that nobody looked into.
+        (FORWARD, MUCH, None, True, True),
+        (FORWARD, 2, None, False, False),
+        (FORWARD, 0, None, False, True),
+        (BACKWARD, MUCH, None, False, False),
+        # The recurrent form is one loop, which the disassembly does not show.
+        (RECURRENT, LITTLE, False, True, True),
+        (RECURRENT, MUCH, False, True, False),
+        (RECURRENT, MUCH, None, True, False),
+        (RECURRENT, 2, False, False, False),
+    ],
+)
+def test_what_a_main_loop_may_spill(
+    problem: Problem, spilled: int, loop_spills: bool | None, timed: bool, fine: bool
+) -> None:
+    outcome = check_spills(POLICY.default(problem), report(spilled, loop_spills), timed=timed)
+    assert outcome.kind == ("ok" if fine else "spilled")
+    assert fine or f"{spilled} bytes a thread" in outcome.reason
+
+
+@pytest.mark.parametrize("problem", [FORWARD, BACKWARD, RECURRENT])
+@pytest.mark.parametrize("spilled", [0, 2, LITTLE, MUCH])
+@pytest.mark.parametrize("loop_spills", [None, False, True])
+def test_a_sweep_leaves_out_what_a_search_leaves_out(
+    tmp_path: Path, problem: Problem, spilled: int, loop_spills: bool | None
+) -> None:
+    said = report(spilled, loop_spills)
+    default = POLICY.default(problem)
+    others: list[Candidate] = []
+
+    class Pipeline(FakePipeline):
+        def build(
+            self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        ) -> Sequence[Built | Outcome]:
+            # The default spills nothing, so that no candidate is let in for want of a better one.
+            built: list[Built | Outcome] = []
+            for kernel in kernels:
+                spills_nothing = kernel.candidate == default
+                others.extend([] if spills_nothing else [kernel.candidate])
+                said_of_it = report(0, False) if spills_nothing else said
+                built.append(FakeBuilt(path=Path(kernel.name), report=said_of_it))
+            return built
+
+    result = tune(problem, POLICY, records=RecordStore(tmp_path), pipeline=Pipeline(), top_k=3)
+    outcomes = {row.candidate: row.outcome for row in result.rows}
+    for one in others:
+        swept = usable(problem, one, FakeBuilt(path=tmp_path, report=said), POLICY)
+        assert outcomes[one] == swept == check_spills(one, said, timed=True)
+    assert others
+
+
+def test_spilled_bytes_are_stores_and_loads() -> None:
+    assert spilled_bytes(replace(parse_ptxas(""), spill_store_bytes=12, spill_load_bytes=30)) == 42
