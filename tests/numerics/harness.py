@@ -13,7 +13,7 @@ import torch
 
 from attention_autotuner.codegen.problem import Direction, Op, Problem
 from attention_autotuner.loader import LoadedKernel
-from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.tuning.bindings import TORCH_DTYPES
 from attention_autotuner.tuning.tensors import PoisonedWorkspace
 
@@ -204,8 +204,9 @@ def judge_on(
             f"two runs differ in {name}" for one, other in pairs for name in _differing(one, other)
         ]
     for name, ref, low in truths:
+        bands = Bands.of(case.problem, name, ref.dim())
         for run in runs[:1] if deterministic else runs:
-            verdict = check(run.written[name].view, ref, low)
+            verdict = check(run.written[name].view, ref, low, bands)
             if not verdict.ok:
                 wrong.append(f"{name}: {verdict.reason}")
     return wrong

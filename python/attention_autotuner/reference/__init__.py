@@ -1,8 +1,9 @@
-"""The truth beside each operation, in plain PyTorch, and the rule by which outputs are held against it."""
+"""The reference of each operation, in plain PyTorch, and the rule by which outputs are compared with it."""
 
 from __future__ import annotations
 
 from .attention import attention, attention_backward, attention_low, attention_naive
+from .bands import Bands
 from .compare import Comparison, check
 from .retention import (
     decay_mask,
@@ -17,6 +18,7 @@ from .retnet import retnet_attention, retnet_attention_backward, retnet_attentio
 from .second_order import attention_double_backward
 
 __all__ = [
+    "Bands",
     "Comparison",
     "attention",
     "attention_backward",
