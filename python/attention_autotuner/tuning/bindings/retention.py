@@ -11,6 +11,7 @@ import torch
 from ...codegen.problem import Problem
 from ...reference import retention_backward, retention_chunkwise, retention_low
 from ..tensors import Inputs, Shapes
+from .attention import moved_off
 from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
 
@@ -135,8 +136,7 @@ class RetentionBackward:
                 continue
             if name == "dlog2_gamma":
                 ref, low = (of_gamma * gamma * math.log(2) for of_gamma in (ref, low))
-                excuse = _rounded_shares(read[0], refs[0], gamma)
-                low = low + torch.copysign(excuse, low - ref)
+                low = moved_off(ref, low, _rounded_shares(read[0], refs[0], gamma))
             yield name, ref.reshape(shapes[name][0]), low.reshape(shapes[name][0])
 
     def _low(

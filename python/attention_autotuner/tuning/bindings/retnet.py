@@ -17,7 +17,7 @@ from ...reference import (
 )
 from ...reference.blocks import full_precision
 from ..tensors import Inputs, Shapes
-from .attention import FP32_SUM, shift_of_delta
+from .attention import FP32_SUM, moved_off, shift_of_delta
 from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
 from .masks import decaying_mask, random_mask
@@ -122,13 +122,27 @@ class RetNetForward(_Way):
         return o | {"r": (rows, torch.float32)} if self.normalize else o
 
     def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`."""
+        """See :meth:`.Binding.truths`.
+
+        r is summed in fp32 while the formula's is that of rounded X, which in a row of few keys may be exact by luck.
+        """
         read, mask = (inputs.q, inputs.k, inputs.v), _mask_of(problem, inputs)
         o_ref, r_ref = retnet_attention(*read, mask, **self.rules(problem))
         o_low, r_low = retnet_attention_low(*read, mask.to(inputs.q.dtype), **self.rules(problem))
         yield "o", o_ref, o_low
         if self.normalize:
-            yield "r", r_ref, r_low
+            yield "r", r_ref, moved_off(r_ref, r_low, self._rounding_of_r(problem, inputs, mask))
+
+
+    def _rounding_of_r(
+        self, problem: Problem, inputs: Inputs, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``."""
+        rules = self.rules(problem) | {"scale": abs(self.rules(problem)["scale"])}
+        rules["r_clamp_max"] = None
+        narrow = inputs.v[..., :1]  # o is not wanted
+        sums = retnet_attention(inputs.q.abs(), inputs.k.abs(), narrow, mask.abs(), **rules)[1]
+        return FP32_SUM * sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +269,7 @@ class RetNetBackward(_Way):
                 continue
             low = low.float()
             if name in shifts:
-                low = low + torch.copysign(shifts[name], low - ref)
+                low = moved_off(ref, low, shifts[name])
             yield name, ref, low
 
     def _effect_of_shift(
