@@ -270,7 +270,8 @@ def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor
     ds = mask.abs() * s.sign()  # of dS = sign(X) mask delta / r, but for the row's factor
     dk = (ds * delta).square().mT @ q.square()
     found = {
-        "dq": (case.true_scale * delta * (ds @ k)).abs() + abs(case.true_scale) * (turned @ k.abs()),
+        "dq": (case.true_scale * delta * (ds @ k)).abs()
+        + abs(case.true_scale) * (turned @ k.abs()),
         "dk": abs(case.true_scale) * dk.unflatten(1, (p.heads_kv, group)).sum(2).sqrt()
         + abs(case.true_scale) * (turned.mT @ q.abs()).unflatten(1, (p.heads_kv, group)).sum(2),
         "dv": torch.zeros_like(given["v"], dtype=torch.float32),

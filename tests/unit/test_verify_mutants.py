@@ -13,7 +13,6 @@ import torch
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.reference import Bands, Comparison, check
 from attention_autotuner.tuning.bindings import TORCH_DTYPES, Binding, Truth, ways_of
-from attention_autotuner.tuning.bindings.gammas import gammas_of
 from attention_autotuner.tuning.tensors import Inputs
 
 CPU = torch.device("cpu")
@@ -23,10 +22,23 @@ FORWARD = Problem(
 NARROW = replace(FORWARD, seqlen_q=8192, seqlen_k=8192, dim_qk=64, dim_v=64)
 BACKWARD = replace(FORWARD, direction="backward", seqlen_q=2048, seqlen_k=2048)
 RETENTION = replace(
-    FORWARD, op="retention", heads_q=8, heads_kv=8, seqlen_q=2048, seqlen_k=2048, dim_qk=64, dim_v=64
+    FORWARD,
+    op="retention",
+    heads_q=8,
+    heads_kv=8,
+    seqlen_q=2048,
+    seqlen_k=2048,
+    dim_qk=64,
+    dim_v=64,
 )
 DECAYS = replace(
-    RETENTION, direction="backward", dtype="fp16", heads_q=4, heads_kv=4, seqlen_q=2133, seqlen_k=2133
+    RETENTION,
+    direction="backward",
+    dtype="fp16",
+    heads_q=4,
+    heads_kv=4,
+    seqlen_q=2133,
+    seqlen_k=2133,
 )
 V_TILE = 64  # keys
 
@@ -97,10 +109,24 @@ def retention_forward(problem: Problem, inputs: Inputs) -> Tensors:
 
 
 def gradients_of_decays(problem: Problem, inputs: Inputs) -> Tensors:
-    """The reference's gradient of log2 gamma in fp32, from q and k whose roundings are those of its terms."""
-    way = way_of(problem, "gammas of all sizes")
-    ref = next(ref for name, ref, _ in way.truths(problem, inputs) if name == "dlog2_gamma")
-    return {"dlog2_gamma": ref.float()}
+    """The gradient of log2 gamma by all pairs of tokens in fp32, with states rounded where they meet tokens."""
+    dtype, length = TORCH_DTYPES[problem.dtype], problem.seqlen_q
+    read = {name: x.float() for name, x in inputs.tensors.items()}
+    q, k, v, dout = (read[name] for name in ("q", "k", "v", "dout"))
+    initial, dfinal = read["initial_state"], read["dfinal_state"]
+    index = torch.arange(length)
+    log2 = read["log2_gamma"].view(-1, 1, 1)
+    distance = (index[:, None] - index).clamp(min=0)
+    scale = problem.dim_qk**-0.5
+    pairs = scale * (q @ k.mT) * (dout @ v.mT) * (distance * log2).exp2()
+    shares = (distance * pairs).sum((-2, -1))
+    entering, leaving = ((n[:, None] * log2).exp2() for n in (index + 1, length - 1 - index))
+    seen = scale * entering * (q @ rounded(initial, dtype)) * dout
+    kept = leaving * (k @ rounded(dfinal, dtype)) * v
+    shares += ((index + 1)[:, None] * seen).sum((-2, -1))
+    shares += ((length - 1 - index)[:, None] * kept).sum((-2, -1))
+    shares += length * ((length * log2).exp2() * initial * dfinal).sum((-2, -1))
+    return {"dlog2_gamma": math.log(2) * shares}
 
 
 def visible(problem: Problem) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 One tolerance for a whole tensor is set by its largest values: those of rows that see few keys, and of the head that
 decays least. So every head is compared by itself, all batch entries together, and within a head every band of rows:
-those of o, LSE, r, dQ and the mask's gradient by powers of two of the keys that a row sees, those of dK and dV by powers
-of two of the queries that see the row. States and gradients of decays have heads only.
+those of o, LSE, r, dQ and the mask's gradient by powers of two of the keys that a row sees, those of dK and dV by
+powers of two of the queries that see the row. States and gradients of decays have heads only.
 """
 
 from __future__ import annotations

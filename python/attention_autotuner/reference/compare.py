@@ -65,8 +65,8 @@ def check(
 ) -> Comparison:
     """Compare an output with the reference.
 
-    Minus infinity (the LSE of a row that sees no key) must stand exactly where the reference has it; the rule applies to
-    the rest. Elements where ``low`` itself overflowed excuse nothing.
+    Minus infinity (the LSE of a row that sees no key) must stand exactly where the reference has it; the rule applies
+    to the rest. Elements where ``low`` itself overflowed excuse nothing.
 
     Args:
         out: the output to compare, in its own dtype; any non-finite element beyond the above fails.

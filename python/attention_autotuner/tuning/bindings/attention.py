@@ -36,7 +36,8 @@ class AttentionForward:
     def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
         """See :meth:`.Binding.truths`.
 
-        LSE is kept in fp32 while the formula's is that of rounded scores, which in a row of few keys may be exact by luck.
+        LSE is kept in fp32 while the formula's is that of rounded scores, which in a row of few keys may be exact by
+        luck.
         """
         q, k, v, mask = inputs.q, inputs.k, inputs.v, _mask(problem)
         o_ref, lse_ref = attention(q, k, v, **mask)

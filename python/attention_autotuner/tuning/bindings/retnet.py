@@ -20,7 +20,7 @@ from ..tensors import Inputs, Shapes
 from .attention import FP32_SUM, moved_off, shift_of_delta
 from .common import TORCH_DTYPES, Binding, Normal, Truth
 from .gammas import gammas_of, log2_gammas
-from .masks import decaying_mask, random_mask
+from .masks import decaying_mask, random_mask, spread_sums
 
 EDGE_WIDTH = 2.0**-6  # of a sum of terms in bf16, relative
 
@@ -33,6 +33,7 @@ class _Way:
         note: as :class:`.Binding` has it.
         shared: one mask of any values serves all heads; else every head has its own.
         any_values: the mask is random rather than decaying.
+        at_limits: rows of an explicit mask are scaled such that some have r = 1, some more than 4, and some between.
         edge: which decays, see :func:`.log2_gammas`.
         normalize: whether rows are divided by r.
         r_clamp_max: the most that r may be.
@@ -42,6 +43,7 @@ class _Way:
     note: str = ""
     shared: bool = False
     any_values: bool = False
+    at_limits: bool = False
     edge: int | None = None
     normalize: bool = True
     r_clamp_max: float | None = None
@@ -51,13 +53,14 @@ class _Way:
         """The mask, or the decay, as params name it."""
         if problem.mask == "decay":
             return {"log2_gamma": log2_gammas(problem.heads_q, device, self.edge)}
-        if not self.any_values:
-            return {"mask": decaying_mask(problem, device)}
-        heads = 1 if self.shared else problem.heads_q
-        return {"mask": random_mask(problem, heads, seed, device)}
+        if self.any_values:
+            mask = random_mask(problem, 1 if self.shared else problem.heads_q, seed, device)
+        else:
+            mask = decaying_mask(problem, device)
+        return {"mask": spread_sums(problem, mask) if self.at_limits else mask}
 
     def scalars(self, problem: Problem) -> dict[str, float]:
-        """Params beside sizes; scores are about as large as one, that ``r`` is neither always 1 nor never."""
+        """Params beside sizes; scores are about as large as one."""
         found = {"scale": self.sign * problem.dim_qk**-0.5}
         if self.r_clamp_max is not None:
             found["r_clamp_max"] = self.r_clamp_max
@@ -133,10 +136,7 @@ class RetNetForward(_Way):
         if self.normalize:
             yield "r", r_ref, moved_off(r_ref, r_low, self._rounding_of_r(problem, inputs, mask))
 
-
-    def _rounding_of_r(
-        self, problem: Problem, inputs: Inputs, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def _rounding_of_r(self, problem: Problem, inputs: Inputs, mask: torch.Tensor) -> torch.Tensor:
         """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``."""
         rules = self.rules(problem) | {"scale": abs(self.rules(problem)["scale"])}
         rules["r_clamp_max"] = None
@@ -299,7 +299,7 @@ class RetNetBackward(_Way):
 EXPLICIT_FORWARD: tuple[Binding, ...] = (
     RetNetForward(),
     RetNetForward(any_values=True, shared=True, note=", with one mask of any values for all heads"),
-    RetNetForward(r_clamp_max=4.0, note=", with r at most 4"),
+    RetNetForward(at_limits=True, r_clamp_max=4.0, note=", with r at most 4"),
     RetNetForward(any_values=True, normalize=False, sign=-1, note=", not normalised"),
 )
 EXPLICIT_BACKWARD: tuple[Binding, ...] = (
@@ -311,7 +311,9 @@ EXPLICIT_BACKWARD: tuple[Binding, ...] = (
         dmask=True,
         note=", through r and to one mask for all heads",
     ),
-    RetNetBackward(r_clamp_max=4.0, r_grad=True, note=", through r, which is at most 4"),
+    RetNetBackward(
+        at_limits=True, r_clamp_max=4.0, r_grad=True, note=", through r, which is at most 4"
+    ),
     RetNetBackward(
         any_values=True, normalize=False, sign=-1, dmask=True, note=", not normalised, to the mask"
     ),
