@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_autotuner.codegen.problem import Direction, Problem
-from attention_autotuner.reference import check
+from attention_autotuner.reference import Bands, check
 from attention_autotuner.tuning.bindings import Binding, ways_of
 from attention_autotuner.tuning.bindings.gammas import EDGES, gammas_of, log2_gammas
 from attention_autotuner.tuning.params import field_names
@@ -62,9 +62,10 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
     for name, (ref, low) in truths.items():
         shape, dtype = shapes[name]
         assert tuple(ref.shape) == tuple(low.shape) == shape
-        assert check(ref.to(dtype), ref, low).ok
+        bands = Bands.of(problem, name, ref.dim())
+        assert check(ref.to(dtype), ref, low, bands).ok
         if bool(ref.any()):
-            assert not check(torch.zeros_like(ref, dtype=dtype), ref, low).ok
+            assert not check(torch.zeros_like(ref, dtype=dtype), ref, low, bands).ok
 
 
 @pytest.mark.parametrize(("problem", "way"), CALLS)

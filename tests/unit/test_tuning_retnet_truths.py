@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.reference import check, decay_mask
+from attention_autotuner.reference import Bands, check, decay_mask
 from attention_autotuner.tuning.bindings import Binding, ways_of
 from attention_autotuner.tuning.bindings.gammas import gammas_of
 from attention_autotuner.tuning.tensors import Inputs
@@ -99,7 +99,10 @@ def kernel(
 
 def reasons(problem: Problem, way: Binding, inputs: Inputs, found: Tensors) -> dict[str, str]:
     """Why outputs are wrong, by name; empty for right ones."""
-    return {name: check(found[name], *truth).reason for name, *truth in way.truths(problem, inputs)}
+    return {
+        name: check(found[name], ref, low, Bands.of(problem, name, ref.dim())).reason
+        for name, ref, low in way.truths(problem, inputs)
+    }
 
 
 @pytest.mark.parametrize(("problem", "way"), CALLS)
