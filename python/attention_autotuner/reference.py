@@ -1,4 +1,4 @@
-"""The truth beside each operation, in plain PyTorch, and the rule by which outputs are held against it."""
+"""The reference of each operation, in plain PyTorch, and the rule by which outputs are compared with it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from .operations.retnet.reference import (
     retnet_attention_backward,
     retnet_attention_low,
 )
+from .operations.shared.bands import Bands
 from .operations.shared.compare import Comparison, check
 
 __all__ = [
+    "Bands",
     "Comparison",
     "attention",
     "attention_backward",

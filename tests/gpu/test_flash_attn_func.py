@@ -20,7 +20,7 @@ from attention_autotuner.errors import (
     UnsupportedArchitectureError,
     UnsupportedProblemError,
 )
-from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving import dispatch
 from tests.numerics.workshop import Workshop
 
@@ -65,7 +65,10 @@ def make(
 
 def assert_right(o: torch.Tensor, tensors: Tensors, **mask: Any) -> None:
     tensors = tuple(x.detach() for x in tensors)  # type: ignore[assignment]
-    verdict = check(o.detach(), attention(*tensors, **mask)[0], attention_low(*tensors, **mask)[0])
+    problem = Problem(seqlen_q=tensors[0].shape[2], seqlen_k=tensors[1].shape[2], **mask)
+    bands = Bands.of(problem, "o", o.dim())
+    ref, low = attention(*tensors, **mask)[0], attention_low(*tensors, **mask)[0]
+    verdict = check(o.detach(), ref, low, bands)
     assert verdict.ok, verdict.reason
 
 

@@ -13,7 +13,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import DType, Form
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
-from attention_autotuner.reference import check
+from attention_autotuner.reference import Bands, check
 from tests.numerics import far, harness, retention_cases
 from tests.numerics.launching import launch
 from tests.numerics.retention_cases import LONGEST, RETENTION_FORMS, RetentionCase
@@ -104,7 +104,8 @@ def judge_forms(workshop: Workshop, case: RetentionCase, seed: int, device: torc
     ):
         for name, ref, low in truths:
             a, b = (found[form].written[name].view for form in (one_form, other))
-            verdict = check(a, b.to(ref.dtype), low)
+            bands = Bands.of(case.problem, name, ref.dim())
+            verdict = check(a, b.to(ref.dtype), low, bands)
             assert verdict.ok, f"{name}, {one_form} against {other}: {verdict.reason}"
 
 
@@ -170,7 +171,7 @@ def tokens(given: Tensors, part: slice) -> dict[str, torch.Tensor]:
 
 def assert_right(found: Tensors, case: RetentionCase, given: Tensors) -> None:
     for name, ref, low in harness.call_of(case).truths(case, given):
-        verdict = check(found[name], ref, low)
+        verdict = check(found[name], ref, low, Bands.of(case.problem, name, ref.dim()))
         assert verdict.ok, f"{name}: {verdict.reason}"
 
 

@@ -15,6 +15,7 @@ from attention_autotuner.api.retention import torch_op as retention_library
 from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.errors import NotWarmError, UnsupportedProblemError
 from attention_autotuner.reference import (
+    Bands,
     check,
     retention_chunkwise,
     retention_low,
@@ -86,9 +87,10 @@ def assert_right(found: tuple[torch.Tensor, torch.Tensor | None], tensors: Any) 
     q, k, v, gamma, state = given
     truths = retention_chunkwise(q, k, v, gamma, initial_state=state)
     lows = retention_low(q, k, v, gamma, initial_state=state)
-    for mine, truth, low in zip(found, truths, lows, strict=True):
+    problem = replace(HALF, seqlen_q=q.shape[2], seqlen_k=q.shape[2])
+    for name, mine, truth, low in zip(("o", "final_state"), found, truths, lows, strict=True):
         if mine is not None:
-            verdict = check(mine.detach(), truth, low)
+            verdict = check(mine.detach(), truth, low, Bands.of(problem, name, truth.dim()))
             assert verdict.ok, verdict.reason
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
-from attention_autotuner.reference import check
+from attention_autotuner.reference import Bands, check
 from attention_autotuner.serving.loader import LoadedKernel
 
 from .harness import HasProblem, call_of
@@ -49,7 +49,9 @@ def judge(kernel: LoadedKernel, case: HasProblem, axis: str, device: torch.devic
     launch(kernel, case.problem, tensors, call.scalars(case), workspace)
     wrong = []
     for name, ref, low in call.truths(case, near):
-        verdict = check(outputs[name].contiguous(), ref, low)
+        verdict = check(
+            outputs[name].contiguous(), ref, low, Bands.of(case.problem, name, ref.dim())
+        )
         if not verdict.ok:
             wrong.append(f"{name}: {verdict.reason}")
     written = sum(far.numel() for far in taken.values())

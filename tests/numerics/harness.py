@@ -14,7 +14,7 @@ import torch
 from attention_autotuner.core.problem import Direction, Op, Problem
 from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
-from attention_autotuner.reference import attention, attention_low, check
+from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving.loader import LoadedKernel
 
 from . import gradients
@@ -98,6 +98,8 @@ class ForwardCall:
         o_low, lse_low = attention_low(*read, **case.options)
         yield "o", o_ref, o_low
         if case.lse:
+            width = gradients.rounding_of_lse(case, given, lse_ref)
+            lse_low = lse_low + torch.copysign(width, lse_low - lse_ref)
             yield "lse", lse_ref[..., None], lse_low[..., None]
 
 
@@ -204,8 +206,9 @@ def judge_on(
             f"two runs differ in {name}" for one, other in pairs for name in _differing(one, other)
         ]
     for name, ref, low in truths:
+        bands = Bands.of(case.problem, name, ref.dim())
         for run in runs[:1] if deterministic else runs:
-            verdict = check(run.written[name].view, ref, low)
+            verdict = check(run.written[name].view, ref, low, bands)
             if not verdict.ok:
                 wrong.append(f"{name}: {verdict.reason}")
     return wrong

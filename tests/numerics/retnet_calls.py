@@ -146,7 +146,9 @@ class RetnetForwardCall:
             o_low = torch.where((r_ref * small > 2.0)[..., None], o_low.float(), o_ref)
         yield "o", o_ref, o_low
         if case.r:
-            yield "r", r_ref[..., None], r_low[..., None] / small
+            r_low = r_low / small
+            r_low = r_low + torch.copysign(rounding_of_r(case, given), r_low - r_ref)
+            yield "r", r_ref[..., None], r_low[..., None]
 
 
 class RetnetBackwardCall:
@@ -228,11 +230,19 @@ class RetnetBackwardCall:
             yield name, ref, low
 
 
+def rounding_of_r(case: RetnetCase, given: Given) -> torch.Tensor:
+    """What sums in fp32 are worth in r: ``[batch, heads_q, seqlen_q]``."""
+    q, k, v = (given[name].float() for name in "qkv")
+    options = options_of(case) | {"scale": abs(case.true_scale), "r_clamp_max": None}
+    sums = retnet_attention(q.abs(), k.abs(), v[..., :1], mask_of(case, given).abs(), **options)[1]
+    return FP32_ROUNDING * sums
+
+
 def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor]:
     """What the rounding of o, and of sums in fp32, is worth in gradients that flow through r; elementwise, fp32.
 
-    It shifts ``rowsum(dO * O)`` by some delta a row, hence dX by ``sign(X) delta / r``. Rows whose r is clamped have
-    none.
+    It shifts ``rowsum(dO * O)`` by some delta a row, hence dX by ``sign(X) delta / r``. Where X is so near 0 that the
+    order of a sum decides its sign, dX is off by ``2 rowsum(dO * O) / r``. Rows whose r is clamped have none.
     """
     p = case.problem
     group = p.heads_q // p.heads_kv
@@ -243,17 +253,27 @@ def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor
         rows = torch.arange(p.seqlen_q, device=q.device)[:, None] + p.seqlen_k - p.seqlen_q
         mask = mask.masked_fill(torch.arange(p.seqlen_k, device=q.device) > rows, 0.0)
     s = case.true_scale * (q @ k.mT)
+    sums = FP32_ROUNDING * abs(case.true_scale) * (q.abs() @ k.abs().mT)
+    no_sure_sign = ((s.abs() < sums) & (mask != 0)).float()
     terms = dout * o
     unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 4  # of a rounded value, root mean square
     delta = unit * terms.square().sum(-1, keepdim=True).sqrt()
+    # A band of few rows has no average: there it is the rounding that o has, if that is more.
+    exact = retnet_attention(given["q"], given["k"], given["v"], mask, **options_of(case))[0]
+    delta = delta.maximum((dout * (exact - o)).sum(-1, keepdim=True).abs())
     delta = delta + FP32_ROUNDING * terms.abs().sum(-1, keepdim=True)
     top = math.inf if case.r_clamp_max is None else case.r_clamp_max
-    delta = (delta / r).masked_fill((r <= 1.0) | (r >= top), 0.0)
+    clamped = (r <= 1.0) | (r >= top)
+    delta = (delta / r).masked_fill(clamped, 0.0)
+    turned = 2.0 * (terms.sum(-1, keepdim=True).abs() / r).masked_fill(clamped, 0.0)
+    turned = turned * no_sure_sign * mask.abs()
     ds = mask.abs() * s.sign()  # of dS = sign(X) mask delta / r, but for the row's factor
     dk = (ds * delta).square().mT @ q.square()
     found = {
-        "dq": (case.true_scale * delta * (ds @ k)).abs(),
-        "dk": abs(case.true_scale) * dk.unflatten(1, (p.heads_kv, group)).sum(2).sqrt(),
+        "dq": (case.true_scale * delta * (ds @ k)).abs()
+        + abs(case.true_scale) * (turned @ k.abs()),
+        "dk": abs(case.true_scale) * dk.unflatten(1, (p.heads_kv, group)).sum(2).sqrt()
+        + abs(case.true_scale) * (turned.mT @ q.abs()).unflatten(1, (p.heads_kv, group)).sum(2),
         "dv": torch.zeros_like(given["v"], dtype=torch.float32),
     }
     if case.has("dmask"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Direction, Problem
 from attention_autotuner.operations.bindings import Binding, ways_of
 from attention_autotuner.operations.params import field_names
 from attention_autotuner.operations.shared.gammas import EDGES, gammas_of, log2_gammas
@@ -17,7 +17,7 @@ from attention_autotuner.operations.shared.tensors import (
     bind,
     guarded_outputs,
 )
-from attention_autotuner.reference import check
+from attention_autotuner.reference import Bands, check
 
 CPU = torch.device("cpu")
 RETNET = Problem(
@@ -66,9 +66,10 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
     for name, (ref, low) in truths.items():
         shape, dtype = shapes[name]
         assert tuple(ref.shape) == tuple(low.shape) == shape
-        assert check(ref.to(dtype), ref, low).ok
+        bands = Bands.of(problem, name, ref.dim())
+        assert check(ref.to(dtype), ref, low, bands).ok
         if bool(ref.any()):
-            assert not check(torch.zeros_like(ref, dtype=dtype), ref, low).ok
+            assert not check(torch.zeros_like(ref, dtype=dtype), ref, low, bands).ok
 
 
 @pytest.mark.parametrize(("problem", "way"), CALLS)
@@ -118,6 +119,30 @@ def test_gammas_go_round_the_edges_and_are_the_usual_ones_otherwise() -> None:
     assert torch.allclose(found, expected, rtol=1e-6)
     usual = log2_gammas(24, CPU)
     assert bool((usual < 0).all()), "1 - 2^(-5-h) is below 1 for every head"
+
+
+LIMITED = [
+    replace(RETNET, seqlen_q=293, seqlen_k=397, dim_qk=128),
+    replace(RETNET, seqlen_q=293, seqlen_k=397, dim_qk=128, causal=True, dtype="bf16"),
+    replace(RETNET, batch=1, heads_q=2, heads_kv=1, seqlen_q=1024, seqlen_k=1024, causal=True),
+]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("problem", LIMITED, ids=Problem.describe)
+def test_rows_lie_at_both_limits_of_r_and_between(problem: Problem, direction: Direction) -> None:
+    problem = replace(problem, direction=direction)
+    (way,) = (way for way in ways_of(problem) if "at most 4" in way.note)
+    inputs = way.inputs(problem, seed=0, device=CPU)
+    if direction == "forward":
+        r = next(ref for name, ref, _ in way.truths(problem, inputs) if name == "r")
+    else:
+        r = inputs.tensors["r"]
+    for rows in (r, r[..., problem.seqlen_q // 2 :]):
+        assert 1.7 < rows.median() < 2.3
+        assert 0.15 < (rows == 1).float().mean() < 0.35
+        assert 0.15 < (rows == 4).float().mean() < 0.35
+        assert ((rows > 1) & (rows < 4)).float().mean() > 0.3
 
 
 def test_rows_at_an_edge_of_r_have_no_gradient() -> None:

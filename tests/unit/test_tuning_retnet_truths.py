@@ -13,7 +13,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.bindings import Binding, ways_of
 from attention_autotuner.operations.shared.gammas import gammas_of
 from attention_autotuner.operations.shared.tensors import Inputs
-from attention_autotuner.reference import check, decay_mask
+from attention_autotuner.reference import Bands, check, decay_mask
 
 CPU = torch.device("cpu")
 WIDE = Problem(
@@ -99,7 +99,10 @@ def kernel(
 
 def reasons(problem: Problem, way: Binding, inputs: Inputs, found: Tensors) -> dict[str, str]:
     """Why outputs are wrong, by name; empty for right ones."""
-    return {name: check(found[name], *truth).reason for name, *truth in way.truths(problem, inputs)}
+    return {
+        name: check(found[name], ref, low, Bands.of(problem, name, ref.dim())).reason
+        for name, ref, low in way.truths(problem, inputs)
+    }
 
 
 @pytest.mark.parametrize(("problem", "way"), CALLS)

@@ -72,7 +72,8 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
     )
     output.backward(inputs.tensors["dout"])
     _, o_ref, o_low = next(ways_of(forward)[0].truths(forward, inputs))
-    found = {"o": reference.check(output.detach(), o_ref, o_low)}
+    of_forward = reference.Bands.of(forward, "o", o_ref.dim())
+    found = {"o": reference.check(output.detach(), o_ref, o_low, of_forward)}
     group = problem.heads_q // problem.heads_kv
     part = replace(backward, batch=1, heads_q=group, heads_kv=1)
     heads = {"k": 1, "v": 1, "dk": 1, "dv": 1}  # of the others, as many as the group has
@@ -87,7 +88,9 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
         if whole is None or not bool(whole.isfinite().all()):
             found[name] = reference.Comparison(reason="missing, or not finite everywhere")
         else:
-            found[name] = reference.check(whole[-1:, -heads.get(name, group) :], ref, low)
+            read = whole[-1:, -heads.get(name, group) :]
+            bands = reference.Bands.of(part, name, ref.dim())
+            found[name] = reference.check(read, ref, low, bands)
     shapes = {"o": output.shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
     return tuple(
         Served(

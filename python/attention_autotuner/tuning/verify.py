@@ -27,6 +27,7 @@ from ..core.outcome import (
 from ..core.problem import Problem
 from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
 from ..operations.bindings import Binding, Truth, ways_of
+from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
 from ..operations.shared.tensors import (
     Outputs,
@@ -187,15 +188,16 @@ class _Check:
         if deterministic and not same:
             return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
         truths = list(self._way.truths(self._problem, self._inputs))
-        reason = _disagreement(runs[:1] if same else runs, truths)
+        reason = _disagreement(self._problem, runs[:1] if same else runs, truths)
         return Wrong(reason=f"{reason} for {self._where}") if reason else Ok()
 
 
-def _disagreement(runs: Sequence[Outputs], truths: Sequence[Truth]) -> str:
+def _disagreement(problem: Problem, runs: Sequence[Outputs], truths: Sequence[Truth]) -> str:
     """Why some run's outputs do not follow the rule; empty when all do."""
     for outputs in runs:
         for name, ref, low in truths:
-            comparison = check(outputs.tensors[name], ref, low)
+            bands = Bands.of(problem, name, ref.dim())
+            comparison = check(outputs.tensors[name], ref, low, bands)
             if not comparison.ok:
                 return f"{name}: {comparison.reason}"
     return ""

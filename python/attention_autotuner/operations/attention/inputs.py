@@ -34,12 +34,16 @@ class AttentionForward:
         }
 
     def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`."""
+        """See :meth:`.Binding.truths`.
+
+        LSE is kept in fp32 while the formula's is that of rounded scores, which in a row of few keys may be exact by
+        luck.
+        """
         q, k, v, mask = inputs.q, inputs.k, inputs.v, _mask(problem)
         o_ref, lse_ref = attention(q, k, v, **mask)
         o_low, lse_low = attention_low(q, k, v, **mask)
         yield "o", o_ref, o_low
-        yield "lse", lse_ref, lse_low
+        yield "lse", lse_ref, moved_off(lse_ref, lse_low, rounding_of_lse(q, k, lse_ref))
 
 
 class AttentionBackward:
@@ -94,7 +98,29 @@ class AttentionBackward:
             given = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
             lows = torch.autograd.grad([out for out, _ in given], leaves, [g for _, g in given])
         for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
-            yield name, ref, low.float() + torch.copysign((near - ref).abs(), low.float() - ref)
+            yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
+
+
+def moved_off(ref: torch.Tensor, low: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+    """The formula's result, moved off the reference by a width, elementwise."""
+    return low + torch.copysign(width, low - ref)
+
+
+def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """What sums in fp32 are worth in the LSE of every row: ``[batch, heads_q, seqlen_q]``.
+
+    A score is a sum over the head dim, whose terms' magnitudes add up to at most the norms' product; the LSE is the
+    largest score plus the logarithm of a sum.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        lse: of the reference, minus infinity in rows that see no key.
+    """
+    largest_key = k.float().norm(dim=-1).amax(-1, keepdim=True)
+    largest_key = largest_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    terms = q.shape[-1] ** -0.5 * q.float().norm(dim=-1) * largest_key
+    return FP32_SUM * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
 
 
 def shift_of_delta(inputs: Inputs, o_true: torch.Tensor) -> torch.Tensor:

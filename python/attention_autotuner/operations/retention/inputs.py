@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ...core.problem import Problem
+from ..attention.inputs import moved_off
 from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
@@ -136,8 +137,7 @@ class RetentionBackward:
                 continue
             if name == "dlog2_gamma":
                 ref, low = (of_gamma * gamma * math.log(2) for of_gamma in (ref, low))
-                excuse = _rounded_shares(read[0], refs[0], gamma)
-                low = low + torch.copysign(excuse, low - ref)
+                low = moved_off(ref, low, _rounded_shares(read[0], refs[0], gamma))
             yield name, ref.reshape(shapes[name][0]), low.reshape(shapes[name][0])
 
     def _low(

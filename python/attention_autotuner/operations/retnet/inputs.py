@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..attention.inputs import FP32_SUM, shift_of_delta
+from ..attention.inputs import FP32_SUM, moved_off, shift_of_delta
 from ..retention.reference import decay_mask
 from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
 from ..shared.blocks import full_precision
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
-from .masks import decaying_mask, random_mask
+from .masks import decaying_mask, random_mask, spread_sums
 from .reference import retnet_attention, retnet_attention_backward, retnet_attention_low
 
 EDGE_WIDTH = 2.0**-6  # of a sum of terms in bf16, relative
@@ -29,6 +29,7 @@ class _Way:
         note: as :class:`.Binding` has it.
         shared: one mask of any values serves all heads; else every head has its own.
         any_values: the mask is random rather than decaying.
+        at_limits: rows of an explicit mask are scaled such that some have r = 1, some more than 4, and some between.
         edge: which decays, see :func:`.log2_gammas`.
         normalize: whether rows are divided by r.
         r_clamp_max: the most that r may be.
@@ -38,6 +39,7 @@ class _Way:
     note: str = ""
     shared: bool = False
     any_values: bool = False
+    at_limits: bool = False
     edge: int | None = None
     normalize: bool = True
     r_clamp_max: float | None = None
@@ -47,13 +49,14 @@ class _Way:
         """The mask, or the decay, as params name it."""
         if problem.mask == "decay":
             return {"log2_gamma": log2_gammas(problem.heads_q, device, self.edge)}
-        if not self.any_values:
-            return {"mask": decaying_mask(problem, device)}
-        heads = 1 if self.shared else problem.heads_q
-        return {"mask": random_mask(problem, heads, seed, device)}
+        if self.any_values:
+            mask = random_mask(problem, 1 if self.shared else problem.heads_q, seed, device)
+        else:
+            mask = decaying_mask(problem, device)
+        return {"mask": spread_sums(problem, mask) if self.at_limits else mask}
 
     def scalars(self, problem: Problem) -> dict[str, float]:
-        """Params beside sizes; scores are about as large as one, that ``r`` is neither always 1 nor never."""
+        """Params beside sizes; scores are about as large as one."""
         found = {"scale": self.sign * problem.dim_qk**-0.5}
         if self.r_clamp_max is not None:
             found["r_clamp_max"] = self.r_clamp_max
@@ -118,13 +121,24 @@ class RetNetForward(_Way):
         return o | {"r": (rows, torch.float32)} if self.normalize else o
 
     def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`."""
+        """See :meth:`.Binding.truths`.
+
+        r is summed in fp32 while the formula's is that of rounded X, which in a row of few keys may be exact by luck.
+        """
         read, mask = (inputs.q, inputs.k, inputs.v), _mask_of(problem, inputs)
         o_ref, r_ref = retnet_attention(*read, mask, **self.rules(problem))
         o_low, r_low = retnet_attention_low(*read, mask.to(inputs.q.dtype), **self.rules(problem))
         yield "o", o_ref, o_low
         if self.normalize:
-            yield "r", r_ref, r_low
+            yield "r", r_ref, moved_off(r_ref, r_low, self._rounding_of_r(problem, inputs, mask))
+
+    def _rounding_of_r(self, problem: Problem, inputs: Inputs, mask: torch.Tensor) -> torch.Tensor:
+        """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``."""
+        rules = self.rules(problem) | {"scale": abs(self.rules(problem)["scale"])}
+        rules["r_clamp_max"] = None
+        narrow = inputs.v[..., :1]  # o is not wanted
+        sums = retnet_attention(inputs.q.abs(), inputs.k.abs(), narrow, mask.abs(), **rules)[1]
+        return FP32_SUM * sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +265,7 @@ class RetNetBackward(_Way):
                 continue
             low = low.float()
             if name in shifts:
-                low = low + torch.copysign(shifts[name], low - ref)
+                low = moved_off(ref, low, shifts[name])
             yield name, ref, low
 
     def _effect_of_shift(
@@ -281,7 +295,7 @@ class RetNetBackward(_Way):
 EXPLICIT_FORWARD: tuple[Binding, ...] = (
     RetNetForward(),
     RetNetForward(any_values=True, shared=True, note=", with one mask of any values for all heads"),
-    RetNetForward(r_clamp_max=4.0, note=", with r at most 4"),
+    RetNetForward(at_limits=True, r_clamp_max=4.0, note=", with r at most 4"),
     RetNetForward(any_values=True, normalize=False, sign=-1, note=", not normalised"),
 )
 EXPLICIT_BACKWARD: tuple[Binding, ...] = (
@@ -293,7 +307,9 @@ EXPLICIT_BACKWARD: tuple[Binding, ...] = (
         dmask=True,
         note=", through r and to one mask for all heads",
     ),
-    RetNetBackward(r_clamp_max=4.0, r_grad=True, note=", through r, which is at most 4"),
+    RetNetBackward(
+        at_limits=True, r_clamp_max=4.0, r_grad=True, note=", through r, which is at most 4"
+    ),
     RetNetBackward(
         any_values=True, normalize=False, sign=-1, dmask=True, note=", not normalised, to the mask"
     ),
