@@ -17,6 +17,7 @@ from pathlib import Path
 from ..errors import ToolchainError
 from .artifact import Artifact, BuildTarget, artifact_digest
 from .candidate import Candidate
+from .code_digest import code_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
@@ -100,6 +101,17 @@ def _inspect(
         return report
 
 
+def _code_digest(batch: _Batch, name: str) -> str | None:
+    """The digest of a target's machine code, from its object file; None where it cannot be known."""
+    if batch.disassembler is None:
+        return None
+    try:
+        return code_digest(batch.project.object_file(name), batch.disassembler)
+    except ToolchainError as error:
+        logger.warning("the digest of the machine code stays unknown: %s", error)
+        return None
+
+
 def _persistent(candidate: Candidate) -> bool:
     """Whether the kernels loop over tiles around their main loop."""
     knobs = candidate.knobs
@@ -172,6 +184,7 @@ def _finish(
             persistent=_persistent(kernel.candidate),
         ),
         kernel_digest=kernel_digest(kernel),
+        code_digest=_code_digest(batch, name),
         target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,
