@@ -32,7 +32,7 @@ from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.tuning.cost_model import estimate
 from attention_autotuner.tuning.predicted import COLUMNS, SCHEMA, spec_digest
-from attention_autotuner.tuning.record_schema import space_digest, space_schema
+from attention_autotuner.tuning.record_schema import space_digest
 
 from . import prediction_report
 from .evidence import MARGIN, Trial, all_trials, keep
@@ -183,7 +183,7 @@ def _groups(part: Part, policy: Policy) -> list[dict[str, Any]]:
         groups.append(
             {
                 "class": {name: getattr(first, name) for name in CLASS_FIELDS},
-                "space_schema": space_schema(first.op, first.direction),
+                "knob_schemas": [one.knob_schema for one in kernels],
                 "fingerprint": digest,
                 "trusted": part.trusted,
                 "kernels": [one.config for one in kernels],

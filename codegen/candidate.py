@@ -6,18 +6,12 @@ candidate serves every problem of its class. Which candidates are legal on which
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
-from .knobs import (
-    KNOBS,
-    BackwardKnobs,
-    ForwardKnobs,
-    Knobs,
-    ParallelKnobs,
-    knobs_from_config,
-    knobs_to_config,
-)
+from .kernel_names import decode, encode, kernel_name, knob_schema, variant, with_kernel
+from .knobs import KNOBS, BackwardKnobs, ForwardKnobs, Knobs, ParallelKnobs
 from .problem import Direction, DType, Form, Mask, Op, Problem
 from .retention_knobs import ChunkwiseKnobs, RecurrentKnobs, WgmmaChunkwiseKnobs
 from .wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
@@ -25,6 +19,7 @@ from .wgmma_knobs import WgmmaBackwardKnobs, WgmmaForwardKnobs
 Family = Literal["sm80", "sm90"]
 
 _Kind = TypeVar("_Kind")
+_OF_KNOBS = ("kernel", "variant", "knobs")  # of a config: what says the knobs
 
 _SM90: tuple[type[Knobs], ...] = (WgmmaForwardKnobs, WgmmaBackwardKnobs, WgmmaChunkwiseKnobs)
 _FORMS: dict[type[Knobs], Form] = {
@@ -73,7 +68,9 @@ class Candidate:
     knobs: Knobs
 
     def __post_init__(self) -> None:
-        wanted = KNOBS[self.op, self.direction]
+        wanted = KNOBS.get((self.op, self.direction))
+        if wanted is None:
+            raise TypeError(f"no knobs are known for {self.op} {self.direction}")
         if type(self.knobs) not in wanted:
             names = " or ".join(kind.__name__ for kind in wanted)
             raise TypeError(
@@ -130,6 +127,16 @@ class Candidate:
         return _FORMS.get(type(self.knobs), "auto")
 
     @property
+    def kernel(self) -> str:
+        """Name of the kernel that it is a configuration of."""
+        return kernel_name(self.knobs)
+
+    @property
+    def knob_schema(self) -> str:
+        """Digest of what the knobs of its kernel can say."""
+        return knob_schema(kernel_name(self.knobs), variant(self.knobs))
+
+    @property
     def template(self) -> str:
         """The template that its kernel is rendered from, under the template root."""
         name = self.direction if self.form == "auto" else self.form
@@ -158,19 +165,22 @@ class Candidate:
 
     @property
     def config(self) -> dict[str, Any]:
-        """All fields by name, in declaration order, as JSON-ready values; the knobs are nested."""
+        """Its kernel, then all fields by name, in declaration order, as JSON-ready values; the knobs are nested."""
+        knobs = encode(self.knobs)
         config = {field.name: getattr(self, field.name) for field in fields(self)}
-        return config | {"knobs": knobs_to_config(self.knobs)}
+        return {**knobs, **config, "knobs": knobs["knobs"]}
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Candidate:
-        """Rebuild a candidate from :attr:`config`.
+    def from_config(cls, config: Mapping[str, Any]) -> Candidate:
+        """Rebuild a candidate from :attr:`config`, or from what that was before kernels had names.
 
         Raises:
-            TypeError: a field is unknown or missing, or the operation has no knobs.
+            TypeError: a field is unknown or missing, or the kernel is.
+            ValueError: the knobs contradict each other.
         """
-        missing = {field.name for field in fields(cls)} - config.keys()
+        missing = {field.name for field in fields(cls)} - config.keys() - {"mask"}
         if missing:
             raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")
-        knobs = knobs_from_config(config["op"], config["direction"], config["knobs"])
-        return cls(**{**config, "knobs": knobs})
+        config = with_kernel(config)
+        values = {name: value for name, value in config.items() if name not in _OF_KNOBS}
+        return cls(**values, knobs=decode(config))

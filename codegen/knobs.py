@@ -1,14 +1,13 @@
 """Knobs: what there is to choose about a kernel family's kernels, one frozen class per operation and direction.
 
 ``label`` is the part of a candidate's name that a knob class contributes: unique, readable, and valid in C++ and file
-names. A new operation brings a knob class of its own and an entry in :data:`KNOBS`; nothing else here changes.
+names. A new operation brings a knob class of its own and an entry in :data:`KNOBS` here and in :mod:`.kernel_names`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from .problem import Direction, Op
 from .retention_knobs import (
@@ -18,7 +17,7 @@ from .retention_knobs import (
     RetentionBackwardKnobs,
     WgmmaChunkwiseKnobs,
 )
-from .wgmma_knobs import CtaOrder, WgmmaBackwardKnobs, WgmmaForwardKnobs, WgmmaPass
+from .wgmma_knobs import CtaOrder, WgmmaBackwardKnobs, WgmmaForwardKnobs
 
 BackwardPlan = Literal["fused", "pair", "split"]
 
@@ -270,54 +269,4 @@ KNOBS: dict[tuple[Op, Direction], tuple[type[Knobs], ...]] = {
     ),
     ("retention", "backward"): (RetentionBackwardKnobs,),
 }
-"""(op, direction) -> its knob classes: one for each form and family that it has. No two have the same fields."""
-
-_NESTED: dict[type[Knobs], dict[str, type[Any]]] = {
-    BackwardKnobs: {"keys": KeyPass, "dq": RowPass, "dk": RowPass, "dv": RowPass},
-    WgmmaBackwardKnobs: {"dq": WgmmaPass, "dk": WgmmaPass, "dv": WgmmaPass},
-    ParallelKnobs: {"rows": ForwardKnobs, "states": ChunkPass},
-    ChunkwiseKnobs: {"output": ChunkPass},
-    RetentionBackwardKnobs: {"dq": ChunkPass, "dk": ChunkPass, "dv": ChunkPass},
-}
-
-
-def knob_names(op: Op, direction: Direction) -> list[object]:
-    """What the knobs of an operation can say: their names, and the words that some of them take."""
-    kinds = KNOBS[op, direction]
-    names: list[object] = []
-    for kind in kinds:
-        names += [[field.name for field in fields(kind)], CTA_ORDERS]
-        nested = dict.fromkeys(_NESTED.get(kind, {}).values())
-        names += [[field.name for field in fields(one)] for one in nested]
-        if kind is BackwardKnobs:
-            names.append(BACKWARD_PLANS)
-    return names
-
-
-def knobs_to_config(knobs: Knobs) -> dict[str, Any]:
-    """All knobs by name, in declaration order, as JSON-ready values; nested ones nested, absent ones None."""
-    nested = _NESTED.get(type(knobs), {})
-    config: dict[str, Any] = {}
-    for field in fields(knobs):
-        value = getattr(knobs, field.name)
-        if field.name in nested and value is not None:
-            value = {inner.name: getattr(value, inner.name) for inner in fields(value)}
-        config[field.name] = value
-    return config
-
-
-def knobs_from_config(op: Op, direction: Direction, config: Mapping[str, Any]) -> Knobs:
-    """Rebuild knobs from :func:`knobs_to_config`.
-
-    Raises:
-        TypeError: a field is unknown or missing, or the operation has no knobs.
-    """
-    kinds = KNOBS.get((op, direction))
-    if kinds is None:
-        raise TypeError(f"no knobs are known for {op} {direction}")
-    kind = next((one for one in kinds if {f.name for f in fields(one)} == config.keys()), kinds[0])
-    values: dict[str, Any] = dict(config)
-    for name, nested in _NESTED.get(kind, {}).items():
-        if values.get(name) is not None:
-            values[name] = nested(**values[name])
-    return kind(**values)
+"""(op, direction) -> its knob classes: one for each form and family that it has."""

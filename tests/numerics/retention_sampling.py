@@ -10,7 +10,7 @@ from typing import Any
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.candidate import Candidate
-from attention_autotuner.codegen.knobs import knobs_to_config
+from attention_autotuner.codegen.kernel_names import encode
 from attention_autotuner.codegen.problem import Form, Problem
 
 from .retention_cases import RETENTION_FORMS, RetentionCase
@@ -85,7 +85,7 @@ def uncovered(policy: Policy, kind: str) -> set[tuple[str, object]]:
 def values(one: Candidate) -> Iterator[tuple[str, object]]:
     """What a candidate shows of the knobs, its mask, dtype and copy width; slices of K count as such."""
     yield from (("mask", one.mask), ("dtype", one.dtype), ("copy_bytes", one.copy_bytes))
-    yield from _flattened("", knobs_to_config(one.knobs), one)
+    yield from _flattened("", encode(one.knobs)["knobs"], one)
 
 
 def _flattened(prefix: str, config: dict[str, Any], one: Candidate) -> Iterator[tuple[str, object]]:

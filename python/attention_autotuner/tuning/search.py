@@ -19,8 +19,9 @@ from ..arch.legality import Rejection
 from ..codegen.candidate import Candidate
 from ..codegen.outcome import Infeasible, Ok, Outcome, Spilled
 from ..codegen.problem import Problem
-from ..codegen.render import RenderedKernel, kernel_digest, render, unique
+from ..codegen.render import RenderedKernel, render, unique
 from ..codegen.retention_knobs import RecurrentKnobs
+from ..codegen.source_digest import source_digest
 from ..settings import Effort, Settings
 from .cost_model import rank, refine
 from .failures import require_legal, require_usable
@@ -148,9 +149,9 @@ class _Search:
         if self.effort == "none":
             return self._predicted(rows)
         kernels = unique(render(row.candidate) for row in rows)
-        digests = {kernel.name: kernel_digest(kernel) for kernel in kernels}
+        digests = {kernel.name: source_digest(kernel) for kernel in kernels}
         rows = [
-            replace(row, kernel_digest=digests[row.candidate.name])
+            replace(row, source_digest=digests[row.candidate.name])
             for row in rows
             if row.candidate.name in digests
         ]
@@ -229,7 +230,13 @@ class _Search:
             outcome = Spilled(reason=f"the main loop spills; {spilled} bytes a thread in all")
         elif estimate.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-        return replace(row, estimate=estimate, outcome=outcome, artifact=built.path)
+        return replace(
+            row,
+            estimate=estimate,
+            outcome=outcome,
+            artifact=built.path,
+            code_digest=built.code_digest,
+        )
 
     def _admit_default(self, row: Row) -> Row:
         """The default is timed even if it spills: it serves untuned callers, its time is what others must beat."""
