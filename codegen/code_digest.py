@@ -13,9 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from elftools.common.exceptions import ELFError
-from elftools.elf.elffile import ELFFile
-
 from ..errors import ToolchainError
 from .identity import digest
 from .tools import run_tool
@@ -34,6 +31,10 @@ def _contents(path: Path, prefixes: tuple[str, ...]) -> Iterator[bytes]:
     Raises:
         ToolchainError: it is no ELF file.
     """
+    # Here, for the sake of every process that compiles nothing: it takes as long to import as numpy.
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
     try:
         with path.open("rb") as file:
             for section in ELFFile(file).iter_sections():

@@ -28,6 +28,7 @@ LAYERS = {
     "abi": 0,
     "codegen.problem": 0,
     "codegen.candidate": 0,
+    "codegen.kernel_names": 0,
     "codegen.knobs": 0,
     "codegen.retention_knobs": 0,
     "codegen.wgmma_knobs": 0,

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.codegen import kernel_names
+from attention_autotuner.codegen.candidate import Candidate
+from attention_autotuner.codegen.problem import Problem
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
+from tests.measured import entry
+
+ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
+RETENTION = Problem(op="retention", causal=True)
+DEFAULTS = {
+    ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
+    ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
+    ("scores_forward_sm90", ""): H100().default(replace(RETNET, dim_qk=64, dim_v=64)),
+    ("scores_backward_sm80", ""): A100().default(replace(ATTENTION, direction="backward")),
+    ("scores_backward_sm90", ""): H100().default(replace(RETNET, direction="backward")),
+    ("chunks_sm80", "forward"): A100().default(replace(RETENTION, form="chunkwise")),
+    ("chunks_sm80", "backward"): A100().default(replace(RETENTION, direction="backward")),
+    ("chunks_sm90", ""): H100().default(replace(RETENTION, form="chunkwise")),
+    ("recurrent_sm80", ""): A100().default(replace(RETENTION, form="recurrent")),
+}
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
+    candidate = DEFAULTS[key]
+    config = json.loads(json.dumps(candidate.config))
+    assert (config["kernel"], config.get("variant", "")) == key
+    assert next(iter(config)) == "kernel"
+    assert candidate.kernel == key[0]
+    assert kernel_names.kernel_family(key[0]) == candidate.family
+    assert Candidate.from_config(config) == candidate
+    old = {name: value for name, value in config.items() if name not in ("kernel", "variant")}
+    assert Candidate.from_config(old) == candidate
+
+
+def test_every_kernel_is_tried_here() -> None:
+    assert {kernel for kernel, _ in DEFAULTS} == set(kernel_names.kernel_names())
+
+
+def test_a_kernel_nobody_knows_is_named() -> None:
+    config = DEFAULTS["recurrent_sm80", ""].config
+    with pytest.raises(TypeError, match="'recurrent_sm70'"):
+        Candidate.from_config(config | {"kernel": "recurrent_sm70"})
+    with pytest.raises(TypeError, match="'recurrent_sm80', other"):
+        Candidate.from_config(config | {"variant": "other"})
+
+
+def test_old_fields_and_words_are_read_as_what_they_are_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names change at any depth, and the names of candidates with them."""
+    candidate = DEFAULTS["scores_backward_sm80", ""]
+    words = {"q_tile": "block_m", "one_pass": "fused", "by_rows": "rows_first"}
+    old = {new: before for before, new in words.items()}
+    problem = replace(ATTENTION, direction="backward")
+    record = TuningRecord(
+        problem=problem.bucketed(), measured_problem=problem, purpose="backward", arch="A100",
+        space_digest=space_digest([candidate]), pick=candidate.name, default=candidate.name,
+        confirmed=True, entries=(entry(candidate, 1.0),), environment=Environment(),
+    )  # fmt: skip
+    document: dict[str, Any] = kernel_names.reworded(record.to_json(), old)
+    (written,) = document["entries"]
+    assert "q_tile" in written["candidate"]["knobs"]["keys"]
+    document["pick"] = document["default"] = written["name"] = "as it was called then"
+    with pytest.raises(TypeError):
+        Candidate.from_config(written["candidate"])
+    monkeypatch.setitem(kernel_names._RENAMED, "chunks_sm80", words)
+    with pytest.raises(TypeError):
+        Candidate.from_config(written["candidate"])
+    monkeypatch.setitem(kernel_names._RENAMED, "scores_backward_sm80", words)
+    assert TuningRecord.from_json(document) == record
