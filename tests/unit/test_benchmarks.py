@@ -382,7 +382,6 @@ def test_the_readme_is_rewritten_between_its_markers(
         "--docs",
         str(tmp_path / "docs"),
     ]
-    arguments += ["--tuned", str(tmp_path / "tuned")]
     assert report.main(arguments) == 0
     assert readme.read_text() == f"before\n{report.BEGIN}\n{report.NOTHING}\n{report.END}\nafter\n"
     folder = results / "nvidia-h100-80gb-hbm3"
