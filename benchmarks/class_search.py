@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
@@ -134,7 +135,8 @@ def _prepare(
                 estimate=estimate(small, one, policy.spec),
                 outcome=outcome,
                 artifact=None if isinstance(result, Outcome) else result.path,
-                kernel_digest=kernel_digest(render(one)),
+                source_digest=source_digest(render(one)),
+                code_digest=None if isinstance(result, Outcome) else result.code_digest,
             )
         )
     return rows, built

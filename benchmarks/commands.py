@@ -31,7 +31,7 @@ from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import ship, shipped
+from attention_autotuner.tuning.shipping import evidence, ship, trimmed
 
 from . import class_search, comparison, report, verdict
 from .cases import GRIDS, Grid
@@ -175,8 +175,9 @@ def tune(
     """Records for every problem."""
     problems = [each for problem in grid.problems for each in variants(problem)]
     if options.again is not None:
-        held = shipped(options.again, pipeline.environment.gpu_name or "unknown")
-        known = [entry.candidate for record in held for entry in record.entries]
+        gpu_name = pipeline.environment.gpu_name or "unknown"
+        held = evidence(verdict.evidence_file(options.again, gpu_name))
+        known = [entry.candidate for record in held.values() for entry in trimmed(record).entries]
         pool_of = class_pools.known_pools(problems, policy, known)
     else:
         pool_of = class_pools.pools(
@@ -234,7 +235,8 @@ def compare(
         write_atomic(path, json.dumps(found, indent=1) + "\n")
     settled = verdict.settle(rows, policy, records, pipeline.environment)
     if options.ship is not None and settled:
-        say(f"wrote {ship(options.ship, gpu_name, settled)}")
+        proofs = verdict.evidence_file(options.ship, gpu_name)
+        say(f"wrote {ship(options.ship, gpu_name, settled, proofs)}")
     print("\n".join(report.SECTIONS[grid.name](found)))
     say(f"wrote {path}")
     missed = [f"{name}: {bar}" for name, each in found["summary"].items() for bar in each["missed"]]

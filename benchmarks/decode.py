@@ -253,7 +253,9 @@ def compare(
     summary["rows"].sort(key=lambda row: row["candidate"] != rows[0]["pick"])
     settled = verdict.settle(rows, policy, records, pipeline.environment)
     if options.ship is not None and settled:
-        print(f"wrote {ship(options.ship, pipeline.environment.gpu_name or 'unknown', settled)}")
+        gpu_name = pipeline.environment.gpu_name or "unknown"
+        proofs = verdict.evidence_file(options.ship, gpu_name)
+        print(f"wrote {ship(options.ship, gpu_name, settled, proofs)}")
     late = missed(summary)
     print("missed: " + ", ".join(late) if late else "the bar is met")
     if options.output is not None:

@@ -33,7 +33,7 @@ from .tuning_logs import Log, LoggedRun, read_logs
 
 ROOT = Path(__file__).resolve().parents[1]
 EXHAUSTIVE = ROOT / "benchmarks" / "results" / "nvidia-h200" / "cost_model_regret.json"
-RECORDS = ROOT / "python" / "attention_autotuner" / "tuned" / "nvidia-h200.json"
+RECORDS = ROOT / "benchmarks" / "results" / "nvidia-h200" / "records.jsonl"
 KEPT = ROOT / "benchmarks" / "results" / "nvidia-h200" / "searches.json"
 SCHEMA = 1  # of what is kept
 TITLE = "what searches that shipped have measured: times over the best, by candidate"
@@ -247,7 +247,7 @@ def record_trials(path: Path = KEPT) -> list[Trial]:
 
 
 def keep(records: Path = RECORDS, path: Path = KEPT) -> int:
-    """Take the timings of shipped records into those that are kept, so that they outlive the records.
+    """Take the timings of the evidence for shipped records into those that are kept, so that they outlive the records.
 
     Kept are records with timings of their default and of another candidate, one for each problem and family of the
     default, the latest. Deterministic mode is left out: it has no predicted picks.
@@ -257,9 +257,9 @@ def keep(records: Path = RECORDS, path: Path = KEPT) -> int:
     """
     kept: dict[str, dict[str, Any]] = {}
     rows = json.loads(path.read_text(encoding="utf-8"))["searches"] if path.is_file() else []
-    for document in json.loads(records.read_text(encoding="utf-8"))["records"]:
+    for line in records.read_text(encoding="utf-8").splitlines():
         try:
-            record = TuningRecord.from_json(document)
+            record = TuningRecord.from_json(json.loads(line))
         except RecordError:
             continue  # of knobs that there are no longer
         default = record.entry(record.default)

@@ -11,6 +11,8 @@ block of docs/cost_model.md that says how well the model does is written, too.
 
 from __future__ import annotations
 
+from attention_autotuner.kernels.configs import knob_schema
+
 import argparse
 import json
 import sys
@@ -32,7 +34,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest16, slug
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.predicted import COLUMNS, SCHEMA, spec_digest
-from attention_autotuner.tuning.record_schema import space_digest, space_schema
+from attention_autotuner.tuning.record_schema import space_digest
 
 from . import prediction_report
 from .evidence import MARGIN, Trial, all_trials, keep
@@ -183,7 +185,7 @@ def _groups(part: Part, policy: Policy) -> list[dict[str, Any]]:
         groups.append(
             {
                 "class": {name: getattr(first, name) for name in CLASS_FIELDS},
-                "space_schema": space_schema(first.op, first.direction),
+                "knob_schemas": [knob_schema(one.kernel) for one in kernels],
                 "fingerprint": digest,
                 "trusted": part.trusted,
                 "kernels": [one.config for one in kernels],

@@ -276,7 +276,7 @@ def outputs(options: argparse.Namespace) -> dict[Path, str]:
     """Path -> what must stand there, of every file that shows results."""
     from .reporting.site import PAGE, build
 
-    site = build(options.results, options.tuned)
+    site = build(options.results)
     found = {options.docs / PAGE: site.page}
     found |= {options.docs / "figures" / name: svg for name, svg in site.figures.items()}
     folded = results_text(options.results, site.figures)
@@ -303,7 +303,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
     option("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    option("--tuned", type=Path, default=ROOT / "python" / "attention_autotuner" / "tuned")
     option("--docs", type=Path, default=ROOT / "docs", help="folder of report.html and figures/")
     option(
         "--readme",

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import evidence_path
+from attention_autotuner.tuning.validity import PresentKernels
 
 from .comparison import contests
 from .peer import Peer
 from .rivals import DETERMINISTIC, PICK, variants
 
+ROOT = Path(__file__).resolve().parents[1]
+TUNED = ROOT / "python" / "attention_autotuner" / "tuned"
+RESULTS = ROOT / "benchmarks" / "results"
 SCHEMA = 1
 PEER_LIBRARIES = ("triton", "fla-core", "flash-attn", "flash-attn-3", "nvidia-cudnn-cu13")
 _GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
@@ -133,6 +139,13 @@ def _version(library: str) -> str | None:
         return None
 
 
+def evidence_file(folder: Path, gpu_name: str) -> Path:
+    """Where the evidence for a GPU's shipped picks is: for the package's own, among the results."""
+    if folder.resolve() == TUNED:
+        return RESULTS / slug(gpu_name) / "records.jsonl"
+    return evidence_path(folder, gpu_name)
+
+
 def settle(
     rows: Sequence[Mapping[str, Any]],
     policy: Policy,
@@ -154,7 +167,7 @@ def settle(
                 problem=problem,
                 arch=policy.name,
                 environment=environment,
-                kernel_digest=lambda one: kernel_digest(render(one)),
+                kernels=PresentKernels(),
             )
             found = records.find(query)
             if not isinstance(found, Hit) or not found.exact:

@@ -67,6 +67,7 @@ class Artifact:
         toolchain: versions of the tools that compiled it.
         build_seconds: time of the compilation and link, one core.
         build_peak_bytes: largest resident set of any one of the compiler's processes.
+        code_digest: :func:`.code_digest.code_digest` of its object file; None where no disassembler was at hand.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Artifact:
     toolchain: dict[str, str]
     build_seconds: float
     build_peak_bytes: int
+    code_digest: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form, without the path, that :meth:`from_json` reads back."""
@@ -85,6 +87,7 @@ class Artifact:
             "name": self.name,
             "digest": self.digest,
             "kernel_digest": self.kernel_digest,
+            "code_digest": self.code_digest,
             "target": {"arch": self.target.arch, "ptx": self.target.ptx},
             "toolchain": self.toolchain,
             "build_seconds": self.build_seconds,
@@ -105,6 +108,7 @@ class Artifact:
             path=path,
             report=CompilerReport.from_json(data["report"]),
             kernel_digest=data["kernel_digest"],
+            code_digest=data.get("code_digest"),  # artifacts may be older than it is
             target=BuildTarget(**data["target"]),
             toolchain=dict(data["toolchain"]),
             build_seconds=float(data["build_seconds"]),

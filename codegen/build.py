@@ -18,6 +18,7 @@ from ..core.outcome import BuildFailed, Outcome, OutOfMemory, TimedOut
 from ..errors import ToolchainError
 from ..kernels.registry import kernel_of
 from .artifact import Artifact, BuildTarget, artifact_digest
+from .code_digest import code_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
@@ -99,6 +100,17 @@ def _inspect(
         return report
 
 
+def _code_digest(batch: _Batch, name: str) -> str | None:
+    """The digest of a target's machine code, from its object file; None where it cannot be known."""
+    if batch.disassembler is None:
+        return None
+    try:
+        return code_digest(batch.project.object_file(name), batch.disassembler)
+    except ToolchainError as error:
+        logger.warning("the digest of the machine code stays unknown: %s", error)
+        return None
+
+
 def _classify(
     batch: _Batch, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
 ) -> Outcome:
@@ -164,6 +176,7 @@ def _finish(
             persistent=kernel_of(kernel.candidate).describe(kernel.candidate).persistent,
         ),
         kernel_digest=kernel_digest(kernel),
+        code_digest=_code_digest(batch, name),
         target=batch.target.of_family(kernel.candidate.family),
         toolchain=batch.toolchain.identity(),
         build_seconds=seconds,

@@ -44,6 +44,17 @@ class Project:
         """CMake's build folder, where ``<target>.so`` appears."""
         return self.root / "build"
 
+    def object_file(self, target: str) -> Path:
+        """What a target's source was compiled to, before it was linked.
+
+        Raises:
+            ToolchainError: CMake put it elsewhere.
+        """
+        found = sorted((self.build / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
+        if len(found) != 1:
+            raise ToolchainError(f"one object file of {target} expected, got {len(found)}")
+        return found[0]
+
     @property
     def logs(self) -> Path:
         """Holds ``<target>.{compile,link}.{log,json}``."""

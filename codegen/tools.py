@@ -45,7 +45,11 @@ def clean_environment(temporary: Path | None = None) -> dict[str, str]:
 
 
 def run_tool(
-    command: Sequence[str | Path], *, seconds: float | None = None, temporary: Path | None = None
+    command: Sequence[str | Path],
+    *,
+    seconds: float | None = None,
+    temporary: Path | None = None,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool to its end, in :func:`clean_environment`.
 
@@ -53,6 +57,7 @@ def run_tool(
         command: the tool and its arguments.
         seconds: how long it may take; None is without end.
         temporary: see :func:`clean_environment`.
+        folder: where it runs; default the present one.
 
     Returns:
         Its status, and in ``stdout`` what it printed on both streams.
@@ -63,6 +68,7 @@ def run_tool(
     try:
         return subprocess.run(
             command,
+            cwd=folder,
             env=clean_environment(temporary),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -13,7 +13,8 @@ def entry(
     outcome: Outcome | None = None,
     *,
     environment: str = "e",
-    kernel_digest: str = "k",
+    source_digest: str = "k",
+    code_digest: str | None = None,
     estimate_us: float | None = None,
 ) -> CandidateEntry:
     """A candidate that took ``us`` microseconds; None for one that was not timed."""
@@ -29,7 +30,8 @@ def entry(
         )
     return CandidateEntry(
         candidate=one,
-        kernel_digest=kernel_digest,
+        source_digest=source_digest,
+        code_digest=code_digest,
         outcome=outcome or Ok(),
         measurement=timing,
         estimate_us=estimate_us,

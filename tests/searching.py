@@ -21,6 +21,7 @@ GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1",
 class FakeBuilt:
     path: Path
     report: CompilerReport
+    code_digest: str | None = None
 
 
 def report(

@@ -54,7 +54,7 @@ class Results:
     Attributes:
         gpu: the folder's name.
         files: name without ending -> content.
-        records: tuning records of that GPU that ship or are kept beside the results.
+        records: tuning records of that GPU, of which the picks ship.
     """
 
     gpu: str
@@ -77,24 +77,19 @@ class Results:
         return [(name, self.files[name]) for name in names]
 
 
-def load(folder: Path, records: Sequence[Path]) -> Results:
-    """Read one GPU's folder.
+def load(folder: Path) -> Results:
+    """Read one GPU's folder: results, and the evidence for the picks that ship, where there is any.
 
     Args:
         folder: ``results/<gpu>``.
-        records: files of tuning records; those that are not there are left out, and the later replaces what the
-            earlier has of the same problem.
     """
-    found: dict[str, Mapping[str, Any]] = {}
-    for path in records:
-        if path.is_file():
-            for record in json.loads(path.read_text(encoding="utf-8"))["records"]:
-                found[json.dumps(record["problem"], sort_keys=True)] = record
+    evidence = folder / "records.jsonl"
+    lines = evidence.read_text(encoding="utf-8").splitlines() if evidence.is_file() else []
     files = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(folder.glob("*.json"))
     }
-    return Results(gpu=folder.name, files=files, records=list(found.values()))
+    return Results(gpu=folder.name, files=files, records=[json.loads(line) for line in lines])
 
 
 def race_section(results: Results, name: str, document: Document) -> Section:

@@ -34,18 +34,14 @@ class Site:
     figures: Mapping[str, str]
 
 
-def gpus(root: Path, tuned: Path) -> list[Results]:
+def gpus(root: Path) -> list[Results]:
     """Every GPU's results.
 
     Args:
         root: folder of ``<gpu>/<benchmark>.json``.
-        tuned: folder of the records that ship.
     """
     folders = [folder for folder in sorted(root.glob("*")) if next(folder.glob("*.json"), None)]
-    return [
-        load(folder, [folder / "picks" / f"{folder.name}.json", tuned / f"{folder.name}.json"])
-        for folder in folders
-    ]
+    return [load(folder) for folder in folders]
 
 
 def sections(results: Results) -> Iterator[Section]:
@@ -63,15 +59,14 @@ def sections(results: Results) -> Iterator[Section]:
             yield found
 
 
-def build(root: Path, tuned: Path) -> Site:
+def build(root: Path) -> Site:
     """Draw and write everything, as text.
 
     Args:
         root: folder of ``<gpu>/<benchmark>.json``.
-        tuned: folder of the records that ship.
     """
     contents, body, figures = [], [], {}
-    for results in gpus(root, tuned):
+    for results in gpus(root):
         anchor = f"gpu-{results.gpu}"
         contents.append((anchor, results.name))
         body.append(f'<section id="{anchor}"><h2>{results.name}</h2></section>')

@@ -12,6 +12,7 @@ import pytest
 
 from attention_autotuner import templates
 from attention_autotuner.arch import measured_specs
+from tests.knob_schemas import KnobsOfAnotherDay, other_schemas
 
 # These tests hold the specs of the source to account: what was measured last on some GPU must not move them.
 measured_specs.SHIPPED = Path(__file__).with_name("no_measured_specs")
@@ -52,3 +53,9 @@ def fake_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
         return copy
 
     return build
+
+
+@pytest.fixture
+def knobs_of_another_day(monkeypatch: pytest.MonkeyPatch) -> KnobsOfAnotherDay:
+    """Gives kernels, by name, knobs that can say something else than they could."""
+    return other_schemas(monkeypatch)

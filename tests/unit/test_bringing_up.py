@@ -31,6 +31,7 @@ from tests.devices import H200
 FEW = only(default_sweep(), ["retention", "forward"])
 D64 = only(default_sweep(), ["forward", "d64"])
 POLICY = H100(H200_SPEC)
+HEADER = '{"schema": 3, "gpu_name": "NVIDIA H200", "environments": {}}'
 
 
 @pytest.fixture
@@ -70,7 +71,8 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
     # What is written: the picks in the form of the package, the spec, the properties, and all of it as a report.
     assert sorted(path.name for path in out.iterdir()) == [
         "nvidia-h200.bring_up.json",
-        "nvidia-h200.json",
+        "nvidia-h200.evidence.jsonl",
+        "nvidia-h200.jsonl",
         "nvidia-h200.lock",
         "nvidia-h200.properties.json",
         "nvidia-h200.spec.json",
@@ -206,16 +208,19 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_measured(
     assert machine.measured == []
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 2}', '{"records": [7]}', '{"records": 7}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"schema": 2}', '{"records": 7}', f"{HEADER}\n7", f'{HEADER}\n{{"pick": 7}}'],
+)
 def test_damaged_picks_are_said_before_anything_is_measured(
     here: Settings, tmp_path: Path, text: str
 ) -> None:
     machine = FakeMachine()
-    (tmp_path / "nvidia-h200.json").write_text(text)
-    with pytest.raises(RecordError, match=r"nvidia-h200\.json are damaged"):
+    (tmp_path / "nvidia-h200.jsonl").write_text(text)
+    with pytest.raises(RecordError, match=r"nvidia-h200\.jsonl are damaged"):
         bring_up(machine, FEW, here, output=tmp_path)
     assert machine.measured == []
-    assert (tmp_path / "nvidia-h200.json").read_text() == text
+    assert (tmp_path / "nvidia-h200.jsonl").read_text() == text
 
 
 @pytest.mark.parametrize(

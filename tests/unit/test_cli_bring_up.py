@@ -200,7 +200,7 @@ def test_the_report_says_what_was_found_picked_and_spent(
     assert "2.30 us" in text
     assert "picks for 3 of 3 problems" in text
     assert "the default" in text
-    assert f"wrote {tmp_path / 'out' / 'nvidia-h200.json'}" in text
+    assert f"wrote {tmp_path / 'out' / 'nvidia-h200.jsonl'}" in text
     assert machine.job_count == 3
 
 

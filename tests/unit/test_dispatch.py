@@ -186,9 +186,12 @@ def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) 
     assert query.arch == "A100"
     assert query.environment.gpu_name == "fake"
     assert not query.strict
-    assert query.kernel_digest is not None
+    assert query.kernels is not None
     default = A100().default(PROBLEM)
-    assert query.kernel_digest(default) != query.kernel_digest(other_candidate(A100()))
+    other = other_candidate(A100())
+    assert query.kernels.source(default) != query.kernels.source(other)
+    assert query.kernels.exact(default) != query.kernels.exact(other)
+    assert query.kernels.code(default) is None
 
 
 def test_what_was_decided_is_remembered_and_buckets_share_it(world: World) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 import attention_autotuner
-from attention_autotuner import arch, errors, settings
+from attention_autotuner import arch, errors, reference, settings
 from attention_autotuner.cli import doctor, entry
 from attention_autotuner.core import abi
 from attention_autotuner.kernels.registry import KERNELS
-from attention_autotuner.operations import references as reference
 from tests.snippets.pages import pages
 
 

@@ -16,7 +16,8 @@ from attention_autotuner.arch import A100, H100, Policy, resolve
 from attention_autotuner.cli import doctor, exporting, main
 from attention_autotuner.codegen import installed
 from attention_autotuner.codegen.bundle import open_bundle
-from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import BuildFailed, Outcome
@@ -39,7 +40,6 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
     space_digest,
-    space_schema,
 )
 from attention_autotuner.version import __version__
 from tests.bundling import publish
@@ -59,7 +59,7 @@ def record(problem: Problem, gpu_name: str) -> TuningRecord:
             candidate,
             median,
             environment=environment.digest,
-            kernel_digest=kernel_digest(render(candidate)),
+            source_digest=source_digest(render(candidate)),
             estimate_us=80.0,
         )
         for candidate, median in ((OTHER, 90.0), (default, 120.0))
@@ -69,7 +69,6 @@ def record(problem: Problem, gpu_name: str) -> TuningRecord:
         measured_problem=problem,
         purpose=problem.direction,
         arch=POLICY.name,
-        space_schema=space_schema(problem.op, problem.direction),
         space_digest=space_digest([entry.candidate for entry in entries]),
         pick=OTHER.name,
         default=default.name,
@@ -214,7 +213,7 @@ def test_export_without_a_problem_takes_the_common_classes_and_the_users_records
     own = Problem(dim_qk=48, dim_v=48, seqlen_q=2000, seqlen_k=2000)
     mine = next(c for c in POLICY.legal(own) if c != POLICY.default(own))
     kept = record(own, "NVIDIA A100-SXM4-80GB")
-    entry = replace(kept.entries[0], candidate=mine, kernel_digest=kernel_digest(render(mine)))
+    entry = replace(kept.entries[0], candidate=mine, source_digest=source_digest(render(mine)))
     measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
     entry = replace(entry, measurement=measured)
     Layers(settings.current()).records.put(

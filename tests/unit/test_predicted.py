@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from attention_autotuner.kernels.configs import knob_schema
+
 import json
 import logging
 from dataclasses import replace
@@ -15,7 +17,8 @@ from attention_autotuner.arch import A100, H100, RTX4090, Policy, from_propertie
 from attention_autotuner.arch.a100 import A100_SPEC
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.cli import main
-from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError
@@ -36,10 +39,10 @@ from attention_autotuner.tuning.predicted import (
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
     space_digest,
-    space_schema,
 )
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
+from attention_autotuner.tuning.shipped import ShippedRecords
+from attention_autotuner.tuning.shipping import write_shipped
 from tests.candidates import forward
 from tests.devices import RTX3090
 from tests.measured import entry
@@ -58,11 +61,11 @@ GPU = Environment(gpu_name="NVIDIA A100-SXM4-80GB", num_sms=108, time_utc="2030-
 def document(*rows: list[Any], **changes: Any) -> dict[str, Any]:
     group = {
         "class": CLASS,
-        "space_schema": space_schema("attention", "forward"),
         "kernels": [OWN.config],
         "picks": list(rows) or [[8, 16, 16, 2048, 0, 90.0, 100.0, 95.0]],
     }
     spec = {"name": POLICY.spec.name, "num_sms": 108, "digest": spec_digest(POLICY)}
+    group["knob_schemas"] = [knob_schema(OWN.kernel)] * len(changes.get("kernels", [OWN]))
     group |= {key: changes.pop(key) for key in tuple(changes) if key in group}
     return {
         "schema": SCHEMA,
@@ -179,8 +182,8 @@ def test_a_partition_of_the_gpu_has_none(folder: Path) -> None:
 
 
 def test_choices_of_another_knob_space_are_refused(folder: Path) -> None:
-    found = missed(write(folder, document(space_schema="old")).find(PROBLEM, POLICY))
-    assert (found.field, found.found) == ("space_schema", "old")
+    found = missed(write(folder, document(knob_schemas=["old"])).find(PROBLEM, POLICY))
+    assert (found.field, found.found) == ("knob_schema", "old")
 
 
 def test_a_candidate_that_is_not_legal_gives_way_to_the_next_nearest(folder: Path) -> None:
@@ -242,14 +245,13 @@ def test_a_file_is_read_once(folder: Path) -> None:
 
 
 def record(pick: Candidate) -> TuningRecord:
-    digest = kernel_digest(render(pick))
-    row = entry(pick, 99.0, environment=GPU.digest, kernel_digest=digest)
+    digest = source_digest(render(pick))
+    row = entry(pick, 99.0, environment=GPU.digest, source_digest=digest)
     return TuningRecord(
         problem=PROBLEM.bucketed(),
         measured_problem=PROBLEM,
         purpose="forward",
         arch="A100",
-        space_schema=space_schema("attention", "forward"),
         space_digest=space_digest([pick]),
         pick=pick.name,
         default=pick.name,

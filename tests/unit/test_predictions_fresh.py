@@ -143,13 +143,14 @@ def test_a_choice_that_a_record_does_not_hold_never_counts_as_a_gain(
 
 
 def test_kept_searches_outlive_the_records_that_shipped(tmp_path: Path) -> None:
-    path, records = tmp_path / "searches.json", tmp_path / "records.json"
-    shipped = json.loads(evidence.RECORDS.read_text(encoding="utf-8"))["records"]
+    path, records = tmp_path / "searches.json", tmp_path / "records.jsonl"
+    lines = evidence.RECORDS.read_text(encoding="utf-8").splitlines()
+    shipped: list[dict[str, Any]] = list(map(json.loads, lines))
     plain = [r for r in shipped if len(r["entries"]) > 1 and not r["problem"]["deterministic"]]
     strict = [r for r in shipped if r["problem"]["deterministic"]][:1]
 
     def kept(*documents: dict[str, Any]) -> list[dict[str, Any]]:
-        records.write_text(json.dumps({"records": documents}), encoding="utf-8")
+        records.write_text("\n".join(map(json.dumps, documents)), encoding="utf-8")
         evidence.keep(records, path)
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["searches"]
         return found

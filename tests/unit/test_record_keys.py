@@ -1,41 +1,81 @@
-"""What a record is found by: attention's records as they always were, retention's by their mask and form too."""
+"""What a record is found by, retention's by their mask and form too, and what its entries are held to: one kernel."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from attention_autotuner.arch import resolve
+from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Form, Problem
+from attention_autotuner.kernels.configs import knob_schema
+from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.lookup import distance
-from attention_autotuner.tuning.record_schema import CandidateEntry, space_schema
+from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.step import problems_of_step
 
 RETNET = Problem(op="retnet", mask="explicit", causal=True)
 RETENTION = Problem(op="retention", causal=True)
 
 
-def test_the_schema_of_attention_is_that_of_the_records_that_were_shipped() -> None:
-    assert space_schema("attention", "forward") == "a14b375783847447"
-    assert space_schema("attention", "backward") == "626a7d1c293939b3"
+def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> None:
+    found = {
+        (entry.candidate.kernel, entry.knob_schema)
+        for record in shipped(Path(str(files("attention_autotuner.tuned"))), "NVIDIA H200")
+        for entry in record.entries
+    }
+    assert found >= {
+        ("scores_forward_sm80", knob_schema("scores_forward_sm80")),
+        ("scores_backward_sm80", knob_schema("scores_backward_sm80")),
+        ("chunks_sm80", knob_schema("chunks_sm80")),
+    }
+    assert knob_schema("scores_forward_sm80") == "5ff88badbc72d80f"
+    assert knob_schema("scores_backward_sm80") == "cc3fbb67cb981c77"
 
 
-def test_schemas_of_operations_differ() -> None:
-    keys = [
-        (op, way) for op in ("attention", "retnet", "retention") for way in ("forward", "backward")
-    ]
-    assert len({space_schema(op, way) for op, way in keys}) == len(keys)  # type: ignore[arg-type]
+def test_schemas_of_kernels_differ() -> None:
+    assert len({knob_schema(name) for name in KERNELS}) == len(KERNELS) == 7
 
 
 def test_an_entry_from_before_masks_is_attentions() -> None:
     candidate = resolve("A100").default(Problem())
-    said = CandidateEntry(candidate=candidate, kernel_digest="", outcome=Ok()).to_json()
-    del said["candidate"]["mask"]
-    assert CandidateEntry.from_json(said).candidate == candidate
+    said = TuningRecord.from_json(old_form(candidate)).picked
+    assert (said.candidate, said.kernel_digest) == (candidate, "exact")
+
+
+def old_form(candidate: Candidate, op: str = "attention") -> dict[str, Any]:
+    """A record of schema 2, as it was written before masks."""
+    problem = {"op": op, "direction": candidate.direction, "causal": op == "retention"}
+    config = {k: v for k, v in candidate.config.items() if k not in ("kernel", "mask")}
+    timing = {
+        "candidate_name": candidate.name, "median_us": 9.0, "spread_us": 0.1, "samples": 3,
+        "ratio_to_best": 1.0, "environment": "e",
+    }  # fmt: skip
+    entry = {
+        "candidate": config, "kernel_digest": "exact", "outcome": Ok().to_json(), "measurement": timing,
+        "estimate_us": 8.0,
+    }  # fmt: skip
+    return {
+        "schema": 2, "problem": problem, "measured_problem": problem, "purpose": candidate.direction, "arch": "A100",
+        "space_schema": "of the whole operation", "space_digest": "s", "pick": candidate.name,
+        "default": candidate.name, "confirmed": True, "environment": {}, "environments": {}, "entries": [entry],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+def test_old_configs_of_retention_are_read_as_the_kernel_they_were_of(form: Form) -> None:
+    problem = replace(RETENTION, form=form)
+    candidate = resolve("A100").default(problem)
+    said = TuningRecord.from_json(old_form(candidate, "retention")).picked
+    assert said.candidate == candidate
+    assert said.candidate.form == form
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from attention_autotuner.kernels.configs import knob_schema
+
 import json
 import logging
 import multiprocessing
@@ -14,19 +16,20 @@ from attention_autotuner.core.outcome import BuildFailed, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import environment as environment_module
-from attention_autotuner.tuning import record_schema
 from attention_autotuner.tuning.environment import Environment, collect, parse_smi
 from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
 from attention_autotuner.tuning.record_schema import (
     CandidateEntry,
     TuningRecord,
     space_digest,
-    space_schema,
 )
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipped import ShippedRecords, write_shipped
+from attention_autotuner.tuning.shipped import ShippedRecords
+from attention_autotuner.tuning.shipping import evidence, evidence_path, write_shipped
+from attention_autotuner.tuning.validity import PresentKernels
 from tests import measured
 from tests.candidates import forward
+from tests.knob_schemas import KnobsOfAnotherDay
 
 H200 = Environment(
     gpu_name="NVIDIA H200",
@@ -48,7 +51,7 @@ FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
     digest = f"digest of {one.name}"
     return measured.entry(
-        one, us, outcome, environment=H200.digest, kernel_digest=digest, estimate_us=us
+        one, us, outcome, environment=H200.digest, source_digest=digest, estimate_us=us
     )
 
 
@@ -58,7 +61,6 @@ def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
         "measured_problem": problem,
         "purpose": problem.direction,
         "arch": "H100",
-        "space_schema": space_schema("attention", "forward"),
         "space_digest": space_digest([FAST, SLOW, BROKEN]),
         "pick": FAST.name,
         "default": SLOW.name,
@@ -72,6 +74,9 @@ def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
         "environments": {H200.digest: H200},
     }
     return TuningRecord(**values | changes)
+
+
+EDITED = PresentKernels(source=lambda one: "edited", exact=lambda one: "edited")
 
 
 def query(problem: Problem = PROBLEM, **changes: Any) -> Query:
@@ -121,7 +126,7 @@ def test_a_record_of_the_first_schema_is_missed_and_left_alone(store: RecordStor
     old = record().to_json() | {"schema": 1}
     del old["purpose"]
     path.write_text(json.dumps(old))
-    assert store.find(query()) == Miss(field="schema", expected="2", found="1")
+    assert store.find(query()) == Miss(field="schema", expected="3", found="1")
     assert list(store.records()) == []
     assert path.is_file()
     store.put(record())
@@ -183,25 +188,45 @@ def test_another_sm_count_is_a_miss(store: RecordStore) -> None:
 
 def test_another_kernel_source_is_a_miss(store: RecordStore) -> None:
     store.put(record())
-    same = query(kernel_digest=lambda one: f"digest of {one.name}")
+    same = query(kernels=PresentKernels(source=lambda one: f"digest of {one.name}"))
     assert hit(store.find(same)).record.pick == FAST.name
-    found = store.find(query(kernel_digest=lambda one: "edited"))
-    assert found == Miss(field="kernel_digest", expected="edited", found=f"digest of {FAST.name}")
+    found = store.find(query(kernels=EDITED))
+    assert found == Miss(field="source_digest", expected="edited", found=f"digest of {FAST.name}")
 
 
-def test_another_search_space_schema_is_a_miss(
-    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+def test_the_same_machine_code_is_the_same_kernel(store: RecordStore) -> None:
+    store.put(record(entries=(replace(entry(FAST, 100.0), code_digest="code"), entry(SLOW, 110.0))))
+    same = replace(EDITED, code=lambda one: "code")
+    assert hit(store.find(query(kernels=same))).record.pick == FAST.name
+    other = replace(EDITED, code=lambda one: "other")
+    found = store.find(query(kernels=other))
+    assert found == Miss(field="code_digest", expected="other", found="code")
+    unknown = store.find(query(kernels=EDITED))
+    assert isinstance(unknown, Miss)
+    assert (unknown.field, unknown.expected) == ("source_digest", "edited")
+    assert "records rekey" in unknown.advice
+
+
+def test_other_knobs_of_its_kernel_are_a_miss_that_says_what_helps(
+    store: RecordStore, knobs_of_another_day: KnobsOfAnotherDay
 ) -> None:
     store.put(record())
-    monkeypatch.setattr(record_schema, "families", lambda op, direction: ("sm80", "sm90"))
-    assert missed(store.find(query())) == "space_schema"
+    then = knob_schema(FAST.kernel)
+    knobs_of_another_day("chunks_sm80")
+    assert hit(store.find(query())).record.pick == FAST.name
+    knobs_of_another_day(FAST.kernel)
+    found = store.find(query())
+    assert isinstance(found, Miss)
+    assert (found.field, found.found) == ("knob_schema", then)
+    assert "records rekey" in found.advice
+    assert list(store.records()) == []
 
 
 def test_another_schema_is_a_miss_and_not_damage(store: RecordStore) -> None:
     store.put(record())
     path = store.path(PROBLEM, "H100", H200.gpu_name)
     path.write_text(json.dumps({"schema": 99, "problem": "of another shape"}))
-    assert store.find(query()) == Miss(field="schema", expected="2", found="99")
+    assert store.find(query()) == Miss(field="schema", expected="3", found="99")
     assert path.exists()
 
 
@@ -321,18 +346,18 @@ def test_adding_a_candidate_keeps_the_others_timings(store: RecordStore) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 2}', "\x00\xff", '{"schema": 2, "space_schema": "SPACE"}']
+    "text", ["", "{", "[]", '{"schema": 99}', "\x00\xff", '{"schema": 2}', '{"schema": 3}']
 )
 def test_a_damaged_record_is_set_aside_logged_and_missed(
     store: RecordStore, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = store.path(PROBLEM, "H100", H200.gpu_name)
     path.parent.mkdir(parents=True)
-    path.write_bytes(text.replace("SPACE", space_schema("attention", "forward")).encode("latin-1"))
+    path.write_bytes(text.encode("latin-1"))
     with caplog.at_level(logging.WARNING):
         found = store.find(query())
     assert isinstance(found, Miss)
-    if text != '{"schema": 2}':  # that one is another schema of the space, not damage
+    if text != '{"schema": 99}':  # that one is another schema, not damage
         assert not path.exists()
         assert "damaged tuning record" in caplog.text
         assert list((store.root / "quarantine").iterdir())
@@ -385,11 +410,13 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
 
 def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path: Path) -> None:
     path = write_shipped(tmp_path, "NVIDIA H200", [record()])
-    assert path.name == "nvidia-h200.json"
+    assert path.name == "nvidia-h200.jsonl"
     shipped = ShippedRecords(tmp_path)
     found = hit(shipped.find(query()))
     assert found.layer == "shipped"
     assert {one.candidate.name for one in found.record.entries} == {FAST.name, SLOW.name}
+    said = evidence(evidence_path(tmp_path, "NVIDIA H200"))
+    assert list(said.values()) == [record()]
     assert missed(shipped.find(query(environment=replace(H200, gpu_name="GPU")))) == "problem"
     assert missed(shipped.find(query(environment=Environment()))) == "gpu_name"
     assert missed(shipped.find(query(environment=replace(H200, num_sms=1)))) == "num_sms"
@@ -398,7 +425,7 @@ def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path
 
 
 def test_a_damaged_shipped_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "nvidia-h200.json").write_text("{")
+    (tmp_path / "nvidia-h200.jsonl").write_text("{")
     with pytest.raises(RecordError, match="nvidia-h200"):
         ShippedRecords(tmp_path).find(query())
 

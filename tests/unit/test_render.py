@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import jinja2
@@ -94,7 +94,8 @@ def _nameless(candidate: Candidate) -> str:
 
 def test_every_forward_knob_reaches_the_text() -> None:
     texts = [_nameless(SMALL)]
-    changes = {name: value for name, value in LARGE.config.items() if name != "knobs"}
+    changes = {each.name: getattr(LARGE, each.name) for each in fields(LARGE)}
+    del changes["knobs"]
     for name, value in (changes | asdict(LARGE.knobs)).items():
         changed = forward(SMALL, **{name: value})
         if changed != SMALL:

@@ -35,7 +35,6 @@ from benchmarks.reporting.small_sections import (
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-TUNED = ROOT / "python" / "attention_autotuner" / "tuned"
 PROBE = Path(__file__).resolve().parents[1] / "overflow.js"
 WIDTHS = (1400, 900, 420)
 PINNED = re.search(r"^matplotlib==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
@@ -43,7 +42,7 @@ PINNED = re.search(r"^matplotlib==(.+)$", (ROOT / "constraints.txt").read_text()
 
 @pytest.fixture(scope="module")
 def built() -> site.Site:
-    return site.build(RESULTS, TUNED)
+    return site.build(RESULTS)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ def built() -> site.Site:
 def test_what_shows_results_shows_the_committed_ones(
     built: site.Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "build", lambda root, tuned: built)  # once is enough
+    monkeypatch.setattr(site, "build", lambda root: built)  # once is enough
     assert PINNED is not None
     if mpl.__version__ != PINNED[1]:
         pytest.skip(f"figures are compared with matplotlib {PINNED[1]}, here is {mpl.__version__}")
@@ -60,7 +59,7 @@ def test_what_shows_results_shows_the_committed_ones(
 
 
 def test_a_second_drawing_is_the_same() -> None:
-    results = load(RESULTS / "nvidia-h200", [])
+    results = load(RESULTS / "nvidia-h200")
     name, document = results.races()[0]
     assert race_section(results, name, document) == race_section(results, name, document)
 
@@ -104,7 +103,7 @@ def test_figures_of_results_that_are_gone_are_removed(tmp_path: Path) -> None:
     readme.write_text(f"{report.BEGIN}\n{report.END}\n")
     other = tmp_path / "README.zh-CN.md"
     other.write_text("no markers here\n")
-    arguments = ["--results", str(tmp_path / "none"), "--tuned", str(tmp_path), "--docs"]
+    arguments = ["--results", str(tmp_path / "none"), "--docs"]
     arguments += [str(tmp_path / "docs"), "--readme", str(readme), str(other)]
     assert report.main([*arguments, "--check"]) == 1
     assert report.main(arguments) == 0
@@ -166,7 +165,7 @@ def test_losses_are_marked_in_the_figure_and_in_the_tables() -> None:
     assert svg.count("▼") == 2  # the other is in the legend
     assert ">1.30<" in svg
     assert ">no time<" in svg
-    section = race_section(load(Path("/none"), []), "attention_forward", DOCUMENT)
+    section = race_section(load(Path("/none")), "attention_forward", DOCUMENT)
     assert '<td class="loss" data-key="0.8">▼ 0.80 ±0.4%</td>' in section.inner
     assert escape("no kernel for <this>") in section.inner
     assert "SM clock after each race 1700 to 1700 MHz" in section.inner
@@ -278,10 +277,10 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
         },
     }  # fmt: skip
     makers = (bring_up_section, agreement_section, decode_section, first_call_section)
-    assert [make(load(folder, [])) for make in makers] == [None] * 4
+    assert [make(load(folder)) for make in makers] == [None] * 4
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
-    up, cpp, decode, first = (make(load(folder, [])) for make in makers)
+    up, cpp, decode, first = (make(load(folder)) for make in makers)
     assert up is not None
     assert cpp is not None
     assert decode is not None
@@ -302,7 +301,7 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
     assert "NVIDIA X, torch 2.13" in decode.inner
     assert ">0.750</td>" in first.inner
     assert "3 processes" in first.inner
-    page = site.build(tmp_path, tmp_path).page
+    page = site.build(tmp_path).page
     assert page.index("Decoding with retention") < page.index("C++ beside Python")
 
 

@@ -1,38 +1,136 @@
-"""The picks that come with the package must be of the kernels that come with it."""
+"""The picks that come with the package must be of the kernels that come with it, and rest on evidence."""
 
 from __future__ import annotations
 
-import json
+import shutil
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
 from attention_autotuner.arch import resolve
-from attention_autotuner.codegen.render import kernel_digest, render
+from attention_autotuner.codegen.render import include_closure, include_root, render
+from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.kernels import legality
+from attention_autotuner.tuning.record_files import ShippedPicks
 from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.shipped import read_shipped
+from attention_autotuner.tuning.shipping import evidence
+from attention_autotuner.tuning.validity import Changed, PresentKernels, check
+from tests.knob_schemas import KnobsOfAnotherDay
 
-FILES = sorted(
-    path.name
-    for path in files("attention_autotuner.tuned").iterdir()
-    if path.name.endswith(".json")
-)
+TUNED = Path(str(files("attention_autotuner.tuned")))
+FILES = sorted(path.name for path in TUNED.iterdir() if path.name.endswith(".jsonl"))
+H200 = "nvidia-h200.jsonl"
+MAX_BYTES = 160_000  # of a file: what every installation carries
+
+
+def picks(name: str = H200) -> list[TuningRecord]:
+    """The records of a file whose picks' kernels have the knobs that they had."""
+    kept = ShippedPicks(TUNED / name).records()
+    return [one.record for one in kept if one.record is not None and not one.field]
+
+
+def holding(records: list[TuningRecord], root: Path | None = None) -> list[TuningRecord]:
+    """The records whose picks hold by their source, with headers from another folder."""
+    present = PresentKernels(source=lambda one: source_digest(render(one), root))
+    return [one for one in records if not isinstance(check(one.picked, present), Changed)]
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> Path:
+    """A copy of all headers, to be edited."""
+    return Path(shutil.copytree(include_root(), tmp_path / "include"))
 
 
 def test_the_h200_has_picks() -> None:
-    assert "nvidia-h200.json" in FILES
+    assert H200 in FILES
+    assert len(picks()) == len(read_shipped(TUNED / H200).lines) >= 146
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
-    document = json.loads((files("attention_autotuner.tuned") / name).read_text(encoding="utf-8"))
-    records = [TuningRecord.from_json(record) for record in document["records"]]
+    records = picks(name)
     assert records
     for record in records:
-        pick = record.picked
-        assert kernel_digest(render(pick.candidate)) == pick.kernel_digest, (
-            f"{record.problem.describe()}: the kernels changed since this pick was timed; run "
+        proof = check(record.picked, PresentKernels())
+        assert not isinstance(proof, Changed), (
+            f"{record.problem.describe()}: {proof} since this pick was timed; run "
+            "`attention-autotuner records rekey --shipped`, and for what it cannot carry over "
             f"`python -m benchmarks.attention_{record.problem.direction} run --ship "
-            "python/attention_autotuner/tuned`"
+            "python/attention_autotuner/tuned` on the GPU"
         )
-        assert legality.check(pick.candidate, resolve(record.arch).spec) is None
+        assert legality.check(record.candidate, resolve(record.arch).spec) is None
+        assert record.picked.code_digest is not None
+    assert (TUNED / name).stat().st_size < MAX_BYTES
+
+
+def test_every_shipped_pick_rests_on_its_line_of_evidence(repository: Path) -> None:
+    said = evidence(repository / "benchmarks" / "results" / "nvidia-h200" / "records.jsonl")
+    file = read_shipped(TUNED / H200)
+    assert {line["evidence"] for line in file.lines} == set(said)
+    for line, record in zip(file.lines, picks(), strict=True):
+        measured = said[line["evidence"]]
+        assert (measured.problem, measured.arch) == (record.problem, record.arch)
+        assert (measured.pick, measured.default) == (record.pick, record.default)
+        mine, whole = record.picked.measurement, measured.picked.measurement
+        assert mine is not None
+        assert whole is not None
+        assert mine.median_us == pytest.approx(whole.median_us, rel=1e-5)
+        assert mine.ratio_to_best == pytest.approx(whole.ratio_to_best, rel=1e-5)
+
+
+# --- what disturbs them ---------------------------------------------------------------------------
+
+
+def test_a_comment_in_every_header_leaves_every_pick_valid(headers: Path) -> None:
+    records = picks()
+    for path in headers.rglob("*.*"):
+        text = path.read_text(encoding="utf-8")
+        path.write_text(f"/* a comment\n   of two lines */ // and one more\n\n{text}\n\n", "utf-8")
+    assert len(holding(records, headers)) == len(records)
+
+
+def test_a_moved_header_leaves_every_pick_valid(headers: Path) -> None:
+    (headers / "attention_autotuner" / "host").mkdir()
+    moved = "attention_autotuner/host/whole_numbers.cuh"
+    (headers / "attention_autotuner" / "scalars.cuh").rename(headers / moved)
+    count = 0
+    for path in headers.rglob("*.*"):
+        text = path.read_text(encoding="utf-8")
+        new = text.replace('#include "scalars.cuh"', f"#include <{moved}>")
+        count += new != text
+        path.write_text(new, encoding="utf-8")
+    assert count
+    assert len(holding(picks(), headers)) == len(picks())
+
+
+def test_a_change_of_one_kernel_asks_for_that_kernel_alone(headers: Path) -> None:
+    name = "retention_walk_sm90.cuh"
+    path = headers / "attention_autotuner" / name
+    path.write_text(
+        path.read_text(encoding="utf-8") + "\nstatic constexpr int kMore = 1;\n", "utf-8"
+    )
+    records = picks()
+    lost = {one.candidate.kernel for one in records} - {
+        one.candidate.kernel for one in holding(records, headers)
+    }
+    assert lost == {"chunks_sm90"}
+    kept = {one.problem for one in holding(records, headers)}
+    for record in records:
+        uses = f"attention_autotuner/{name}" in include_closure(render(record.candidate).text)
+        assert (record.problem in kept) == (not uses)
+
+
+def test_a_knob_more_of_one_kernel_drops_no_record_of_another(
+    knobs_of_another_day: KnobsOfAnotherDay,
+) -> None:
+    before = picks()
+    knobs_of_another_day("scores_forward_sm80")
+    after = picks()
+    lost = {one.problem for one in before} - {one.problem for one in after}
+    assert lost == {one.problem for one in before if one.candidate.kernel == "scores_forward_sm80"}
+    assert lost
+    assert {one.candidate.kernel for one in after} == {one.candidate.kernel for one in before} - {
+        "scores_forward_sm80"
+    }

@@ -11,8 +11,7 @@ import pytest
 
 from attention_autotuner.errors import StoreError
 from attention_autotuner.tuning import locking
-from attention_autotuner.tuning.shipped import write_shipped
-from attention_autotuner.tuning.shipping import ship, shipped
+from attention_autotuner.tuning.shipping import ship, shipped, write_shipped
 
 GPU = "NVIDIA H200"
 FIRST, SECOND = shipped(Path(str(files("attention_autotuner.tuned"))), GPU)[:2]
@@ -38,4 +37,4 @@ def test_who_holds_a_file_for_too_long_is_named(
     held = filelock.FileLock(tmp_path / "nvidia-h200.lock")
     with held, pytest.raises(StoreError, match=r"another process holds .*nvidia-h200\.lock"):
         ship(tmp_path, GPU, [FIRST])
-    assert not (tmp_path / "nvidia-h200.json").exists()
+    assert not (tmp_path / "nvidia-h200.jsonl").exists()

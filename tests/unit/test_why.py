@@ -14,7 +14,6 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
     space_digest,
-    space_schema,
 )
 from attention_autotuner.tuning.why import ORDER, Explanation, explain
 from tests.candidates import forward
@@ -33,7 +32,6 @@ def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
         measured_problem=PROBLEM,
         purpose=PROBLEM.direction,
         arch=POLICY.name,
-        space_schema=space_schema(PROBLEM.op, PROBLEM.direction),
         space_digest=space_digest(RANKED),
         pick=pick.name,
         default=DEFAULT.name,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import AttentionAutotunerError
-from . import bringing_up, caching, doctor, exporting, inspecting, making, tuning
+from . import bringing_up, caching, doctor, exporting, inspecting, making, recording, tuning
 from .status import FAILED, INTERRUPTED
 
 
@@ -34,6 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
         exporting.register_export,
         inspecting.register_why,
         caching.register_cache,
+        recording.register_records,
         doctor.register_doctor,
         bringing_up.register_bring_up,
     ):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
 from ..core.identity import digest16
@@ -107,6 +107,11 @@ def reworded(value: Any, words: Mapping[str, str]) -> Any:
     return words.get(value, value) if isinstance(value, str) else value
 
 
+def encode(knobs: KernelKnobs) -> dict[str, Any]:
+    """Knobs as JSON-ready values: ``kernel``, and ``knobs`` by name, nested ones nested and absent ones None."""
+    return {"kernel": knobs.kernel, "knobs": asdict(cast("Any", knobs))}
+
+
 # Configs from before kernels had names tell theirs by operation, direction and family; of retention forward, whose
 # knobs are a closed list, by a field that each had and the others lacked.
 _OLD_FORMS = {
@@ -141,7 +146,8 @@ def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
         kernel = next((name for field, name in _OLD_FORMS.items() if field in knobs), None)
     if kernel is None:
         raise TypeError(f"no knobs are known for {op} {direction}")
-    if "rows" in knobs:
-        knobs = {**knobs["rows"], "chunk": knobs["chunk"], "states": knobs["states"]}
+    if "rows" in knobs:  # the parallel form, whose kernel over rows had knobs of its own
+        states = {name: value for name, value in knobs.items() if name != "rows"}
+        knobs = {**knobs["rows"], **states}
     # Records of attention may be older than masks are.
     return {"mask": "none", **config, "kernel": kernel, "knobs": knobs}

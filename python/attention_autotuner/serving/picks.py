@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..arch import Policy
-from ..codegen.render import kernel_digest, render
+from ..codegen.store import default_store
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from ..errors import RecordError, StoreError
@@ -22,6 +22,7 @@ from ..tuning.lookup import Hit, Miss, Query
 from ..tuning.predicted import PredictedHit, PredictedPicks
 from ..tuning.records import RecordStore
 from ..tuning.shipped import ShippedRecords
+from ..tuning.validity import built_here
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Layers:
             problem=problem,
             arch=policy.name,
             environment=environment,
-            kernel_digest=lambda candidate: kernel_digest(render(candidate)),
+            kernels=built_here(default_store(self.settings), environment),
             strict=self.settings.strict_versions,
         )
 
@@ -148,7 +149,8 @@ def _ask(layer: Layer, find: Callable[[Query], Found | Miss], query: Query) -> F
         _log.warning("no %s is served: %s", _WORDS.get(layer, layer), error)
         return str(error)
     if isinstance(found, Miss):
-        return f"{found.field} is {found.found}, wanted {found.expected}"
+        advice = found.advice and f"; {found.advice}"
+        return f"{found.field} is {found.found}, wanted {found.expected}{advice}"
     # A promise to the caller, kept here whatever a file says.
     if query.problem.deterministic and not found.candidate.deterministic:
         name = found.candidate.name

@@ -33,6 +33,7 @@ from .ceilings import Ceiling, Ceilings
 from .environment import Environment, collect
 from .pipeline import LocalPipeline, SweepPipeline
 from .records import RecordStore
+from .shipped import shipped_name
 from .shipping import ship, shipped
 from .spec_measuring import keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
@@ -322,7 +323,7 @@ def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
     name = slug(gpu_name)
     return {
         "spec": folder / f"{name}.spec.json",
-        "picks": folder / f"{name}.json",
+        "picks": folder / shipped_name(gpu_name),
         "properties": folder / f"{name}.properties.json",
         "report": folder / f"{name}.bring_up.json",
     }

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ..arch.policy import Policy
-from ..codegen.render import kernel_digest, render
+from ..codegen.render import render
+from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from .environment import Environment
 from .lookup import Hit, Query
-from .record_schema import Purpose, TuningRecord, space_digest, space_schema
+from .record_schema import CandidateEntry, Purpose, TuningRecord, space_digest
 from .records import RecordStore
 from .result import Row
+from .validity import Changed, PresentKernels, check
+
+
+def source_digests(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
+    """What the sources of candidates say now."""
+    return {one: source_digest(render(one)) for one in candidates}
 
 
 def recall(
@@ -30,26 +37,33 @@ def recall(
         problem: the problem; a neighbour's record does not do.
         policy: whose records.
         environment: the present one; a difference of any field that is compared is a miss.
-        digests: candidate name -> identity of its source now.
+        digests: candidate name -> source digest now.
     """
+    kernels = PresentKernels()
     query = Query(
         problem=problem,
         arch=policy.name,
         environment=environment,
-        kernel_digest=lambda candidate: kernel_digest(render(candidate)),
+        kernels=kernels,
         strict=True,
     )
     found = records.find(query)
     if not isinstance(found, Hit) or not found.exact:
         return None
     record = found.record
-    current = {record.pick: record.picked.kernel_digest, **digests}
-    entries = tuple(
-        entry
-        for entry in record.entries
-        if current.get(entry.candidate.name, entry.kernel_digest) == entry.kernel_digest
-    )
-    return replace(record, entries=entries)
+    return replace(record, entries=tuple(_holding(record, digests, kernels)))
+
+
+def _holding(
+    record: TuningRecord, digests: Mapping[str, str], kernels: PresentKernels
+) -> Iterator[CandidateEntry]:
+    """The entries that hold, those that a search asks about with their present digest."""
+    for entry in record.entries:
+        now = digests.get(entry.candidate.name)
+        if now is None or now == entry.source_digest:
+            yield entry
+        elif not isinstance(check(entry, kernels), Changed):
+            yield replace(entry, source_digest=now, kernel_digest=None)
 
 
 def untried(rows: Sequence[Row], known: TuningRecord, anchors: Collection[str]) -> list[Row]:
@@ -98,7 +112,6 @@ def extended(
         measured_problem=problem,
         purpose=purpose,
         arch=policy.name,
-        space_schema=space_schema(problem.op, problem.direction),
         space_digest=space_digest(legal),
         pick=pick.name,
         default=default.name,

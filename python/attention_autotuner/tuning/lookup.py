@@ -1,13 +1,14 @@
 """How a tuning record is matched to a problem: hard and soft fields, and the nearest bucket.
 
-Hard fields make a miss that names the field (schema, search-space schema, policy, GPU, SM count, kernel source); soft
-ones (driver, CUDA, compiler, torch, the list of candidates) are served, marked unverified.
+Hard fields make a miss that names the field (schema, the kernel's knobs, policy, GPU, SM count, the kernel itself);
+soft ones (driver, CUDA, compiler, torch, the list of candidates) are served, marked unverified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from math import log2
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,9 @@ from typing import Any, Literal
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
-from .record_schema import SCHEMA, TuningRecord, space_schema
+from .record_migration import OLDEST, SCHEMA, migrated
+from .record_schema import TuningRecord, stale_pick
+from .validity import ADVICE, Changed, PresentKernels, check
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
 
@@ -69,11 +72,13 @@ class Miss:
         field: what missed: ``problem`` when nothing was ever recorded, else the first hard field that differs.
         expected: the present value.
         found: the record's value.
+        advice: what may help, where something does.
     """
 
     field: str
     expected: str
     found: str
+    advice: str = dataclass_field(default="", compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +90,7 @@ class Query:
         arch: the policy's name.
         environment: the present one; fields that are None are not compared.
         space_digest: of the candidates that the policy offers now; None is not compared.
-        kernel_digest: identity of a candidate's source as it would be rendered now; None is not compared.
+        kernels: what candidates' kernels are now; None is not compared.
         strict: soft differences are misses.
     """
 
@@ -93,7 +98,7 @@ class Query:
     arch: str
     environment: Environment
     space_digest: str | None = None
-    kernel_digest: Callable[[Candidate], str] | None = None
+    kernels: PresentKernels | None = None
     strict: bool = False
 
 
@@ -125,10 +130,13 @@ def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     Raises:
         RecordError: the document does not follow its schema.
     """
-    space = space_schema(query.problem.op, query.problem.direction)
-    for name, expected in (("schema", SCHEMA), ("space_schema", space)):
-        if document.get(name) != expected:
-            return Miss(field=name, expected=str(expected), found=str(document.get(name)))
+    schema = document.get("schema")
+    if schema not in range(OLDEST, SCHEMA + 1):
+        return Miss(field="schema", expected=str(SCHEMA), found=str(schema))
+    document = migrated(document)
+    stale = stale_pick(document)
+    if stale is not None:
+        return Miss(field="knob_schema", expected=stale[0], found=stale[1], advice=ADVICE)
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
         return Miss(field="arch", expected=query.arch, found=record.arch)
@@ -136,10 +144,15 @@ def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
         now, then = getattr(query.environment, name), getattr(record.environment, name)
         if now is not None and now != then:
             return Miss(field=name, expected=str(now), found=str(then))
-    if query.kernel_digest is not None:
-        kernel = query.kernel_digest(record.candidate)
-        if kernel != record.picked.kernel_digest:
-            return Miss(field="kernel_digest", expected=kernel, found=record.picked.kernel_digest)
+    if query.kernels is not None:
+        proof = check(record.picked, query.kernels)
+        if isinstance(proof, Changed):
+            return Miss(
+                field=proof.field,
+                expected=proof.expected,
+                found=proof.recorded,
+                advice=proof.advice,
+            )
     unverified = []
     if query.space_digest is not None and query.space_digest != record.space_digest:
         unverified.append("space_digest")

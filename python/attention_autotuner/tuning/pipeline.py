@@ -45,6 +45,10 @@ class Built(Protocol):
     def report(self) -> CompilerReport:
         """What the compiler said."""
 
+    @property
+    def code_digest(self) -> str | None:
+        """Identity of its machine code, where that is known."""
+
 
 class Pipeline(Protocol):
     """The steps of a search that touch compiler and GPU.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -32,9 +32,9 @@ from ..kernels import legality
 from ..kernels.configs import candidate_from_config
 from ..kernels.cost_model import estimate
 from .lookup import Miss, distance
-from .record_schema import space_schema
+from .record_migration import present_schema
 
-SCHEMA = 1
+SCHEMA = 2
 DTYPES: tuple[DType, ...] = ("fp16", "bf16")  # that share choices; files speak of the first
 COLUMNS = (
     "batch", "heads_q", "heads_kv", "seqlen", "kernel", "estimate_us", "default_us", "runner_up_us",
@@ -104,10 +104,16 @@ class PredictedHit:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Shapes of one class, and the knob space that their candidates are of."""
+    """Shapes of one class.
 
-    space_schema: str
+    Attributes:
+        picks: their choices.
+        stale: what the knobs of a kernel can say now, and what they could when it was chosen, where they differ; the
+            choices of such kernels are left out.
+    """
+
     picks: tuple[PredictedPick, ...]
+    stale: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +165,9 @@ class PredictedPicks:
         missed: Miss | None = None
         near: list[tuple[tuple[float, bool, int], PredictedPick]] = []
         for group in file.groups.get(_key(wanted), ()):
-            space = space_schema(wanted.op, wanted.direction)
-            if group.space_schema != space:
-                missed = Miss(field="space_schema", expected=space, found=group.space_schema)
-                continue
+            if group.stale is not None:
+                now, then = group.stale
+                missed = Miss(field="knob_schema", expected=now, found=then)
             for pick in group.picks:
                 apart = distance(wanted, pick.problem)
                 if apart is not None:
@@ -248,10 +253,11 @@ def _parse(source: str, text: bytes, policy: str) -> _File:
             raise ValueError(f"columns must be {COLUMNS}, got {document['columns']}")
         groups: dict[_Key, list[_Group]] = defaultdict(list)
         for data in document["groups"]:
-            picks = tuple(_picks(data))
-            if picks:
-                group = _Group(space_schema=data["space_schema"], picks=picks)
-                groups[_key(picks[0].problem)].append(group)
+            stale = _stale_kernels(data)
+            picks = tuple(_picks(data, stale))
+            if data["picks"]:
+                group = _Group(picks=picks, stale=next(iter(stale.values()), None))
+                groups[_key(Problem(dtype=DTYPES[0], **data["class"]))].append(group)
         return _File(
             source=source,
             spec_digest=document["spec"]["digest"],
@@ -264,12 +270,25 @@ def _parse(source: str, text: bytes, policy: str) -> _File:
         ) from error
 
 
-def _picks(group: Mapping[str, Any]) -> list[PredictedPick]:
-    """The choices of a group: what its shapes share stands once, with its kernels."""
-    kernels = [candidate_from_config(config) for config in group["kernels"]]
+def _stale_kernels(group: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
+    """The kernels of a group whose knobs can say something else by now: place -> what now, what then."""
+    pairs = zip(group["kernels"], group["knob_schemas"], strict=True)
+    schemas = enumerate((str(present_schema(config)), str(then)) for config, then in pairs)
+    return {place: (now, then) for place, (now, then) in schemas if now != then}
+
+
+def _picks(group: Mapping[str, Any], stale: Collection[int]) -> list[PredictedPick]:
+    """The choices of a group, but for stale kernels: what its shapes share stands once, with its kernels."""
+    kernels = {
+        place: candidate_from_config(config)
+        for place, config in enumerate(group["kernels"])
+        if place not in stale
+    }
     found = []
     for values in group["picks"]:
         row = dict(zip(COLUMNS, values, strict=True))
+        if row["kernel"] in stale:
+            continue
         problem = Problem(
             dtype=DTYPES[0],
             **group["class"],

@@ -1,50 +1,51 @@
 """What a tuning record holds, and its JSON form.
 
 A record remembers one (bucketed) problem on one GPU: every candidate that was tried, with its own timing or the reason
-why it fell out, and the pick. So adding a candidate to the search space means measuring one kernel.
+why it fell out, and the pick. So adding a candidate to the search space means measuring one kernel, and a change of one
+kernel disturbs no entry of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..core.candidate import Candidate
 from ..core.identity import digest16
 from ..core.outcome import Outcome, outcome_from_json
-from ..core.problem import Direction, Op, Problem
+from ..core.problem import Problem
 from ..errors import RecordError, UnsupportedProblemError
 from ..kernels.configs import candidate_from_config, knob_schema
-from ..kernels.registry import KERNELS
 from .environment import Environment
+from .record_migration import OLDEST, SCHEMA, migrated, present_schema
 
-SCHEMA = 2  # of the JSON form
+__all__ = [
+    "SCHEMA", "CandidateEntry", "Measurement", "Purpose", "TuningRecord", "is_present", "space_digest", "stale_pick",
+]  # fmt: skip
 
 Purpose = Literal["forward", "backward", "step"]
 
 
-def space_schema(op: Op, direction: Direction) -> str:
-    """Digest of what a candidate of one operation can say at all: the names of its knobs and their words.
+def stale_pick(document: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The present knob schema of a record's pick and the recorded one, where they differ.
 
-    A change makes old records of that operation a hard miss, and of no other.
+    Args:
+        document: a parsed record of the present schema.
     """
-    serving = (
-        kernel.name
-        for kernel in KERNELS.values()
-        if any(service[:2] == (op, direction) for service in kernel.serves)
-    )
-    names = [f.name for f in fields(Candidate)]
-    return digest16(SCHEMA, names, [(name, knob_schema(name)) for name in serving])
+    entries = document.get("entries")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and entry.get("name") == document.get("pick"):
+            now, then = present_schema(entry.get("candidate")), entry.get("knob_schema")
+            return None if now == then else (str(now), str(then))
+    return None
 
 
 def is_present(document: Mapping[str, Any]) -> bool:
-    """Whether a parsed record has the present form and speaks of the present knobs."""
-    problem = document.get("problem")
-    if document.get("schema") != SCHEMA or not isinstance(problem, Mapping):
+    """Whether a parsed record has a form that is read, and a pick whose kernel has the knobs it was written with."""
+    if document.get("schema") not in range(OLDEST, SCHEMA + 1):
         return False
-    schema = space_schema(str(problem.get("op")), problem.get("direction", "forward"))
-    return document.get("space_schema") == schema
+    return stale_pick(migrated(document)) is None
 
 
 def space_digest(candidates: list[Candidate]) -> str:
@@ -79,37 +80,66 @@ class CandidateEntry:
 
     Attributes:
         candidate: the candidate.
-        kernel_digest: identity of its source; a change means that the timing no longer holds.
         outcome: Ok, or why it fell out.
+        source_digest: what its source says, see :mod:`~attention_autotuner.codegen.source_digest`; empty where it is
+            known by ``kernel_digest`` alone.
+        code_digest: its machine code, see :mod:`~attention_autotuner.codegen.code_digest`; None where it is not known.
+            The timing holds while either of the two is as it was.
+        knob_schema: what its kernel's knobs could say when it was written; by default what they can say now.
+        kernel_digest: identity of its source, byte by byte, in records of schema 2; else None.
         measurement: its timing, when it came so far.
         estimate_us: what the cost model said last, microseconds.
     """
 
     candidate: Candidate
-    kernel_digest: str
     outcome: Outcome
+    source_digest: str = ""
+    code_digest: str | None = None
+    knob_schema: str = ""
+    kernel_digest: str | None = None
     measurement: Measurement | None = None
     estimate_us: float | None = None
 
+    def __post_init__(self) -> None:
+        if not self.knob_schema:
+            object.__setattr__(self, "knob_schema", knob_schema(self.candidate.kernel))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form."""
-        return {
+        timing = None if self.measurement is None else asdict(self.measurement)
+        if timing is not None:
+            del timing["candidate_name"]  # as the entry
+        document = {
+            "name": self.candidate.name,
             "candidate": self.candidate.config,
-            "kernel_digest": self.kernel_digest,
+            "knob_schema": self.knob_schema,
+            "source_digest": self.source_digest,
+            "code_digest": self.code_digest,
             "outcome": self.outcome.to_json(),
-            "measurement": None if self.measurement is None else asdict(self.measurement),
+            "measurement": timing,
             "estimate_us": self.estimate_us,
         }
+        return (
+            document
+            if self.kernel_digest is None
+            else document | {"kernel_digest": self.kernel_digest}
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CandidateEntry:
-        """Rebuild from :meth:`to_json`."""
+        """Rebuild from :meth:`to_json`; old names of fields and words are read as what they are now."""
         timing = data["measurement"]
+        candidate = candidate_from_config(data["candidate"])
         return cls(
-            candidate=candidate_from_config(data["candidate"]),
-            kernel_digest=data["kernel_digest"],
+            candidate=candidate,
             outcome=outcome_from_json(data["outcome"]),
-            measurement=None if timing is None else Measurement(**timing),
+            source_digest=data["source_digest"],
+            code_digest=data["code_digest"],
+            knob_schema=data["knob_schema"],
+            kernel_digest=data.get("kernel_digest"),
+            measurement=None
+            if timing is None
+            else Measurement(**timing, candidate_name=candidate.name),
             estimate_us=data["estimate_us"],
         )
 
@@ -123,7 +153,6 @@ class TuningRecord:
         measured_problem: the problem that was measured.
         purpose: what it was last tuned for: its direction by itself, or the training step of which it is half.
         arch: the policy's name.
-        space_schema: see :func:`space_schema`.
         space_digest: see :func:`space_digest`.
         pick: name of the candidate that serves.
         default: name of the policy's own candidate.
@@ -138,7 +167,6 @@ class TuningRecord:
     measured_problem: Problem
     purpose: Purpose
     arch: str
-    space_schema: str
     space_digest: str
     pick: str
     default: str
@@ -188,7 +216,6 @@ class TuningRecord:
             "measured_problem": asdict(self.measured_problem),
             "purpose": self.purpose,
             "arch": self.arch,
-            "space_schema": self.space_schema,
             "space_digest": self.space_digest,
             "pick": self.pick,
             "default": self.default,
@@ -200,30 +227,44 @@ class TuningRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TuningRecord:
-        """Rebuild from :meth:`to_json`.
+        """Rebuild from :meth:`to_json`, of this schema or of one that is still read.
+
+        Entries of kernels whose knobs cannot say any longer what they said are left out.
 
         Raises:
             RecordError: a field is missing, unknown or outside its limits.
         """
+        data = migrated(data)
         try:
+            entries = [_entry(entry) for entry in data["entries"]]
+            names = {old: entry.candidate.name for old, entry in entries if entry is not None}
             return cls(
                 schema=data["schema"],
                 problem=Problem(**data["problem"]),
                 measured_problem=Problem(**data["measured_problem"]),
                 purpose=data["purpose"],
                 arch=data["arch"],
-                space_schema=data["space_schema"],
                 space_digest=data["space_digest"],
-                pick=data["pick"],
-                default=data["default"],
+                pick=names.get(data["pick"], data["pick"]),
+                default=names.get(data["default"], data["default"]),
                 confirmed=data["confirmed"],
                 environment=Environment.from_json(data["environment"]),
                 environments={
                     name: Environment.from_json(env) for name, env in data["environments"].items()
                 },
-                entries=tuple(CandidateEntry.from_json(entry) for entry in data["entries"]),
+                entries=tuple(entry for _, entry in entries if entry is not None),
             )
         except KeyError as error:
             raise RecordError(f"the record lacks the field {error}") from error
         except (TypeError, ValueError, AttributeError, UnsupportedProblemError) as error:
             raise RecordError(f"the record does not follow schema {SCHEMA}: {error}") from error
+
+
+def _entry(data: Mapping[str, Any]) -> tuple[str, CandidateEntry | None]:
+    """An entry by the name that it was written under; None in place of one that its kernel can no longer say."""
+    try:
+        return data["name"], CandidateEntry.from_json(data)
+    except (TypeError, ValueError):
+        if data["knob_schema"] == present_schema(data["candidate"]):
+            raise
+        return data["name"], None

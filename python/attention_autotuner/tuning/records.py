@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,8 @@ from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
 from .lookup import Document, Hit, Miss, Query, by_distance, judge
-from .record_schema import SCHEMA, TuningRecord, is_present
+from .record_migration import OLDEST, SCHEMA
+from .record_schema import TuningRecord, is_present
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]
 
@@ -100,14 +101,46 @@ class RecordStore:
 
     def records(self) -> Iterator[tuple[Path, TuningRecord]]:
         """Every readable record of the present schema, in the order of its path."""
+        for path, document in self.documents():
+            record = self._present(path, document)
+            if record is not None:
+                yield path, record
+
+    def _present(self, path: Path, document: Document) -> TuningRecord | None:
+        """The record of a document, but for one of another schema; a damaged one is set aside."""
+        try:
+            return TuningRecord.from_json(document) if is_present(document) else None
+        except RecordError as error:
+            self._quarantine(path, str(error))
+            return None
+
+    def documents(self) -> Iterator[tuple[Path, Document]]:
+        """Every file's JSON object, whatever its schema, in the order of its path."""
         for path in sorted(self.root.glob("*/*/*.json")):
             document = self._read(path)
-            if document is None or not is_present(document):
-                continue
-            try:
-                yield path, TuningRecord.from_json(document)
-            except RecordError as error:
-                self._quarantine(path, str(error))
+            if document is not None:
+                yield path, document
+
+    def rewrite(self, path: Path, change: Callable[[TuningRecord], TuningRecord | None]) -> bool:
+        """Replace a record by what becomes of it as it is under the lock, whole or not at all.
+
+        Args:
+            path: its file.
+            change: the new record; None leaves the file as it is.
+
+        Returns:
+            Whether it was written.
+
+        Raises:
+            RecordError: it does not follow its schema.
+            StoreError: the folder cannot be locked or written.
+        """
+        with locked(path):
+            document = self._read(path)
+            record = None if document is None else change(TuningRecord.from_json(document))
+            if record is not None:
+                write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
+        return record is not None
 
     def _judge(self, path: Path, document: Document, query: Query) -> Hit | Miss:
         try:
@@ -161,7 +194,7 @@ class RecordStore:
 
 def _merge(document: Document, record: TuningRecord) -> TuningRecord:
     """The new record with the older one's other entries and environments."""
-    if document.get("schema") != SCHEMA or document.get("space_schema") != record.space_schema:
+    if document.get("schema") not in range(OLDEST, SCHEMA + 1):
         return record
     try:
         old = TuningRecord.from_json(document)

@@ -27,7 +27,8 @@ class Row:
         outcome: Ok, or why it fell out.
         timing: its place in the race, where it was measured now.
         artifact: the built library's folder or file, where it was built.
-        kernel_digest: identity of its source.
+        source_digest: what its source says.
+        code_digest: its machine code, where that is known.
     """
 
     candidate: Candidate
@@ -35,7 +36,8 @@ class Row:
     outcome: Outcome
     timing: Timing | None = None
     artifact: Path | None = None
-    kernel_digest: str = ""
+    source_digest: str = ""
+    code_digest: str | None = None
 
     def entry(self, environment: str) -> CandidateEntry:
         """What a record keeps of it.
@@ -55,7 +57,8 @@ class Row:
             )
         return CandidateEntry(
             candidate=self.candidate,
-            kernel_digest=self.kernel_digest,
+            source_digest=self.source_digest,
+            code_digest=self.code_digest,
             outcome=self.outcome,
             measurement=measurement,
             estimate_us=_finite(self.estimate.us),

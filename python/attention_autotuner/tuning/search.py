@@ -15,7 +15,8 @@ from typing import Any
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..codegen.render import RenderedKernel, kernel_digest, render, unique
+from ..codegen.render import RenderedKernel, render, unique
+from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate, Rejection
 from ..core.outcome import Infeasible, Ok, Outcome, Spilled
 from ..core.problem import Problem
@@ -140,9 +141,9 @@ class _Search:
         if self.effort == "none":
             return self._predicted(rows)
         kernels = unique(render(row.candidate) for row in rows)
-        digests = {kernel.name: kernel_digest(kernel) for kernel in kernels}
+        digests = {kernel.name: source_digest(kernel) for kernel in kernels}
         rows = [
-            replace(row, kernel_digest=digests[row.candidate.name])
+            replace(row, source_digest=digests[row.candidate.name])
             for row in rows
             if row.candidate.name in digests
         ]
@@ -215,7 +216,13 @@ class _Search:
         outcome = check_spills(row.candidate, report, timed=self.pipeline.can_measure())
         if outcome.ok and estimate.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-        return replace(row, estimate=estimate, outcome=outcome, artifact=built.path)
+        return replace(
+            row,
+            estimate=estimate,
+            outcome=outcome,
+            artifact=built.path,
+            code_digest=built.code_digest,
+        )
 
     def _admit_default(self, row: Row) -> Row:
         """The default is timed even if it spills: it serves untuned callers, its time is what others must beat."""

@@ -1,22 +1,107 @@
-"""Picks that come with the package: one read-only JSON file per GPU, in the schema of the user's own records."""
+"""Picks that come with the package: one read-only file of JSON lines per GPU."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..codegen.files import write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
+from .environment import Environment
 from .lookup import Document, Hit, Miss, Query, by_distance, judge
-from .record_schema import SCHEMA, TuningRecord
+from .record_schema import SCHEMA
+from .shipped_lines import to_document
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
+
+SUFFIX = ".jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedFile:
+    """A parsed file.
+
+    Attributes:
+        gpu_name: the driver's name of the GPU.
+        environments: that its lines name, by digest.
+        lines: one for each problem.
+    """
+
+    gpu_name: str
+    environments: dict[str, Document]
+    lines: tuple[Document, ...]
+
+    def documents(self) -> list[Document]:
+        """Its records in the JSON form of the user's own.
+
+        Raises:
+            RecordError: a line lacks or distorts a field.
+        """
+        return [to_document(line, self.environments) for line in self.lines]
+
+
+def shipped_name(gpu_name: str) -> str:
+    """The name of a GPU's file."""
+    return slug(gpu_name) + SUFFIX
+
+
+def read_shipped(source: Path | Traversable) -> ShippedFile:
+    """Parse a file.
+
+    Raises:
+        RecordError: it is damaged, or of another schema.
+        OSError: it cannot be read.
+    """
+    try:
+        header, *lines = map(json.loads, source.read_text(encoding="utf-8").splitlines())
+        if header["schema"] != SCHEMA:
+            raise ValueError(f"schema {SCHEMA} expected, got {header['schema']!r}")
+        if not all(isinstance(line, dict) for line in lines):
+            raise TypeError("a line is a JSON object")
+        return ShippedFile(
+            gpu_name=str(header["gpu_name"]),
+            environments=dict(header["environments"]),
+            lines=tuple(lines),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"the shipped records {source} are damaged: {error}") from error
+
+
+def write_lines(
+    path: Path, gpu_name: str, environments: Sequence[Environment], lines: Sequence[Document]
+) -> None:
+    """Write a file, whole or not at all.
+
+    Args:
+        path: the file.
+        gpu_name: the driver's name of the GPU.
+        environments: that the lines name.
+        lines: one for each problem.
+    """
+    used = {line["environment"] for line in lines}
+    header = {
+        "schema": SCHEMA,
+        "gpu_name": gpu_name,
+        "environments": {
+            each.digest: {
+                name: value for name, value in each.to_json().items() if value is not None
+            }
+            for each in environments
+            if each.digest in used
+        },
+    }
+    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (header, *lines))
+    write_atomic(path, text)
 
 
 class ShippedRecords:
-    """The read-only picks of the package, one file per GPU, in the same schema.
+    """The read-only picks of the package, one file per GPU.
 
     Args:
         folder: where the files are; by default the package's own ``tuned`` data.
@@ -35,7 +120,7 @@ class ShippedRecords:
         gpu = query.environment.gpu_name
         if gpu is None:
             return Miss(field="gpu_name", expected="a known GPU", found="none on this machine")
-        documents = self._load(slug(gpu))
+        documents = self._load(shipped_name(gpu))
         pairs = [(Path(str(index)), document) for index, document in enumerate(documents)]
         missed: Miss | None = None
         for _, document in by_distance(pairs, query):
@@ -52,23 +137,15 @@ class ShippedRecords:
         Raises:
             RecordError: its file is damaged.
         """
-        return len(self._load(slug(gpu_name)))
+        return len(self._load(shipped_name(gpu_name)))
 
     def _load(self, name: str) -> list[Document]:
         if name not in self._documents:
             root = (
                 resources.files("attention_autotuner.tuned") if not self._folder else self._folder
             )
-            source = root.joinpath(f"{name}.json")
-            documents: list[Document] = []
-            if source.is_file():
-                try:
-                    documents = list(json.loads(source.read_text(encoding="utf-8"))["records"])
-                except (ValueError, KeyError, TypeError) as error:
-                    raise RecordError(
-                        f"the shipped records {source} are damaged: {error}"
-                    ) from error
-            self._documents[name] = documents
+            source = root.joinpath(name)
+            self._documents[name] = read_shipped(source).documents() if source.is_file() else []
         return self._documents[name]
 
 
@@ -79,25 +156,5 @@ def shipped_gpus() -> list[str]:
         RecordError: a shipped file is damaged.
     """
     folder = resources.files("attention_autotuner.tuned")
-    sources = [source for source in folder.iterdir() if source.name.endswith(".json")]
-    return sorted(_gpu_name(each.name, each.read_text(encoding="utf-8")) for each in sources)
-
-
-def _gpu_name(name: str, text: str) -> str:
-    try:
-        return str(json.loads(text)["gpu_name"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(f"the shipped records {name} are damaged: {error}") from error
-
-
-def write_shipped(folder: Path, gpu_name: str, records: Iterable[TuningRecord]) -> Path:
-    """Write a shipped file for one GPU from records; failed candidates are left out to keep it small."""
-    documents = []
-    for record in sorted(records, key=lambda r: (r.problem.describe(), r.arch)):
-        kept = tuple(entry for entry in record.entries if entry.measurement is not None)
-        documents.append(replace(record, entries=kept).to_json())
-    path = folder / f"{slug(gpu_name)}.json"
-    write_atomic(
-        path, json.dumps({"schema": SCHEMA, "gpu_name": gpu_name, "records": documents}, indent=1)
-    )
-    return path
+    sources = [source for source in folder.iterdir() if source.name.endswith(SUFFIX)]
+    return sorted(read_shipped(source).gpu_name for source in sources)

@@ -1,19 +1,28 @@
-"""Writing the picks that come with the package: what was settled, cut to what a lookup needs."""
+"""Writing the picks that come with the package: what was settled, cut to what a lookup needs, and the evidence for it.
+
+The evidence is one line for each pick, the whole record as it was measured, and never changes; the pick has the line's
+digest. Digests of kernels are held to the present in the pick's line alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..codegen.files import write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
+from .environment import Environment
 from .locking import locked
+from .lookup import Document
 from .record_schema import TuningRecord, is_present
-from .shipped import write_shipped
+from .shipped import ShippedFile, read_shipped, shipped_name, write_lines
+from .shipped_lines import lasting, to_line
 
-ENTRIES = 3  # of a record that is shipped
+ENTRIES = 3  # of a record that are timed again
 
 
 def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
@@ -27,43 +36,85 @@ def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
         [record.pick, record.default, *sorted(timed, key=lambda name: timed[name])]
     )
     kept = [name for name in order if name in timed][: max(count, 2)]
-    used = {
-        entry.measurement.environment
-        for entry in record.entries
-        if entry.candidate.name in kept and entry.measurement is not None
-    }
     return replace(
-        record,
-        entries=tuple(entry for entry in record.entries if entry.candidate.name in kept),
-        environments={name: each for name, each in record.environments.items() if name in used},
+        record, entries=tuple(entry for entry in record.entries if entry.candidate.name in kept)
     )
 
 
-def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
-    """The records of a GPU's file, but for those of another schema or knob space; none where there is no file.
+def evidence_line(record: TuningRecord) -> str:
+    """All that a record says, as one line of JSON."""
+    return json.dumps(record.to_json(), separators=(",", ":"))
+
+
+def evidence_digest(line: str) -> str:
+    """Sixteen hex characters that name a line of evidence."""
+    return hashlib.sha256(line.encode()).hexdigest()[:16]
+
+
+def evidence_path(folder: Path, gpu_name: str) -> Path:
+    """Where the evidence for a GPU's file is, unless it is said to be elsewhere: beside it."""
+    return folder / f"{slug(gpu_name)}.evidence.jsonl"
+
+
+def evidence(path: Path) -> dict[str, TuningRecord]:
+    """The records of a file of evidence, by digest; none where there is no file.
 
     Raises:
         RecordError: the file is damaged.
     """
-    path = folder / f"{slug(gpu_name)}.json"
-    if not path.is_file():
-        return []
+    return {
+        digest: TuningRecord.from_json(_parsed(path, line)) for digest, line in _lines(path).items()
+    }
+
+
+def _parsed(path: Path, line: str) -> Document:
     try:
-        documents = json.loads(path.read_text(encoding="utf-8"))["records"]
-        return [TuningRecord.from_json(each) for each in documents if is_present(each)]
-    except (RecordError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RecordError(f"the shipped records {path} are damaged: {error}") from error
+        return dict(json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise RecordError(f"the evidence {path} is damaged: {error}") from error
 
 
-def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
+def _lines(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return {evidence_digest(line): line for line in lines}
+
+
+def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
+    """The records of a GPU's file, but for those that are not read any longer; none where there is no file.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    file = _read(folder, gpu_name)
+    try:
+        return [TuningRecord.from_json(each) for each in file.documents() if is_present(each)]
+    except RecordError as error:
+        raise RecordError(
+            f"the shipped records {folder / shipped_name(gpu_name)} are damaged: {error}"
+        ) from error
+
+
+def _read(folder: Path, gpu_name: str) -> ShippedFile:
+    path = folder / shipped_name(gpu_name)
+    if not path.is_file():
+        return ShippedFile(gpu_name=gpu_name, environments={}, lines=())
+    return read_shipped(path)
+
+
+def ship(
+    folder: Path, gpu_name: str, records: Sequence[TuningRecord], evidence: Path | None = None
+) -> Path:
     """Write records to a GPU's file, beside those of other problems that it holds already; one process at a time.
 
-    What it holds of another schema or of another knob space is dropped: no look-up would serve it.
+    What it holds of knobs that its kernel no longer has is dropped: no look-up would serve it.
 
     Args:
         folder: of the shipped files.
         gpu_name: the driver's name of the GPU.
         records: replace those of the same problem and policy.
+        evidence: where all that they say is kept; default :func:`evidence_path`.
 
     Returns:
         The file.
@@ -72,7 +123,50 @@ def ship(folder: Path, gpu_name: str, records: Sequence[TuningRecord]) -> Path:
         RecordError: the file that is there is damaged.
         StoreError: the folder cannot be written, or another process holds it for too long.
     """
-    with locked(folder / f"{slug(gpu_name)}.json"):
-        kept = {(record.problem, record.arch): record for record in shipped(folder, gpu_name)}
-        kept |= {(record.problem, record.arch): trimmed(record) for record in records}
-        return write_shipped(folder, gpu_name, kept.values())
+    with locked(folder / shipped_name(gpu_name)):
+        return _write(folder, gpu_name, _read(folder, gpu_name), records, evidence)
+
+
+def write_shipped(
+    folder: Path, gpu_name: str, records: Iterable[TuningRecord], evidence: Path | None = None
+) -> Path:
+    """Write a GPU's file, and its evidence, from records alone."""
+    return _write(
+        folder,
+        gpu_name,
+        ShippedFile(gpu_name=gpu_name, environments={}, lines=()),
+        list(records),
+        evidence,
+    )
+
+
+def _write(
+    folder: Path,
+    gpu_name: str,
+    file: ShippedFile,
+    records: Sequence[TuningRecord],
+    evidence: Path | None,
+) -> Path:
+    """The lines that stay and those of new records, each with its evidence."""
+    proofs = evidence or evidence_path(folder, gpu_name)
+    said = _lines(proofs)
+    environments = [Environment.from_json(each) for each in file.environments.values()]
+    lines: dict[tuple[str, str], Document] = {}
+    for line, document in zip(file.lines, file.documents(), strict=True):
+        if is_present(document):
+            record = TuningRecord.from_json(document)
+            lines[record.problem.describe(), record.arch] = line
+    for record in records:
+        text = evidence_line(record)
+        said[evidence_digest(text)] = text
+        environments.append(lasting(record.environment))
+        lines[record.problem.describe(), record.arch] = to_line(record, evidence_digest(text))
+    ordered = [lines[key] for key in sorted(lines)]
+    path = folder / shipped_name(gpu_name)
+    proofs.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(
+        proofs,
+        "".join(said[line["evidence"]] + "\n" for line in ordered if line["evidence"] in said),
+    )
+    write_lines(path, gpu_name, environments, ordered)
+    return path

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..arch.policy import Policy
-from ..codegen.render import kernel_digest, render
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
@@ -23,7 +22,7 @@ from ..errors import NoCandidateError
 from ..kernels.cost_model import estimate
 from .build_ahead import BuildAhead
 from .class_pools import choose, race, small_problem, usable
-from .history import extended, recall
+from .history import extended, recall, source_digests
 from .pipeline import Built, Doubt, SweepPipeline
 from .record_schema import TuningRecord
 from .records import RecordStore
@@ -156,9 +155,7 @@ class Sweep:
         """
         self._deadline = time.monotonic() + self.budget_seconds
         self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
-        self._digests: dict[Candidate, str] = {
-            one: kernel_digest(render(one)) for one in self.plan.candidates
-        }
+        self._digests = source_digests(self.plan.candidates)
         interrupted = False
         groups = [group for group in map(self._unsettled, self.plan.groups) if group.problems]
         ahead = BuildAhead(
@@ -306,7 +303,8 @@ class Sweep:
                     estimate=estimate(small, one, self.policy.spec),
                     outcome=outcome,
                     artifact=None if isinstance(result, Outcome) else result.path,
-                    kernel_digest=self._digests[one],
+                    source_digest=self._digests[one],
+                    code_digest=None if isinstance(result, Outcome) else result.code_digest,
                 )
             )
         return rows, built

@@ -1,0 +1,302 @@
+"""The command ``records``: what was measured, whether it still holds, and carrying it over a change of the source."""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from ..codegen.store import default_store
+from ..codegen.toolchain import find_disassembler, find_toolchain
+from ..errors import RecordError, ToolchainError
+from ..settings import current
+from ..tuning.record_files import KeptRecord, OwnRecords, RecordPlace, ShippedPicks
+from ..tuning.record_schema import TuningRecord
+from ..tuning.records import RecordStore
+from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
+from ..tuning.shipped import SUFFIX
+from ..tuning.validity import Changed, built_here, check
+from .console import microseconds, print_json, print_line, print_table
+from .options import Commands, add_json, positive
+from .status import FAILED
+
+
+def register_records(commands: Commands) -> None:
+    """Add the command ``records`` and its actions."""
+    parser = commands.add_parser(
+        "records",
+        help="list, show, verify, remove or rekey tuning records",
+        description=(
+            "Look after tuning records: your own, or with --shipped or --file those of a file of shipped picks."
+        ),
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, run, text in (
+        ("ls", run_ls, "list records and their picks"),
+        ("show", run_show, "print all that records say"),
+        (
+            "verify",
+            run_verify,
+            "say which picks hold, by which digest, and which field of others differs",
+        ),
+        ("rm", run_rm, "remove records"),
+        (
+            "rekey",
+            run_rekey,
+            "carry measurements over to sources that compile to the same machine code",
+        ),
+    ):
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        needed: dict[str, Any] = {} if name in ("show", "rm") else {"nargs": "?", "default": "*"}
+        action.add_argument(
+            "pattern",
+            metavar="PATTERN",
+            help="shell pattern of a problem or of a pick's name, e.g. '*bf16*causal'",
+            **needed,
+        )
+        place = action.add_mutually_exclusive_group()
+        place.add_argument(
+            "--shipped", action="store_true", help="the picks that come with the package"
+        )
+        place.add_argument("--file", type=Path, help="the picks of a file <gpu>.jsonl")
+        add_json(action)
+        action.set_defaults(run=run)
+        if name == "rekey":
+            action.add_argument("--jobs", type=positive, metavar="N", help="compilations at once")
+            action.add_argument(
+                "--all",
+                action="store_true",
+                help="every entry that was timed, not only pick and default",
+            )
+
+
+def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
+    """Where to look.
+
+    Raises:
+        RecordError: the file that was named does not exist.
+    """
+    if arguments.file is not None:
+        if not arguments.file.is_file():
+            raise RecordError(f"there is no file {arguments.file}")
+        yield ShippedPicks(arguments.file)
+    elif arguments.shipped:
+        for source in sorted(
+            files("attention_autotuner.tuned").iterdir(), key=lambda one: one.name
+        ):
+            if source.name.endswith(SUFFIX):
+                with as_file(source) as path:
+                    yield ShippedPicks(path)
+    else:
+        yield OwnRecords(RecordStore(current().cache_dir / "records"))
+
+
+def matching(place: RecordPlace, pattern: str) -> list[KeptRecord]:
+    """The records of a place whose problem or pick matches a shell pattern."""
+    return [
+        kept
+        for kept in place.records()
+        if fnmatch.fnmatchcase(kept.problem, pattern)
+        or (kept.record is not None and fnmatch.fnmatchcase(kept.record.pick, pattern))
+    ]
+
+
+def chosen(arguments: argparse.Namespace) -> Iterator[tuple[RecordPlace, KeptRecord]]:
+    """The records that the arguments name, each with its place."""
+    for place in places(arguments):
+        for kept in matching(place, arguments.pattern):
+            yield place, kept
+
+
+def summary(kept: KeptRecord) -> dict[str, Any]:
+    """One record, for ``--json``."""
+    said: dict[str, Any] = {"key": kept.key, "problem": kept.problem}
+    record = kept.record
+    if record is None:
+        return said | {"pick": None, "reason": kept.reason}
+    timing = record.picked.measurement
+    return said | {
+        "purpose": record.purpose,
+        "arch": record.arch,
+        "gpu": record.environment.gpu_name,
+        "kernel": record.candidate.kernel,
+        "pick": record.pick,
+        "default": record.default,
+        "confirmed": record.confirmed,
+        "median_us": None if timing is None else timing.median_us,
+        "entries": len(record.entries),
+        "reason": kept.reason,
+    }
+
+
+def run_ls(arguments: argparse.Namespace) -> int:
+    """List records."""
+    said = [summary(kept) for _, kept in chosen(arguments)]
+    if arguments.json:
+        print_json({"records": said})
+        return 0
+    rows = [
+        [
+            one["problem"],
+            str(one.get("arch", "-")),
+            str(one.get("gpu", "-")),
+            str(one["pick"] or one["reason"]),
+            microseconds(one.get("median_us")),
+        ]
+        for one in said
+    ]
+    print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick", "measured us"], rows)
+    return 0
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print records whole."""
+    records = [kept.record for _, kept in chosen(arguments) if kept.record is not None]
+    if arguments.json:
+        print_json({"records": [record.to_json() for record in records]})
+        return 0
+    for record in records:
+        print_line(f"{record.problem.describe()} on {record.arch}, {record.environment.gpu_name}")
+        print_table(
+            f"tuned for {record.purpose}, {'confirmed' if record.confirmed else 'not confirmed'}",
+            ["", "candidate", "outcome", "measured us", "source", "code"],
+            [_entry_cells(record, index) for index in range(len(record.entries))],
+        )
+    return 0 if records else FAILED
+
+
+def _entry_cells(record: TuningRecord, index: int) -> list[str]:
+    entry = record.entries[index]
+    name = entry.candidate.name
+    role = "pick" if name == record.pick else "default" if name == record.default else ""
+    return [
+        role,
+        name,
+        entry.outcome.kind,
+        microseconds(None if entry.measurement is None else entry.measurement.median_us),
+        entry.source_digest[:16] or "-",
+        (entry.code_digest or "-")[:16],
+    ]
+
+
+def verified(kept: KeptRecord) -> dict[str, Any]:
+    """Whether a record's pick holds, by which digest, else which field differs."""
+    said: dict[str, Any] = {"key": kept.key, "problem": kept.problem, "proof": None}
+    record = kept.record
+    if record is None or kept.field:
+        return said | {"field": kept.field, "reason": kept.reason}
+    said["pick"] = record.pick
+    proof = check(record.picked, built_here(default_store(), record.environment))
+    if not isinstance(proof, Changed):
+        return said | {"proof": proof, "field": "", "reason": ""}
+    advice = proof.advice and f"; {proof.advice}"
+    reason = f"{proof.field} is {proof.recorded or 'unknown'}, wanted {proof.expected}{advice}"
+    return said | {"field": proof.field, "reason": reason}
+
+
+def run_verify(arguments: argparse.Namespace) -> int:
+    """Say which picks hold; status 1 where one does not."""
+    said = [verified(kept) for _, kept in chosen(arguments)]
+    stale = [one for one in said if one["proof"] is None]
+    if arguments.json:
+        print_json({"valid": len(said) - len(stale), "total": len(said), "records": said})
+    else:
+        proofs = Counter(one["proof"] for one in said if one["proof"] is not None)
+        by = ", ".join(f"{count} by {proof}" for proof, count in sorted(proofs.items()))
+        print_line(f"{len(said) - len(stale)} of {len(said)} picks hold{by and f': {by}'}")
+        if stale:
+            rows = [[one["problem"] or one["key"], one["field"], one["reason"]] for one in stale]
+            print_table("must be measured or rekeyed", ["problem", "field", "reason"], rows)
+    return FAILED if stale else 0
+
+
+def run_rm(arguments: argparse.Namespace) -> int:
+    """Remove records."""
+    removed = []
+    for place in places(arguments):
+        kept = matching(place, arguments.pattern)
+        place.remove({one.key for one in kept})
+        removed += kept
+    if arguments.json:
+        print_json({"removed": [summary(kept) for kept in removed]})
+    else:
+        for one in removed:
+            print_line(f"removed {one.problem or one.key}")
+        print_line(f"{len(removed)} records removed")
+    return 0
+
+
+def run_rekey(arguments: argparse.Namespace) -> int:
+    """Bring digests to the present where measurements hold; status 1 where one does not."""
+    said: list[Rekeyed] = []
+    written = 0
+    for place in places(arguments):
+        kept = matching(place, arguments.pattern)
+        said += [unread(one) for one in kept if one.record is None]
+        records = [one.record for one in kept if one.record is not None]
+        keys = wanted(records, every=arguments.all)
+        codes: Codes = {}
+        compiler: Mapping[str, str] | None = None
+        if keys:
+            if find_disassembler() is None:
+                raise ToolchainError(
+                    "comparing machine code needs cuobjdump and nvdisasm: pip install 'attention-autotuner[inspect]'"
+                )
+            toolchain = find_toolchain()
+            compiler = toolchain.identity()
+            codes = build_codes(
+                keys,
+                toolchain=toolchain,
+                store=default_store(),
+                jobs=arguments.jobs or current().jobs,
+                progress=_progress,
+            )
+
+        written += place.rewrite(
+            {one.key for one in kept if one.record is not None},
+            partial(_rekeyed, said=said, codes=codes, compiler=compiler, every=arguments.all),
+        )
+    lost = [one for one in said if one.state in ("changed", "unknown")]
+    counts = Counter(one.state for one in said)
+    if arguments.json:
+        print_json({"written": written, "states": counts, "entries": [asdict(one) for one in said]})
+    else:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
+        notes = [one for one in said if one.reason]
+        if notes:
+            rows = [[one.state, one.problem, one.candidate, one.reason] for one in notes]
+            print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
+    return FAILED if lost else 0
+
+
+def _rekeyed(
+    record: TuningRecord,
+    *,
+    said: list[Rekeyed],
+    codes: Codes,
+    compiler: Mapping[str, str] | None,
+    every: bool,
+) -> TuningRecord | None:
+    """The record's new form; what became of its entries is added to what was said."""
+    new, about = rekey(record, codes, compiler=compiler, every=every)
+    said.extend(about)
+    return new
+
+
+def unread(kept: KeptRecord) -> Rekeyed:
+    """What became of a record that cannot be read: nothing."""
+    return Rekeyed(
+        problem=kept.problem, arch="", candidate="", pick=True, state="unknown", reason=kept.reason
+    )
+
+
+def _progress(done: int, total: int, name: str, seconds: float) -> None:
+    print(f"built {done}/{total}: {name} in {seconds:.0f} s", file=sys.stderr, flush=True)

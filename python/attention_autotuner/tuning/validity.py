@@ -1,0 +1,114 @@
+"""Whether a measurement still holds: its kernel's knobs, and either of two digests.
+
+The source digest is known in milliseconds. Where it differs, the digest of the machine code may still be the same: a
+renamed namespace changes the one and not the other. At a look-up it is known of kernels that were built here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ..arch.resolution import native_arch
+from ..codegen.artifact import BuildTarget
+from ..codegen.render import kernel_digest, render
+from ..codegen.source_digest import source_digest
+from ..codegen.store import Store
+from ..core.candidate import Candidate
+from ..kernels.configs import knob_schema
+from .environment import Environment
+from .record_schema import CandidateEntry
+
+Proof = Literal["source", "code", "bytes"]
+ADVICE = "`attention-autotuner records rekey` can tell whether its machine code is the same"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """What a measurement is no longer of.
+
+    Attributes:
+        field: the field of its entry that differs.
+        expected: the present value.
+        recorded: the entry's.
+        advice: what may help; empty where only a GPU does.
+    """
+
+    field: str
+    expected: str
+    recorded: str
+    advice: str = ""
+
+
+def _source_digest(candidate: Candidate) -> str:
+    return source_digest(render(candidate))
+
+
+def _kernel_digest(candidate: Candidate) -> str:
+    return kernel_digest(render(candidate))
+
+
+def _unknown(candidate: Candidate) -> None:
+    """No kernel was built."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresentKernels:
+    """The kernels as they are now.
+
+    Attributes:
+        source: source digest of a candidate.
+        code: digest of its machine code, where it was built; else None.
+        exact: its kernel digest, as records of schema 2 have it.
+    """
+
+    source: Callable[[Candidate], str] = _source_digest
+    code: Callable[[Candidate], str | None] = _unknown
+    exact: Callable[[Candidate], str] = _kernel_digest
+
+
+def built_here(store: Store, environment: Environment) -> PresentKernels:
+    """The present kernels, those of them that a store has for the GPU of an environment with their machine code."""
+    capability = environment.capability
+
+    @lru_cache(maxsize=256)
+    def code(candidate: Candidate) -> str | None:
+        if capability is None:
+            return None
+        target = BuildTarget(arch=native_arch(capability))
+        found = store.find(render(candidate), target)
+        return next((one.code_digest for one in found if one.code_digest is not None), None)
+
+    return PresentKernels(code=code)
+
+
+def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Changed:
+    """By which digest an entry's measurement holds, or what has changed since."""
+    if entry.knob_schema != knob_schema(entry.candidate.kernel):
+        return Changed(
+            field="knob_schema",
+            expected=knob_schema(entry.candidate.kernel),
+            recorded=entry.knob_schema,
+            advice=ADVICE,
+        )
+    if entry.kernel_digest is not None:
+        exact = present.exact(entry.candidate)
+        if exact == entry.kernel_digest:
+            return "bytes"
+        if not entry.source_digest and entry.code_digest is None:
+            return Changed(field="kernel_digest", expected=exact, recorded=entry.kernel_digest)
+    source = present.source(entry.candidate)
+    if source == entry.source_digest:
+        return "source"
+    if entry.code_digest is None:
+        return Changed(field="source_digest", expected=source, recorded=entry.source_digest)
+    code = present.code(entry.candidate)
+    if code == entry.code_digest:
+        return "code"
+    if code is not None:
+        return Changed(field="code_digest", expected=code, recorded=entry.code_digest)
+    return Changed(
+        field="source_digest", expected=source, recorded=entry.source_digest, advice=ADVICE
+    )

@@ -1,0 +1,24 @@
+"""Kernels whose knobs can say something else than they could, for tests of what that disturbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from attention_autotuner.kernels.configs import knob_schema
+from attention_autotuner.tuning import record_migration, record_schema, validity
+
+KnobsOfAnotherDay = Callable[[str], None]
+"""Gives the kernel of this name another knob schema."""
+
+
+def other_schemas(monkeypatch: pytest.MonkeyPatch) -> KnobsOfAnotherDay:
+    changed: set[str] = set()
+
+    def schema(kernel: str) -> str:
+        return "of another day" if kernel in changed else knob_schema(kernel)
+
+    for module in (record_migration, record_schema, validity):
+        monkeypatch.setattr(module, "knob_schema", schema)
+    return changed.add

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import configs
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
+from tests.measured import entry
+
+ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
+RETENTION = Problem(op="retention", causal=True)
+DEFAULTS = {
+    ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
+    ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
+    ("scores_forward_sm90", ""): H100().default(replace(RETNET, dim_qk=64, dim_v=64)),
+    ("scores_backward_sm80", ""): A100().default(replace(ATTENTION, direction="backward")),
+    ("scores_backward_sm90", ""): H100().default(replace(RETNET, direction="backward")),
+    ("chunks_sm80", "forward"): A100().default(replace(RETENTION, form="chunkwise")),
+    ("chunks_sm80", "backward"): A100().default(replace(RETENTION, direction="backward")),
+    ("chunks_sm90", ""): H100().default(replace(RETENTION, form="chunkwise")),
+    ("recurrent_sm80", ""): A100().default(replace(RETENTION, form="recurrent")),
+}
+
+
+@pytest.mark.parametrize("key", DEFAULTS)
+def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
+    candidate = DEFAULTS[key]
+    config = json.loads(json.dumps(candidate.config))
+    assert config["kernel"] == key[0]
+    assert next(iter(config)) == "kernel"
+    assert candidate.kernel == key[0]
+    assert KERNELS[key[0]].family == candidate.family
+    assert candidate_from_config(config) == candidate
+    assert candidate_from_config(before_kernels_had_names(config)) == candidate
+
+
+def before_kernels_had_names(config: dict[str, Any]) -> dict[str, Any]:
+    """A config as it was written when a field of the knobs told the kernel."""
+    old = {name: value for name, value in config.items() if name != "kernel"}
+    knobs = old["knobs"]
+    if config["kernel"] == "scores_forward_sm80":
+        rows = {name: value for name, value in knobs.items() if name not in ("chunk", "states")}
+        states = {"chunk": knobs["chunk"], "states": knobs["states"]}
+        knobs = rows if knobs["states"] is None else {"rows": rows, **states}
+    elif config["kernel"] == "chunks_sm80":
+        knobs = {name: value for name, value in knobs.items() if value is not None}
+    return old | {"knobs": knobs}
+
+
+def test_every_kernel_is_tried_here() -> None:
+    assert {kernel for kernel, _ in DEFAULTS} == set(KERNELS)
+
+
+def test_a_kernel_nobody_knows_is_named() -> None:
+    config = DEFAULTS["recurrent_sm80", ""].config
+    with pytest.raises(TypeError, match="'recurrent_sm70'"):
+        candidate_from_config(config | {"kernel": "recurrent_sm70"})
+    with pytest.raises(TypeError, match="variant"):
+        candidate_from_config(config | {"variant": "other"})
+
+
+def test_old_fields_and_words_are_read_as_what_they_are_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Names change at any depth, and the names of candidates with them."""
+    candidate = DEFAULTS["scores_backward_sm80", ""]
+    words = {"q_tile": "block_m", "one_pass": "fused", "by_rows": "rows_first"}
+    old = {new: before for before, new in words.items()}
+    problem = replace(ATTENTION, direction="backward")
+    record = TuningRecord(
+        problem=problem.bucketed(), measured_problem=problem, purpose="backward", arch="A100",
+        space_digest=space_digest([candidate]), pick=candidate.name, default=candidate.name,
+        confirmed=True, entries=(entry(candidate, 1.0),), environment=Environment(),
+    )  # fmt: skip
+    document: dict[str, Any] = configs.reworded(record.to_json(), old)
+    (written,) = document["entries"]
+    assert "q_tile" in written["candidate"]["knobs"]["keys"]
+    document["pick"] = document["default"] = written["name"] = "as it was called then"
+    with pytest.raises(TypeError):
+        candidate_from_config(written["candidate"])
+    monkeypatch.setattr(KERNELS["chunks_sm80"], "renamed", words)
+    with pytest.raises(TypeError):
+        candidate_from_config(written["candidate"])
+    monkeypatch.setattr(KERNELS["scores_backward_sm80"], "renamed", words)
+    assert TuningRecord.from_json(document) == record
