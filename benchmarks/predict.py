@@ -11,8 +11,6 @@ block of docs/cost_model.md that says how well the model does is written, too.
 
 from __future__ import annotations
 
-from attention_autotuner.kernels.configs import knob_schema
-
 import argparse
 import json
 import sys
@@ -32,6 +30,7 @@ from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest16, slug
+from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.kernels.cost_model import estimate
 from attention_autotuner.tuning.predicted import COLUMNS, SCHEMA, spec_digest
 from attention_autotuner.tuning.record_schema import space_digest

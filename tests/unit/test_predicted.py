@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from attention_autotuner.kernels.configs import knob_schema
-
 import json
 import logging
 from dataclasses import replace
@@ -22,6 +20,7 @@ from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError
+from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.kernels.cost_model import rank
 from attention_autotuner.kernels.scores_forward_sm80 import space
 from attention_autotuner.serving import picks

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from attention_autotuner.kernels.configs import knob_schema
-
 import json
 import logging
 import multiprocessing
@@ -15,6 +13,7 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import BuildFailed, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import RecordError, StoreError
+from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.tuning import environment as environment_module
 from attention_autotuner.tuning.environment import Environment, collect, parse_smi
 from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance

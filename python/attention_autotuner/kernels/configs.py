@@ -138,7 +138,9 @@ def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: nothing was ever written for such an operation.
     """
     if "kernel" in config:
-        return dict(config)
+        # Two kernels had two knob classes each for a while, and a config said of which it was.
+        named = {name: value for name, value in config.items() if name != "variant"}
+        return {**named, "knobs": _flat(config.get("knobs", {}))}
     op, direction, family = config.get("op"), config.get("direction"), config.get("family")
     kernel = _OLD.get((str(op), str(direction), str(family)))
     knobs = config.get("knobs", {})
@@ -146,8 +148,10 @@ def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
         kernel = next((name for field, name in _OLD_FORMS.items() if field in knobs), None)
     if kernel is None:
         raise TypeError(f"no knobs are known for {op} {direction}")
-    if "rows" in knobs:  # the parallel form, whose kernel over rows had knobs of its own
-        states = {name: value for name, value in knobs.items() if name != "rows"}
-        knobs = {**knobs["rows"], **states}
     # Records of attention may be older than masks are.
-    return {"mask": "none", **config, "kernel": kernel, "knobs": knobs}
+    return {"mask": "none", **config, "kernel": kernel, "knobs": _flat(knobs)}
+
+
+def _flat(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """Knobs without the nested ones that the parallel form's kernel over rows had once."""
+    return {**knobs.get("rows", {}), **{n: value for n, value in knobs.items() if n != "rows"}}

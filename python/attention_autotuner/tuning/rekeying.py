@@ -81,7 +81,7 @@ def wanted(records: Sequence[TuningRecord], *, every: bool) -> list[Key]:
         for entry in entries_of(record, every=every)
         if (target := target_of(_environment(record, entry))) is not None
         and not settled(entry)
-        and (entry.code_digest is not None or _source_holds(entry))
+        and (entry.code_digest is None) == _source_holds(entry)
     }
     return list(keys)
 
