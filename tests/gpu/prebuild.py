@@ -72,11 +72,11 @@ def kernels(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
     return [one for one in needed(items, present) if smem_bytes(one) <= limit]
 
 
-def pack(folder: Path, archive: Path) -> None:
-    """Write a store's kernels as one archive; libraries share most of their bytes, so that it is small."""
+def pack(folder: Path, artifacts: Sequence[Artifact], archive: Path) -> None:
+    """Write some of a store's kernels as one archive; libraries share most of their bytes, so that it is small."""
     with tarfile.open(archive, "w:xz", preset=6) as tar:
-        tar.add(folder / CARRIED, arcname=CARRIED)
-        tar.add(folder / "kernels", arcname="kernels")
+        for path in (folder.absolute() / CARRIED, *(one.path.parent for one in artifacts)):
+            tar.add(path, arcname=str(path.relative_to(folder.absolute())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-m", dest="marks", default="", help="of these, what has such marks")
     parser.add_argument("--device-type", default="H200", help="the GPU to build for (H200)")
     parser.add_argument("--output", type=Path, help="folder of the kernels")
-    parser.add_argument("--archive", type=Path, help="pack the folder into this .tar.xz, too")
+    parser.add_argument("--archive", type=Path, help="pack them into this .tar.xz, too")
     parser.add_argument("--jobs", type=int, help="compilations at once")
     parser.add_argument("--list", action="store_true", help="print names and build nothing")
     options = parser.parse_args(arguments)
@@ -113,11 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.dumps([one.config for one in wanted], indent=0), encoding="utf-8"
     )
     failed = [result for result in found if not isinstance(result, Artifact)]
-    print(f"built {len(found) - len(failed)} in {time.monotonic() - start:.0f} s")
+    artifacts = [result for result in found if isinstance(result, Artifact)]
+    print(f"built {len(artifacts)} in {time.monotonic() - start:.0f} s")
     for outcome in failed:
         print(f"{outcome.kind}: {outcome.reason} {outcome.log}")
     if options.archive is not None:
-        pack(options.output, options.archive)
+        pack(options.output, artifacts, options.archive)
         print(f"{options.archive}: {options.archive.stat().st_size / 2**20:.1f} MiB")
     return 1 if failed else 0
 
