@@ -94,7 +94,7 @@ def _vocabulary(kind: Any) -> Iterator[object]:
 
 
 def _words(hint: Any) -> Iterator[object]:
-    """What a field can hold: words, or a nested knob class's vocabulary."""
+    """The words that a field can hold, or a nested knob class's vocabulary."""
     if is_dataclass(hint) and isinstance(hint, type):
         yield from _vocabulary(hint)
     elif get_origin(hint) is Literal:
@@ -151,10 +151,10 @@ def _built(kind: Any, values: Mapping[str, Any]) -> Any:
 def _class_of(hint: Any) -> type[Any]:
     """The knob class of a field that may be None."""
     inner = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    found = next((one for one in inner if is_dataclass(one)), None)
-    if not isinstance(found, type):
+    kind = next((inner_hint for inner_hint in inner if is_dataclass(inner_hint)), None)
+    if not isinstance(kind, type):
         raise TypeError(f"nested values where {hint} is expected")
-    return found
+    return kind
 
 
 def reworded(value: Any, words: Mapping[str, str]) -> Any:

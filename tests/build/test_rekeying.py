@@ -120,7 +120,7 @@ def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
         edit(source, tidied)
         stale = said("verify", 1)
         assert (stale["valid"], stale["total"]) == (0, 3)
-        assert {one["field"] for one in stale["records"]} == {"source_digest"}
+        assert {item["field"] for item in stale["records"]} == {"source_digest"}
         assert said("rekey")["states"] == {"carried": 3}
         assert said("verify")["valid"] == 3
         carried = path.read_bytes()
@@ -133,7 +133,7 @@ def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
         recurrent.write_text(changed, encoding="utf-8")
         answer = said("rekey", 1)
         assert answer["states"] == {"valid": 2, "changed": 1}
-        (lost,) = (one for one in answer["entries"] if one["state"] == "changed")
+        (lost,) = (item for item in answer["entries"] if item["state"] == "changed")
         assert lost["candidate"] == H100().default(PROBLEMS["recurrent_sm80"]).name
         assert "must be measured" in lost["reason"]
         assert path.read_bytes() == carried

@@ -1,4 +1,4 @@
-"""What a record is found by, retention's by their mask and form too, and what its entries are held to: one kernel."""
+"""The key of a record, retention's with mask and form, and what its entries are held to: one kernel."""
 
 from __future__ import annotations
 
