@@ -140,7 +140,7 @@ def _version(library: str) -> str | None:
 
 
 def evidence_file(folder: Path, gpu_name: str) -> Path:
-    """Where the evidence for a GPU's shipped picks is: for the package's own, among the results."""
+    """The evidence for a GPU's shipped picks; that for the package's own is among the results."""
     if folder.resolve() == TUNED:
         return RESULTS / slug(gpu_name) / "records.jsonl"
     return evidence_path(folder, gpu_name)

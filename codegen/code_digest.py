@@ -26,7 +26,7 @@ _EXTRACT_SECONDS = 300.0
 
 
 def _contents(path: Path, prefixes: tuple[str, ...]) -> Iterator[bytes]:
-    """What the sections of an ELF file hold whose names begin so, but for empty ones.
+    """The contents of the sections of an ELF file whose names begin so, but for empty ones.
 
     Raises:
         ToolchainError: it is no ELF file.

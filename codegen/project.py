@@ -45,7 +45,7 @@ class Project:
         return self.root / "build"
 
     def object_file(self, target: str) -> Path:
-        """What a target's source was compiled to, before it was linked.
+        """The object file of a target, which is not linked yet.
 
         Raises:
             ToolchainError: CMake put it elsewhere.

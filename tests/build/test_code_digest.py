@@ -64,7 +64,7 @@ def test_names_and_ptx_do_not_count_and_code_does(tmp_path: Path) -> None:
     assert len(usual.code_digest) == 64
     assert renamed.code_digest == usual.code_digest
     assert renamed.kernel_digest != usual.kernel_digest
-    assert len({one.code_digest for one in (usual, device, host)}) == 3
+    assert len({item.code_digest for item in (usual, device, host)}) == 3
     assert store.lookup(usual.name, usual.digest) == usual
     (bare,) = built(store, BuildTarget(arch="80", ptx=False), "usual")
     assert bare.code_digest == usual.code_digest

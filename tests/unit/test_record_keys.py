@@ -1,8 +1,9 @@
-"""What a record is found by, retention's by their mask and form too, and what its entries are held to: one kernel."""
+"""The key of a record, retention's with mask and form, and what its entries are held to: one kernel."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.kernels.registry import KERNELS
-from attention_autotuner.tuning.lookup import distance
-from attention_autotuner.tuning.record_schema import TuningRecord
+from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
+from attention_autotuner.tuning.record_schema import SCHEMA, TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.step import problems_of_step
+from attention_autotuner.tuning.validity import PresentKernels
 
 RETNET = Problem(op="retnet", mask="explicit", causal=True)
 RETENTION = Problem(op="retention", causal=True)
@@ -67,6 +70,33 @@ def old_form(candidate: Candidate, op: str = "attention") -> dict[str, Any]:
         "space_schema": "of the whole operation", "space_digest": "s", "pick": candidate.name,
         "default": candidate.name, "confirmed": True, "environment": {}, "environments": {}, "entries": [entry],
     }  # fmt: skip
+
+
+def test_a_record_of_the_second_schema_serves_while_its_bytes_are_the_same(tmp_path: Path) -> None:
+    store, problem = RecordStore(tmp_path), Problem()
+    path = store.path(problem.bucketed(), "A100", "gpu")
+    path.parent.mkdir(parents=True)
+    candidate = resolve("A100").default(problem)
+    old = old_form(candidate) | {"environment": {"gpu_name": "gpu", "num_sms": 108}}
+    old |= {"problem": asdict(problem.bucketed()), "measured_problem": asdict(problem)}
+    path.write_text(json.dumps(old))
+    gpu = Environment(gpu_name="gpu", num_sms=108)
+
+    def ask(exact: str) -> Hit | Miss:
+        kernels = PresentKernels(source=lambda _: "now", exact=lambda _: exact)
+        return store.find(Query(problem=problem, arch="A100", environment=gpu, kernels=kernels))
+
+    served = ask("exact")
+    assert isinstance(served, Hit)
+    assert (served.candidate, served.median_us) == (candidate, 9.0)
+    assert ask("edited") == Miss(field="kernel_digest", expected="edited", found="exact")
+    assert json.loads(path.read_text()) == old
+    record = served.record
+    store.put(
+        replace(record, entries=(replace(record.picked, source_digest="now", kernel_digest=None),))
+    )
+    assert isinstance(ask("edited"), Hit)
+    assert json.loads(path.read_text())["schema"] == SCHEMA
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])

@@ -43,13 +43,13 @@ SOURCE = source_digest(render(PICK))
 Capture = pytest.CaptureFixture[str]
 
 
-def timed(one: Candidate, source: str, code: str | None, **changes: Any) -> CandidateEntry:
-    made = entry(one, 100.0, source_digest=source, code_digest=code, environment=GPU.digest)
+def timed(candidate: Candidate, source: str, code: str | None, **changes: Any) -> CandidateEntry:
+    made = entry(candidate, 100.0, source_digest=source, code_digest=code, environment=GPU.digest)
     return replace(made, **changes)
 
 
 def record(first: CandidateEntry, problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
-    others = [timed(one, source_digest(render(one)), "c") for one in (DEFAULT, THIRD)]
+    others = [timed(item, source_digest(render(item)), "c") for item in (DEFAULT, THIRD)]
     values: dict[str, Any] = {
         "problem": problem.bucketed(), "measured_problem": problem, "purpose": "forward",
         "arch": "H100", "space_digest": space_digest([PICK]), "pick": PICK.name,
@@ -65,7 +65,7 @@ def rekeyed(
     """The pick's new entry, its state, and why."""
     codes = {} if code is None else {(PICK, TARGET): code}
     new, said = rekey(record(first), codes, compiler=compiler or COMPILER)
-    assert [one.pick for one in said] == [True, False]
+    assert [item.pick for item in said] == [True, False]
     assert said[1].state == "valid"
     return None if new is None else new.picked, said[0].state, said[0].reason
 
@@ -120,12 +120,12 @@ def test_other_knobs_are_no_matter_where_source_or_code_is_the_same() -> None:
 
 def test_pick_and_default_are_looked_at_unless_all_are_asked_for() -> None:
     third = replace(record(timed(PICK, SOURCE, "c")).entries[2], code_digest=None)
-    one = record(timed(PICK, SOURCE, "c"))
-    one = replace(one, entries=(*one.entries[:2], third))
-    assert wanted([one], every=False) == []
-    assert wanted([one], every=True) == [(THIRD, TARGET)]
-    assert len(rekey(one, {}, compiler=None)[1]) == 2
-    assert len(rekey(one, {}, compiler=None, every=True)[1]) == 3
+    item = record(timed(PICK, SOURCE, "c"))
+    item = replace(item, entries=(*item.entries[:2], third))
+    assert wanted([item], every=False) == []
+    assert wanted([item], every=True) == [(THIRD, TARGET)]
+    assert len(rekey(item, {}, compiler=None)[1]) == 2
+    assert len(rekey(item, {}, compiler=None, every=True)[1]) == 3
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_own_records_are_verified_and_rekeyed(store: RecordStore, capsys: Captur
     store.put(record(timed(PICK, "before", "other"), replace(PROBLEM, causal=True)))
     before = said(capsys, "verify", status=1)
     assert (before["valid"], before["total"]) == (0, 2)
-    assert all("records rekey" in one["reason"] for one in before["records"])
+    assert all("records rekey" in item["reason"] for item in before["records"])
     answer = said(capsys, "rekey", status=1)
     assert answer["states"] == {"carried": 1, "changed": 1, "valid": 2}
     assert answer["written"] == 1
@@ -173,17 +173,17 @@ def test_records_are_listed_shown_and_removed(store: RecordStore, capsys: Captur
     kept = store.put(record(timed(PICK, SOURCE, "code")))
     store.put(record(timed(PICK, SOURCE, "code"), replace(PROBLEM, causal=True)))
     listed = said(capsys, "ls")["records"]
-    assert [one["pick"] for one in listed] == [PICK.name] * 2
-    assert {one["kernel"] for one in listed} == {"scores_forward_sm80"}
+    assert [item["pick"] for item in listed] == [PICK.name] * 2
+    assert {item["kernel"] for item in listed} == {"scores_forward_sm80"}
     assert said(capsys, "show", "*d64")["records"] == [kept.to_json()]
     assert main(["records", "show", "*d64"]) == 0
     assert SOURCE[:16] in capsys.readouterr().out
     assert main(["records", "ls"]) == 0
     assert "2 records" in capsys.readouterr().out
-    assert [one["problem"] for one in said(capsys, "rm", "* causal")["removed"]] == [
+    assert [item["problem"] for item in said(capsys, "rm", "* causal")["removed"]] == [
         replace(PROBLEM, causal=True).bucketed().describe()
     ]
-    assert [one.problem for _, one in store.records()] == [PROBLEM.bucketed()]
+    assert [item.problem for _, item in store.records()] == [PROBLEM.bucketed()]
 
 
 def test_a_record_of_another_schema_is_listed_with_the_reason(
@@ -192,8 +192,8 @@ def test_a_record_of_another_schema_is_listed_with_the_reason(
     store.put(record(timed(PICK, SOURCE, "code")))
     (path,) = store.root.glob("*/*/*.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 1}))
-    (one,) = said(capsys, "ls")["records"]
-    assert (one["pick"], one["reason"]) == (None, "schema 1")
+    (item,) = said(capsys, "ls")["records"]
+    assert (item["pick"], item["reason"]) == (None, "schema 1")
     assert said(capsys, "verify", status=1)["records"][0]["field"] == "schema"
     assert said(capsys, "rekey", status=1)["states"] == {"unknown": 1}
     assert json.loads(path.read_text())["schema"] == 1
@@ -209,7 +209,7 @@ def test_a_file_of_picks_is_rekeyed_line_by_line(
     answer = said(capsys, "rekey", "--file", str(path), status=1)
     assert answer["states"] == {"carried": 1, "changed": 1, "valid": 2}
     now = read_shipped(path).lines
-    assert [one == other for one, other in zip(lines, now, strict=True)] == [False, True]
+    assert [item == other for item, other in zip(lines, now, strict=True)] == [False, True]
     first, second = shipped(tmp_path, "NVIDIA H200")
     assert (first.picked.source_digest, second.picked.source_digest) == (SOURCE, "before")
     assert now[0]["evidence"] == lines[0]["evidence"]
@@ -223,8 +223,8 @@ def test_knobs_of_another_day_are_named_and_need_no_build(
 ) -> None:
     store.put(record(timed(PICK, SOURCE, "code")))
     knobs_of_another_day(PICK.kernel)
-    (one,) = said(capsys, "verify", status=1)["records"]
-    assert one["field"] == "knob_schema"
+    (item,) = said(capsys, "verify", status=1)["records"]
+    assert item["field"] == "knob_schema"
     assert said(capsys, "rekey")["states"] == {"valid": 2}
     assert said(capsys, "verify")["valid"] == 1
 

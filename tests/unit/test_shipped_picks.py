@@ -28,13 +28,13 @@ MAX_BYTES = 160_000  # of a file: what every installation carries
 def picks(name: str = H200) -> list[TuningRecord]:
     """The records of a file whose picks' kernels have the knobs that they had."""
     kept = ShippedPicks(TUNED / name).records()
-    return [one.record for one in kept if one.record is not None and not one.field]
+    return [item.record for item in kept if item.record is not None and not item.field]
 
 
 def holding(records: list[TuningRecord], root: Path | None = None) -> list[TuningRecord]:
     """The records whose picks hold by their source, with headers from another folder."""
-    present = PresentKernels(source=lambda one: source_digest(render(one), root))
-    return [one for one in records if not isinstance(check(one.picked, present), Changed)]
+    present = PresentKernels(source=lambda item: source_digest(render(item), root))
+    return [item for item in records if not isinstance(check(item.picked, present), Changed)]
 
 
 @pytest.fixture
@@ -112,11 +112,11 @@ def test_a_change_of_one_kernel_asks_for_that_kernel_alone(headers: Path) -> Non
         path.read_text(encoding="utf-8") + "\nstatic constexpr int kMore = 1;\n", "utf-8"
     )
     records = picks()
-    lost = {one.candidate.kernel for one in records} - {
-        one.candidate.kernel for one in holding(records, headers)
+    lost = {item.candidate.kernel for item in records} - {
+        item.candidate.kernel for item in holding(records, headers)
     }
     assert lost == {"chunks_sm90"}
-    kept = {one.problem for one in holding(records, headers)}
+    kept = {item.problem for item in holding(records, headers)}
     for record in records:
         uses = f"attention_autotuner/{name}" in include_closure(render(record.candidate).text)
         assert (record.problem in kept) == (not uses)
@@ -128,9 +128,11 @@ def test_a_knob_more_of_one_kernel_drops_no_record_of_another(
     before = picks()
     knobs_of_another_day("scores_forward_sm80")
     after = picks()
-    lost = {one.problem for one in before} - {one.problem for one in after}
-    assert lost == {one.problem for one in before if one.candidate.kernel == "scores_forward_sm80"}
-    assert lost
-    assert {one.candidate.kernel for one in after} == {one.candidate.kernel for one in before} - {
-        "scores_forward_sm80"
+    lost = {item.problem for item in before} - {item.problem for item in after}
+    assert lost == {
+        item.problem for item in before if item.candidate.kernel == "scores_forward_sm80"
     }
+    assert lost
+    assert {item.candidate.kernel for item in after} == {
+        item.candidate.kernel for item in before
+    } - {"scores_forward_sm80"}

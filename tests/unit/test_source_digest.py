@@ -48,10 +48,10 @@ def test_tokens_are_those_of_the_language(text: str, expected: list[str]) -> Non
 
 
 def test_a_directive_ends_with_its_line() -> None:
-    one = spelled("#define X 1\nint y;")
-    assert one == ["#", "define", "X", " ", "1", END_OF_DIRECTIVE, "int", "y", ";"]
-    assert one != spelled("#define X 1 int y;\n")
-    assert one == spelled("  #  define X /* a\n comment */ \\\n 1 // why\n\n int y;")
+    item = spelled("#define X 1\nint y;")
+    assert item == ["#", "define", "X", " ", "1", END_OF_DIRECTIVE, "int", "y", ";"]
+    assert item != spelled("#define X 1 int y;\n")
+    assert item == spelled("  #  define X /* a\n comment */ \\\n 1 // why\n\n int y;")
     assert spelled("#if A\n#endif") == [
         "#", "if", "A", END_OF_DIRECTIVE, "#", "endif", END_OF_DIRECTIVE,
     ]  # fmt: skip

@@ -78,7 +78,7 @@ def register_records(commands: Commands) -> None:
 
 
 def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
-    """Where to look.
+    """The places to look at.
 
     Raises:
         RecordError: the file that was named does not exist.
@@ -89,7 +89,7 @@ def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
         yield ShippedPicks(arguments.file)
     elif arguments.shipped:
         for source in sorted(
-            files("attention_autotuner.tuned").iterdir(), key=lambda one: one.name
+            files("attention_autotuner.tuned").iterdir(), key=lambda item: item.name
         ):
             if source.name.endswith(SUFFIX):
                 with as_file(source) as path:
@@ -144,13 +144,13 @@ def run_ls(arguments: argparse.Namespace) -> int:
         return 0
     rows = [
         [
-            one["problem"],
-            str(one.get("arch", "-")),
-            str(one.get("gpu", "-")),
-            str(one["pick"] or one["reason"]),
-            microseconds(one.get("median_us")),
+            item["problem"],
+            str(item.get("arch", "-")),
+            str(item.get("gpu", "-")),
+            str(item["pick"] or item["reason"]),
+            microseconds(item.get("median_us")),
         ]
-        for one in said
+        for item in said
     ]
     print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick", "measured us"], rows)
     return 0
@@ -187,7 +187,7 @@ def _entry_cells(record: TuningRecord, index: int) -> list[str]:
 
 
 def verified(kept: KeptRecord) -> dict[str, Any]:
-    """Whether a record's pick holds, by which digest, else which field differs."""
+    """The proof that a record's pick holds, else the field that differs."""
     said: dict[str, Any] = {"key": kept.key, "problem": kept.problem, "proof": None}
     record = kept.record
     if record is None or kept.field:
@@ -204,15 +204,17 @@ def verified(kept: KeptRecord) -> dict[str, Any]:
 def run_verify(arguments: argparse.Namespace) -> int:
     """Say which picks hold; status 1 where one does not."""
     said = [verified(kept) for _, kept in chosen(arguments)]
-    stale = [one for one in said if one["proof"] is None]
+    stale = [item for item in said if item["proof"] is None]
     if arguments.json:
         print_json({"valid": len(said) - len(stale), "total": len(said), "records": said})
     else:
-        proofs = Counter(one["proof"] for one in said if one["proof"] is not None)
+        proofs = Counter(item["proof"] for item in said if item["proof"] is not None)
         by = ", ".join(f"{count} by {proof}" for proof, count in sorted(proofs.items()))
         print_line(f"{len(said) - len(stale)} of {len(said)} picks hold{by and f': {by}'}")
         if stale:
-            rows = [[one["problem"] or one["key"], one["field"], one["reason"]] for one in stale]
+            rows = [
+                [item["problem"] or item["key"], item["field"], item["reason"]] for item in stale
+            ]
             print_table("must be measured or rekeyed", ["problem", "field", "reason"], rows)
     return FAILED if stale else 0
 
@@ -222,13 +224,13 @@ def run_rm(arguments: argparse.Namespace) -> int:
     removed = []
     for place in places(arguments):
         kept = matching(place, arguments.pattern)
-        place.remove({one.key for one in kept})
+        place.remove({item.key for item in kept})
         removed += kept
     if arguments.json:
         print_json({"removed": [summary(kept) for kept in removed]})
     else:
-        for one in removed:
-            print_line(f"removed {one.problem or one.key}")
+        for item in removed:
+            print_line(f"removed {item.problem or item.key}")
         print_line(f"{len(removed)} records removed")
     return 0
 
@@ -239,8 +241,8 @@ def run_rekey(arguments: argparse.Namespace) -> int:
     written = 0
     for place in places(arguments):
         kept = matching(place, arguments.pattern)
-        said += [unread(one) for one in kept if one.record is None]
-        records = [one.record for one in kept if one.record is not None]
+        said += [unread(item) for item in kept if item.record is None]
+        records = [item.record for item in kept if item.record is not None]
         keys = wanted(records, every=arguments.all)
         codes: Codes = {}
         compiler: Mapping[str, str] | None = None
@@ -260,19 +262,21 @@ def run_rekey(arguments: argparse.Namespace) -> int:
             )
 
         written += place.rewrite(
-            {one.key for one in kept if one.record is not None},
+            {item.key for item in kept if item.record is not None},
             partial(_rekeyed, said=said, codes=codes, compiler=compiler, every=arguments.all),
         )
-    lost = [one for one in said if one.state in ("changed", "unknown")]
-    counts = Counter(one.state for one in said)
+    lost = [item for item in said if item.state in ("changed", "unknown")]
+    counts = Counter(item.state for item in said)
     if arguments.json:
-        print_json({"written": written, "states": counts, "entries": [asdict(one) for one in said]})
+        print_json(
+            {"written": written, "states": counts, "entries": [asdict(item) for item in said]}
+        )
     else:
         states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
         print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
-        notes = [one for one in said if one.reason]
+        notes = [item for item in said if item.reason]
         if notes:
-            rows = [[one.state, one.problem, one.candidate, one.reason] for one in notes]
+            rows = [[item.state, item.problem, item.candidate, item.reason] for item in notes]
             print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
     return FAILED if lost else 0
 
@@ -292,7 +296,7 @@ def _rekeyed(
 
 
 def unread(kept: KeptRecord) -> Rekeyed:
-    """What became of a record that cannot be read: nothing."""
+    """The answer for a record that cannot be read."""
     return Rekeyed(
         problem=kept.problem, arch="", candidate="", pick=True, state="unknown", reason=kept.reason
     )

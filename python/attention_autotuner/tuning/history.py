@@ -19,7 +19,7 @@ from .validity import Changed, PresentKernels, check
 
 
 def source_digests(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
-    """What the sources of candidates say now."""
+    """The present source digest of each candidate."""
     return {one: source_digest(render(one)) for one in candidates}
 
 

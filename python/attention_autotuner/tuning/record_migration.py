@@ -17,7 +17,7 @@ OLDEST = 2  # that is still read
 
 
 def present_schema(config: object) -> str | None:
-    """What the knobs of a candidate's kernel can say now; None for a config of no kernel there is."""
+    """The present knob schema of a config's kernel; None for a config of no kernel there is."""
     if not isinstance(config, Mapping):
         return None
     try:

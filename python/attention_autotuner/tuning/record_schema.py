@@ -42,7 +42,7 @@ def stale_pick(document: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def is_present(document: Mapping[str, Any]) -> bool:
-    """Whether a parsed record has a form that is read, and a pick whose kernel has the knobs it was written with."""
+    """True for a parsed record of a form that is read, whose pick's kernel has the knobs it was written with."""
     if document.get("schema") not in range(OLDEST, SCHEMA + 1):
         return False
     return stale_pick(migrated(document)) is None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ..arch.resolution import native_arch
 from ..codegen.artifact import Artifact, BuildTarget
@@ -31,7 +31,7 @@ Codes = Mapping[Key, str | Outcome]
 
 @dataclass(frozen=True, kw_only=True)
 class Rekeyed:
-    """What became of one entry.
+    """The fate of one entry.
 
     Attributes:
         problem: of its record.
@@ -53,7 +53,7 @@ class Rekeyed:
 
 
 def target_of(environment: Environment) -> BuildTarget | None:
-    """What kernels were compiled for that were measured there; None where it does not say."""
+    """The target of kernels that were measured in an environment; None where it names no GPU."""
     capability = environment.capability
     return None if capability is None else BuildTarget(arch=native_arch(capability))
 
@@ -69,7 +69,7 @@ def entries_of(record: TuningRecord, *, every: bool) -> list[CandidateEntry]:
 
 
 def settled(entry: CandidateEntry) -> bool:
-    """Whether an entry has nothing to be done about."""
+    """True for an entry that needs neither a build nor another digest."""
     return check(entry, PresentKernels()) == "source" and entry.code_digest is not None
 
 
@@ -87,13 +87,13 @@ def wanted(records: Sequence[TuningRecord], *, every: bool) -> list[Key]:
 
 
 def _environment(record: TuningRecord, entry: CandidateEntry) -> Environment:
-    """Where an entry was measured."""
+    """The environment that an entry was measured in."""
     digest = "" if entry.measurement is None else entry.measurement.environment
     return record.environments.get(digest, record.environment)
 
 
 def _source_holds(entry: CandidateEntry) -> bool:
-    """Whether an entry's source is the present one, whatever else its kernel's knobs can say by now."""
+    """True for an entry of the present source, whatever else its kernel's knobs can say by now."""
     proof = check(replace(entry, knob_schema="", code_digest=None), PresentKernels())
     return not isinstance(proof, Changed)
 
@@ -120,28 +120,24 @@ def build_codes(
     """
     codes: dict[Key, str | Outcome] = {}
     for target in dict.fromkeys(target for _, target in keys):
-        kernels = {one: render(one) for one, each in keys if each == target}
-
-        def built(
-            kernels: Mapping[Candidate, object] = kernels, target: BuildTarget = target
-        ) -> list[Artifact | Outcome]:
-            return build(
-                [render(one) for one in kernels],
-                target,
-                toolchain=toolchain,
-                store=store,
-                jobs=jobs,
-                progress=progress,
-            )
-
-        results = built()
-        bare = [one for one in results if isinstance(one, Artifact) and one.code_digest is None]
-        for artifact in bare:
-            store.discard(artifact.path.parent)
-        for one, result in zip(kernels, built() if bare else results, strict=True):
+        candidates = [candidate for candidate, other in keys if other == target]
+        kernels = [render(candidate) for candidate in candidates]
+        options: dict[str, Any] = {
+            "toolchain": toolchain,
+            "store": store,
+            "jobs": jobs,
+            "progress": progress,
+        }
+        results = build(kernels, target, **options)
+        bare = [made for made in results if isinstance(made, Artifact) and made.code_digest is None]
+        if bare:
+            for artifact in bare:
+                store.discard(artifact.path.parent)
+            results = build(kernels, target, **options)
+        for candidate, result in zip(candidates, results, strict=True):
             code = result.code_digest if isinstance(result, Artifact) else result
             if code is not None:
-                codes[one, target] = code
+                codes[candidate, target] = code
     return codes
 
 
@@ -223,7 +219,7 @@ def _no_code(code: str | Outcome | None) -> str:
 
 
 def _another(environment: Environment, compiler: Mapping[str, str] | None) -> str:
-    """What of the compiler is not what an environment's kernels were built with; empty where all is."""
+    """The tools of a compiler that are of another version than those of an environment; empty where none is."""
     names = [
         f"{name} ({compiler.get(name)}, it was measured with {getattr(environment, name)})"
         for name in ("nvcc", "cutlass")

@@ -89,11 +89,11 @@ def write_lines(
         "schema": SCHEMA,
         "gpu_name": gpu_name,
         "environments": {
-            each.digest: {
-                name: value for name, value in each.to_json().items() if value is not None
+            environment.digest: {
+                name: value for name, value in environment.to_json().items() if value is not None
             }
-            for each in environments
-            if each.digest in used
+            for environment in environments
+            if environment.digest in used
         },
     }
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (header, *lines))
@@ -124,10 +124,10 @@ class ShippedRecords:
         pairs = [(Path(str(index)), document) for index, document in enumerate(documents)]
         missed: Miss | None = None
         for _, document in by_distance(pairs, query):
-            found = judge(document, query, "shipped")
-            if isinstance(found, Hit):
-                return found
-            missed = missed or found
+            answer = judge(document, query, "shipped")
+            if isinstance(answer, Hit):
+                return answer
+            missed = missed or answer
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, found="no shipped record")
 

@@ -52,7 +52,7 @@ def evidence_digest(line: str) -> str:
 
 
 def evidence_path(folder: Path, gpu_name: str) -> Path:
-    """Where the evidence for a GPU's file is, unless it is said to be elsewhere: beside it."""
+    """The file of evidence beside a GPU's file, where no other is named."""
     return folder / f"{slug(gpu_name)}.evidence.jsonl"
 
 
@@ -89,7 +89,11 @@ def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
     """
     file = _read(folder, gpu_name)
     try:
-        return [TuningRecord.from_json(each) for each in file.documents() if is_present(each)]
+        return [
+            TuningRecord.from_json(document)
+            for document in file.documents()
+            if is_present(document)
+        ]
     except RecordError as error:
         raise RecordError(
             f"the shipped records {folder / shipped_name(gpu_name)} are damaged: {error}"
@@ -150,7 +154,7 @@ def _write(
     """The lines that stay and those of new records, each with its evidence."""
     proofs = evidence or evidence_path(folder, gpu_name)
     said = _lines(proofs)
-    environments = [Environment.from_json(each) for each in file.environments.values()]
+    environments = [Environment.from_json(document) for document in file.environments.values()]
     lines: dict[tuple[str, str], Document] = {}
     for line, document in zip(file.lines, file.documents(), strict=True):
         if is_present(document):

@@ -1,4 +1,4 @@
-"""Whether a measurement still holds: its kernel's knobs, and either of two digests.
+"""The proof that a measurement still holds: its kernel's knobs, and either of two digests.
 
 The source digest is known in milliseconds. Where it differs, the digest of the machine code may still be the same: a
 renamed namespace changes the one and not the other. At a look-up it is known of kernels that were built here.
@@ -27,7 +27,7 @@ ADVICE = "`attention-autotuner records rekey` can tell whether its machine code 
 
 @dataclass(frozen=True, kw_only=True)
 class Changed:
-    """What a measurement is no longer of.
+    """The difference between a measurement's kernel and the present one.
 
     Attributes:
         field: the field of its entry that differs.
@@ -78,14 +78,17 @@ def built_here(store: Store, environment: Environment) -> PresentKernels:
         if capability is None:
             return None
         target = BuildTarget(arch=native_arch(capability))
-        found = store.find(render(candidate), target)
-        return next((one.code_digest for one in found if one.code_digest is not None), None)
+        artifacts = store.find(render(candidate), target)
+        return next(
+            (artifact.code_digest for artifact in artifacts if artifact.code_digest is not None),
+            None,
+        )
 
     return PresentKernels(code=code)
 
 
 def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Changed:
-    """By which digest an entry's measurement holds, or what has changed since."""
+    """The digest by which an entry's measurement holds, or what has changed since."""
     if entry.knob_schema != knob_schema(entry.candidate.kernel):
         return Changed(
             field="knob_schema",
