@@ -9,6 +9,7 @@ import torch
 
 from attention_autotuner.core.problem import Direction
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.tuning.verify import verify
 from tests.numerics import far, harness, retnet_cases
 from tests.numerics.retnet_cases import RetnetCase
 from tests.numerics.workshop import Workshop
@@ -41,6 +42,23 @@ LONG = replace(
     dim_qk=128,
     dim_v=128,
 )
+# Of the rows that see a key, most see few, and a decay leaves them fewer.
+FEW_KEYS = replace(
+    PLAIN,
+    problem=replace(
+        BACKWARD,
+        mask="decay",
+        causal=True,
+        dtype="bf16",
+        heads_q=1,
+        heads_kv=1,
+        seqlen_q=2072,
+        seqlen_k=319,
+        dim_qk=96,
+        dim_v=96,
+    ),
+    r_grad=True,
+)
 FAR = {"forward": PLAIN, "backward": replace(PLAIN, problem=BACKWARD)}
 
 
@@ -58,6 +76,22 @@ def test_call(workshop: Workshop, case: RetnetCase, device: torch.device) -> Non
             kernel, case, seed=seed, device=device, deterministic=one.deterministic
         )
         assert wrong == [], one.name
+
+
+@pytest.mark.parametrize("gamma", [None, 0.5, 0.97, 1.0])
+@pytest.mark.parametrize("case", [FEW_KEYS], ids=lambda case: case.name)
+def test_a_gradient_through_r_of_rows_that_see_few_keys(
+    workshop: Workshop, case: RetnetCase, gamma: float | None, device: torch.device
+) -> None:
+    one = case.candidate(workshop.present)
+    kernel, case = workshop.kernel(one), replace(case, gamma=gamma)
+    for seed in range(8):
+        wrong = harness.judge(
+            kernel, case, seed=seed, device=device, deterministic=one.deterministic
+        )
+        assert wrong == [], (one.name, seed)
+    outcome = verify(case.problem, kernel, deterministic=one.deterministic, seeds=range(4))
+    assert outcome.ok, outcome.reason
 
 
 @pytest.mark.parametrize("axis", far.STRIDES)

@@ -16,6 +16,7 @@ from attention_autotuner.api.retnet import torch_op as retnet_library
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError, UnsupportedProblemError
 from attention_autotuner.reference import (
+    Bands,
     check,
     decay_mask,
     retnet_attention,
@@ -107,8 +108,12 @@ def assert_right(found: Any, tensors: list[torch.Tensor], **rules: Any) -> None:
     q, k, v, mask = (x.detach() for x in tensors)
     truths = retnet_attention(q, k, v, mask, scale=SCALE, **rules)
     lows = retnet_attention_low(q, k, v, mask.to(q.dtype), scale=SCALE, **rules)
-    for mine, truth, low in zip(found, truths, lows, strict=False):
-        verdict = check(mine.detach(), truth, low)
+    problem = replace(
+        HALF, seqlen_q=q.shape[2], seqlen_k=k.shape[2], causal=rules.get("causal", False)
+    )
+    bands = (Bands.of(problem, "o", 4), None)  # r's rows of few keys may be exact by luck in low
+    for mine, truth, low, parts in zip(found, truths, lows, bands, strict=False):
+        verdict = check(mine.detach(), truth, low, parts)
         assert verdict.ok, verdict.reason
 
 

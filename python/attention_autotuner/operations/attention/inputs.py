@@ -119,9 +119,9 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
     """
     largest_key = k.float().norm(dim=-1).amax(-1, keepdim=True)
     largest_key = largest_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    terms = q.shape[-1] ** -0.5 * q.float().norm(dim=-1) * largest_key
-    rounding: torch.Tensor = FP32_SUM * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
-    return rounding
+    scale = float(q.shape[-1] ** -0.5)
+    terms: torch.Tensor = scale * q.float().norm(dim=-1) * largest_key
+    return FP32_SUM * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
 
 
 def shift_of_delta(inputs: Inputs, o_true: torch.Tensor) -> torch.Tensor:

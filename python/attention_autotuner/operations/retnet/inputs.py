@@ -133,12 +133,18 @@ class RetNetForward(_Way):
             yield "r", r_ref, moved_off(r_ref, r_low, self._rounding_of_r(problem, inputs, mask))
 
     def _rounding_of_r(self, problem: Problem, inputs: Inputs, mask: torch.Tensor) -> torch.Tensor:
-        """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``."""
-        rules = self.rules(problem) | {"scale": abs(self.rules(problem)["scale"])}
-        rules["r_clamp_max"] = None
-        narrow = inputs.v[..., :1]  # o is not wanted
-        sums = retnet_attention(inputs.q.abs(), inputs.k.abs(), narrow, mask.abs(), **rules)[1]
-        return FP32_SUM * sums
+        """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``.
+
+        The terms of a score add up to at most the product of the norms, those of r to at most the sum of such products.
+        """
+        scale, group = abs(self.rules(problem)["scale"]), problem.heads_q // problem.heads_kv
+        magnitudes = mask.abs()
+        if problem.causal:
+            magnitudes = magnitudes.tril(problem.causal_offset)
+        keys = inputs.k.float().norm(dim=-1).repeat_interleave(group, dim=1)
+        terms = (magnitudes @ keys.permute(1, 2, 0)).permute(2, 0, 1)
+        widths: torch.Tensor = FP32_SUM * scale * inputs.q.float().norm(dim=-1) * terms
+        return widths
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,14 +178,14 @@ class _Parts:
 
     def largest(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Largest magnitudes, ``[tensors, heads, bands]``."""
-        rows = torch.stack([self._rows(tensor.abs(), "amax") for tensor in tensors])
+        rows = torch.stack([self._rows(tensor, math.inf, tensor.dtype) for tensor in tensors])
         target = rows.new_zeros(*rows.shape[:2], len(self._names))
         index = self._index.expand_as(rows)
         return target.scatter_reduce_(2, index, rows, "amax").double().cpu()
 
     def norms(self, *tensors: torch.Tensor) -> torch.Tensor:
         """Euclidean norms, summed in fp64, ``[tensors, heads, bands]``."""
-        rows = torch.stack([self._rows(tensor, "norm") for tensor in tensors])
+        rows = torch.stack([self._rows(tensor, 2.0, torch.float64) for tensor in tensors])
         target = rows.new_zeros(*rows.shape[:2], len(self._names))
         return target.index_add_(2, self._index, rows.square()).sqrt().cpu()
 
@@ -208,15 +208,11 @@ class _Parts:
             return ""
         return f" ({self._bands.describe(part[0], int(self._names[part[1]]))})"
 
-    def _rows(self, values: torch.Tensor, kind: str) -> torch.Tensor:
-        """``[heads, rows]`` of a tensor; 1 for the extent of an axis that is not there."""
-        if kind == "amax":
-            reduced = values.amax(self._reduced) if self._reduced else values
-        elif self._reduced:
-            reduced = torch.linalg.vector_norm(values, dim=self._reduced, dtype=torch.float64)
-        else:
-            reduced = values.double().abs()
-        return reduced.reshape(self._heads, -1)
+    def _rows(self, values: torch.Tensor, order: float, dtype: torch.dtype) -> torch.Tensor:
+        """The norm of some order of every row, ``[heads, rows]``; 1 for the extent of an axis that is not there."""
+        if self._reduced:
+            values = torch.linalg.vector_norm(values, order, dim=self._reduced, dtype=dtype)
+        return values.to(dtype).abs().reshape(self._heads, -1)
 
     def _keep(self, values: torch.Tensor, inside: torch.Tensor, axis: int) -> torch.Tensor:
         shape = [-1 if i == axis else 1 for i in range(values.dim())]
