@@ -255,6 +255,6 @@ def test_groups_are_shared_where_blocks_of_keys_are_few(
 
 
 def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
-    header = include_root() / "attention_autotuner" / "attention_backward_entry.cuh"
+    header = include_root() / "attention_autotuner" / "scores_backward_sm80/entry.cuh"
     (found,) = re.findall(r"kEnoughCtas = (\d+);", header.read_text(encoding="utf-8"))
     assert int(found) == ENOUGH_CTAS

@@ -184,7 +184,7 @@ def test_missing_headers_are_named(tmp_path: Path, text: str, named: list[str]) 
 
 def test_closure_of_a_real_kernel() -> None:
     closure = include_closure(render(SMALL).text)
-    assert {"attention_autotuner/abi.h", "attention_autotuner/attention_forward_entry.cuh"} <= set(
+    assert {"attention_autotuner/abi.h", "attention_autotuner/scores_forward_sm80/entry.cuh"} <= set(
         closure
     )
     for name, digest in closure.items():

@@ -136,7 +136,7 @@ def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
     default = POLICY.default(DECAYED)
     assert default.template == "retention/chunkwise_sm90.cu.jinja"
     closure = include_closure(render(default).text)
-    assert any(path.endswith("retention_chunks_sm90.cuh") for path in closure)
+    assert any(path.endswith("chunks_sm90/mainloop.cuh") for path in closure)
     cells = knobs(wide(DECAYED, super_chunk=1024))
     assert len(cells) == len(knob_headings(DECAYED))
     assert cells == ["sm90", "chunkwise", "64 of 1024", "128 columns 2 groups 2 stages", "-"]

@@ -1,6 +1,6 @@
 // Attention backward, family sm80: one instantiation and its C entry points.
 // Candidate: attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2
-#include <attention_autotuner/attention_backward_entry.cuh>
+#include <attention_autotuner/scores_backward_sm80/entry.cuh>
 
 namespace {
 

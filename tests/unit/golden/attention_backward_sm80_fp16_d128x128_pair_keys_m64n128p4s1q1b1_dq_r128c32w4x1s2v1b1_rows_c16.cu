@@ -1,6 +1,6 @@
 // Attention backward, family sm80: one instantiation and its C entry points.
 // Candidate: attention_backward_sm80_fp16_d128x128_pair_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_rows_c16
-#include <attention_autotuner/attention_backward_entry.cuh>
+#include <attention_autotuner/scores_backward_sm80/entry.cuh>
 
 namespace {
 

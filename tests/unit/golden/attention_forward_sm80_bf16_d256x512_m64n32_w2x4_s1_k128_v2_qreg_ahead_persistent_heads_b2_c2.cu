@@ -1,6 +1,6 @@
 // Attention forward, family sm80: one instantiation and its C entry points.
 // Candidate: attention_forward_sm80_bf16_d256x512_m64n32_w2x4_s1_k128_v2_qreg_ahead_persistent_heads_b2_c2
-#include <attention_autotuner/attention_forward_entry.cuh>
+#include <attention_autotuner/scores_forward_sm80/entry.cuh>
 
 namespace {
 

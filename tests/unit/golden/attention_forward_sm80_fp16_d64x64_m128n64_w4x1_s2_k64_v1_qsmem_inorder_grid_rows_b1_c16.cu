@@ -1,6 +1,6 @@
 // Attention forward, family sm80: one instantiation and its C entry points.
 // Candidate: attention_forward_sm80_fp16_d64x64_m128n64_w4x1_s2_k64_v1_qsmem_inorder_grid_rows_b1_c16
-#include <attention_autotuner/attention_forward_entry.cuh>
+#include <attention_autotuner/scores_forward_sm80/entry.cuh>
 
 namespace {
 

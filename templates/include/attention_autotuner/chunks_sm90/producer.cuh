@@ -1,0 +1,200 @@
+// What warpgroups of retention's pass over chunks have in common: where a CTA stands, its stages and their barriers;
+// and the warpgroup that computes scores, one of whose threads keeps the stages full.
+//
+// Layouts: see sm90/wgmma.cuh.
+#pragma once
+
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/chunks_sm90/traits.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
+
+namespace attention_autotuner {
+
+struct WgmmaChunkArguments {
+  MappedTensor q, k, v, o;
+  ChunkArguments pass;
+};
+
+// What all roles know: the walk and the barriers.
+template <typename T>
+struct ChunkWalk {
+  WgmmaChunkArguments const& arguments;
+  uint32_t const smem;
+  int slice, super, head, batch;
+  int first, count;  // chunks
+  float log2_gamma;
+
+  __device__ __forceinline__ ChunkWalk(WgmmaChunkArguments const& arguments, uint32_t smem, int index)
+      : arguments(arguments), smem(smem) {
+    auto take = [&index](Divider const& divider) {
+      int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
+      index = quotient;
+      return rest;
+    };
+    auto const& pass = arguments.pass;
+    slice = index % T::kSlices;
+    index /= T::kSlices;
+    super = take(pass.supers) + pass.super_offset;
+    head = take(pass.heads);
+    batch = index;
+    int const chunks = pass.super_chunk / T::kChunk;
+    first = super * chunks;
+    count = minimum(chunks, pass.chunks - first);
+    log2_gamma = pass.log2_gamma[head];
+  }
+
+  __device__ __forceinline__ static int warp() { return thread_index() % kWarpgroupThreads / 32; }
+  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
+  __device__ __forceinline__ int row(int index) const { return (first + index) * T::kChunk; }
+  __device__ __forceinline__ int length(int index) const {
+    return minimum(T::kChunk, arguments.pass.seqlen - row(index));
+  }
+  __device__ __forceinline__ float power(float n) const { return exp2_approximate(log2_gamma * n); }
+
+  // --- stages --------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ static int stage_of(int index) { return index % T::kStages; }
+  __device__ __forceinline__ static int parity_of(int index) { return index / T::kStages & 1; }
+  __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kStageBytes; }
+  __device__ __forceinline__ uint32_t k_tile(int stage) const { return q_tile(stage) + T::kQBytes; }
+  __device__ __forceinline__ uint32_t v_tile(int stage) const { return k_tile(stage) + T::kKBytes; }
+  __device__ __forceinline__ uint32_t scores_tile(int index) const {
+    return smem + T::kScoresOffset + index % T::kScoreStages * T::kBlockBytes;
+  }
+  __device__ __forceinline__ static int scores_parity(int index) { return index / T::kScoreStages & 1; }
+
+  __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
+  __device__ __forceinline__ uint32_t q_full(int stage) const { return barrier(6 * stage); }
+  __device__ __forceinline__ uint32_t q_free(int stage) const { return barrier(6 * stage + 1); }
+  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(6 * stage + 2); }
+  __device__ __forceinline__ uint32_t k_free(int stage) const { return barrier(6 * stage + 3); }
+  __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(6 * stage + 4); }
+  __device__ __forceinline__ uint32_t v_free(int stage) const { return barrier(6 * stage + 5); }
+  __device__ __forceinline__ uint32_t scores_full(int index) const {
+    return barrier(6 * T::kStages + 2 * (index % T::kScoreStages));
+  }
+  __device__ __forceinline__ uint32_t scores_free(int index) const { return scores_full(index) + 8; }
+
+  __device__ __forceinline__ void initialise_barriers() const {
+    constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
+#pragma unroll
+    for (int stage = 0; stage < T::kStages; ++stage) {
+      initialise_barrier(q_full(stage), 1);
+      initialise_barrier(q_free(stage), kReaders + kMore);
+      initialise_barrier(k_full(stage), 1);
+      initialise_barrier(k_free(stage), kReaders + kMore);
+      initialise_barrier(v_full(stage), 1);
+      initialise_barrier(v_free(stage), kReaders);
+    }
+#pragma unroll
+    for (int stage = 0; stage < T::kScoreStages; ++stage) {
+      initialise_barrier(scores_full(stage), 4);
+      initialise_barrier(scores_free(stage), kReaders);
+    }
+    publish_barriers();
+  }
+  // Once this warp has done with what the barrier guards.
+  __device__ __forceinline__ static void release(uint32_t barrier) {
+    __syncwarp();
+    if (lane() == 0) arrive(barrier);
+  }
+};
+
+// The warpgroup that computes scores, one of whose threads loads.
+template <typename T>
+struct ScoreWarpgroup : ChunkWalk<T> {
+  using Base = ChunkWalk<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::count;
+  using Base::head;
+  using Base::lane;
+  using Base::parity_of;
+  using Base::stage_of;
+  using Base::warp;
+
+  // One thread: brings a chunk, as what was in its stage is done with.
+  __device__ __forceinline__ void load(int index) const {
+    int const stage = stage_of(index), freed = parity_of(index) ^ 1, row = this->row(index);
+    int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
+    auto const& [q, k, v, o, pass] = arguments;
+    if constexpr (!T::kStatesOnly) {
+      wait(this->q_free(stage), freed);
+      fetch_tile<T::kChunk, T::kDepth>(this->q_tile(stage), q, this->q_full(stage), row, 0, head, batch);
+    }
+    wait(this->k_free(stage), freed);
+    fetch_tile<T::kChunk, T::kDepth>(this->k_tile(stage), k, this->k_full(stage), row, 0, kv_head, batch);
+    wait(this->v_free(stage), freed);
+    fetch_tile<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_full(stage), row, column, kv_head, batch);
+  }
+
+  // Puts scores, scaled and decayed, where all find them: 0 where the row does not see the column. Rounded once, at the
+  // end: a score between tokens that do not see each other may be beyond the 16-bit type.
+  __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
+    int const here = 16 * warp() + (lane() / 8 % 2) * 8 + lane() % 8;
+    int const first = 16 * warp() + lane() / 4 - 2 * (lane() & 3);  // distance within the first 8 x 8 tiles
+#pragma unroll
+    for (int g = 0; g < T::kChunk / 8; g += 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const column = g + i / 2, half = i % 2, distance = first + 8 * (half - column);
+        float const* const pair = s + 4 * column + 2 * half;
+        packed[i] = pack_pair<Element>(weigh(pair[0], distance), weigh(pair[1], distance - 1));
+      }
+      store_matrix_x4(tile + here * kSwizzleRowBytes + ((g + lane() / 16) ^ (here & 7)) * 16, packed);
+    }
+  }
+  __device__ __forceinline__ float weigh(float score, int distance) const {
+    return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
+  }
+  __device__ __forceinline__ void multiply(float (&s)[32], int stage) const {
+    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kProductDepth * 2;
+      multiply_tiles<Element>(s, describe_tile(this->q_tile(stage) + offset, 0),
+                              describe_tile(this->k_tile(stage) + offset, 0), step > 0);
+    }
+    commit_products();
+    wait_products<0>();
+    products_written(s);
+  }
+
+  __device__ __forceinline__ void run() const {
+    bool const loads = threadIdx.x == 0;
+    if (loads) {
+      for (int index = 0; index < minimum(count, T::kStages); ++index) load(index);
+    }
+    if constexpr (T::kStatesOnly) {
+      if (loads) {
+        for (int index = T::kStages; index < count; ++index) load(index);
+      }
+      return;
+    }
+    __syncwarp();
+    for (int index = 0; index < count; ++index) {
+      int const stage = stage_of(index);
+      wait(this->q_full(stage), parity_of(index));
+      wait(this->k_full(stage), parity_of(index));
+      float s[32];
+      multiply(s, stage);
+      this->release(this->q_free(stage));
+      this->release(this->k_free(stage));
+      wait(this->scores_free(index), this->scores_parity(index) ^ 1);
+      store_scores(s, this->scores_tile(index));
+      publish_stores();
+      this->release(this->scores_full(index));
+      int const next = index - 1 + T::kStages;
+      if (loads && index > 0 && next < count) load(next);
+      __syncwarp();
+    }
+  }
+};
+
+}  // namespace attention_autotuner
