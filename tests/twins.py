@@ -53,13 +53,13 @@ def traits_of(candidate: Candidate) -> list[str]:
 
 def header_of(candidate: Candidate) -> str:
     """The header that has them."""
-    if candidate.family == "sm90":
-        direction = "" if candidate.op == "retention" else f"{candidate.direction}_"
-        return f"{candidate.op}_{direction}traits_sm90"
-    if candidate.op != "retention":
-        return f"attention_{candidate.direction}_traits"
-    name = candidate.direction if candidate.form == "auto" else candidate.form
-    return f"retention_{name}_entry"
+    if candidate.op == "retention":
+        headers = {"parallel": "scores_forward_sm80/retention_entry", "recurrent": "recurrent_sm80/mainloop"}
+        if candidate.direction == "backward":
+            return "chunks_sm80/backward_entry"
+        default = "chunks_sm90/traits" if candidate.family == "sm90" else "chunks_sm80/entry"
+        return headers.get(candidate.form, default)
+    return f"scores_{candidate.direction}_{candidate.family}/traits"
 
 
 def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:

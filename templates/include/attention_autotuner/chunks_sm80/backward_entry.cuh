@@ -6,8 +6,10 @@
 // of K and V under a group of query heads go through fp32 parts.
 #pragma once
 
-#include "attention_autotuner/chunks_sm80/launch.cuh"
 #include "attention_autotuner/chunks_sm80/gamma.cuh"
+#include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/workspace.cuh"
 
 namespace attention_autotuner {
 

@@ -5,6 +5,8 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/workspace.cuh"
 
 namespace attention_autotuner {
 

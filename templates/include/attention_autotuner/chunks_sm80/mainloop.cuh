@@ -12,8 +12,8 @@
 // grow with the sequence and may exceed what fp16 holds: that shows in the product with X, which is then done again
 // with a greater weight. Decays are powers of gamma with exponents of at most a chunk, never negative.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which tensor is
-// which).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which
+// tensor is which).
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/state.cuh"

@@ -4,9 +4,11 @@
 // in slices. The result is [batch, heads, chunks, chunk, chunk] in the 16-bit type.
 #pragma once
 
-#include "attention_autotuner/sm80/mma.cuh"
 #include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
 

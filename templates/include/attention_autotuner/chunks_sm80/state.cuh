@@ -1,13 +1,15 @@
 // The part of a pass over chunks of retention that holds the state: where a warp stands, its registers, the tiles it
 // loads, and the step from one chunk's state to the next.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which tensor is
-// which).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which
+// tensor is which).
 #pragma once
 
-#include "attention_autotuner/sm80/mma.cuh"
 #include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
 

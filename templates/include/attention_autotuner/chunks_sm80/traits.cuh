@@ -11,9 +11,8 @@
 // Every static_assert here is the twin of a named predicate in arch/.
 #pragma once
 
-#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
-#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tile.cuh"
 
 namespace attention_autotuner {
@@ -97,24 +96,5 @@ struct StatesPass : T::Pass {
 };
 template <typename Config, typename T>
 using StatesTraits = ChunkTraits<Config, StatesPass<T>, T::kResult>;
-
-// What one launch of a pass is given. A super-chunk is what one CTA walks; states are [dim_qk, dim_v] each.
-struct ChunkArguments {
-  attention_autotuner_tensor x, y, z;
-  attention_autotuner_tensor out;
-  float* parts;        // [batch, heads, seqlen, columns]: where the result goes instead, in fp32; or null
-  void const* scores;  // [batch, heads, chunks, chunk, chunk], where given
-  float const* log2_gamma;
-  float const* first_states;  // before the first chunk that is walked; or null for zeros
-  float* last_states;         // after the last one, or null
-  // States of one (batch, head) are this many apart: 1, or the slots of super-chunks, `pieces` to each.
-  int first_slots, last_slots, pieces;
-  int super_offset;         // of the first super-chunk that is walked
-  int seqlen, super_chunk;  // tokens
-  int chunks;               // of the sequence
-  int depth, columns;       // true dims
-  float scale;
-  Divider supers, heads, group;
-};
 
 }  // namespace attention_autotuner

@@ -4,7 +4,11 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm90/mainloop.cuh"
-#include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/common/states.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/super_chunks.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/host/workspace.cuh"
 
 namespace attention_autotuner {
 

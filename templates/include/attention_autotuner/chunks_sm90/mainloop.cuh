@@ -15,6 +15,7 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm90/producer.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 
 namespace attention_autotuner {
 

@@ -4,11 +4,17 @@
 // Layouts: see sm90/wgmma.cuh.
 #pragma once
 
-#include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/sm90/tma.cuh"
-#include "attention_autotuner/chunks_sm80/traits.cuh"
 #include "attention_autotuner/chunks_sm90/traits.cuh"
-#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
 
 namespace attention_autotuner {
 

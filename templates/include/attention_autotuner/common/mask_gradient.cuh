@@ -7,7 +7,12 @@
 // Four warps, 32 by 32 scores each. Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory).
 #pragma once
 
-#include "attention_autotuner/score/masked_backward.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
 
 namespace attention_autotuner {
 

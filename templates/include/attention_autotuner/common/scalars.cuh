@@ -1,4 +1,4 @@
-// Small numbers that every kernel wants: integer helpers for traits, and the exponential of the softmax.
+// Integer helpers for traits, and small functions of floats.
 #pragma once
 
 namespace attention_autotuner {
@@ -18,5 +18,8 @@ __device__ __forceinline__ float exp2_approximate(float x) {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 __device__ __forceinline__ float minus_infinity() { return -infinity(); }
+
+// sign(x) y
+__device__ __forceinline__ float with_sign(float x, float y) { return x > 0.0f ? y : x < 0.0f ? -y : 0.0f; }
 
 }  // namespace attention_autotuner

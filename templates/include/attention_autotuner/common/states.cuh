@@ -2,8 +2,9 @@
 // over the query heads of a group.
 #pragma once
 
-#include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 
 namespace attention_autotuner {
 

@@ -1,4 +1,4 @@
-// Shared-memory tiles of the sm80 family and the copies that fill them from strided global rows.
+// Shared-memory tiles that warps read by ldmatrix, and the copies that fill them from strided global rows.
 //
 // A tile is row-major, its 16-byte chunks permuted within each row: chunk c of row r stands at c ^ key(r), such that
 // the eight rows that one ldmatrix phase touches fall into eight different bank groups, for every width that is a
@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <cute/arch/copy_sm80.hpp>
 #include <cute/layout.hpp>
+
+#include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner {
 
@@ -51,30 +53,6 @@ struct SmemTile {
 };
 
 constexpr int largest_power_of_two_divisor(int value) { return value & -value; }
-
-// Main loops are short of registers: what is cheap to compute is computed again where it is used, instead of being kept
-// through the loop. The compiler would hoist it; these hide a value's origin so that it does not.
-__device__ __forceinline__ int64_t recompute_here(int64_t value) {
-  int64_t hidden;
-  asm volatile("mov.b64 %0, %1;\n" : "=l"(hidden) : "l"(value));
-  return hidden;
-}
-__device__ __forceinline__ int recompute_here(int value) {
-  int hidden;
-  asm volatile("mov.b32 %0, %1;\n" : "=r"(hidden) : "r"(value));
-  return hidden;
-}
-__device__ __forceinline__ int thread_index() {
-  int index;
-  asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(index));
-  return index;
-}
-
-__device__ __forceinline__ int block_index() {
-  int index;
-  asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));
-  return index;
-}
 
 // One 16-byte chunk into shared memory, or zeros if it does not exist. Asynchronous for 16-byte copies.
 template <int CopyBytes>
@@ -165,14 +143,5 @@ struct TileCopy {
     }
   }
 };
-
-__device__ __forceinline__ uint32_t shared_address(void const* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
-
-// A barrier among `threads` threads that share an id in 1..15.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
-}
 
 }  // namespace attention_autotuner

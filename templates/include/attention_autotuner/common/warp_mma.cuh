@@ -1,4 +1,6 @@
-// Warp-level products of the sm80 family: ldmatrix operand loads and mma.sync m16n8k16 with fp32 accumulation.
+// MMAs of one warp: mma.sync m16n8k16 with fp32 accumulation, and products of tiles in shared memory made of them.
+//
+// Family sm80 is built on them, and so are the kernels that serve both families.
 //
 // Fragment layouts are the PTX ones. Within a warp, lane l holds rows g = l / 4 and g + 8 and columns 2 (l % 4) + {0,
 // 1} of every 16x8 accumulator tile. Two neighbouring accumulator tiles, converted to 16 bits, are the A operand of a
@@ -12,26 +14,9 @@
 #include <cute/arch/mma_sm80.hpp>
 #include <type_traits>
 
+#include "attention_autotuner/common/shared_memory.cuh"
+
 namespace attention_autotuner {
-
-// Four 8x8 matrices of 16-bit elements; lane l supplies the address of row l % 8 of matrix l / 8.
-__device__ __forceinline__ void load_matrix_x4(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
-
-// Two of them, addressed by lanes 0 to 15.
-__device__ __forceinline__ void load_matrix_x2(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];\n" : "=r"(r[0]), "=r"(r[1]) : "r"(address));
-}
-
-// Four of them, each matrix transposed on the way.
-__device__ __forceinline__ void load_matrix_x4_transposed(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
 
 // d = c + a * b for one 16x8x16 step.
 template <typename Element>
@@ -53,27 +38,6 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t const (&a)[
   mma_m16n8k16<Element>(d, a, b0, b1, d);
 }
 
-// Two floats rounded to nearest and packed, `low` in the low half.
-template <typename Element>
-__device__ __forceinline__ uint32_t pack_pair(float low, float high) {
-  uint32_t packed;
-  if constexpr (std::is_same_v<Element, __half>) {
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  } else {
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(packed) : "f"(high), "f"(low));
-  }
-  return packed;
-}
-
-template <typename Element>
-__device__ __forceinline__ float2 unpack_pair(uint32_t packed) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    return __half22float2(*reinterpret_cast<__half2 const*>(&packed));
-  } else {
-    return __bfloat1622float2(*reinterpret_cast<__nv_bfloat162 const*>(&packed));
-  }
-}
-
 // Where lane l points for the operands of a 16x16 step that starts at (row, column) (0, 0) of a shared-memory tile.
 struct LaneRow {
   int row;
@@ -87,6 +51,56 @@ __device__ __forceinline__ LaneRow lane_row_a(int lane) { return {lane & 15, (la
 // B operand read from a (columns x k) tile: two column tiles of eight, each with both halves of k.
 __device__ __forceinline__ LaneRow lane_row_b(int lane) {
   return {(lane & 7) + ((lane >> 4) & 1) * 8, ((lane >> 3) & 1) * 8};
+}
+
+template <int RowTiles, int ColumnTiles>
+using Accumulators = float[RowTiles][ColumnTiles][4];
+
+template <int RowTiles, int ColumnTiles>
+__device__ __forceinline__ void clear(Accumulators<RowTiles, ColumnTiles>& accumulators) {
+#pragma unroll
+  for (auto& row : accumulators) {
+#pragma unroll
+    for (auto& tile : row) {
+#pragma unroll
+      for (float& value : tile) value = 0.0f;
+    }
+  }
+}
+
+// accumulators += A B over one step of 16: `b(j, registers)` loads B's fragments for column tiles j and j + 1;
+// `between(j / 2)` is other work to interleave.
+template <typename Element, int RowTiles, int ColumnTiles, typename LoadB, typename Between>
+__device__ __forceinline__ void multiply_step(Accumulators<RowTiles, ColumnTiles>& accumulators,
+                                              uint32_t const (&a)[RowTiles][4], LoadB&& load_b, Between&& between) {
+#pragma unroll
+  for (int j = 0; j < ColumnTiles; j += 2) {
+    uint32_t b[4];
+    load_b(j, b);
+#pragma unroll
+    for (int i = 0; i < RowTiles; ++i) {
+      mma_m16n8k16<Element>(accumulators[i][j], a[i], b[0], b[1]);
+      mma_m16n8k16<Element>(accumulators[i][j + 1], a[i], b[2], b[3]);
+    }
+    between(j / 2);
+  }
+}
+
+// accumulators += A B over `Steps` steps, A's rows and B's columns both stored along the common dimension: A at
+// `a_address` (as lane_row_a points), B at `b_address` (as lane_row_b points); `between(step)` is other work.
+template <typename Element, typename TileA, typename TileB, int Steps, int RowTiles, int ColumnTiles, typename Between>
+__device__ __forceinline__ void multiply_rows(Accumulators<RowTiles, ColumnTiles>& accumulators, uint32_t a_address,
+                                              uint32_t b_address, Between&& between) {
+#pragma unroll
+  for (int step = 0; step < Steps; ++step) {
+    uint32_t a[RowTiles][4];
+#pragma unroll
+    for (int i = 0; i < RowTiles; ++i) load_matrix_x4(a[i], TileA::advance(a_address, 16 * i, 16 * step));
+    multiply_step<Element>(
+        accumulators, a,
+        [&](int j, uint32_t (&b)[4]) { load_matrix_x4(b, TileB::advance(b_address, 8 * j, 16 * step)); }, [](int) {});
+    between(step);
+  }
 }
 
 }  // namespace attention_autotuner

@@ -38,6 +38,20 @@ inline char const* status_string(int32_t status) {
   }
 }
 
+// The first status that is not ok.
+class Steps {
+ public:
+  template <typename Step>
+  Steps& then(Step&& step) {
+    if (status_ == ATTENTION_AUTOTUNER_OK) status_ = step();
+    return *this;
+  }
+  int32_t status() const { return status_; }
+
+ private:
+  int32_t status_ = ATTENTION_AUTOTUNER_OK;
+};
+
 // Rows can be read (or written) `bytes` at a time; strides of dimensions of size 1 do not matter.
 inline bool aligned(attention_autotuner_tensor const& tensor, int bytes, int batch, int heads, int rows) {
   int const elements = bytes / kElementBytes;

@@ -1,37 +1,19 @@
-// Tensors of 16-bit elements as kernels of family sm90 copy them: their maps, and copies of tiles by them.
+// Tensors of 16-bit elements as kernels of family sm90 copy them: their TMA descriptors.
 //
 // Maps are made at every launch and passed by value, so that launches can be captured and keep nothing. What makes them
 // is looked up in the driver at run time: an artifact loads on machines without one.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/sm90/wgmma.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
-
-// A tensor with what a map cannot say: dimensions that all share their memory are visited at 0.
-struct MappedTensor {
-  CUtensorMap map;
-  int head_step, batch_step;  // 0 or 1
-};
-
-// A tile of `Rows` by `Columns` on its way into shared memory, as blocks of 64 columns.
-template <int Rows, int Columns>
-__device__ __forceinline__ void copy_tile(uint32_t target, MappedTensor const& tensor, uint32_t full, int row,
-                                          int column, int head, int batch) {
-#pragma unroll
-  for (int block = 0; block < Columns / kSwizzleColumns; ++block) {
-    copy_box(target + block * Rows * kSwizzleRowBytes, tensor.map, full, column + block * kSwizzleColumns, row,
-             head * tensor.head_step, batch * tensor.batch_step);
-  }
-}
-// The same, and nothing else is what the phase of `full` waits for.
-template <int Rows, int Columns>
-__device__ __forceinline__ void fetch_tile(uint32_t target, MappedTensor const& tensor, uint32_t full, int row,
-                                           int column, int head, int batch) {
-  expect_bytes(full, Rows * Columns * 2);
-  copy_tile<Rows, Columns>(target, tensor, full, row, column, head, batch);
-}
 
 using EncodeTiledMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
                                     cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,

@@ -6,9 +6,13 @@
 // reads its elements before it writes them, so that the state may be updated in place.
 #pragma once
 
-#include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
 
 namespace attention_autotuner {
 

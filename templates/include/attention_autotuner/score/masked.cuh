@@ -10,13 +10,16 @@
 // exponential an element.
 #pragma once
 
-#include "attention_autotuner/sm80/mask_tile.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
-#include "attention_autotuner/sm80/warps.cuh"
+#include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/sm80/mask_tile.cuh"
+#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
 

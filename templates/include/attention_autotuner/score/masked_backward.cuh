@@ -12,50 +12,16 @@
 // (fragments).
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/pass.cuh"
-#include "attention_autotuner/sm80/mask_tile.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/mask_stream.cuh"
+#include "attention_autotuner/score/row_statistics.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
-
-// Tiles of the mask beside those of a pass with traits T.
-template <typename T>
-struct MaskStream<Weights::kMasked, T> {
-  using Element = typename T::Element;
-  static constexpr int kRows = T::kByQueries ? T::kBlockRows : T::kBlockColumns;  // queries
-  static constexpr int kColumns = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
-  using Copy = MaskCopy<kRows, kColumns, T::kThreads, T::kCopyBytes, false>;
-
-  Element const* source;  // this thread's first chunk
-  uint32_t target;
-  int rows, columns;  // of the mask, from the tile's first on
-
-  template <typename Arguments>
-  __device__ __forceinline__ void seek(Arguments const& arguments, uint32_t smem, int head, int query, int key) {
-    auto const& p = arguments.params;
-    int const thread = thread_index();
-    source = head_data<Element>(p.mask, 0, head) + int64_t(query + Copy::row(thread)) * p.mask.stride_row + key +
-             Copy::column(thread);
-    target = smem + T::kMaskOffset + Copy::offset(thread);
-    rows = p.seqlen_q - query;
-    columns = p.seqlen_k - key;
-  }
-  __device__ __forceinline__ bool is_exact() const {
-    return T::kCopyBytes == 16 && rows >= kRows && columns >= kColumns;
-  }
-  template <typename Arguments>
-  __device__ __forceinline__ void start(Arguments const& arguments, bool wanted, int slot) const {
-    if (!wanted || is_exact()) return;
-    Copy::copy(target + slot * T::TileM::kBytes, source, arguments.params.mask.stride_row, rows, columns);
-  }
-  template <typename Arguments>
-  __device__ __forceinline__ void copy_part(Arguments const& arguments, bool wanted, int slot, int part,
-                                            int parts) const {
-    if constexpr (T::kCopyBytes == 16) {
-      Copy::copy_part(wanted && is_exact(), target + slot * T::TileM::kBytes, source, arguments.params.mask.stride_row,
-                      part, parts);
-    }
-  }
-};
 
 // M for a warp's scores: rows from `row` and columns from `column` of the tensors on, which are `tile_row` and
 // `tile_column` of the mask's tile. Rows are queries or keys, as in the pass.
@@ -125,9 +91,6 @@ class ScoreFactors {
   int distance_;  // from this lane's first key to its first query, such that negative ones are above the diagonal
   float log2_gamma_;
 };
-
-// sign(x) y
-__device__ __forceinline__ float with_sign(float x, float y) { return x > 0.0f ? y : x < 0.0f ? -y : 0.0f; }
 
 template <Weights kWeights, typename T>
 struct BackwardWeights {
@@ -307,21 +270,6 @@ struct BackwardWeights {
         packed[i][r] = pack_pair<Element>(value[0], value[1]);
       }
     }
-  }
-};
-
-// The statistics of a row: see scores_backward_sm80/pass.cuh.
-template <Weights kWeights>
-struct RowStatistics {
-  using Params = attention_autotuner_retnet_backward_params;
-
-  __device__ __forceinline__ static float neutral_base() { return 0.0f; }
-  __device__ __forceinline__ static bool want_delta(Params const& p) { return p.r_grad != 0; }
-  // Base and shift from delta = rowsum(dO O). `place` is the row's index among all rows.
-  __device__ __forceinline__ static float2 find(Params const& p, int64_t place, float delta) {
-    float const r = p.r == nullptr ? 1.0f : p.r[place];
-    bool const moves = p.r_grad && r > 1.0f && r < p.r_clamp_max;
-    return make_float2(1.0f / r, moves ? -delta / r : 0.0f);
   }
 };
 

@@ -11,9 +11,9 @@
 
 #include <cstdint>
 
-#include "attention_autotuner/sm80/warps.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {

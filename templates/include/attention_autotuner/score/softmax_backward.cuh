@@ -1,7 +1,11 @@
 // What is between the products of a backward's passes where the weights are a softmax: P from S, dS from P and dP.
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/pass.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/score/row_statistics.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
@@ -178,22 +182,6 @@ struct BackwardWeights<Weights::kSoftmax, T> {
         packed[i][r] = pack_pair<typename T::Element>(low, high);
       }
     }
-  }
-};
-
-// The statistics of a row: see scores_backward_sm80/pass.cuh.
-template <>
-struct RowStatistics<Weights::kSoftmax> {
-  using Params = attention_autotuner_attention_backward_params;
-
-  __device__ __forceinline__ static float neutral_base() { return infinity(); }
-  __device__ __forceinline__ static bool want_delta(Params const&) { return true; }
-  // Base and shift from delta = rowsum(dO O). `place` is the row's index among all rows.
-  __device__ __forceinline__ static float2 find(Params const& p, int64_t place, float delta) {
-    float const lse = p.lse[place];
-    if (!(lse > minus_infinity())) return make_float2(infinity(), 0.0f);
-    if (p.dlse != nullptr) delta -= p.dlse[place];
-    return make_float2(lse * kLog2E, -delta);
   }
 };
 

@@ -1,11 +1,13 @@
 // Host side of a backward artifact with scores: workspace, checks, preparation, and the launches of its plan.
 #pragma once
 
+#include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
-#include "attention_autotuner/scores_backward_sm80/key_pass.cuh"
-#include "attention_autotuner/scores_backward_sm80/row_pass.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/score/softmax_backward.cuh"
+#include "attention_autotuner/scores_backward_sm80/dq_convert.cuh"
+#include "attention_autotuner/scores_backward_sm80/key_pass.cuh"
+#include "attention_autotuner/scores_backward_sm80/row_pass.cuh"
 
 namespace attention_autotuner {
 

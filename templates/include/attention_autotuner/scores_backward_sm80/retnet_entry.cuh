@@ -1,8 +1,9 @@
 // Host side of a retnet backward artifact: that of attention over retnet's params, and the gradient of the mask.
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/entry.cuh"
 #include "attention_autotuner/common/mask_gradient.cuh"
+#include "attention_autotuner/score/masked_backward.cuh"
+#include "attention_autotuner/scores_backward_sm80/entry.cuh"
 
 namespace attention_autotuner {
 

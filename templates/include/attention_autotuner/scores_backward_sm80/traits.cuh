@@ -4,13 +4,12 @@
 // there.
 #pragma once
 
+#include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
-
-enum class Result { kDq, kDk, kDv };
 
 template <typename Config>
 struct BackwardClasses {

@@ -3,10 +3,13 @@
 // Rows' statistics, parts of results that CTAs share, and the gradient of the mask are those of family sm80.
 #pragma once
 
+#include "attention_autotuner/common/mask_gradient.cuh"
+#include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/scores_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/scores_backward_sm90/row_factors.cuh"
-#include "attention_autotuner/common/mask_gradient.cuh"
 
 namespace attention_autotuner {
 

@@ -1,9 +1,9 @@
 // How the passes of retnet's backward in family sm90 write what they summed.
 #pragma once
 
-#include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/common/tensors.cuh"
-#include "attention_autotuner/sm90/wgmma.cuh"
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
 
 namespace attention_autotuner {
 

@@ -2,11 +2,12 @@
 // bring them.
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/pass.cuh"
-#include "attention_autotuner/score/masked_backward.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/scores_backward_sm90/traits.cuh"
-#include "attention_autotuner/host/tma_descriptor.cuh"
-#include "attention_autotuner/sm90/wgmma.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
 

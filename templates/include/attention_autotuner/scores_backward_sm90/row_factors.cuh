@@ -2,9 +2,9 @@
 // rows beyond the sequence. The kernel of common/preprocess.cuh reads O and dO as well, for r with a gradient.
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/pass.cuh"
-#include "attention_autotuner/score/masked_backward.cuh"
-#include "attention_autotuner/sm90/wgmma.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/score/row_statistics.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
 
 namespace attention_autotuner {
 

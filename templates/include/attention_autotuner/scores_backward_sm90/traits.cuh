@@ -3,7 +3,8 @@
 // Every static_assert here is the twin of a named predicate in arch/wgmma_backward_legality.py.
 #pragma once
 
-#include "attention_autotuner/scores_backward_sm80/traits.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 
 namespace attention_autotuner {
 

@@ -3,9 +3,9 @@
 
 #include <cmath>
 
-#include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/score/softmax.cuh"
+#include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 
 namespace attention_autotuner {
 

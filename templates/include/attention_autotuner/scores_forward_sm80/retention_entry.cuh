@@ -4,8 +4,10 @@
 
 #include <limits>
 
-#include "attention_autotuner/chunks_sm80/launch.cuh"
 #include "attention_autotuner/chunks_sm80/from_state.cuh"
+#include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/workspace.cuh"
 #include "attention_autotuner/scores_forward_sm80/retnet_entry.cuh"
 
 namespace attention_autotuner {

@@ -1,8 +1,8 @@
 // Host side of a retnet forward artifact: that of attention, over retnet's params.
 #pragma once
 
-#include "attention_autotuner/scores_forward_sm80/entry.cuh"
 #include "attention_autotuner/score/masked.cuh"
+#include "attention_autotuner/scores_forward_sm80/entry.cuh"
 
 namespace attention_autotuner {
 

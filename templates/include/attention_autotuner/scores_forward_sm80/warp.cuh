@@ -17,12 +17,15 @@
 // Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_forward_sm80/traits.cuh (map).
 #pragma once
 
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_forward_sm80/traits.cuh"
 #include "attention_autotuner/sm80/mma.cuh"
 #include "attention_autotuner/sm80/warps.cuh"
-#include "attention_autotuner/common/scheduler.cuh"
-#include "attention_autotuner/common/tensors.cuh"
-#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 

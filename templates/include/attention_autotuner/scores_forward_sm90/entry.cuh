@@ -1,6 +1,8 @@
 // Host side of a retnet forward artifact of family sm90: checks, tensor maps, preparation and launch.
 #pragma once
 
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/scores_forward_sm90/mainloop.cuh"
 
 namespace attention_autotuner {

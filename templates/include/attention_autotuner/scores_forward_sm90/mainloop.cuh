@@ -9,10 +9,17 @@
 // O with it: rare, decided by each lane's sum of |P| in a tile. bf16 has the range of fp32, and its factor is 1.
 #pragma once
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/scores_forward_sm90/traits.cuh"
 #include "attention_autotuner/sm90/mask_tile.cuh"
-#include "attention_autotuner/common/scheduler.cuh"
-#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
 
 namespace attention_autotuner {
 

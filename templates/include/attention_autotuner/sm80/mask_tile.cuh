@@ -6,7 +6,7 @@
 // Layout: SmemTile, queries as rows.
 #pragma once
 
-#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/tile.cuh"
 
 namespace attention_autotuner {

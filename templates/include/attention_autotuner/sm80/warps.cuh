@@ -2,20 +2,9 @@
 // other.
 #pragma once
 
-#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner {
-
-// Reductions over the four lanes that share a row.
-__device__ __forceinline__ float quad_max(float value) {
-  value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 1));
-  return fmaxf(value, __shfl_xor_sync(0xffffffffu, value, 2));
-}
-
-__device__ __forceinline__ float quad_sum(float value) {
-  value += __shfl_xor_sync(0xffffffffu, value, 1);
-  return value + __shfl_xor_sync(0xffffffffu, value, 2);
-}
 
 template <typename T>
 struct RowWarps {

@@ -4,8 +4,11 @@
 // transposed on its way out where rows are keys.
 #pragma once
 
-#include "attention_autotuner/score/masked_backward.cuh"
-#include "attention_autotuner/sm90/wgmma.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
 
 namespace attention_autotuner {
 
