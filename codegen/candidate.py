@@ -130,12 +130,6 @@ class Candidate:
         return _FORMS.get(type(self.knobs), "auto")
 
     @property
-    def template(self) -> str:
-        """The template that its kernel is rendered from, under the template root."""
-        name = self.direction if self.form == "auto" else self.form
-        return f"{self.op}/{name}{'_sm90' if self.family == 'sm90' else ''}.cu.jinja"
-
-    @property
     def deterministic(self) -> bool:
         """Whether two runs on equal inputs give equal bits."""
         return self.knobs.deterministic

@@ -13,6 +13,7 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.legality import Rejection
 from attention_autotuner.cli.knob_cells import knob_headings, knobs
 from attention_autotuner.codegen.candidate import Candidate, families
+from attention_autotuner.codegen.kernel_entries import kernel_entry
 from attention_autotuner.codegen.problem import Problem
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.codegen.retention_knobs import ChunkwiseKnobs, WgmmaChunkwiseKnobs
@@ -134,7 +135,7 @@ def test_few_heads_of_long_sequences_are_divided(
 
 def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
     default = POLICY.default(DECAYED)
-    assert default.template == "retention/chunkwise_sm90.cu.jinja"
+    assert kernel_entry(default).kernel == "chunks_sm90"
     closure = include_closure(render(default).text)
     assert any(path.endswith("chunks_sm90/mainloop.cuh") for path in closure)
     cells = knobs(wide(DECAYED, super_chunk=1024))

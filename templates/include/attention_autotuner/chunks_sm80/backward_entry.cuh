@@ -16,7 +16,7 @@ namespace attention_autotuner {
 inline constexpr int kAddPartsBlocks = 512;
 
 template <typename Config>
-struct RetentionBackwardEntry {
+struct ChunksBackwardEntry {
   using Params = RetentionBackwardParams;
   using Element = typename Config::Element;
   using Dq = ChunkTraits<Config, typename Config::Dq, ChunkResult::kDq>;

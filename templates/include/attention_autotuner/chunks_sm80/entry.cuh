@@ -11,7 +11,7 @@
 namespace attention_autotuner {
 
 template <typename Config>
-struct ChunkwiseEntry {
+struct ChunksEntry {
   using Params = RetentionForwardParams;
   using T = ChunkTraits<Config, typename Config::Output, ChunkResult::kOutput>;
   using Scores = ScoresTraits<Config, Config::kClassQK>;

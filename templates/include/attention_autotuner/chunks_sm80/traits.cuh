@@ -19,7 +19,10 @@ namespace attention_autotuner {
 
 enum class ChunkResult { kOutput, kDq, kDk, kDv };
 
-template <typename Config, typename PassType, ChunkResult kResultOf>
+// Scores are computed in the pass by every CTA, or once by a kernel of their own, and read.
+enum class Scores { kInline, kGiven };
+
+template <typename Config, typename PassType, ChunkResult kResultOf, bool kStatesOf = false>
 struct ChunkTraits {
   using Element = typename Config::Element;
   using Pass = PassType;
@@ -35,9 +38,9 @@ struct ChunkTraits {
   static constexpr int kColumns = Pass::kColumns;
   static constexpr int kColumnWarps = Pass::kColumnWarps;
   static constexpr int kDepthWarps = Pass::kDepthWarps;
-  static constexpr int kStages = Pass::kStages;
-  static constexpr bool kGiven = Pass::kGiven;    // scores are read, not computed
-  static constexpr bool kStates = Pass::kStates;  // the pass moves the state only, and has neither X nor scores
+  static constexpr int kStages = Pass::kNumStages;
+  static constexpr bool kGiven = Pass::kScores == Scores::kGiven;  // scores are read, not computed
+  static constexpr bool kStates = kStatesOf;  // the pass moves the state only, and has neither X nor scores
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
   static constexpr int kWarps = kColumnWarps * kDepthWarps;
   static constexpr int kThreads = 32 * kWarps;
@@ -91,10 +94,9 @@ struct StatesPass : T::Pass {
                                  T::kD % (32 * T::kDepthWarps) == 0 && T::kChunk % (32 * T::kDepthWarps) == 0;
   static constexpr int kColumnWarps = kWider ? T::kColumnWarps / 2 : T::kColumnWarps;
   static constexpr int kDepthWarps = kWider ? T::kDepthWarps * 2 : T::kDepthWarps;
-  static constexpr bool kGiven = false;
-  static constexpr bool kStates = true;
+  static constexpr auto kScores = Scores::kInline;
 };
 template <typename Config, typename T>
-using StatesTraits = ChunkTraits<Config, StatesPass<T>, T::kResult>;
+using StatesTraits = ChunkTraits<Config, StatesPass<T>, T::kResult, true>;
 
 }  // namespace attention_autotuner

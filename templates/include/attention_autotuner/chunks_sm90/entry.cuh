@@ -13,10 +13,10 @@
 namespace attention_autotuner {
 
 template <typename Config>
-struct WgmmaChunkwiseEntry {
+struct ChunksSm90Entry {
   using Params = RetentionForwardParams;
-  using T = WgmmaChunkTraits<Config, false>;
-  using States = WgmmaChunkTraits<Config, true>;
+  using T = ChunkSm90Traits<Config, false>;
+  using States = ChunkSm90Traits<Config, true>;
   using Element = typename T::Element;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -57,7 +57,7 @@ struct WgmmaChunkwiseEntry {
   static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
 
   template <typename Pass>
-  static int32_t launch_pass(WgmmaChunkArguments const& arguments, int batch, cudaStream_t stream) {
+  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, cudaStream_t stream) {
     auto const& pass = arguments.pass;
     int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
@@ -66,7 +66,7 @@ struct WgmmaChunkwiseEntry {
   }
 
   // States before each super-chunk, in as many pieces as `cut` has, into `states`.
-  static int32_t launch_states(WgmmaChunkArguments arguments, SuperChunks const& cut, float* states, Params const& p,
+  static int32_t launch_states(ChunkSm90Arguments arguments, SuperChunks const& cut, float* states, Params const& p,
                                cudaStream_t stream) {
     ChunkArguments& pass = arguments.pass;
     int const left_out = p.final_state != nullptr ? 0 : cut.slots - (cut.supers - 1) * cut.pieces;
@@ -92,7 +92,7 @@ struct WgmmaChunkwiseEntry {
     status = check_retention_forward_launch(p, Config::kCopyBytes, workspace, places.bytes,
                                             prepared[device].load(std::memory_order_relaxed));
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    WgmmaChunkArguments arguments;
+    ChunkSm90Arguments arguments;
     auto make = [&p](MappedTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int heads) {
       return MapMaker::make<Element>(mapped, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
     };

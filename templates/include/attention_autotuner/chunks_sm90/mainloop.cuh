@@ -6,7 +6,7 @@
 // one of its threads keeps the stages full. Outputs turn round on their way through shared memory, while the next
 // chunk's first products run; V's tokens are decayed a step ahead of the products that take them.
 //
-// What registers hold is the state over a weight, as in chunks_sm80/mainloop.cuh: the decay of a chunk goes to the
+// What registers hold is the state over a weight, as in the kernel of family sm80: the decay of a chunk goes to the
 // weight, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
 // scaled up. In fp16 the state may exceed the type: before it is rounded, its sum of squares is looked at, and where
 // it is great the weight goes up, for each warp's 16 columns apart. Token factors are fp32, and rounded once with V.
@@ -322,7 +322,7 @@ struct StateWarpgroup : ChunkWalk<T> {
 
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
-    retention_chunks_wgmma(WgmmaChunkArguments const __grid_constant__ arguments) {
+    retention_chunks_wgmma(ChunkSm90Arguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const start = uint32_t(__cvta_generic_to_shared(smem_bytes));
   uint32_t const smem = (start + T::kAlignment - 1) / T::kAlignment * T::kAlignment;

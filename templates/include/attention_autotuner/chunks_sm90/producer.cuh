@@ -18,7 +18,7 @@
 
 namespace attention_autotuner {
 
-struct WgmmaChunkArguments {
+struct ChunkSm90Arguments {
   MappedTensor q, k, v, o;
   ChunkArguments pass;
 };
@@ -26,13 +26,13 @@ struct WgmmaChunkArguments {
 // What all roles know: the walk and the barriers.
 template <typename T>
 struct ChunkWalk {
-  WgmmaChunkArguments const& arguments;
+  ChunkSm90Arguments const& arguments;
   uint32_t const smem;
   int slice, super, head, batch;
   int first, count;  // chunks
   float log2_gamma;
 
-  __device__ __forceinline__ ChunkWalk(WgmmaChunkArguments const& arguments, uint32_t smem, int index)
+  __device__ __forceinline__ ChunkWalk(ChunkSm90Arguments const& arguments, uint32_t smem, int index)
       : arguments(arguments), smem(smem) {
     auto take = [&index](Divider const& divider) {
       int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;

@@ -8,7 +8,7 @@
 namespace attention_autotuner {
 
 template <typename Config, bool kStatesOnlyOf>
-struct WgmmaChunkTraits {
+struct ChunkSm90Traits {
   using Element = typename Config::Element;
   static constexpr bool kStatesOnly = kStatesOnlyOf;  // neither Q nor an output
   static constexpr int kChunk = 64;
@@ -24,7 +24,7 @@ struct WgmmaChunkTraits {
   static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
   static_assert(Config::kCopyBytes == 16, "tensor_maps_need_alignment");
   static_assert(kWarpgroups >= 1 && kWarpgroups <= 3, "state_warpgroups_range");
-  static_assert(Config::kStages >= 2 && Config::kStages <= 4, "wgmma_chunk_stages_range");
+  static_assert(Config::kNumStages >= 2 && Config::kNumStages <= 4, "wgmma_chunk_stages_range");
   static_assert(kCtasPerSm == 1 || kCtasPerSm == 2, "wgmma_ctas_range");
   static_assert(Config::kSuperChunk % kChunk == 0, "super_chunk_multiple_of_wgmma_chunk");
 
@@ -50,14 +50,14 @@ struct WgmmaChunkTraits {
   static constexpr int kQBytes = kStatesOnly ? 0 : kKBytes;
   static constexpr int kStageBytes = kQBytes + kKBytes + kVBytes;
   static constexpr int kScoreStages = 2;
-  static constexpr int kScoresOffset = Config::kStages * (2 * kKBytes + kVBytes);
+  static constexpr int kScoresOffset = Config::kNumStages * (2 * kKBytes + kVBytes);
   static constexpr int kOutOffset = kScoresOffset + kScoreStages * kBlockBytes;
   static constexpr int kBarrierOffset = kOutOffset + kWarpgroups * kBlockBytes;
-  static constexpr int kStages = kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4) : Config::kStages;
+  static constexpr int kStages = kStatesOnly ? minimum(kBarrierOffset / kStageBytes, 4) : Config::kNumStages;
   static constexpr int kBarriers = 6 * kStages + 2 * kScoreStages;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
-  static_assert(Config::kStages > 4 || 8 * kBarriers <= 256, "barriers_have_room");
+  static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_have_room");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

@@ -11,7 +11,7 @@
 namespace attention_autotuner {
 
 template <typename Config>
-using ArgumentsOf = BackwardArguments<typename WeightsParams<Config::kWeights>::Backward>;
+using ArgumentsOf = BackwardArguments<typename ScoreModParams<Config::kScoreMod>::Backward>;
 
 inline constexpr int kEdgeThreads = 128;
 inline constexpr int kLanesPerRow = 8;
@@ -41,7 +41,7 @@ template <typename Config>
 __global__ void __launch_bounds__(kEdgeThreads)
     attention_backward_prepare(ArgumentsOf<Config> const __grid_constant__ arguments, int64_t clear_words) {
   using Element = typename Config::Element;
-  using Statistics = RowStatistics<Config::kWeights>;
+  using Statistics = RowStatistics<Config::kScoreMod>;
   auto const& p = arguments.params;
   int const blocks = divide_up(arguments.statistics_rows, kPrepareRows);
   int const index = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;

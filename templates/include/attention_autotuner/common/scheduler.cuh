@@ -20,6 +20,9 @@ struct Divider {
   __device__ __forceinline__ int divide(int n) const { return int(uint64_t(uint32_t(n)) * multiplier >> shift); }
 };
 
+// rows_first walks the row blocks of a head before the next head, heads_first all heads for one row block.
+enum class CtaOrder { kRowsFirst, kHeadsFirst };
+
 // The list of output tiles of one launch, as its kernel gets it.
 struct TileList {
   int tiles;

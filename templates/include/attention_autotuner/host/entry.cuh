@@ -99,20 +99,20 @@ inline bool takes_shape(Params const& p, int class_qk, int class_v) {
 }
 
 // Whether params bring what the weights are made of.
-template <Weights kWeights, typename Params>
-inline bool has_weights(Params const& p) {
-  if constexpr (kWeights == Weights::kMasked) {
+template <ScoreMod kScoreMod, typename Params>
+inline bool has_score_mod_inputs(Params const& p) {
+  if constexpr (kScoreMod == ScoreMod::kMasked) {
     return p.mask.data != nullptr;
-  } else if constexpr (kWeights == Weights::kDecayed) {
+  } else if constexpr (kScoreMod == ScoreMod::kDecayed) {
     return p.causal == 1 && p.log2_gamma != nullptr;
   } else {
     return true;
   }
 }
 
-template <Weights kWeights, typename Params>
+template <ScoreMod kScoreMod, typename Params>
 inline bool mask_aligned(Params const& p, int bytes) {
-  if constexpr (kWeights == Weights::kMasked) {
+  if constexpr (kScoreMod == ScoreMod::kMasked) {
     return aligned(p.mask, bytes, 1, p.heads_q, p.seqlen_q);
   } else {
     return true;

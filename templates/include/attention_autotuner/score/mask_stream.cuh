@@ -8,7 +8,7 @@
 namespace attention_autotuner {
 
 // The tiles of an explicit mask beside the streamed ones. Other weights have none.
-template <Weights kWeights, typename T>
+template <ScoreMod kScoreMod, typename T>
 struct MaskStream {
   template <typename Arguments>
   __device__ __forceinline__ void seek(Arguments const&, uint32_t, int, int, int) {}
@@ -20,7 +20,7 @@ struct MaskStream {
 
 // Tiles of the mask beside those of a pass with traits T.
 template <typename T>
-struct MaskStream<Weights::kMasked, T> {
+struct MaskStream<ScoreMod::kMasked, T> {
   using Element = typename T::Element;
   static constexpr int kRows = T::kByQueries ? T::kBlockRows : T::kBlockColumns;  // queries
   static constexpr int kColumns = T::kByQueries ? T::kBlockColumns : T::kBlockRows;

@@ -29,12 +29,12 @@ inline constexpr float kFarthest = 150.0f;  // a decay of 2^-150 is none to fp32
 inline constexpr int kMaxReach = 1 << 30;
 inline constexpr float kSteepest = 60.0f;  // a tile whose decay spans more powers of two takes exponentials
 
-template <Weights kWeights, typename T>
-struct ForwardWeights {
+template <ScoreMod kScoreMod, typename T>
+struct ForwardScoreMod {
   using Element = typename T::Element;
   using Copy = MaskCopy<T::kBlockM, T::kBlockN, T::kThreads, T::kCopyBytes, T::kPadded>;
   using Rows = float[T::kRowTiles][2];
-  static constexpr bool kMasked = kWeights == Weights::kMasked;
+  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;  // P could overflow
 
   Rows sum;  // of |Y|, or of |P| for a decay, over this lane's columns, until the end
@@ -118,7 +118,7 @@ struct ForwardWeights {
     } else {
       multiply_steep_decay(w, s, key_tile);
     }
-    w.hide(s, key_tile, 0.0f);
+    w.apply_causal_mask(s, key_tile, 0.0f);
     Rows found;
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {

@@ -28,7 +28,7 @@ namespace attention_autotuner {
 template <typename T>
 class ScoreFactors {
  public:
-  static constexpr bool kMasked = T::kWeights == Weights::kMasked;
+  static constexpr bool kMasked = T::kScoreMod == ScoreMod::kMasked;
   static constexpr int kWidth = T::kByQueries ? 8 * T::kScoreColumnTiles : 16 * T::kRowTiles;
 
   template <typename Arguments>
@@ -92,8 +92,8 @@ class ScoreFactors {
   float log2_gamma_;
 };
 
-template <Weights kWeights, typename T>
-struct BackwardWeights {
+template <ScoreMod kScoreMod, typename T>
+struct BackwardScoreMod {
   using Element = typename T::Element;
   static constexpr bool kAlwaysNeedsScores = false;
 

@@ -6,7 +6,7 @@
 
 namespace attention_autotuner {
 
-template <Weights kWeights>
+template <ScoreMod kScoreMod>
 struct RowStatistics {
   using Params = attention_autotuner_retnet_backward_params;
 
@@ -21,7 +21,7 @@ struct RowStatistics {
 };
 
 template <>
-struct RowStatistics<Weights::kSoftmax> {
+struct RowStatistics<ScoreMod::kSoftmax> {
   using Params = attention_autotuner_attention_backward_params;
 
   __device__ __forceinline__ static float neutral_base() { return infinity(); }

@@ -1,35 +1,36 @@
-// How the weights of O = W V come from the scores S = Q K^T: the choice that the kernels over scores are compiled for.
+// The score modification, which makes the weights W of O = W V from the scores S = Q K^T: what kernels are compiled
+// for.
 #pragma once
 
 #include "attention_autotuner/abi.h"
 
 namespace attention_autotuner {
 
-enum class Weights {
+enum class ScoreMod {
   kSoftmax,  // W = softmax(scale S)
   kMasked,   // W = X / r, X = scale S * M with M in memory, r = clamp(rowsum |X|, 1, r_clamp_max)
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
 // The arguments of a direction's kernels.
-template <Weights kWeights>
-struct WeightsParams {
+template <ScoreMod kScoreMod>
+struct ScoreModParams {
   using Forward = attention_autotuner_retnet_forward_params;
   using Backward = attention_autotuner_retnet_backward_params;
 };
 template <>
-struct WeightsParams<Weights::kSoftmax> {
+struct ScoreModParams<ScoreMod::kSoftmax> {
   using Forward = attention_autotuner_attention_forward_params;
   using Backward = attention_autotuner_attention_backward_params;
 };
 
-// What differs between weights in kernels of traits T: see the specialisations in score/softmax.cuh,
+// What differs between score modifications in kernels of traits T: see the specialisations in score/softmax.cuh,
 // score/softmax_backward.cuh, score/masked.cuh and score/masked_backward.cuh.
-template <Weights kWeights, typename T>
-struct ForwardWeights;
-template <Weights kWeights, typename T>
-struct BackwardWeights;
-template <Weights kWeights>
+template <ScoreMod kScoreMod, typename T>
+struct ForwardScoreMod;
+template <ScoreMod kScoreMod, typename T>
+struct BackwardScoreMod;
+template <ScoreMod kScoreMod>
 struct RowStatistics;
 
 // What the scores are multiplied by.

@@ -77,7 +77,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], flo
 
 // The weights of a forward kernel with traits T: see scores_forward_sm80/warp.cuh.
 template <typename T>
-struct ForwardWeights<Weights::kSoftmax, T> {
+struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
   float maximum[T::kRowTiles][2];  // times c
   float sum[T::kRowTiles][2];      // of this lane's columns only, until the end
 
@@ -104,7 +104,7 @@ struct ForwardWeights<Weights::kSoftmax, T> {
   // Masks the scores of a tile and brings the running maximum up to date.
   template <typename Warp>
   __device__ __forceinline__ void prepare(Warp& w, typename Warp::Scores& s, int key_tile, int) {
-    w.hide(s, key_tile, minus_infinity());
+    w.apply_causal_mask(s, key_tile, minus_infinity());
     float largest[T::kRowTiles][2];
     row_maximum(largest, s);
     if constexpr (!T::kPInRegisters) w.combine_rows(largest, [](float a, float b) { return fmaxf(a, b); });

@@ -10,7 +10,7 @@
 namespace attention_autotuner {
 
 template <typename T>
-struct BackwardWeights<Weights::kSoftmax, T> {
+struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   static constexpr bool kAlwaysNeedsScores = true;  // every pass takes S
 
   template <typename Arguments>

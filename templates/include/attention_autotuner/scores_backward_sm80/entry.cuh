@@ -4,16 +4,11 @@
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/score/softmax_backward.cuh"
 #include "attention_autotuner/scores_backward_sm80/dq_convert.cuh"
 #include "attention_autotuner/scores_backward_sm80/key_pass.cuh"
 #include "attention_autotuner/scores_backward_sm80/row_pass.cuh"
 
 namespace attention_autotuner {
-
-// kFused: preparation, key pass with dQ, conversion. kPair: preparation, key pass, row pass for dQ. kSplit:
-// preparation, a row pass for each result.
-enum class BackwardPlan { kFused, kPair, kSplit };
 
 // CTAs of passes over keys that are too few for a GPU of today share their query heads instead; how many do so depends
 // on the problem alone, and so do the bits of a result.
@@ -22,17 +17,17 @@ inline constexpr int64_t kAddPartsCtas = 4096;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// The factor of the scores: see scores_backward_sm80/pass.cuh.
+// The factor of the scores: see common/backward_arguments.cuh.
 inline float score_factor(attention_autotuner_attention_backward_params const& p) { return p.softmax_scale * kLog2E; }
 inline float score_factor(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
 
 template <typename Config>
 struct BackwardEntry {
-  static constexpr Weights kWeights = Config::kWeights;
-  using Params = typename WeightsParams<kWeights>::Backward;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  using Params = typename ScoreModParams<kScoreMod>::Backward;
   using Arguments = BackwardArguments<Params>;
-  static constexpr bool kFused = Config::kPlan == BackwardPlan::kFused;
-  static constexpr bool kHasKeys = Config::kPlan != BackwardPlan::kSplit;
+  static constexpr bool kFused = Config::kPlan == Plan::kFused;
+  static constexpr bool kHasKeys = Config::kPlan != Plan::kSplit;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
   // The plan's passes in the order they run, each as (kernel, kernel whose CTAs share a group, traits). Only passes
@@ -140,7 +135,7 @@ struct BackwardEntry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_weights<kWeights>(p);
+    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<kScoreMod>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -155,7 +150,7 @@ struct BackwardEntry {
     };
     bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
                           queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16) &&
-                          mask_aligned<kWeights>(p, kBytes);
+                          mask_aligned<kScoreMod>(p, kBytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 

@@ -32,7 +32,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   using Place::smem;
   using Place::statistics;
   using Place::warp;
-  using Weigh = BackwardWeights<T::kWeights, T>;
+  using Score = BackwardScoreMod<T::kScoreMod, T>;
   using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
   using Stream = PairStream<Element, T::kBlockM, T::kClassQK, T::kClassV, T::kThreads, T::kCopyBytes>;
@@ -83,7 +83,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     int const row = ahead.tile * T::kBlockM;
     Stream stream(p.q, p.dout, p.seqlen_q, p.dim_qk, p.dim_v, 0, smem + T::kQOffset, smem + T::kDoOffset);
     stream.seek(batch, ahead.head, row);
-    MaskStream<T::kWeights, T> masks;
+    MaskStream<T::kScoreMod, T> masks;
     masks.seek(arguments, smem, ahead.head, row, key0);
     if (wanted) copy_statistics<T::kBlockM>(arguments, statistics(slot), batch, ahead.head, row);
     stream.start(wanted, q_slot, slot);
@@ -95,7 +95,8 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     if (moves) walk.next(ahead);
   }
 
-  // --- between the products (see BackwardWeights) --------------------------------------------------------------------
+  // --- between the products (see BackwardScoreMod)
+  // --------------------------------------------------------------------
 
   __device__ __forceinline__ uint32_t exchange(int part, int step, int i) const {
     return smem + T::kExchangeOffset +
@@ -109,9 +110,9 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     bool const whole =
         key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
     if (whole) {
-      Weigh::template take_p<true>(*this, p, s, slot, part, query0, key);
+      Score::template take_p<true>(*this, p, s, slot, part, query0, key);
     } else {
-      Weigh::template take_p<false>(*this, p, s, slot, part, query0, key);
+      Score::template take_p<false>(*this, p, s, slot, part, query0, key);
     }
   }
   __device__ __forceinline__ void give(uint32_t const (&p)[4], int part, int step, int i) const {
@@ -239,8 +240,8 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
           scores([](int, int) {});
         }
         if constexpr (ValueWarp) take_p(w, s, slots.other, part);
-        if (Weigh::hands_over(arguments)) named_barrier(exchange_barrier(part), 64);
-        if constexpr (!ValueWarp) Weigh::take_ds(*this, w, s, slots.other, part);
+        if (Score::hands_over(arguments)) named_barrier(exchange_barrier(part), 64);
+        if constexpr (!ValueWarp) Score::take_ds(*this, w, s, slots.other, part);
         if constexpr (ValueWarp || !T::kDkLater) accumulate<TileSecond>(sum, w, second_part);
       }
       arrive();  // dS is complete, the next tile is here, and this one's buffers are free
@@ -287,7 +288,7 @@ __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   KeyPassWarp<Config, Shared> warp(
-      arguments, tile_coordinates<T::kHeadsFirst, 1, T::kWeights == Weights::kMasked>(int(blockIdx.x), list),
+      arguments, tile_coordinates<T::kHeadsFirst, 1, T::kScoreMod == ScoreMod::kMasked>(int(blockIdx.x), list),
       shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   if (warp.is_value_warp()) {

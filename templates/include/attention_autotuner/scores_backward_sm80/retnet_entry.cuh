@@ -9,11 +9,11 @@ namespace attention_autotuner {
 
 template <typename Config>
 struct RetNetBackwardEntry : BackwardEntry<Config> {
-  static_assert(Config::kWeights != Weights::kSoftmax, "retnet_has_no_softmax");
+  static_assert(Config::kScoreMod != ScoreMod::kSoftmax, "retnet_has_no_softmax");
   using Base = BackwardEntry<Config>;
   using Gradient = MaskGradient<Config>;
   using typename Base::Params;
-  static constexpr bool kMasked = Config::kWeights == Weights::kMasked;
+  static constexpr bool kMasked = Config::kScoreMod == ScoreMod::kMasked;
 
   static int32_t prepare(int32_t device) {
     int32_t status = ATTENTION_AUTOTUNER_OK;

@@ -24,7 +24,7 @@ struct RowPassWarp : PassWarp<Traits> {
   using Place::smem;
   using Place::statistics;
   using Place::warp;
-  using Weigh = BackwardWeights<T::kWeights, T>;
+  using Score = BackwardScoreMod<T::kScoreMod, T>;
   using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
   using Stream = PairStream<Element, T::kBlockColumns, T::kClassQK, T::kOtherColumns, T::kThreads, T::kCopyBytes>;
@@ -37,7 +37,7 @@ struct RowPassWarp : PassWarp<Traits> {
   Walk walk;                  // over the streamed tiles; of keys where the rows are queries
   Cursor now, ahead;
   Stream stream;
-  MaskStream<T::kWeights, T> masks;
+  MaskStream<T::kScoreMod, T> masks;
   float base[T::kByQueries ? T::kRowTiles : 1][2];
   float shift[T::kByQueries ? T::kRowTiles : 1][2];
 
@@ -92,7 +92,7 @@ struct RowPassWarp : PassWarp<Traits> {
           int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
           bool const exists = row < p.seqlen_q;
           int64_t const index = arguments.statistics_offset(batch, head) + row;
-          base[i][half] = exists ? arguments.base[index] : RowStatistics<T::kWeights>::neutral_base();
+          base[i][half] = exists ? arguments.base[index] : RowStatistics<T::kScoreMod>::neutral_base();
           shift[i][half] = exists ? arguments.shift[index] : 0.0f;
         }
       }
@@ -124,7 +124,8 @@ struct RowPassWarp : PassWarp<Traits> {
     }
   }
 
-  // --- between the products (see BackwardWeights) --------------------------------------------------------------------
+  // --- between the products (see BackwardScoreMod)
+  // --------------------------------------------------------------------
 
   // Whether every row of this warp meets every column of the tile.
   __device__ __forceinline__ bool is_whole() const {
@@ -166,8 +167,8 @@ struct RowPassWarp : PassWarp<Traits> {
       if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
       Scores s, dp;
       // The next tile's copies run under the first product that is always there.
-      constexpr bool kCopiesUnderS = !T::kNeedsDp || Weigh::kAlwaysNeedsScores;
-      if (!T::kNeedsDp || Weigh::needs_scores(arguments)) {
+      constexpr bool kCopiesUnderS = !T::kNeedsDp || Score::kAlwaysNeedsScores;
+      if (!T::kNeedsDp || Score::needs_scores(arguments)) {
         clear(s);
         multiply_rows<Element, typename T::TileRowsQK, typename T::TileQK, T::kClassQK / 16>(
             s, rows_qk, qk + slot * T::TileQK::kBytes, [&](int step) {
@@ -175,7 +176,7 @@ struct RowPassWarp : PassWarp<Traits> {
             });
       }
       if constexpr (T::kNeedsDp) {
-        Weigh::begin_dp(*this, dp, slot);
+        Score::begin_dp(*this, dp, slot);
         multiply_rows<Element, typename T::TileRowsV, typename T::TileOther, T::kClassV / 16>(
             dp, rows_v, other + slot * T::TileOther::kBytes, [&](int step) {
               if constexpr (T::kStages > 1 && !kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kClassV / 16);
@@ -184,7 +185,7 @@ struct RowPassWarp : PassWarp<Traits> {
       Operand<TileX, T::kResultColumns> const x(smem + kXOffset + slot * TileX::kBytes, warp_column() + a.row,
                                                 x_column + a.column);
       uint32_t w[2][T::kRowTiles][4];
-      Weigh::take_weights(*this, w[0], s, dp, 0, whole, slot);
+      Score::take_weights(*this, w[0], s, dp, 0, whole, slot);
 #pragma unroll
       for (int step = 0; step < kWeightSteps; ++step) {
         multiply_step<Element>(
@@ -192,7 +193,7 @@ struct RowPassWarp : PassWarp<Traits> {
             [&](int j, uint32_t (&registers)[4]) { load_matrix_x4_transposed(registers, x.at(16 * step, 8 * j)); },
             [&](int j) {
               if (j == 0 && step + 1 < kWeightSteps) {
-                Weigh::take_weights(*this, w[(step + 1) % 2], s, dp, step + 1, whole, slot);
+                Score::take_weights(*this, w[(step + 1) % 2], s, dp, step + 1, whole, slot);
               }
             });
       }
@@ -267,7 +268,8 @@ __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
   extern __shared__ __align__(128) char smem_bytes[];
   RowPassWarp<Traits, Shared> warp(
       arguments, list,
-      tile_coordinates<Traits::kHeadsFirst, Traits::kSlices, Traits::kWeights == Weights::kMasked>(block_index(), list),
+      tile_coordinates<Traits::kHeadsFirst, Traits::kSlices, Traits::kScoreMod == ScoreMod::kMasked>(block_index(),
+                                                                                                     list),
       shared_address(smem_bytes));
   if (warp.walk.tiles() > 0) warp.load_first();
   warp.run();

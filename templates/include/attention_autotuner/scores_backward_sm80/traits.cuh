@@ -11,10 +11,14 @@
 
 namespace attention_autotuner {
 
+// kFused: preparation, key pass with dQ, conversion. kPair: preparation, key pass, row pass for dQ. kSplit:
+// preparation, a row pass for each result.
+enum class Plan { kFused, kPair, kSplit };
+
 template <typename Config>
 struct BackwardClasses {
-  static constexpr Weights kWeights = Config::kWeights;
-  using Params = typename WeightsParams<kWeights>::Backward;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  using Params = typename ScoreModParams<kScoreMod>::Backward;
   static constexpr int kClassQK = Config::kClassQK;
   static constexpr int kClassV = Config::kClassV;
   static constexpr int kCopyBytes = Config::kCopyBytes;
@@ -50,18 +54,18 @@ template <typename Config>
 struct KeyPassTraits : BackwardClasses<Config> {
   using Element = typename Config::Element;
   using Pass = typename Config::Keys;
-  using BackwardClasses<Config>::kWeights;
+  using BackwardClasses<Config>::kScoreMod;
   using BackwardClasses<Config>::kClassQK;
   using BackwardClasses<Config>::kClassV;
-  static constexpr bool kHeadsFirst = Config::kHeadsFirst;
+  static constexpr bool kHeadsFirst = Config::kCtaOrder == CtaOrder::kHeadsFirst;
   static constexpr int kBlockM = Pass::kBlockM;
   static constexpr int kBlockN = Pass::kBlockN;
   static constexpr int kPairs = Pass::kWarpPairs;
-  static constexpr int kStages = Pass::kStages;
+  static constexpr int kStages = Pass::kNumStages;
   static constexpr int kParts = Pass::kQueryParts;
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
-  static constexpr bool kFused = Config::kFused;  // dQ's share is computed and added here
-  static constexpr bool kByQueries = false;       // a CTA's rows are keys
+  static constexpr bool kFused = Config::kPlan == Plan::kFused;  // dQ's share is computed and added here
+  static constexpr bool kByQueries = false;                      // a CTA's rows are keys
   static constexpr int kBlockRows = kBlockN;
   static constexpr int kBlockColumns = kBlockM;
   static constexpr int kSlices = 1;
@@ -113,7 +117,7 @@ struct KeyPassTraits : BackwardClasses<Config> {
   static constexpr int kDoOffset = kQOffset + kQStages * TileQ::kBytes;
   static constexpr int kDsOffset = kDoOffset + kDoStages * TileDo::kBytes;
   static constexpr int kMaskOffset = kDsOffset + kDoStages * kDsBytes;
-  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kDoStages * TileM::kBytes : 0;
+  static constexpr int kMaskBytes = kScoreMod == ScoreMod::kMasked ? kDoStages * TileM::kBytes : 0;
   static constexpr int kExchangeOffset = kMaskOffset + kMaskBytes;
   static constexpr int kStatisticsOffset = kExchangeOffset + kExchangeBytes;
   static constexpr int kSmemBytes = kStatisticsOffset + kDoStages * kStatisticsBytes;
@@ -128,15 +132,15 @@ struct RowPassTraits : BackwardClasses<Config> {
   static constexpr Result kResult = kResultOf;
   static constexpr bool kByQueries = kResult == Result::kDq;  // the rows are queries, else keys
   static constexpr bool kNeedsDp = kResult != Result::kDv;
-  using BackwardClasses<Config>::kWeights;
+  using BackwardClasses<Config>::kScoreMod;
   using BackwardClasses<Config>::kClassQK;
   using BackwardClasses<Config>::kClassV;
-  static constexpr bool kHeadsFirst = Config::kHeadsFirst;
+  static constexpr bool kHeadsFirst = Config::kCtaOrder == CtaOrder::kHeadsFirst;
   static constexpr int kBlockRows = Pass::kBlockRows;
   static constexpr int kBlockColumns = Pass::kBlockColumns;
   static constexpr int kWarps = Pass::kWarps;
   static constexpr int kColumnWarps = Pass::kColumnWarps;
-  static constexpr int kStages = Pass::kStages;
+  static constexpr int kStages = Pass::kNumStages;
   static constexpr int kSlices = Pass::kSlices;
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
   static constexpr int kThreads = 32 * kWarps * kColumnWarps;
@@ -175,7 +179,7 @@ struct RowPassTraits : BackwardClasses<Config> {
   static constexpr int kQKOffset = kRowsVOffset + (kNeedsDp ? TileRowsV::kBytes : 0);
   static constexpr int kOtherOffset = kQKOffset + kStages * TileQK::kBytes;
   static constexpr int kMaskOffset = kOtherOffset + kStages * TileOther::kBytes;
-  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kStages * TileM::kBytes : 0;
+  static constexpr int kMaskBytes = kScoreMod == ScoreMod::kMasked ? kStages * TileM::kBytes : 0;
   static constexpr int kStatisticsOffset = kMaskOffset + kMaskBytes;
   static constexpr int kLoopBytes = kStatisticsOffset + kStages * kStatisticsBytes;
   static constexpr int kReductionBytes = kBlockRows * kResultColumns * int(sizeof(float)) * (kColumnWarps - 1);

@@ -14,13 +14,13 @@
 namespace attention_autotuner {
 
 template <typename Config>
-struct WgmmaBackwardEntry {
+struct BackwardSm90Entry {
   using Element = typename Config::Element;
   using Params = attention_autotuner_retnet_backward_params;
   using Common = BackwardArguments<Params>;
-  using Dq = WgmmaPassTraits<Config, typename Config::Dq, Result::kDq>;
-  using Dk = WgmmaPassTraits<Config, typename Config::Dk, Result::kDk>;
-  using Dv = WgmmaPassTraits<Config, typename Config::Dv, Result::kDv>;
+  using Dq = PassSm90Traits<Config, typename Config::Dq, Result::kDq>;
+  using Dk = PassSm90Traits<Config, typename Config::Dk, Result::kDk>;
+  using Dv = PassSm90Traits<Config, typename Config::Dv, Result::kDv>;
   using Gradient = MaskGradient<Config>;
 #ifdef ATTENTION_AUTOTUNER_CHECK_RACES
   static constexpr int kMostCtas = 4;  // so that they take several tiles of small shapes, too
@@ -109,7 +109,7 @@ struct WgmmaBackwardEntry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_weights<Weights::kMasked>(p) &&
+    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<ScoreMod::kMasked>(p) &&
                       !(p.r_grad && p.o.data == nullptr);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
@@ -144,7 +144,7 @@ struct WgmmaBackwardEntry {
   };
 
   template <typename T>
-  static bool fill(WgmmaPassArguments& a, Params const& p) {
+  static bool fill(PassSm90Arguments& a, Params const& p) {
     Maps maps{p};
     maps.mask(a.mask, T::kByQueries ? T::kBlockRows : T::kBlockColumns);
     if constexpr (T::kResult == Result::kDq) {
@@ -168,10 +168,10 @@ struct WgmmaBackwardEntry {
     return maps.made;
   }
   template <typename T>
-  static int32_t launch_pass(void (*kernel)(WgmmaPassArguments, TileList), Common const& common, int ctas,
+  static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
                              cudaStream_t stream) {
     Params const& p = common.params;
-    WgmmaPassArguments arguments;
+    PassSm90Arguments arguments;
     if (!fill<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
     arguments.turn = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;

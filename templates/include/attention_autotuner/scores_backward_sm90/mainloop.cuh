@@ -8,7 +8,7 @@
 //
 // so a pass is the forward kernel with other tensors: result = (X Y^T * M * factors) Z. Where r has a gradient, dQ and
 // dK have a second walk over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
-// that of scores_backward_sm80/pass.cuh, as is base = 1 / r.
+// that of common/backward_arguments.cuh, as is base = 1 / r.
 //
 // A CTA has 64 rows for each of its multiplying warpgroups, and some threads of another that keep the stages full. The
 // scores of a tile are issued before the product of the last tile's weights with Z, so that they are weighed while
@@ -29,8 +29,8 @@ namespace attention_autotuner {
 
 // A warpgroup that multiplies.
 template <typename T>
-struct WgmmaPassWarpgroup : WgmmaPassStages<T> {
-  using Base = WgmmaPassStages<T>;
+struct PassSm90Consumer : PassSm90Stages<T> {
+  using Base = PassSm90Stages<T>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -254,10 +254,10 @@ struct WgmmaPassWarpgroup : WgmmaPassStages<T> {
 // and all end in order, so that who waits for the last has waited for all.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    retnet_backward_wgmma(WgmmaPassArguments const __grid_constant__ arguments, TileList const list) {
+    retnet_backward_wgmma(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
-  if (threadIdx.x == 0) WgmmaPassBarriers<T>{smem}.initialise_barriers();
+  if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.initialise_barriers();
   __syncthreads();
   // All roles walk the same tiles, and count what they have used of stages.
   auto each_tile = [&](auto role, auto&& use) {
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (!kFirst && threadIdx.x == 0) launch_dependents();
   if (threadIdx.x < kWarpgroupThreads) {
     give_registers<T::kProducerRegisters>();
-    std::enable_if<true, WgmmaPassStages<T>> loads;
+    std::enable_if<true, PassSm90Stages<T>> loads;
     if (threadIdx.x == 0) each_tile(loads, [](auto const& work) { work.load_scores(); });
     if (threadIdx.x / 32 == 1) each_tile(loads, [](auto const& work) { work.load_masks(); });
     if (threadIdx.x == 64) each_tile(loads, [](auto const& work) { work.load_others(); });
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
       launch_dependents();
     }
     if constexpr (T::kTurns) begin_turns<T::kWarpgroups>();
-    each_tile(std::enable_if<true, WgmmaPassWarpgroup<T>>{}, [](auto& work) {
+    each_tile(std::enable_if<true, PassSm90Consumer<T>>{}, [](auto& work) {
       work.multiply();
       work.write();
     });

@@ -11,7 +11,7 @@
 
 namespace attention_autotuner {
 
-struct WgmmaPassArguments {
+struct PassSm90Arguments {
   MappedTensor x[2], y[2], z, mask;  // x and y of each walk
   BackwardArguments<attention_autotuner_retnet_backward_params> common;
   int walks;
@@ -20,7 +20,7 @@ struct WgmmaPassArguments {
 
 // Full and free of each, turn about.
 template <typename T>
-struct WgmmaPassBarriers {
+struct PassSm90Barriers {
   uint32_t const smem;
 
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
@@ -52,8 +52,8 @@ struct WgmmaPassBarriers {
 
 // What both roles know: the tile, the steps over the other side, the barriers; and the threads that load.
 template <typename T>
-struct WgmmaPassStages : WgmmaPassBarriers<T> {
-  using Barriers = WgmmaPassBarriers<T>;
+struct PassSm90Stages : PassSm90Barriers<T> {
+  using Barriers = PassSm90Barriers<T>;
   using Barriers::mask_free;
   using Barriers::mask_full;
   using Barriers::smem;
@@ -64,7 +64,7 @@ struct WgmmaPassStages : WgmmaPassBarriers<T> {
   using Barriers::z_free;
   using Barriers::z_full;
 
-  WgmmaPassArguments const& arguments;
+  PassSm90Arguments const& arguments;
   TileCoordinates const tile;
   Walk walk;  // over tiles of the other side
   int steps;  // of one walk
@@ -72,8 +72,8 @@ struct WgmmaPassStages : WgmmaPassBarriers<T> {
   int done;   // steps of the CTA before this tile
   int walks;  // of the CTA before this tile
 
-  __device__ __forceinline__ WgmmaPassStages(WgmmaPassArguments const& arguments, uint32_t smem,
-                                             TileCoordinates const& tile, TileList const& list, int done, int walks)
+  __device__ __forceinline__ PassSm90Stages(PassSm90Arguments const& arguments, uint32_t smem,
+                                            TileCoordinates const& tile, TileList const& list, int done, int walks)
       : Barriers{smem}, arguments(arguments), tile(tile), done(done), walks(walks) {
     auto const& common = arguments.common;
     int const first_row = tile.row_block * T::kBlockRows;

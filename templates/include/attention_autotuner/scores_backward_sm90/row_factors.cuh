@@ -14,7 +14,7 @@ inline constexpr int kFactorThreads = 256;
 template <typename Config>
 __global__ void __launch_bounds__(kFactorThreads) retnet_backward_factors(
     BackwardArguments<attention_autotuner_retnet_backward_params> const __grid_constant__ arguments, int rows) {
-  using Statistics = RowStatistics<Config::kWeights>;
+  using Statistics = RowStatistics<Config::kScoreMod>;
   launch_dependents();
   auto const& p = arguments.params;
   int const place = int(blockIdx.x) * kFactorThreads + int(threadIdx.x);

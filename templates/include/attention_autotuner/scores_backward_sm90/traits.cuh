@@ -9,17 +9,17 @@
 namespace attention_autotuner {
 
 template <typename Config, typename Pass, Result kOfPass>
-struct WgmmaPassTraits {
+struct PassSm90Traits {
   using Element = typename Config::Element;
   static constexpr Result kResult = kOfPass;
-  static constexpr bool kHeadsFirst = Config::kHeadsFirst;
+  static constexpr bool kHeadsFirst = Config::kCtaOrder == CtaOrder::kHeadsFirst;
   static constexpr bool kTurns = Pass::kTurns;
   static constexpr bool kByQueries = kResult == Result::kDq;  // rows are queries, columns keys; else the reverse
   static constexpr int kWarpgroups = Pass::kWarpgroups;       // that multiply; one more loads
   static constexpr int kBlockRows = 64 * kWarpgroups;
   static constexpr int kBlockColumns = Pass::kBlockColumns;
-  static constexpr int kStages = Pass::kStages;  // of Z and the mask
-  static constexpr int kParts = Pass::kParts;    // that Y's head dim comes in
+  static constexpr int kStages = Pass::kNumStages;  // of Z and the mask
+  static constexpr int kParts = Pass::kParts;       // that Y's head dim comes in
   static constexpr int kPartSlots = Pass::kPartSlots;
   static constexpr int kSlices = Pass::kSlices;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "attention_autotuner/host/entry.cuh"
-#include "attention_autotuner/score/softmax.cuh"
 #include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 
 namespace attention_autotuner {
@@ -38,14 +37,14 @@ struct ForwardEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, T::kClassQK, Config::kClassV) || !has_weights<T::kWeights>(p)) {
+    if (!takes_shape(p, T::kClassQK, Config::kClassV) || !has_score_mod_inputs<T::kScoreMod>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     constexpr int kBytes = Config::kCopyBytes;
     bool const pointers = aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) &&
                           aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
                           aligned(p.v, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&
-                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kWeights>(p, kBytes);
+                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kScoreMod>(p, kBytes);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 

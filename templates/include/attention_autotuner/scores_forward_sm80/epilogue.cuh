@@ -14,7 +14,7 @@ __device__ __forceinline__ void write_output(Warp& w) {
 
   cute::cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
   __syncthreads();
-  float (&sum)[T::kRowTiles][2] = w.weights.sum;
+  float (&sum)[T::kRowTiles][2] = w.score_mod.sum;
 #pragma unroll
   for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
@@ -33,10 +33,11 @@ __device__ __forceinline__ void write_output(Warp& w) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const row = w.row_in_block(i, half);
-      float const factor = w.weights.output_factor(w, i, half);
-      if (w.weights.statistics(params) != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
+      float const factor = w.score_mod.output_factor(w, i, half);
+      if (w.score_mod.statistics(params) != nullptr && value0 == 0 && first_column == 0 &&
+          row0 + row < params.seqlen_q) {
         int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
-        w.weights.statistics(params)[head * params.seqlen_q + row0 + row] = w.weights.statistic(w, i, half);
+        w.score_mod.statistics(params)[head * params.seqlen_q + row0 + row] = w.score_mod.statistic(w, i, half);
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {

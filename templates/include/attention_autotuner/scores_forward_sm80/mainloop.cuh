@@ -154,7 +154,7 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
     __syncthreads();
     w.start_k(key_tile - 2, 0, key_tile & 1);
     w.start_v(key_tile - 1, (key_tile - 1) & 1);
-    w.weights.prepare(w, s, key_tile, key_tile & 1);
+    w.score_mod.prepare(w, s, key_tile, key_tile & 1);
     uint32_t p[Warp::kKeySteps][T::kRowTiles][4];
     auto numerators = [&](int qk_step) {
 #pragma unroll

@@ -12,10 +12,14 @@
 
 namespace attention_autotuner {
 
+// The kernel over rows, whose knobs are one of the config's structs.
+template <typename Config>
+struct RowsConfig : Config, Config::Rows {};
+
 template <typename Config>
 struct ParallelEntry {
   using Params = RetentionForwardParams;
-  using Rows = RetNetForwardEntry<Config>;
+  using Rows = RetNetForwardEntry<RowsConfig<Config>>;
   using T = ChunkTraits<Config, typename Config::States, ChunkResult::kOutput>;
   // What a CTA of the pass for the final state walks, and one of the output's part from the initial state.
   static constexpr int kSuperChunk = 512;

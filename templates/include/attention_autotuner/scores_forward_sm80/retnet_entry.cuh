@@ -8,7 +8,7 @@ namespace attention_autotuner {
 
 template <typename Config>
 struct RetNetForwardEntry : ForwardEntry<Config> {
-  static_assert(Config::kWeights != Weights::kSoftmax, "retnet_has_no_softmax");
+  static_assert(Config::kScoreMod != ScoreMod::kSoftmax, "retnet_has_no_softmax");
 };
 
 }  // namespace attention_autotuner

@@ -13,15 +13,15 @@ namespace attention_autotuner {
 template <typename Config>
 struct ForwardTraits {
   using Element = typename Config::Element;
-  static constexpr Weights kWeights = Config::kWeights;
-  using Params = typename WeightsParams<kWeights>::Forward;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  using Params = typename ScoreModParams<kScoreMod>::Forward;
   static constexpr int kClassQK = Config::kClassQK;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kWarpsM = Config::kWarpsM;
   static constexpr int kWarpsN = Config::kWarpsN;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kStages = Config::kStages;
+  static constexpr int kStages = Config::kNumStages;
   static constexpr int kKSlice = Config::kKSlice;
   static constexpr int kCopyBytes = Config::kCopyBytes;
   static constexpr bool kQInRegisters = Config::kQInRegisters;
@@ -74,7 +74,7 @@ struct ForwardTraits {
   static constexpr int kKOffset = kVOffset + TileV::kBytes;
   static constexpr int kKvBytes = kVStages * TileV::kBytes + kStages * TileK::kBytes;
   static constexpr int kMaskOffset = kVOffset + kKvBytes;
-  static constexpr int kMaskBytes = kWeights == Weights::kMasked ? kVStages * TileM::kBytes : 0;
+  static constexpr int kMaskBytes = kScoreMod == ScoreMod::kMasked ? kVStages * TileM::kBytes : 0;
 
   // The first tile goes to the last buffers. Where Q on its way to registers leaves them alone, they fill meanwhile.
   static constexpr int kFirstSlot = kQkAhead ? 0 : kStages - 1;

@@ -1,4 +1,4 @@
-// O = W V for compute capability 8.0 and newer, W from Q K^T as the Weights of the kernel say (softmax for attention,
+// O = W V for compute capability 8.0 and newer, W from Q K^T as the ScoreMod of the kernel says (softmax for attention,
 // see score/score_mod.cuh): one CTA per block of query rows.
 //
 // Warps split the rows of a block; each keeps its S, P and O fragments in registers. With more than one warp along keys
@@ -6,8 +6,8 @@
 // and P, the numerators of W, goes through shared memory so that each warp can multiply all of it with its share of V's
 // columns.
 //
-// What depends on the weights is theirs: a state of every row, what happens to S between the products (prepare), P from
-// S (numerators), and at the end what O is multiplied with and what is written beside it.
+// What depends on the score modification is its own: a state of every row, what happens to S between the products
+// (prepare), P from S (numerators), and at the end what O is multiplied with and what is written beside it.
 //
 // Three main loops over the K/V tiles, last tile first (the masked ones come early):
 //   by event  one barrier per arriving K tile, K slice or V tile; least shared memory
@@ -64,14 +64,15 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   uint32_t q_address, k_address, v_address;
   uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
   Accumulators<T::kRowTiles, T::kColumnTiles> o;
-  ForwardWeights<T::kWeights, T> weights;
+  ForwardScoreMod<T::kScoreMod, T> score_mod;
 
   __device__ __forceinline__ TileCoordinates tile() const {
-    return tile_coordinates<Config::kHeadsFirst, Config::kVSlices, T::kWeights == Weights::kMasked>(
+    return tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, Config::kVSlices,
+                            T::kScoreMod == ScoreMod::kMasked>(
         Config::kPersistent ? recompute_here(index) : block_index(), list);
   }
 
-  __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + weights.far_keys(); }
+  __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + score_mod.far_keys(); }
 
   // Row i sees keys below this.
   __device__ __forceinline__ int visible_keys(int row) const {
@@ -87,14 +88,14 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
     whole_keys = visible_keys(tile.row_block * T::kBlockM);
     int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
-    bool const exact_rows = T::kWeights != Weights::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
+    bool const exact_rows = T::kScoreMod != ScoreMod::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
     exact_tiles =
         Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns && exact_rows
             ? params.seqlen_k / T::kBlockN
             : 0;
 
     int const thread = thread_index();
-    weights.begin(*this, tile);
+    score_mod.begin(*this, tile);
     int64_t const last_key = first_key(tiles - 1);
     k_next = head_data<Element>(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
              CopyK::column(thread);
@@ -134,7 +135,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     if (key_tile < 0 || is_exact(key_tile)) return;
     CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - first_key(key_tile),
                 params.dim_v - tile().value_slice * T::kValueColumns);
-    weights.start_mask(*this, key_tile, slot);
+    score_mod.start_mask(*this, key_tile, slot);
   }
   __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
@@ -146,11 +147,11 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int parts) {
     if constexpr (Config::kCopyBytes == 16) {
       CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
-      weights.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, parts);
+      score_mod.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, parts);
     }
     if (wanted && part == parts - 1) {
       v_next -= T::kBlockN * params.v.stride_row;
-      weights.next_mask();
+      score_mod.next_mask();
     }
   }
   __device__ __forceinline__ void copy_k(int key_tile, int slice, int slot) {
@@ -193,7 +194,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
       copy_v(tiles - 1, T::kFirstSlot);
       cute::cp_async_fence();
     }
-    if constexpr (T::kWeights == Weights::kSoftmax) apply_scale_sign();
+    if constexpr (T::kScoreMod == ScoreMod::kSoftmax) apply_scale_sign();
     if constexpr (T::kQInRegisters) {
       cute::cp_async_wait<T::kFirstEarly ? 2 : 0>();
       __syncthreads();
@@ -252,7 +253,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float (&tile_scores)[4] = s[i][2 * key_step + half];
-      weights.numerators(*this, tile_scores, i);
+      score_mod.numerators(*this, tile_scores, i);
       p[2 * half] = pack_pair<Element>(tile_scores[0], tile_scores[1]);
       p[2 * half + 1] = pack_pair<Element>(tile_scores[2], tile_scores[3]);
     }
@@ -282,7 +283,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // --- between the products ------------------------------------------------------------------------------------------
 
   // Puts `hidden` where a row does not see a key.
-  __device__ __forceinline__ void hide(Scores& s, int key_tile, float hidden) const {
+  __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float hidden) const {
     int const key = first_key(key_tile);
     if (key + T::kBlockN <= whole_keys) return;
     int const row0 = tile().row_block * T::kBlockM;
@@ -307,7 +308,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   // `between(key_step)` is other work to interleave.
   template <typename Between>
   __device__ __forceinline__ void accumulate(Scores& s, int key_tile, int v_slot, Between&& between) {
-    weights.prepare(*this, s, key_tile, v_slot);
+    score_mod.prepare(*this, s, key_tile, v_slot);
     if constexpr (T::kPInRegisters) {
       uint32_t p[2][T::kRowTiles][4];
 #pragma unroll
@@ -349,7 +350,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int j = 0; j < T::kKeyTiles; ++j) {
-        weights.numerators(*this, s[i][j], i);
+        score_mod.numerators(*this, s[i][j], i);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           uint32_t const address =

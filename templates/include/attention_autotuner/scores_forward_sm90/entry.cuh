@@ -8,8 +8,8 @@
 namespace attention_autotuner {
 
 template <typename Config>
-struct WgmmaForwardEntry {
-  using T = WgmmaForwardTraits<Config>;
+struct ForwardSm90Entry {
+  using T = ForwardSm90Traits<Config>;
   using Params = attention_autotuner_retnet_forward_params;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -27,7 +27,7 @@ struct WgmmaForwardEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kClassQK, Config::kClassV) || !has_weights<Weights::kMasked>(p)) {
+    if (!takes_shape(p, Config::kClassQK, Config::kClassV) || !has_score_mod_inputs<ScoreMod::kMasked>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     bool const pointers =
@@ -44,7 +44,7 @@ struct WgmmaForwardEntry {
     int const row_blocks = divide_up(p.seqlen_q, T::kBlockM);
     int64_t const tiles = int64_t(row_blocks) * p.heads_q * p.batch * T::kVSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    WgmmaForwardArguments arguments;
+    ForwardSm90Arguments arguments;
     using Element = typename T::Element;
     bool const mapped =
         MapMaker::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&

@@ -23,7 +23,7 @@
 
 namespace attention_autotuner {
 
-struct WgmmaForwardArguments {
+struct ForwardSm90Arguments {
   MappedTensor q, k, v, mask;
   attention_autotuner_retnet_forward_params params;
   TileList list;
@@ -31,16 +31,16 @@ struct WgmmaForwardArguments {
 
 // What both roles know: the tile, the list of keys, the barriers; and the threads that load.
 template <typename Config>
-struct WgmmaForwardStages {
-  using T = WgmmaForwardTraits<Config>;
+struct ForwardSm90Stages {
+  using T = ForwardSm90Traits<Config>;
 
-  WgmmaForwardArguments const& arguments;
+  ForwardSm90Arguments const& arguments;
   uint32_t const smem;
   TileCoordinates const tile;
   int tiles;  // of keys
 
-  __device__ __forceinline__ WgmmaForwardStages(WgmmaForwardArguments const& arguments, uint32_t smem,
-                                                TileCoordinates const& tile)
+  __device__ __forceinline__ ForwardSm90Stages(ForwardSm90Arguments const& arguments, uint32_t smem,
+                                               TileCoordinates const& tile)
       : arguments(arguments), smem(smem), tile(tile) {
     auto const& params = arguments.params;
     int seen = params.seqlen_k;
@@ -110,8 +110,8 @@ struct WgmmaForwardStages {
 
 // A warpgroup that multiplies.
 template <typename Config>
-struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
-  using Base = WgmmaForwardStages<Config>;
+struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
+  using Base = ForwardSm90Stages<Config>;
   using T = typename Base::T;
   using Element = typename T::Element;
   using Base::arguments;
@@ -303,14 +303,14 @@ struct WgmmaForwardWarpgroup : WgmmaForwardStages<Config> {
 };
 
 template <typename Config>
-__global__ void __launch_bounds__(WgmmaForwardTraits<Config>::kThreads, 1)
-    retnet_forward_wgmma(WgmmaForwardArguments const __grid_constant__ arguments) {
-  using T = WgmmaForwardTraits<Config>;
+__global__ void __launch_bounds__(ForwardSm90Traits<Config>::kThreads, 1)
+    retnet_forward_wgmma(ForwardSm90Arguments const __grid_constant__ arguments) {
+  using T = ForwardSm90Traits<Config>;
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   TileCoordinates const tile =
-      tile_coordinates<Config::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
-  WgmmaForwardStages<Config> stages(arguments, smem, tile);
+      tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
+  ForwardSm90Stages<Config> stages(arguments, smem, tile);
   if (threadIdx.x == 0) {
     prefetch_map(arguments.q.map);
     prefetch_map(arguments.k.map);
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(WgmmaForwardTraits<Config>::kThreads, 1)
     if (threadIdx.x == 64) stages.load_values();
   } else {
     take_registers<T::kConsumerRegisters>();
-    WgmmaForwardWarpgroup<Config> warpgroup(arguments, smem, tile);
+    ForwardSm90Consumer<Config> warpgroup(arguments, smem, tile);
     warpgroup.multiply();
     warpgroup.write();
   }

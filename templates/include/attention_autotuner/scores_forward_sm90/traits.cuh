@@ -8,7 +8,7 @@
 namespace attention_autotuner {
 
 template <typename Config>
-struct WgmmaForwardTraits {
+struct ForwardSm90Traits {
   using Element = typename Config::Element;
   static constexpr int kWarpgroups = Config::kWarpgroups;  // that multiply; one more loads
   static constexpr int kBlockM = 64 * kWarpgroups;
@@ -16,7 +16,7 @@ struct WgmmaForwardTraits {
   static constexpr bool kByQueries = true;  // a tile's rows are queries
   static constexpr int kBlockRows = kBlockM;
   static constexpr int kBlockColumns = kBlockN;
-  static constexpr int kStages = Config::kStages;
+  static constexpr int kStages = Config::kNumStages;
   static constexpr int kVSlices = Config::kVSlices;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
