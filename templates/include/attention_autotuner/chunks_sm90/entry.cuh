@@ -24,7 +24,7 @@ struct ChunksSm90Entry {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
     Steps steps;
-    steps.then([&] { return MapMaker::prepare(device); }).then([&] {
+    steps.then([&] { return TmaDescriptors::prepare(device); }).then([&] {
       return prepare_kernel(retention_chunks_wgmma<T>, T::kThreads, T::kSmemBytes, device, &resident);
     });
     if constexpr (Config::kSuperChunk != 0) {
@@ -93,8 +93,8 @@ struct ChunksSm90Entry {
                                             prepared[device].load(std::memory_order_relaxed));
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     ChunkSm90Arguments arguments;
-    auto make = [&p](MappedTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int heads) {
-      return MapMaker::make<Element>(mapped, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
+    auto make = [&p](TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int heads) {
+      return TmaDescriptors::make<Element>(mapped, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
     };
     if (!make(arguments.q, p.q, p.dim_qk, p.heads_q) || !make(arguments.k, p.k, p.dim_qk, p.heads_kv) ||
         !make(arguments.v, p.v, p.dim_v, p.heads_kv) || !make(arguments.o, p.o, p.dim_v, p.heads_q)) {

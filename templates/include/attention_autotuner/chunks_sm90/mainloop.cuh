@@ -31,12 +31,12 @@ struct StateWarpgroup : ChunkWalk<T> {
   using Base::head;
   using Base::lane;
   using Base::log2_gamma;
-  using Base::parity_of;
-  using Base::release;
-  using Base::stage_of;
   using Base::warp;
+  using Base::warp_release;
+  using typename Base::Ring;
+  using typename Base::ScoresRing;
   static constexpr int kRegisters = T::kDepth / 2;
-  static constexpr int kSteps = T::kChunk / kProductDepth;
+  static constexpr int kSteps = T::kChunk / kMmaDepth;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;
   static constexpr float kFreshWeight = 4.0f;
   static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
@@ -130,34 +130,33 @@ struct StateWarpgroup : ChunkWalk<T> {
   }
   // out (+)= S^T Q^T, of a part of the depth.
   __device__ __forceinline__ void issue_part(Packed const& packed, int part, int stage) {
-    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth, kSteps = T::kPackedRegisters / 4;
-    begin_products();
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
+    cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       int const step = part * kSteps + i;
-      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kProductDepth * 2;
-      multiply_registers_by_rows<Element>(out, packed + 4 * i, describe_tile(this->q_tile(stage) + offset, 0),
-                                          step > 0);
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
+      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->q_tile(stage) + offset, 0), step > 0);
     }
-    commit_products();
+    cute::warpgroup_commit_batch();
   }
   // out += V^T P^T
   __device__ __forceinline__ void issue_scores(int stage, int index) {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
-    begin_products();
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kChunk / kProductDepth; ++step) {
-      multiply_transposed<Element>(out, describe_tile(v + step * kProductDepth * kSwizzleRowBytes, T::kBlockBytes),
-                                   describe_tile(p + step * kProductDepth * 2, 0));
+    for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
+      gemm_ss<Element, Major::MN>(out, make_smem_desc(v + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
+                                  make_smem_desc(p + step * kMmaDepth * 2, 0), true);
     }
-    commit_products();
+    cute::warpgroup_commit_batch();
   }
   // state += (decayed V)^T K, of a step's tokens.
   __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
-    begin_products();
-    multiply_registers<Element>(
-        state, tokens, describe_tile(this->k_tile(stage) + step * kProductDepth * kSwizzleRowBytes, T::kBlockBytes));
-    commit_products();
+    cute::warpgroup_arrive();
+    gemm_rs<Element, Major::MN>(
+        state, tokens, make_smem_desc(this->k_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
+    cute::warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
   // weight.
@@ -166,13 +165,13 @@ struct StateWarpgroup : ChunkWalk<T> {
     float const scale = 1.0f / weight, last = log2_gamma * float(length - 1);
     int const token = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
     uint32_t raw[4];
-    load_matrix_x4_transposed(raw, v + (step * kProductDepth + token) * kSwizzleRowBytes + (chunk ^ (token & 7)) * 16);
+    load_matrix_x4_transposed(raw, swizzled_address(v, step * kMmaDepth + token, chunk, token & 7));
 #pragma unroll
     for (int further = 0; further < 2; ++further) {
       float factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
-        float const t = float(step * kProductDepth + 8 * further + e + 2 * (lane() & 3));
+        float const t = float(step * kMmaDepth + 8 * further + e + 2 * (lane() & 3));
         factor[e] = scale * exp2_approximate(fminf(fmaf(-log2_gamma, t, last), 0.0f));
       }
 #pragma unroll
@@ -206,19 +205,19 @@ struct StateWarpgroup : ChunkWalk<T> {
   __device__ __forceinline__ void store_output(Rounded const& rounded, int index) const {
     uint32_t const tile = this->smem + T::kOutOffset + group() * T::kBlockBytes;
     bool const stores = thread_index() % kWarpgroupThreads == 0;
-    if (stores) wait_boxes_read();
-    warpgroup_barrier(1 + group());
+    if (stores) tma_store_wait_read();
+    named_barrier(1 + group(), kWarpgroupThreads);
     int const token = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
-    uint32_t const place = tile + token * kSwizzleRowBytes + (chunk ^ (token & 7)) * 16;
+    uint32_t const place = swizzled_address(tile, token, chunk, token & 7);
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; g += 2) {
       uint32_t const tiles[4] = {rounded[2 * g], rounded[2 * g + 1], rounded[2 * g + 2], rounded[2 * g + 3]};
       store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, tiles);
     }
-    publish_stores();
-    warpgroup_barrier(1 + group());
+    fence_view_async_shared();
+    named_barrier(1 + group(), kWarpgroupThreads);
     if (stores) {
-      store_box(arguments.o.map, tile, first_column(), this->row(index), head * arguments.o.head_step,
+      tma_store(arguments.o.descriptor, tile, first_column(), this->row(index), head * arguments.o.head_step,
                 batch * arguments.o.batch_step);
     }
   }
@@ -238,50 +237,50 @@ struct StateWarpgroup : ChunkWalk<T> {
     Rounded rounded;
     begin_chunk(packed);
     for (int index = 0; index < count; ++index) {
-      int const stage = stage_of(index), parity = parity_of(index), length = this->length(index);
-      wait(this->q_full(stage), parity);
+      int const stage = Ring::stage(index), length = this->length(index);
+      this->q_ring().consumer_wait(index);
 #pragma unroll
       for (int part = 0; part < T::kParts; ++part) {
         if (part > 1) {
-          wait_products<1>();
-          products_read(packed[part % 2]);
+          cute::warpgroup_wait<1>();
+          fence_operands(packed[part % 2]);
           pack_part(packed[part % 2], part);
         }
         issue_part(packed[part % 2], part, stage);
         if (part == 1 && index > 0) store_output(rounded, index - 1);
       }
-      wait_products<1>();
-      products_read(packed[0]);
+      cute::warpgroup_wait<1>();
+      fence_operands(packed[0]);
       float const scale = arguments.pass.scale * weight;
       scale_state(decay(length));
-      wait(this->v_full(stage), parity);
-      wait(this->k_full(stage), parity);
+      this->v_ring().consumer_wait(index);
+      this->k_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         prepare_tokens(tokens + 4 * step, stage, length, step);
         issue_update(tokens + 4 * step, stage, step);
       }
-      wait_products<kSteps>();
-      products_read(packed[1]);
-      products_written(out);
-      release(this->q_free(stage));
+      cute::warpgroup_wait<kSteps>();
+      fence_operands(packed[1]);
+      fence_accumulators(out);
+      warp_release(this->q_ring().empty(stage));
       scale_output(scale);
-      wait(this->scores_full(index), this->scores_parity(index));
+      this->scores_ring().consumer_wait(index);
       issue_scores(stage, index);
-      wait_products<1>();
-      products_read(tokens);
-      products_written(state);
-      release(this->k_free(stage));
+      cute::warpgroup_wait<1>();
+      fence_operands(tokens);
+      fence_accumulators(state);
+      warp_release(this->k_ring().empty(stage));
       begin_chunk(packed);
-      wait_products<0>();
-      products_written(out);
-      release(this->v_free(stage));
-      release(this->scores_free(index));
+      cute::warpgroup_wait<0>();
+      fence_accumulators(out);
+      warp_release(this->v_ring().empty(stage));
+      warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
       pack_output(rounded);
     }
     store_output(rounded, count - 1);
     store_state();
-    if (thread_index() % kWarpgroupThreads == 0) wait_boxes_read();
+    if (thread_index() % kWarpgroupThreads == 0) tma_store_wait_read();
   }
   // Without outputs, the next chunk's tokens are prepared while this one's are multiplied.
   __device__ __forceinline__ void run_states() {
@@ -289,25 +288,25 @@ struct StateWarpgroup : ChunkWalk<T> {
     Tokens tokens, next;
     float taken = take_tokens(next, 0);
     for (int index = 0; index < count; ++index) {
-      int const stage = stage_of(index);
+      int const stage = Ring::stage(index);
 #pragma unroll
       for (int i = 0; i < 16; ++i) tokens[i] = next[i];
       scale_state(taken);
-      wait(this->k_full(stage), parity_of(index));
+      this->k_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
       if (index + 1 < count) taken = take_tokens(next, index + 1);
-      wait_products<0>();
-      products_read(tokens);
-      products_written(state);
-      release(this->k_free(stage));
+      cute::warpgroup_wait<0>();
+      fence_operands(tokens);
+      fence_accumulators(state);
+      warp_release(this->k_ring().empty(stage));
     }
     store_state();
   }
   __device__ __forceinline__ float take_tokens(Tokens& tokens, int index) {
-    int const stage = stage_of(index), length = this->length(index);
+    int const stage = Ring::stage(index), length = this->length(index);
     float const taken = decay(length);
-    wait(this->v_full(stage), parity_of(index));
+    this->v_ring().consumer_wait(index);
     uint32_t seen = 0;  // something of every load
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -315,7 +314,7 @@ struct StateWarpgroup : ChunkWalk<T> {
       seen |= tokens[4 * step];
     }
     __syncwarp();
-    if (lane() == 0) arrive_after(seen, this->v_free(stage));
+    if (lane() == 0) arrive_after(seen, this->v_ring().empty(stage));
     return taken;
   }
 };
@@ -324,24 +323,23 @@ template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
     retention_chunks_wgmma(ChunkSm90Arguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
-  uint32_t const start = uint32_t(__cvta_generic_to_shared(smem_bytes));
-  uint32_t const smem = (start + T::kAlignment - 1) / T::kAlignment * T::kAlignment;
+  uint32_t const smem = aligned_shared(smem_bytes);
   if (threadIdx.x == 0) {
-    prefetch_map(arguments.k.map);
-    prefetch_map(arguments.v.map);
+    prefetch_descriptor(arguments.k.descriptor);
+    prefetch_descriptor(arguments.v.descriptor);
     if constexpr (!T::kStatesOnly) {
-      prefetch_map(arguments.q.map);
-      prefetch_map(arguments.o.map);
+      prefetch_descriptor(arguments.q.descriptor);
+      prefetch_descriptor(arguments.o.descriptor);
     }
-    ChunkWalk<T>(arguments, smem, int(blockIdx.x)).initialise_barriers();
+    ChunkWalk<T>(arguments, smem, int(blockIdx.x)).init_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
-    if constexpr (T::kMovesRegisters) give_registers<T::kScoreRegisters>();
+    if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<T::kScoreRegisters>();
     ScoreWarpgroup<T> warpgroup(arguments, smem, int(blockIdx.x));
     warpgroup.run();
   } else {
-    if constexpr (T::kMovesRegisters) take_registers<T::kStateRegisters>();
+    if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<T::kStateRegisters>();
     StateWarpgroup<T> warpgroup(arguments, smem, int(blockIdx.x));
     if constexpr (T::kStatesOnly) {
       warpgroup.run_states();

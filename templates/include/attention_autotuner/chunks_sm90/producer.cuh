@@ -19,7 +19,7 @@
 namespace attention_autotuner {
 
 struct ChunkSm90Arguments {
-  MappedTensor q, k, v, o;
+  TmaTensor q, k, v, o;
   ChunkArguments pass;
 };
 
@@ -61,48 +61,36 @@ struct ChunkWalk {
 
   // --- stages --------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ static int stage_of(int index) { return index % T::kStages; }
-  __device__ __forceinline__ static int parity_of(int index) { return index / T::kStages & 1; }
   __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kStageBytes; }
   __device__ __forceinline__ uint32_t k_tile(int stage) const { return q_tile(stage) + T::kQBytes; }
   __device__ __forceinline__ uint32_t v_tile(int stage) const { return k_tile(stage) + T::kKBytes; }
   __device__ __forceinline__ uint32_t scores_tile(int index) const {
     return smem + T::kScoresOffset + index % T::kScoreStages * T::kBlockBytes;
   }
-  __device__ __forceinline__ static int scores_parity(int index) { return index / T::kScoreStages & 1; }
 
+  // Those of Q, K and V, stage after stage, then those of the scores.
+  using Ring = BarrierRing<T::kStages, 3>;
+  using ScoresRing = BarrierRing<T::kScoreStages>;
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
-  __device__ __forceinline__ uint32_t q_full(int stage) const { return barrier(6 * stage); }
-  __device__ __forceinline__ uint32_t q_free(int stage) const { return barrier(6 * stage + 1); }
-  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(6 * stage + 2); }
-  __device__ __forceinline__ uint32_t k_free(int stage) const { return barrier(6 * stage + 3); }
-  __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(6 * stage + 4); }
-  __device__ __forceinline__ uint32_t v_free(int stage) const { return barrier(6 * stage + 5); }
-  __device__ __forceinline__ uint32_t scores_full(int index) const {
-    return barrier(6 * T::kStages + 2 * (index % T::kScoreStages));
-  }
-  __device__ __forceinline__ uint32_t scores_free(int index) const { return scores_full(index) + 8; }
+  __device__ __forceinline__ Ring q_ring() const { return {barrier(0)}; }
+  __device__ __forceinline__ Ring k_ring() const { return {barrier(2)}; }
+  __device__ __forceinline__ Ring v_ring() const { return {barrier(4)}; }
+  __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier(6 * T::kStages)}; }
 
-  __device__ __forceinline__ void initialise_barriers() const {
+  __device__ __forceinline__ void init_barriers() const {
     constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
 #pragma unroll
     for (int stage = 0; stage < T::kStages; ++stage) {
-      initialise_barrier(q_full(stage), 1);
-      initialise_barrier(q_free(stage), kReaders + kMore);
-      initialise_barrier(k_full(stage), 1);
-      initialise_barrier(k_free(stage), kReaders + kMore);
-      initialise_barrier(v_full(stage), 1);
-      initialise_barrier(v_free(stage), kReaders);
+      q_ring().init(stage, 1, kReaders + kMore);
+      k_ring().init(stage, 1, kReaders + kMore);
+      v_ring().init(stage, 1, kReaders);
     }
 #pragma unroll
-    for (int stage = 0; stage < T::kScoreStages; ++stage) {
-      initialise_barrier(scores_full(stage), 4);
-      initialise_barrier(scores_free(stage), kReaders);
-    }
-    publish_barriers();
+    for (int stage = 0; stage < T::kScoreStages; ++stage) scores_ring().init(stage, 4, kReaders);
+    fence_barrier_init();
   }
   // Once this warp has done with what the barrier guards.
-  __device__ __forceinline__ static void release(uint32_t barrier) {
+  __device__ __forceinline__ static void warp_release(uint32_t barrier) {
     __syncwarp();
     if (lane() == 0) arrive(barrier);
   }
@@ -119,23 +107,23 @@ struct ScoreWarpgroup : ChunkWalk<T> {
   using Base::count;
   using Base::head;
   using Base::lane;
-  using Base::parity_of;
-  using Base::stage_of;
   using Base::warp;
+  using typename Base::Ring;
+  using typename Base::ScoresRing;
 
   // One thread: brings a chunk, as what was in its stage is done with.
   __device__ __forceinline__ void load(int index) const {
-    int const stage = stage_of(index), freed = parity_of(index) ^ 1, row = this->row(index);
+    int const stage = Ring::stage(index), row = this->row(index);
     int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
     auto const& [q, k, v, o, pass] = arguments;
     if constexpr (!T::kStatesOnly) {
-      wait(this->q_free(stage), freed);
-      fetch_tile<T::kChunk, T::kDepth>(this->q_tile(stage), q, this->q_full(stage), row, 0, head, batch);
+      this->q_ring().producer_acquire(index);
+      fill_stage<T::kChunk, T::kDepth>(this->q_tile(stage), q, this->q_ring().full(stage), row, 0, head, batch);
     }
-    wait(this->k_free(stage), freed);
-    fetch_tile<T::kChunk, T::kDepth>(this->k_tile(stage), k, this->k_full(stage), row, 0, kv_head, batch);
-    wait(this->v_free(stage), freed);
-    fetch_tile<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_full(stage), row, column, kv_head, batch);
+    this->k_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kDepth>(this->k_tile(stage), k, this->k_ring().full(stage), row, 0, kv_head, batch);
+    this->v_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_ring().full(stage), row, column, kv_head, batch);
   }
 
   // Puts scores, scaled and decayed, where all find them: 0 where the row does not see the column. Rounded once, at the
@@ -150,26 +138,26 @@ struct ScoreWarpgroup : ChunkWalk<T> {
       for (int i = 0; i < 4; ++i) {
         int const column = g + i / 2, half = i % 2, distance = first + 8 * (half - column);
         float const* const pair = s + 4 * column + 2 * half;
-        packed[i] = pack_pair<Element>(weigh(pair[0], distance), weigh(pair[1], distance - 1));
+        packed[i] = pack_pair<Element>(apply_score_mod(pair[0], distance), apply_score_mod(pair[1], distance - 1));
       }
-      store_matrix_x4(tile + here * kSwizzleRowBytes + ((g + lane() / 16) ^ (here & 7)) * 16, packed);
+      store_matrix_x4(swizzled_address(tile, here, g + lane() / 16, here & 7), packed);
     }
   }
-  __device__ __forceinline__ float weigh(float score, int distance) const {
+  __device__ __forceinline__ float apply_score_mod(float score, int distance) const {
     return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
   }
   __device__ __forceinline__ void multiply(float (&s)[32], int stage) const {
-    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
-    begin_products();
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
-      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kProductDepth * 2;
-      multiply_tiles<Element>(s, describe_tile(this->q_tile(stage) + offset, 0),
-                              describe_tile(this->k_tile(stage) + offset, 0), step > 0);
+    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
+      gemm_ss<Element>(s, make_smem_desc(this->q_tile(stage) + offset, 0),
+                       make_smem_desc(this->k_tile(stage) + offset, 0), step > 0);
     }
-    commit_products();
-    wait_products<0>();
-    products_written(s);
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    fence_accumulators(s);
   }
 
   __device__ __forceinline__ void run() const {
@@ -185,17 +173,17 @@ struct ScoreWarpgroup : ChunkWalk<T> {
     }
     __syncwarp();
     for (int index = 0; index < count; ++index) {
-      int const stage = stage_of(index);
-      wait(this->q_full(stage), parity_of(index));
-      wait(this->k_full(stage), parity_of(index));
+      int const stage = Ring::stage(index);
+      this->q_ring().consumer_wait(index);
+      this->k_ring().consumer_wait(index);
       float s[32];
       multiply(s, stage);
-      this->release(this->q_free(stage));
-      this->release(this->k_free(stage));
-      wait(this->scores_free(index), this->scores_parity(index) ^ 1);
+      this->warp_release(this->q_ring().empty(stage));
+      this->warp_release(this->k_ring().empty(stage));
+      this->scores_ring().producer_acquire(index);
       store_scores(s, this->scores_tile(index));
-      publish_stores();
-      this->release(this->scores_full(index));
+      fence_view_async_shared();
+      this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
       int const next = index - 1 + T::kStages;
       if (loads && index > 0 && next < count) load(next);
       __syncwarp();

@@ -20,7 +20,7 @@ using EncodeTiledMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_
                                     CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 // What makes maps.
-struct MapMaker {
+struct TmaDescriptors {
   static inline std::atomic<EncodeTiledMap> encode;
   [[maybe_unused]] static constexpr int kCudaWithMaps = 12000;
 
@@ -47,7 +47,7 @@ struct MapMaker {
 
   // A map of a tensor whose boxes are 64 columns by `box_rows`. CUDA copies the bytes of a map, whatever they say.
   template <typename Element>
-  static bool make(MappedTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int rows, int heads,
+  static bool make(TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int rows, int heads,
                    int batch, int box_rows) {
     constexpr auto kType =
         std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -59,7 +59,7 @@ struct MapMaker {
     cuuint64_t const strides[3] = {bytes(rows > 1, tensor.stride_row), bytes(mapped.head_step, tensor.stride_head),
                                    bytes(mapped.batch_step, tensor.stride_batch)};
     cuuint32_t const box[4] = {cuuint32_t(kSwizzleColumns), cuuint32_t(box_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-    return encode.load(std::memory_order_relaxed)(&mapped.map, kType, 4, tensor.data, sizes, strides, box, steps,
+    return encode.load(std::memory_order_relaxed)(&mapped.descriptor, kType, 4, tensor.data, sizes, strides, box, steps,
                                                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

@@ -46,7 +46,7 @@ struct BackwardSm90Entry {
   static int32_t prepare(int32_t device) {
     if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
     int resident = 0, count = 0, driver = 0;
-    int32_t status = MapMaker::prepare(device);
+    int32_t status = TmaDescriptors::prepare(device);
     if (status == ATTENTION_AUTOTUNER_OK) {
       status = for_each_pass([device](auto kernel, auto traits) {
         using T = decltype(traits);
@@ -130,16 +130,16 @@ struct BackwardSm90Entry {
     Params const& p;
     bool made = true;
 
-    void q(MappedTensor& mapped, int rows) { add(mapped, p.q, p.dim_qk, p.seqlen_q, p.heads_q, rows); }
-    void k(MappedTensor& mapped, int rows) { add(mapped, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, rows); }
-    void v(MappedTensor& mapped, int rows) { add(mapped, p.v, p.dim_v, p.seqlen_k, p.heads_kv, rows); }
-    void dout(MappedTensor& mapped, int rows) { add(mapped, p.dout, p.dim_v, p.seqlen_q, p.heads_q, rows); }
-    void mask(MappedTensor& mapped, int rows) {
-      made = made && MapMaker::make<Element>(mapped, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, rows);
+    void q(TmaTensor& mapped, int rows) { add(mapped, p.q, p.dim_qk, p.seqlen_q, p.heads_q, rows); }
+    void k(TmaTensor& mapped, int rows) { add(mapped, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, rows); }
+    void v(TmaTensor& mapped, int rows) { add(mapped, p.v, p.dim_v, p.seqlen_k, p.heads_kv, rows); }
+    void dout(TmaTensor& mapped, int rows) { add(mapped, p.dout, p.dim_v, p.seqlen_q, p.heads_q, rows); }
+    void mask(TmaTensor& mapped, int rows) {
+      made = made && TmaDescriptors::make<Element>(mapped, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, rows);
     }
-    void add(MappedTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
+    void add(TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
              int rows) {
-      made = made && MapMaker::make<Element>(mapped, tensor, columns, length, heads, p.batch, rows);
+      made = made && TmaDescriptors::make<Element>(mapped, tensor, columns, length, heads, p.batch, rows);
     }
   };
 

@@ -35,22 +35,20 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   using Base::arguments;
   using Base::Base;
   using Base::done;
-  using Base::mask_free;
-  using Base::mask_full;
+  using Base::mask_ring;
   using Base::smem;
   using Base::steps;
   using Base::tile;
   using Base::walk;
   using Base::walks;
-  using Base::x_free;
-  using Base::x_full;
-  using Base::y_free;
-  using Base::y_full;
-  using Base::z_free;
-  using Base::z_full;
+  using Base::x_ring;
+  using Base::y_ring;
+  using Base::z_ring;
+  using typename Base::Ring;
+  using typename Base::YRing;
 
   float result[T::kColumns / 2], s[T::kBlockColumns / 2];
-  uint32_t weights[T::kBlockColumns / 4];
+  uint32_t p[T::kBlockColumns / 4];  // the weights, rounded
   uint32_t x[T::kKeepsX ? T::kDepth / 4 : 1];
   float factor[2];  // of this lane's rows, where they are queries
   int part;         // of Y, the next to be multiplied
@@ -61,68 +59,68 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   __device__ __forceinline__ void take_x() {
     if constexpr (T::kKeepsX) {
       int const matrix = lane_index() / 8, within = lane_index() % 8;
-      int const row = group_row() / 16 * 16 + 8 * (matrix % 2) + within;
+      int const row = consumer_row() / 16 * 16 + 8 * (matrix % 2) + within;
       uint32_t seen = 0;
 #pragma unroll
-      for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
+      for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
         int const chunk = 2 * step + matrix / 2;
         uint32_t words[4];
-        load_matrix_x4(words,
-                       smem + (chunk / 8 * T::kBlockRows + row) * kSwizzleRowBytes + ((chunk % 8) ^ within) * 16);
+        load_matrix_x4(words, swizzled_address<T::kBlockRows>(smem, row, chunk, within));
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[4 * step + i] = words[i];
         seen |= words[0];
       }
       __syncwarp();
-      if (lane_index() == 0) arrive_after(seen, x_free());
+      if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
     }
   }
   // S = X Y^T. Parts of Y but the last are released as they are done with.
   __device__ __forceinline__ void issue_scores() {
-    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     constexpr int kPartBlocks = T::kPartDepth / kSwizzleColumns;
-    // Told anew each time, lest the compiler keep every place in X in registers.
-    uint32_t first = smem + group_index() * kWarpgroupRows * kSwizzleRowBytes;
+    // Hides where the address comes from, so that descriptors are computed where they are used and not kept in
+    // registers.
+    uint32_t first = smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes;
     asm volatile("" : "+r"(first));
-    uint64_t const rows = describe_tile(first, 0);
+    uint64_t const rows = make_smem_desc(first, 0);
 #pragma unroll
     for (int i = 0; i < T::kParts; ++i, ++part) {
-      int const slot = part % T::kPartSlots;
-      wait(y_full(slot), part / T::kPartSlots & 1);
-      uint64_t const y = describe_tile(smem + T::kYOffset + slot * T::kYBytes, 0);
-      begin_products();
+      int const slot = YRing::stage(part);
+      y_ring().consumer_wait(part);
+      uint64_t const y = make_smem_desc(smem + T::kYOffset + slot * T::kYBytes, 0);
+      cute::warpgroup_arrive();
 #pragma unroll
-      for (int step = 0; step < T::kPartDepth / kProductDepth; ++step) {
-        int const block = step / kBlockSteps, within = step % kBlockSteps * kProductDepth * 2;
-        uint64_t const here = advance(y, block * T::kBlockColumns * kSwizzleRowBytes + within);
+      for (int step = 0; step < T::kPartDepth / kMmaDepth; ++step) {
+        int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+        uint64_t const here = advance_desc(y, block * T::kBlockColumns * kSwizzleRowBytes + within);
         if constexpr (T::kKeepsX) {
-          multiply_kept<Element>(s, x + 4 * step, here, step > 0);
+          gemm_rs<Element, Major::K>(s, x + 4 * step, here, step > 0);
         } else {
           int const ahead = (i * kPartBlocks + block) * T::kBlockRows * kSwizzleRowBytes + within;
-          multiply_tiles<Element>(s, advance(rows, ahead), here, i + step > 0);
+          gemm_ss<Element>(s, advance_desc(rows, ahead), here, i + step > 0);
         }
       }
-      commit_products();
+      cute::warpgroup_commit_batch();
       if (i > 0) {
-        wait_products<1>();
-        release(y_free((part - 1) % T::kPartSlots));
+        cute::warpgroup_wait<1>();
+        consumer_release(y_ring().empty(YRing::stage(part - 1)));
       }
     }
   }
   __device__ __forceinline__ void issue_result(int stage) {
-    uint64_t const z = describe_tile(smem + T::kZOffset + stage * T::kZBytes, T::kBlockColumns * kSwizzleRowBytes);
-    begin_products();
+    uint64_t const z = make_smem_desc(smem + T::kZOffset + stage * T::kZBytes, T::kBlockColumns * kSwizzleRowBytes);
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kBlockColumns / kProductDepth; ++step) {
-      multiply_registers<Element>(result, weights + 4 * step, advance(z, step * kProductDepth * kSwizzleRowBytes));
+    for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
+      gemm_rs<Element, Major::MN>(result, p + 4 * step, advance_desc(z, step * kMmaDepth * kSwizzleRowBytes), true);
     }
-    commit_products();
+    cute::warpgroup_commit_batch();
   }
 
   // --- weights -------------------------------------------------------------------------------------------------------
 
   template <bool Signs, bool Hides>
-  __device__ __forceinline__ void weigh(MaskRows<T>& mask, int stage) {
+  __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, int stage) {
     uint32_t const factors = smem + T::kFactorOffset + stage * T::kFactorBytes + 8 * (lane_index() & 3);
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kBlockColumns / 16; ++sixteen) {
@@ -142,34 +140,34 @@ struct PassSm90Consumer : PassSm90Stages<T> {
           float2 const m = unpack_pair<Element>(words[2 * eight + half]);
           float& low = s[4 * g + 2 * half];
           float& high = s[4 * g + 2 * half + 1];
-          low = weight_of<Signs>(low, m.x, f.x);
-          high = weight_of<Signs>(high, m.y, f.y);
+          low = modified_score<Signs>(low, m.x, f.x);
+          high = modified_score<Signs>(high, m.y, f.y);
         }
       }
     }
   }
   // With a tile's scores complete, the last of a walk perhaps: weighs them.
   __device__ __forceinline__ void take_scores(int index, bool last, bool signs, Cursor const& now) {
-    products_written(s);
-    release(y_free((part - 1) % T::kPartSlots));
-    if (!T::kKeepsX && last) release(x_free());
-    int const at = done + index, stage = at % T::kStages, row = group_row() / 16 * 16;
+    fence_accumulators(s);
+    consumer_release(y_ring().empty(YRing::stage(part - 1)));
+    if (!T::kKeepsX && last) consumer_release(x_ring().empty(0));
+    int const at = done + index, stage = Ring::stage(at), row = consumer_row() / 16 * 16;
     MaskRows<T> mask(arguments.common.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
                      tile.row_block * T::kBlockRows + row, now.tile * T::kBlockColumns);
-    wait(mask_full(stage), at / T::kStages & 1);
+    mask_ring().consumer_wait(at);
     if (signs) {
-      weigh<true, true>(mask, stage);
+      apply_score_mod<true, true>(mask, stage);
     } else if (mask.hides) {
-      weigh<false, true>(mask, stage);
+      apply_score_mod<false, true>(mask, stage);
     } else {
-      weigh<false, false>(mask, stage);
+      apply_score_mod<false, false>(mask, stage);
     }
-    mask.release(mask_free(stage));
+    mask.release(mask_ring().empty(stage));
   }
   // With no product under way: makes them the operand of the next.
-  __device__ __forceinline__ void pack_weights() {
+  __device__ __forceinline__ void pack_p() {
 #pragma unroll
-    for (int i = 0; i < T::kBlockColumns / 4; ++i) weights[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < T::kBlockColumns / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
   }
 
   // --- the pass ------------------------------------------------------------------------------------------------------
@@ -180,7 +178,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       auto const& common = arguments.common;
       float const* const factors = (signs ? common.shift : common.base) +
                                    common.statistics_offset(tile.batch, tile.head) + tile.row_block * T::kBlockRows +
-                                   group_row();
+                                   consumer_row();
 #pragma unroll
       for (int half = 0; half < 2; ++half) factor[half] = factors[8 * half] * (signs ? arguments.turn : 1.0f);
     }
@@ -193,47 +191,47 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     Cursor now = walk.begin();
     part = done * T::kParts;
     take_factors(false);
-    wait(x_full(), walks & 1);
+    x_ring().consumer_wait(walks);
     take_x();
     issue_scores();
-    wait_products<0>();
+    cute::warpgroup_wait<0>();
     take_scores(0, steps == 1, false, now);
-    pack_weights();
+    pack_p();
     for (int index = 1; index < total; ++index) {
-      int const before = done + index - 1, stage = before % T::kStages;
+      int const before = done + index - 1, stage = Ring::stage(before);
       bool const signs = index >= steps;
       walk.next(now);
       if (index == steps) {
         now = walk.begin();
         take_factors(true);
-        wait(x_full(), (walks + 1) & 1);
+        x_ring().consumer_wait(walks + 1);
         take_x();
       }
-      if constexpr (T::kTurns) take_turn();
+      if constexpr (T::kTurns) ping_pong_wait();
       issue_scores();
-      wait(z_full(stage), before / T::kStages & 1);
+      z_ring().consumer_wait(before);
       issue_result(stage);
-      if constexpr (T::kTurns) pass_turn<T::kWarpgroups>();
+      if constexpr (T::kTurns) ping_pong_pass<T::kWarpgroups>();
       bool const last = index + 1 == steps || index + 1 == total;
-      wait_products<1>();
+      cute::warpgroup_wait<1>();
       take_scores(index, last, signs, now);
-      wait_products<0>();
-      products_written(result);
-      release(z_free(stage));
-      pack_weights();
+      cute::warpgroup_wait<0>();
+      fence_accumulators(result);
+      consumer_release(z_ring().empty(stage));
+      pack_p();
     }
-    int const last = done + total - 1, stage = last % T::kStages;
-    wait(z_full(stage), last / T::kStages & 1);
+    int const last = done + total - 1, stage = Ring::stage(last);
+    z_ring().consumer_wait(last);
     issue_result(stage);
-    wait_products<0>();
-    products_written(result);
-    release(z_free(stage));
+    cute::warpgroup_wait<0>();
+    fence_accumulators(result);
+    consumer_release(z_ring().empty(stage));
   }
 
   __device__ __forceinline__ void write() const {
     auto const& common = arguments.common;
     auto const& params = common.params;
-    int const row = tile.row_block * T::kBlockRows + group_row(), column = tile.value_slice * T::kColumns;
+    int const row = tile.row_block * T::kBlockRows + consumer_row(), column = tile.value_slice * T::kColumns;
     if constexpr (T::kByQueries) {
       write_result<Element>(result, common, params.dq, nullptr, T::kResultClass, params.dim_qk, params.scale,
                             tile.batch, tile.head, 0, params.seqlen_q, row, column);
@@ -247,8 +245,13 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   }
 };
 
-// CTAs stay, and take every so many'th tile; every other time in reverse, lest the same one has the longer each time.
-// The first of them have one more where tiles are not shared out evenly.
+template <typename Work>
+struct Role {
+  using Type = Work;
+};
+
+// CTAs are persistent: each takes a tile of every round, the rounds in alternating direction, so that the longer tiles
+// fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
 //
 // The passes do not wait for each other: each starts as CTAs of the one before end. The first waits for the factors,
 // and all end in order, so that who waits for the last has waited for all.
@@ -257,7 +260,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     retnet_backward_wgmma(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
-  if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.initialise_barriers();
+  if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.init_barriers();
   __syncthreads();
   // All roles walk the same tiles, and count what they have used of stages.
   auto each_tile = [&](auto role, auto&& use) {
@@ -267,7 +270,7 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     for (int first = 0; first < list.tiles; first += ctas, place = ctas - 1 - place) {
       if (first + place >= list.tiles) continue;
       TileCoordinates const tile = tile_coordinates<T::kHeadsFirst, T::kSlices, true>(first + place, list);
-      typename decltype(role)::type work(arguments, smem, tile, list, done, walks);
+      typename decltype(role)::Type work(arguments, smem, tile, list, done, walks);
       use(work);
       if (work.steps > 0) {
         done += arguments.walks * work.steps;
@@ -276,26 +279,26 @@ __global__ void __launch_bounds__(T::kThreads, 1)
     }
   };
   constexpr bool kFirst = T::kResult == Result::kDq;
-  if (!kFirst && threadIdx.x == 0) launch_dependents();
+  if (!kFirst && threadIdx.x == 0) launch_dependent_grids();
   if (threadIdx.x < kWarpgroupThreads) {
-    give_registers<T::kProducerRegisters>();
-    std::enable_if<true, PassSm90Stages<T>> loads;
+    cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
+    Role<PassSm90Stages<T>> loads;
     if (threadIdx.x == 0) each_tile(loads, [](auto const& work) { work.load_scores(); });
     if (threadIdx.x / 32 == 1) each_tile(loads, [](auto const& work) { work.load_masks(); });
     if (threadIdx.x == 64) each_tile(loads, [](auto const& work) { work.load_others(); });
   } else {
-    take_registers<T::kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
     if (kFirst) {
-      wait_for_grids_ahead();
-      launch_dependents();
+      wait_on_dependent_grids();
+      launch_dependent_grids();
     }
-    if constexpr (T::kTurns) begin_turns<T::kWarpgroups>();
-    each_tile(std::enable_if<true, PassSm90Consumer<T>>{}, [](auto& work) {
+    if constexpr (T::kTurns) ping_pong_begin<T::kWarpgroups>();
+    each_tile(Role<PassSm90Consumer<T>>{}, [](auto& work) {
       work.multiply();
       work.write();
     });
-    if constexpr (T::kTurns) end_turns();
-    if (!kFirst) wait_for_grids_ahead();
+    if constexpr (T::kTurns) ping_pong_end();
+    if (!kFirst) wait_on_dependent_grids();
   }
 }
 

@@ -12,41 +12,35 @@
 namespace attention_autotuner {
 
 struct PassSm90Arguments {
-  MappedTensor x[2], y[2], z, mask;  // x and y of each walk
+  TmaTensor x[2], y[2], z, mask;  // x and y of each walk
   BackwardArguments<attention_autotuner_retnet_backward_params> common;
   int walks;
   float turn;  // the sign of scale
 };
 
-// Full and free of each, turn about.
+// Those of X, of the slots of Y's parts, then of Z and the mask, stage after stage.
 template <typename T>
 struct PassSm90Barriers {
+  using XRing = BarrierRing<1>;
+  using YRing = BarrierRing<T::kPartSlots>;
+  using Ring = BarrierRing<T::kStages, 2>;
+
   uint32_t const smem;
 
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
-  __device__ __forceinline__ uint32_t x_full() const { return barrier(0); }
-  __device__ __forceinline__ uint32_t x_free() const { return barrier(1); }
-  __device__ __forceinline__ uint32_t y_full(int slot) const { return barrier(2 + 2 * slot); }
-  __device__ __forceinline__ uint32_t y_free(int slot) const { return barrier(3 + 2 * slot); }
-  __device__ __forceinline__ uint32_t z_full(int stage) const { return barrier(2 + 2 * T::kPartSlots + 4 * stage); }
-  __device__ __forceinline__ uint32_t z_free(int stage) const { return barrier(3 + 2 * T::kPartSlots + 4 * stage); }
-  __device__ __forceinline__ uint32_t mask_full(int stage) const { return barrier(4 + 2 * T::kPartSlots + 4 * stage); }
-  __device__ __forceinline__ uint32_t mask_free(int stage) const { return barrier(5 + 2 * T::kPartSlots + 4 * stage); }
+  __device__ __forceinline__ XRing x_ring() const { return {barrier(0)}; }
+  __device__ __forceinline__ YRing y_ring() const { return {barrier(2)}; }
+  __device__ __forceinline__ Ring z_ring() const { return {barrier(2 + 2 * T::kPartSlots)}; }
+  __device__ __forceinline__ Ring mask_ring() const { return {barrier(4 + 2 * T::kPartSlots)}; }
 
-  __device__ __forceinline__ void initialise_barriers() const {
-    initialise_barrier(x_full(), 1);
-    initialise_barrier(x_free(), T::kKeepsX ? 4 * T::kWarpgroups : T::kWarpgroups);
-    for (int slot = 0; slot < T::kPartSlots; ++slot) {
-      initialise_barrier(y_full(slot), 1);
-      initialise_barrier(y_free(slot), T::kWarpgroups);
-    }
+  __device__ __forceinline__ void init_barriers() const {
+    x_ring().init(0, 1, T::kKeepsX ? 4 * T::kWarpgroups : T::kWarpgroups);
+    for (int slot = 0; slot < T::kPartSlots; ++slot) y_ring().init(slot, 1, T::kWarpgroups);
     for (int stage = 0; stage < T::kStages; ++stage) {
-      initialise_barrier(z_full(stage), 1);
-      initialise_barrier(z_free(stage), T::kWarpgroups);
-      initialise_barrier(mask_full(stage), kWarpArrivals);
-      initialise_barrier(mask_free(stage), 4 * T::kWarpgroups * kWarpArrivals);
+      z_ring().init(stage, 1, T::kWarpgroups);
+      mask_ring().init(stage, kWarpArrivals, 4 * T::kWarpgroups * kWarpArrivals);
     }
-    publish_barriers();
+    fence_barrier_init();
   }
 };
 
@@ -54,15 +48,13 @@ struct PassSm90Barriers {
 template <typename T>
 struct PassSm90Stages : PassSm90Barriers<T> {
   using Barriers = PassSm90Barriers<T>;
-  using Barriers::mask_free;
-  using Barriers::mask_full;
+  using Barriers::mask_ring;
   using Barriers::smem;
-  using Barriers::x_free;
-  using Barriers::x_full;
-  using Barriers::y_free;
-  using Barriers::y_full;
-  using Barriers::z_free;
-  using Barriers::z_full;
+  using Barriers::x_ring;
+  using Barriers::y_ring;
+  using Barriers::z_ring;
+  using typename Barriers::Ring;
+  using typename Barriers::YRing;
 
   PassSm90Arguments const& arguments;
   TileCoordinates const tile;
@@ -98,18 +90,18 @@ struct PassSm90Stages : PassSm90Barriers<T> {
     int const row = tile.row_block * T::kBlockRows;
     int part = done * T::kParts;
     for (int pass = 0; pass < arguments.walks && steps > 0; ++pass) {
-      wait(x_free(), (walks + pass & 1) ^ 1);
-      fetch_tile<T::kBlockRows, T::kDepth>(smem, arguments.x[pass], x_full(), row, 0,
+      x_ring().producer_acquire(walks + pass);
+      fill_stage<T::kBlockRows, T::kDepth>(smem, arguments.x[pass], x_ring().full(0), row, 0,
                                            T::kByQueries ? tile.head : kv_head, tile.batch);
       Cursor now = walk.begin();
       for (int step = 0; step < steps; ++step, walk.next(now)) {
 #pragma unroll 1
         for (int i = 0; i < T::kParts; ++i, ++part) {
-          int const slot = part % T::kPartSlots;
-          wait(y_free(slot), (part / T::kPartSlots & 1) ^ 1);
-          fetch_tile<T::kBlockColumns, T::kPartDepth>(smem + T::kYOffset + slot * T::kYBytes, arguments.y[pass],
-                                                      y_full(slot), now.tile * T::kBlockColumns, i * T::kPartDepth,
-                                                      head_of(now), tile.batch);
+          int const slot = YRing::stage(part);
+          y_ring().producer_acquire(part);
+          fill_stage<T::kBlockColumns, T::kPartDepth>(smem + T::kYOffset + slot * T::kYBytes, arguments.y[pass],
+                                                      y_ring().full(slot), now.tile * T::kBlockColumns,
+                                                      i * T::kPartDepth, head_of(now), tile.batch);
         }
       }
     }
@@ -122,15 +114,17 @@ struct PassSm90Stages : PassSm90Barriers<T> {
     Cursor now = walk.begin();
     for (int index = 0; index < total; ++index, walk.next(now)) {
       if (index == steps) now = walk.begin();
-      int const at = done + index, stage = at % T::kStages, other = now.tile * T::kBlockColumns;
+      int const at = done + index, stage = Ring::stage(at), other = now.tile * T::kBlockColumns;
       uint32_t const mask = smem + T::kMaskOffset + stage * T::kMaskBytes;
-      wait(mask_free(stage), (at / T::kStages & 1) ^ 1);
+      mask_ring().producer_acquire(at);
       if (leads) {
-        announce_bytes(mask_full(stage), T::kMaskBytes);
+        expect_tx(mask_ring().full(stage), T::kMaskBytes);
         if constexpr (T::kByQueries) {
-          copy_tile<T::kBlockRows, T::kBlockColumns>(mask, arguments.mask, mask_full(stage), row, other, tile.head, 0);
+          load_tile<T::kBlockRows, T::kBlockColumns>(mask, arguments.mask, mask_ring().full(stage), row, other,
+                                                     tile.head, 0);
         } else {
-          copy_tile<T::kBlockColumns, T::kBlockRows>(mask, arguments.mask, mask_full(stage), other, row, now.head, 0);
+          load_tile<T::kBlockColumns, T::kBlockRows>(mask, arguments.mask, mask_ring().full(stage), other, row,
+                                                     now.head, 0);
         }
       }
       if constexpr (!T::kByQueries) {
@@ -143,7 +137,7 @@ struct PassSm90Stages : PassSm90Barriers<T> {
                               make_float2(pair.x * all, pair.y * all));
         }
       }
-      if (warp_arrives()) arrive(mask_full(stage));
+      if (warp_arrives()) arrive(mask_ring().full(stage));
     }
   }
   // By one thread: Z.
@@ -151,12 +145,12 @@ struct PassSm90Stages : PassSm90Barriers<T> {
     int const total = arguments.walks * steps;
     Cursor now = walk.begin();
     for (int index = 0; index < total; ++index, walk.next(now)) {
-      int const at = done + index, stage = at % T::kStages;
+      int const at = done + index, stage = Ring::stage(at);
       if (index == steps) now = walk.begin();
-      wait(z_free(stage), (at / T::kStages & 1) ^ 1);
-      fetch_tile<T::kBlockColumns, T::kColumns>(smem + T::kZOffset + stage * T::kZBytes, arguments.z, z_full(stage),
-                                                now.tile * T::kBlockColumns, tile.value_slice * T::kColumns,
-                                                head_of(now), tile.batch);
+      z_ring().producer_acquire(at);
+      fill_stage<T::kBlockColumns, T::kColumns>(smem + T::kZOffset + stage * T::kZBytes, arguments.z,
+                                                z_ring().full(stage), now.tile * T::kBlockColumns,
+                                                tile.value_slice * T::kColumns, head_of(now), tile.batch);
     }
   }
   // Of the tensors whose tiles are walked.

@@ -16,7 +16,7 @@ struct ForwardSm90Entry {
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
-    int32_t status = MapMaker::prepare(device);
+    int32_t status = TmaDescriptors::prepare(device);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = prepare_kernel(retnet_forward_wgmma<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
@@ -47,10 +47,10 @@ struct ForwardSm90Entry {
     ForwardSm90Arguments arguments;
     using Element = typename T::Element;
     bool const mapped =
-        MapMaker::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&
-        MapMaker::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        MapMaker::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        MapMaker::make<Element>(arguments.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, T::kBlockM);
+        TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&
+        TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
+        TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
+        TmaDescriptors::make<Element>(arguments.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, T::kBlockM);
     if (!mapped) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.params = p;
     arguments.list = {int(tiles),

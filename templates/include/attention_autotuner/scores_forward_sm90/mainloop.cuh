@@ -24,7 +24,7 @@
 namespace attention_autotuner {
 
 struct ForwardSm90Arguments {
-  MappedTensor q, k, v, mask;
+  TmaTensor q, k, v, mask;
   attention_autotuner_retnet_forward_params params;
   TileList list;
 };
@@ -50,58 +50,52 @@ struct ForwardSm90Stages {
 
   // --- barriers ------------------------------------------------------------------------------------------------------
 
+  // Q has one; then those of K, V and the mask, stage after stage.
+  using Ring = BarrierRing<T::kStages, 3>;
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
   __device__ __forceinline__ uint32_t q_full() const { return barrier(0); }
-  __device__ __forceinline__ uint32_t k_full(int stage) const { return barrier(1 + 6 * stage); }
-  __device__ __forceinline__ uint32_t k_free(int stage) const { return barrier(2 + 6 * stage); }
-  __device__ __forceinline__ uint32_t v_full(int stage) const { return barrier(3 + 6 * stage); }
-  __device__ __forceinline__ uint32_t v_free(int stage) const { return barrier(4 + 6 * stage); }
-  __device__ __forceinline__ uint32_t mask_full(int stage) const { return barrier(5 + 6 * stage); }
-  __device__ __forceinline__ uint32_t mask_free(int stage) const { return barrier(6 + 6 * stage); }
+  __device__ __forceinline__ Ring k_ring() const { return {barrier(1)}; }
+  __device__ __forceinline__ Ring v_ring() const { return {barrier(3)}; }
+  __device__ __forceinline__ Ring mask_ring() const { return {barrier(5)}; }
 
-  __device__ __forceinline__ void initialise_barriers() const {
-    initialise_barrier(q_full(), 1);
+  __device__ __forceinline__ void init_barriers() const {
+    barrier_init(q_full(), 1);
     for (int stage = 0; stage < T::kStages; ++stage) {
-      initialise_barrier(k_full(stage), 1);
-      initialise_barrier(k_free(stage), T::kWarpgroups);
-      initialise_barrier(v_full(stage), 1);
-      initialise_barrier(v_free(stage), T::kWarpgroups);
-      initialise_barrier(mask_full(stage), 1);
-      initialise_barrier(mask_free(stage), 4 * T::kWarpgroups * kWarpArrivals);  // of warps
+      k_ring().init(stage, 1, T::kWarpgroups);
+      v_ring().init(stage, 1, T::kWarpgroups);
+      mask_ring().init(stage, 1, 4 * T::kWarpgroups * kWarpArrivals);  // of warps
     }
-    publish_barriers();
+    fence_barrier_init();
   }
-  __device__ __forceinline__ static int stage_of(int index) { return index % T::kStages; }
-  __device__ __forceinline__ static int parity_of(int index) { return index / T::kStages & 1; }
 
   // --- the threads that load -----------------------------------------------------------------------------------------
 
   // Three threads load, as none may wait for the room that another's tiles lack.
   __device__ __forceinline__ void load_keys() const {
     if (tiles == 0) return;
-    fetch_tile<T::kBlockM, T::kDepth>(smem, arguments.q, q_full(), tile.row_block * T::kBlockM, 0, tile.head,
+    fill_stage<T::kBlockM, T::kDepth>(smem, arguments.q, q_full(), tile.row_block * T::kBlockM, 0, tile.head,
                                       tile.batch);
     for (int index = 0; index < tiles; ++index) {
-      int const stage = stage_of(index);
-      wait(k_free(stage), parity_of(index) ^ 1);
-      fetch_tile<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, arguments.k, k_full(stage),
+      int const stage = Ring::stage(index);
+      k_ring().producer_acquire(index);
+      fill_stage<T::kBlockN, T::kDepth>(smem + T::kKOffset + stage * T::kKBytes, arguments.k, k_ring().full(stage),
                                         index * T::kBlockN, 0, kv_head(), tile.batch);
     }
   }
   __device__ __forceinline__ void load_masks() const {
     for (int index = 0; index < tiles; ++index) {
-      int const stage = stage_of(index);
-      wait(mask_free(stage), parity_of(index) ^ 1);
-      fetch_tile<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, arguments.mask,
-                                         mask_full(stage), tile.row_block * T::kBlockM, index * T::kBlockN, tile.head,
-                                         0);
+      int const stage = Ring::stage(index);
+      mask_ring().producer_acquire(index);
+      fill_stage<T::kBlockM, T::kBlockN>(smem + T::kMaskOffset + stage * T::kMaskBytes, arguments.mask,
+                                         mask_ring().full(stage), tile.row_block * T::kBlockM, index * T::kBlockN,
+                                         tile.head, 0);
     }
   }
   __device__ __forceinline__ void load_values() const {
     for (int index = 0; index < tiles; ++index) {
-      int const stage = stage_of(index);
-      wait(v_free(stage), parity_of(index) ^ 1);
-      fetch_tile<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, arguments.v, v_full(stage),
+      int const stage = Ring::stage(index);
+      v_ring().producer_acquire(index);
+      fill_stage<T::kBlockN, T::kColumns>(smem + T::kVOffset + stage * T::kVBytes, arguments.v, v_ring().full(stage),
                                           index * T::kBlockN, tile.value_slice * T::kColumns, kv_head(), tile.batch);
     }
   }
@@ -116,18 +110,14 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
-  using Base::k_free;
-  using Base::k_full;
-  using Base::mask_free;
-  using Base::mask_full;
-  using Base::parity_of;
+  using Base::k_ring;
+  using Base::mask_ring;
   using Base::q_full;
   using Base::smem;
-  using Base::stage_of;
   using Base::tile;
   using Base::tiles;
-  using Base::v_free;
-  using Base::v_full;
+  using Base::v_ring;
+  using Ring = typename Base::Ring;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;  // P could overflow
   static constexpr float kLimit = 16384.0f;                          // of a lane's sum of |P| in a tile
   static constexpr int kExponent = 9;  // a lowered row's largest such sum is within 2^9 and 2^10
@@ -137,31 +127,31 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
   float sum[2], factor[2];  // of this lane's two rows: of |Y| = |S M| over its columns; of P over Y
 
   __device__ __forceinline__ void issue_scores(int stage) {
-    constexpr int kBlockSteps = kSwizzleColumns / kProductDepth;
-    uint64_t const q = describe_tile(smem + group_index() * kWarpgroupRows * kSwizzleRowBytes, 0);
-    uint64_t const k = describe_tile(smem + T::kKOffset + stage * T::kKBytes, 0);
-    begin_products();
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const q = make_smem_desc(smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes, 0);
+    uint64_t const k = make_smem_desc(smem + T::kKOffset + stage * T::kKBytes, 0);
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kDepth / kProductDepth; ++step) {
-      int const block = step / kBlockSteps, within = step % kBlockSteps * kProductDepth * 2;
-      multiply_tiles<Element>(s, advance(q, block * T::kBlockM * kSwizzleRowBytes + within),
-                              advance(k, block * T::kBlockN * kSwizzleRowBytes + within), step > 0);
+    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+      gemm_ss<Element>(s, advance_desc(q, block * T::kBlockM * kSwizzleRowBytes + within),
+                       advance_desc(k, block * T::kBlockN * kSwizzleRowBytes + within), step > 0);
     }
-    commit_products();
+    cute::warpgroup_commit_batch();
   }
   __device__ __forceinline__ void issue_output(int stage) {
-    uint64_t const v = describe_tile(smem + T::kVOffset + stage * T::kVBytes, T::kBlockN * kSwizzleRowBytes);
-    begin_products();
+    uint64_t const v = make_smem_desc(smem + T::kVOffset + stage * T::kVBytes, T::kBlockN * kSwizzleRowBytes);
+    cute::warpgroup_arrive();
 #pragma unroll
-    for (int step = 0; step < T::kBlockN / kProductDepth; ++step) {
-      multiply_registers<Element>(o, p + 4 * step, advance(v, step * kProductDepth * kSwizzleRowBytes));
+    for (int step = 0; step < T::kBlockN / kMmaDepth; ++step) {
+      gemm_rs<Element, Major::MN>(o, p + 4 * step, advance_desc(v, step * kMmaDepth * kSwizzleRowBytes), true);
     }
-    commit_products();
+    cute::warpgroup_commit_batch();
   }
 
   // Scores times their mask, and the sums of what that gives; `found` receives this tile's alone.
   template <bool Hides>
-  __device__ __forceinline__ void weigh(MaskRows<T>& mask, float (&found)[2]) {
+  __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, float (&found)[2]) {
     found[0] = found[1] = 0.0f;
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kBlockN / 16; ++sixteen) {
@@ -205,7 +195,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
       }
     }
   }
-  __device__ __forceinline__ void pack_weights() {
+  __device__ __forceinline__ void pack_p() {
 #pragma unroll
     for (int i = 0; i < T::kBlockN / 4; ++i) {
       float const f = kGuarded ? factor[i % 2] : 1.0f;
@@ -225,49 +215,49 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     if (tiles == 0) return;
     float found[2];
     wait(q_full(), 0);
-    wait(k_full(0), 0);
+    wait(k_ring().full(0), 0);
     issue_scores(0);
-    wait_products<0>();
+    cute::warpgroup_wait<0>();
     take_scores(0, found);
-    take_weights(found);
+    take_p(found);
     for (int index = 1; index < tiles; ++index) {
-      int const stage = stage_of(index), before = stage_of(index - 1);
-      wait(k_full(stage), parity_of(index));
+      int const stage = Ring::stage(index), before = Ring::stage(index - 1);
+      k_ring().consumer_wait(index);
       issue_scores(stage);
-      wait(v_full(before), parity_of(index - 1));
+      v_ring().consumer_wait(index - 1);
       issue_output(before);
-      wait_products<1>();
+      cute::warpgroup_wait<1>();
       take_scores(index, found);
-      wait_products<0>();
-      products_written(o);
-      take_weights(found);
-      release(v_free(before));
+      cute::warpgroup_wait<0>();
+      fence_accumulators(o);
+      take_p(found);
+      consumer_release(v_ring().empty(before));
     }
     int const last = tiles - 1;
-    wait(v_full(stage_of(last)), parity_of(last));
-    issue_output(stage_of(last));
-    wait_products<0>();
-    products_written(o);
+    v_ring().consumer_wait(last);
+    issue_output(Ring::stage(last));
+    cute::warpgroup_wait<0>();
+    fence_accumulators(o);
   }
-  // With a tile's scores complete: weighs them.
+  // With a tile's scores complete: modifies them.
   __device__ __forceinline__ void take_scores(int index, float (&found)[2]) {
-    products_written(s);
-    release(k_free(stage_of(index)));
-    int const stage = stage_of(index), row = group_row() / 16 * 16;
+    fence_accumulators(s);
+    consumer_release(k_ring().empty(Ring::stage(index)));
+    int const stage = Ring::stage(index), row = consumer_row() / 16 * 16;
     MaskRows<T> mask(arguments.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
                      tile.row_block * T::kBlockM + row, index * T::kBlockN);
-    wait(mask_full(stage), parity_of(index));
+    mask_ring().consumer_wait(index);
     if (mask.hides) {
-      weigh<true>(mask, found);
+      apply_score_mod<true>(mask, found);
     } else {
-      weigh<false>(mask, found);
+      apply_score_mod<false>(mask, found);
     }
-    mask.release(mask_free(stage));
+    mask.release(mask_ring().empty(stage));
   }
   // With no product under way: makes them the operand of the next.
-  __device__ __forceinline__ void take_weights(float (&found)[2]) {
+  __device__ __forceinline__ void take_p(float (&found)[2]) {
     if constexpr (kGuarded) lower(found);
-    pack_weights();
+    pack_p();
   }
 
   __device__ __forceinline__ void write() {
@@ -284,7 +274,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
       float const r = divides ? fminf(fmaxf(total * fabsf(scale), 1.0f), params.r_clamp_max) : 1.0f;
       float const whole = kGuarded ? factor[half] / scale : 1.0f;  // a power of two: P over X, in bf16 over Y
       float const last = scale == 0.0f ? 0.0f : (kGuarded ? 1.0f : scale) / (whole * r);
-      int const i = tile.row_block * T::kBlockM + group_row() + 8 * half;
+      int const i = tile.row_block * T::kBlockM + consumer_row() + 8 * half;
       if (i >= params.seqlen_q) continue;
       if (params.r != nullptr && tile.value_slice == 0 && (lane_index() & 3) == 0) {
         params.r[(int64_t(tile.batch) * params.heads_q + tile.head) * params.seqlen_q + i] = r;
@@ -312,20 +302,20 @@ __global__ void __launch_bounds__(ForwardSm90Traits<Config>::kThreads, 1)
       tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
   ForwardSm90Stages<Config> stages(arguments, smem, tile);
   if (threadIdx.x == 0) {
-    prefetch_map(arguments.q.map);
-    prefetch_map(arguments.k.map);
-    prefetch_map(arguments.v.map);
-    prefetch_map(arguments.mask.map);
-    stages.initialise_barriers();
+    prefetch_descriptor(arguments.q.descriptor);
+    prefetch_descriptor(arguments.k.descriptor);
+    prefetch_descriptor(arguments.v.descriptor);
+    prefetch_descriptor(arguments.mask.descriptor);
+    stages.init_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {
-    give_registers<T::kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_keys();
     if (threadIdx.x == 32) stages.load_masks();
     if (threadIdx.x == 64) stages.load_values();
   } else {
-    take_registers<T::kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
     ForwardSm90Consumer<Config> warpgroup(arguments, smem, tile);
     warpgroup.multiply();
     warpgroup.write();

@@ -37,11 +37,10 @@ struct MaskRows {
     int const matrix = lane_index() / 8, within = lane_index() % 8;
     if constexpr (T::kByQueries) {
       int const here = row + 8 * (matrix % 2) + within, chunk = 2 * sixteen + matrix / 2;
-      load_matrix_x4(words, tile + (chunk / 8 * T::kBlockRows + here) * kSwizzleRowBytes + ((chunk % 8) ^ within) * 16);
+      load_matrix_x4(words, swizzled_address<T::kBlockRows>(tile, here, chunk, within));
     } else {
       int const query = 16 * sixteen + 8 * (matrix / 2) + within, chunk = row / 8 + matrix % 2;
-      load_matrix_x4_transposed(
-          words, tile + (chunk / 8 * T::kBlockColumns + query) * kSwizzleRowBytes + ((chunk % 8) ^ within) * 16);
+      load_matrix_x4_transposed(words, swizzled_address<T::kBlockColumns>(tile, query, chunk, within));
     }
     seen |= words[0];
     if constexpr (Hides) {
@@ -61,9 +60,9 @@ struct MaskRows {
   }
 };
 
-// What a score weighs: score m f, or sign(score) |m| f.
+// A score modified: score m f, or sign(score) |m| f.
 template <bool Signs>
-__device__ __forceinline__ float weight_of(float score, float m, float f) {
+__device__ __forceinline__ float modified_score(float score, float m, float f) {
   return Signs ? with_sign(score, fabsf(m) * f) : score * m * f;
 }
 
