@@ -16,7 +16,7 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.occupancy import registers_per_thread
 from attention_autotuner.codegen.candidate import Candidate
 from attention_autotuner.codegen.problem import Problem
-from attention_autotuner.codegen.render import include_root
+from attention_autotuner.codegen.render import render
 from attention_autotuner.tuning.backward_costs import (
     ENOUGH_CTAS,
     key_step,
@@ -255,6 +255,5 @@ def test_groups_are_shared_where_blocks_of_keys_are_few(
 
 
 def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
-    header = include_root() / "attention_autotuner" / "scores_backward_sm80/entry.cuh"
-    (found,) = re.findall(r"kEnoughCtas = (\d+);", header.read_text(encoding="utf-8"))
+    (found,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
     assert int(found) == ENOUGH_CTAS

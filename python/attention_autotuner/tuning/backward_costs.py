@@ -30,7 +30,7 @@ from .retnet_costs import weighted
 from .schedule import tiles_of
 from .tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 
-ENOUGH_CTAS = 256  # kEnoughCtas in scores_backward_sm80/entry.cuh
+ENOUGH_CTAS = 256  # enough_ctas of the kernel, see codegen/kernel_entries.py
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 RESULTS = {"0": "dq", "1": "dk", "2": "dv"}  # attention_autotuner::Result in a mangled name
 
@@ -87,8 +87,8 @@ def predict(
 def shares_of_group(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads.
 
-    The least divisor of the group that makes enough of them, or the group; the twin of ``count_splits`` in
-    ``scores_backward_sm80/entry.cuh``.
+    The least divisor of the group that makes enough of them, or the group; the twin of ``count_head_splits`` in
+    ``host/head_splits.cuh``.
     """
     block = max(
         shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows

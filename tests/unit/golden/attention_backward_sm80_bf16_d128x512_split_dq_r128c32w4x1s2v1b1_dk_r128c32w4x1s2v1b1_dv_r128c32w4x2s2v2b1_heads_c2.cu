@@ -11,6 +11,7 @@ struct Config {
   static constexpr int kClassQK = 128;
   static constexpr int kClassV = 512;
   static constexpr int kCopyBytes = 2;
+  static constexpr int kEnoughCtas = 256;
   static constexpr auto kPlan = attention_autotuner::Plan::kSplit;
   struct Dq {
     static constexpr int kBlockRows = 128;

@@ -11,6 +11,7 @@ struct Config {
   static constexpr int kClassQK = 128;
   static constexpr int kClassV = 128;
   static constexpr int kCopyBytes = 16;
+  static constexpr int kEnoughCtas = 256;
   static constexpr auto kPlan = attention_autotuner::Plan::kPair;
   struct Keys {
     static constexpr int kBlockM = 64;

@@ -6,9 +6,15 @@
 // of K and V under a group of query heads go through fp32 parts.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/gamma.cuh"
 #include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/workspace.cuh"
 
 namespace attention_autotuner {
@@ -224,17 +230,8 @@ struct ChunksBackwardEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            Config::kChunk,
-            Dq::kColumns,
-            maximum(Dq::kThreads, maximum(Dk::kThreads, Dv::kThreads)),
-            0,
-            maximum(Dq::kSmemBytes, maximum(Dk::kSmemBytes, Dv::kSmemBytes)),
-            Config::kCopyBytes};
+    return kernel_info<Config>(Config::kChunk, Dq::kColumns, maximum(Dq::kThreads, maximum(Dk::kThreads, Dv::kThreads)),
+                               maximum(Dq::kSmemBytes, maximum(Dk::kSmemBytes, Dv::kSmemBytes)));
   }
 };
 

@@ -5,7 +5,10 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/workspace.cuh"
 
 namespace attention_autotuner {
@@ -92,17 +95,7 @@ struct ChunksEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            T::kChunk,
-            T::kColumns,
-            T::kThreads,
-            0,
-            T::kSmemBytes,
-            Config::kCopyBytes};
+    return kernel_info<Config>(T::kChunk, T::kColumns, T::kThreads, T::kSmemBytes);
   }
 };
 

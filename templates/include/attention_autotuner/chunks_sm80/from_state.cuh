@@ -5,6 +5,11 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
 
 namespace attention_autotuner {
 
@@ -50,7 +55,7 @@ struct FromStateWarp : ChunkWarp<T, true> {
         if (attempt > 0 || !this->overflows(out)) break;
         this->raise_weight();
       }
-      int const lane = this->lane(), column0 = this->slice * T::kColumns + this->warp_column();
+      int const lane = lane_here(), column0 = this->slice * T::kColumns + this->warp_column();
 #pragma unroll
       for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll

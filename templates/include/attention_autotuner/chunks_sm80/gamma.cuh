@@ -15,7 +15,16 @@
 // to places of their own, and are added in a fixed order.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
 
 namespace attention_autotuner {
 
@@ -228,7 +237,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
   GammaWarp<T> warp(arguments.chunks, shared_address(smem_bytes), int(blockIdx.x));
   float const sum = warp.run(arguments);
   int const index = thread_index() / 32;
-  if ((thread_index() & 31) == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + index] = sum;
+  if ((lane_here()) == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + index] = sum;
 }
 
 // --- all of it ------------------------------------------------------------------------------------------------------

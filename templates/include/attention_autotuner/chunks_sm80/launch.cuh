@@ -2,8 +2,12 @@
 // of scores.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
 #include "attention_autotuner/chunks_sm80/scores.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/states.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"

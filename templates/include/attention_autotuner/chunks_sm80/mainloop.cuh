@@ -17,6 +17,13 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/state.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 template <typename T, bool StatesOnly>
@@ -37,7 +44,6 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::fetch_part;
   using Base::first;
   using Base::head;
-  using Base::lane;
   using Base::load_state;
   using Base::log2_gamma;
   using Base::plan_fetch;
@@ -76,11 +82,11 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   // out = X S over the weight, and the scores of this warp's tokens; `between(step)` is other work.
   template <typename Scores, typename Between>
   __device__ __forceinline__ void multiply_x(Output& out, Scores& scores, uint32_t stage, Between&& between) const {
-    LaneRow const a = lane_row_a(lane());
+    LaneRow const a = lane_row_a(lane_here());
     Operand<typename T::TileX, T::kDepth> const x_tile(stage, a.row, warp_depth() + a.column);
     // Where a warp has eight tokens, lanes 16 and on repeat what 0 to 15 point at.
     constexpr bool kSingle = T::kScoreTiles == 1;
-    LaneRow const b = lane_row_b(kSingle ? lane() & 15 : lane());
+    LaneRow const b = lane_row_b(kSingle ? lane_here() & 15 : lane_here());
     Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, column_warp() * 8 * T::kScoreTiles + b.row,
                                                        warp_depth() + b.column);
 #pragma unroll
@@ -138,8 +144,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int j = 0; j < T::kScoreTiles; ++j) {
-          int const token = 16 * (T::kDepthWarps * turn + depth_warp()) + 8 * half + lane() / 4;
-          int const distance = kSign * (token - warp_token() - 8 * j - 2 * (lane() & 3)), next = distance - kSign;
+          int const token = 16 * (T::kDepthWarps * turn + depth_warp()) + 8 * half + lane_here() / 4;
+          int const distance = kSign * (token - warp_token() - 8 * j - 2 * (lane_here() & 3)), next = distance - kSign;
           factors[lag(turn, half, j)][0] = distance < 0 ? 0.0f : arguments.scale * power(distance);
           factors[lag(turn, half, j)][1] = next < 0 ? 0.0f : arguments.scale * power(next);
         }
@@ -153,8 +159,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   // tokens that do not see each other may be beyond the 16-bit type.
   template <typename Scores>
   __device__ __forceinline__ void store_scores(Scores const& scores) const {
-    Operand<typename T::TileP, 8 * T::kScoreTiles> const place(smem + T::kScoresOffset, lane() / 4,
-                                                               warp_token() + 2 * (lane() & 3));
+    Operand<typename T::TileP, 8 * T::kScoreTiles> const place(smem + T::kScoresOffset, lane_here() / 4,
+                                                               warp_token() + 2 * (lane_here() & 3));
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
       if (T::kDepthWarps > 1 && i % T::kDepthWarps != depth_warp()) continue;
@@ -174,7 +180,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // out += P Z. Depth warps take turns along the tokens. Tiles of scores that are zeros are left out.
   __device__ __forceinline__ void multiply_z(Output& out, uint32_t stage) const {
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     constexpr bool kStoredTransposed = T::kGiven && T::kReversed;
     uint32_t const tile = T::kGiven ? stage + T::kPOffset : smem + T::kScoresOffset;
     Operand<typename T::TileP, T::kChunk> const p(tile, kStoredTransposed ? b.row : a.row,
@@ -216,7 +222,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     auto place = [&](int giver, int turn, int owner, int n) {  // of this lane's part of a tile for `owner`
       int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
       int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
-      return smem + T::kExchangeOffset + ((group * kOwned + turn) * Tiles + n) * 512 + lane() * 16;
+      return smem + T::kExchangeOffset + ((group * kOwned + turn) * Tiles + n) * 512 + lane_here() * 16;
     };
     int const me = depth_warp();
 #pragma unroll
@@ -253,10 +259,11 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // Writes the token tiles of this warp's turn as pairs of neighbours, rounded, or to the parts.
   __device__ __forceinline__ void write(Output const& out, int chunk) const {
-    int const row0 = chunk * T::kChunk, lane_row = lane() / 4, column0 = slice * T::kColumns + warp_column();
+    int const row0 = chunk * T::kChunk, lane_row = lane_here() / 4, column0 = slice * T::kColumns + warp_column();
     if (arguments.parts != nullptr) {
       int64_t const first_row = (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen + row0;
-      float* const parts = arguments.parts + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane() & 3);
+      float* const parts =
+          arguments.parts + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane_here() & 3);
       write_pairs<true>(out, parts, arguments.columns, row0, column0, [](float* to, float low, float high) {
         *reinterpret_cast<float2*>(to) = make_float2(low, high);
       });
@@ -264,7 +271,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
     int64_t const stride = arguments.out.stride_row;
     Element* const rows = static_cast<Element*>(arguments.out.data) + batch * arguments.out.stride_batch +
-                          head * arguments.out.stride_head + (row0 + lane_row) * stride + column0 + 2 * (lane() & 3);
+                          head * arguments.out.stride_head + (row0 + lane_row) * stride + column0 +
+                          2 * (lane_here() & 3);
     auto const store = [](Element* to, float low, float high) {
       *reinterpret_cast<uint32_t*>(to) = pack_pair<Element>(low, high);
     };
@@ -284,10 +292,10 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const row = 16 * i + 8 * half;
-        if (Checks && row0 + row + lane() / 4 >= arguments.seqlen) continue;
+        if (Checks && row0 + row + lane_here() / 4 >= arguments.seqlen) continue;
 #pragma unroll
         for (int n = 0; n < 2 * T::kRowTiles; ++n) {
-          if (Checks && column0 + 8 * n + 2 * (lane() & 3) >= arguments.columns) continue;
+          if (Checks && column0 + 8 * n + 2 * (lane_here() & 3) >= arguments.columns) continue;
           store(rows + row * stride + 8 * n, out[i][n][2 * half], out[i][n][2 * half + 1]);
         }
       }
@@ -316,7 +324,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const token = 16 * i + 8 * half + lane() / 4;
+        int const token = 16 * i + 8 * half + lane_here() / 4;
         float const factor = scale * power(T::kReversed ? length - 1 - token : token + 1);
 #pragma unroll
         for (int n = 0; n < 2 * T::kRowTiles; ++n) {

@@ -4,11 +4,16 @@
 // in slices. The result is [batch, heads, chunks, chunk, chunk] in the 16-bit type.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm80/traits.cuh"
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
 

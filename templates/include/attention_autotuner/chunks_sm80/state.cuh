@@ -6,10 +6,16 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/traits.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 
@@ -32,7 +38,6 @@ struct StateWarp {
   float weight;
   float unit;  // of the registers beside the weight: the greatest factor of a token, so that none is rounded to nothing
 
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   // Warps that share columns wait for each other, so they are neighbours.
   __device__ __forceinline__ static int depth_warp() { return (thread_index() >> 5) % T::kDepthWarps; }
   __device__ __forceinline__ static int column_warp() { return (thread_index() >> 5) / T::kDepthWarps; }
@@ -72,8 +77,8 @@ struct StateWarp {
       for (int n = 0; n < T::kDepthTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          int const column = slice * T::kColumns + warp_column() + 16 * r + e / 2 * 8 + lane() / 4;
-          int const depth = warp_depth() + 8 * n + 2 * (lane() & 3) + e % 2;
+          int const column = slice * T::kColumns + warp_column() + 16 * r + e / 2 * 8 + lane_here() / 4;
+          int const depth = warp_depth() + 8 * n + 2 * (lane_here() & 3) + e % 2;
           int const offset = T::kTransposed ? column * arguments.depth + depth : depth * arguments.columns + column;
           if (column < arguments.columns && depth < arguments.depth) visit(state[r][n][e], offset);
         }
@@ -220,8 +225,8 @@ struct StateWarp {
   // Adds (Z, each token times its factor)^T Y to the registers.
   template <typename Factor>
   __device__ __forceinline__ void add_tokens(uint32_t stage, Factor&& factor) {
-    float const lane_token = float(2 * (lane() & 3));
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    float const lane_token = float(2 * (lane_here() & 3));
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     Operand<typename T::TileZ, T::kWarpColumns> const z_tile(stage + T::kZOffset, b.row, warp_column() + b.column);
     Operand<typename T::TileX, T::kDepth> const y_tile(stage + T::kYOffset, a.row, warp_depth() + a.column);
 #pragma unroll

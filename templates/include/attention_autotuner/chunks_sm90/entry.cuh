@@ -3,12 +3,18 @@
 // One pass over chunks, and before it, where a sequence is cut into super-chunks, the states at their starts.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/chunks_sm90/mainloop.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/states.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
 
@@ -119,17 +125,7 @@ struct ChunksSm90Entry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            T::kChunk,
-            T::kColumns,
-            T::kThreads,
-            0,
-            T::kSmemBytes,
-            Config::kCopyBytes};
+    return kernel_info<Config>(T::kChunk, T::kColumns, T::kThreads, T::kSmemBytes);
   }
 };
 

@@ -15,7 +15,16 @@
 #pragma once
 
 #include "attention_autotuner/chunks_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
 
 namespace attention_autotuner {
 
@@ -29,7 +38,6 @@ struct StateWarpgroup : ChunkWalk<T> {
   using Base::batch;
   using Base::count;
   using Base::head;
-  using Base::lane;
   using Base::log2_gamma;
   using Base::warp;
   using Base::warp_release;
@@ -58,8 +66,8 @@ struct StateWarpgroup : ChunkWalk<T> {
     auto const& pass = arguments.pass;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) {
-      int const column = first_column() + 16 * warp() + lane() / 4 + i % 4 / 2 * 8;
-      int const depth = i / 4 * 8 + 2 * (lane() & 3) + i % 2;
+      int const column = first_column() + 16 * warp() + lane_here() / 4 + i % 4 / 2 * 8;
+      int const depth = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
       if (column < pass.columns && depth < pass.depth) visit(state[i], depth * pass.columns + column);
     }
   }
@@ -163,7 +171,7 @@ struct StateWarpgroup : ChunkWalk<T> {
   __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes;
     float const scale = 1.0f / weight, last = log2_gamma * float(length - 1);
-    int const token = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
+    int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(v, step * kMmaDepth + token, chunk, token & 7));
 #pragma unroll
@@ -171,7 +179,7 @@ struct StateWarpgroup : ChunkWalk<T> {
       float factor[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
-        float const t = float(step * kMmaDepth + 8 * further + e + 2 * (lane() & 3));
+        float const t = float(step * kMmaDepth + 8 * further + e + 2 * (lane_here() & 3));
         factor[e] = scale * exp2_approximate(fminf(fmaf(-log2_gamma, t, last), 0.0f));
       }
 #pragma unroll
@@ -186,7 +194,7 @@ struct StateWarpgroup : ChunkWalk<T> {
 
   // What the state gives a token falls with its place in the chunk.
   __device__ __forceinline__ void scale_output(float scale) {
-    float const first = float(2 * (lane() & 3) + 1), eight = this->power(8);
+    float const first = float(2 * (lane_here() & 3) + 1), eight = this->power(8);
     float factor[2] = {scale * this->power(first), scale * this->power(first + 1.0f)};
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; ++g) {
@@ -207,7 +215,7 @@ struct StateWarpgroup : ChunkWalk<T> {
     bool const stores = thread_index() % kWarpgroupThreads == 0;
     if (stores) tma_store_wait_read();
     named_barrier(1 + group(), kWarpgroupThreads);
-    int const token = lane() / 16 * 8 + lane() % 8, chunk = 2 * warp() + lane() / 8 % 2;
+    int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t const place = swizzled_address(tile, token, chunk, token & 7);
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; g += 2) {
@@ -314,7 +322,7 @@ struct StateWarpgroup : ChunkWalk<T> {
       seen |= tokens[4 * step];
     }
     __syncwarp();
-    if (lane() == 0) arrive_after(seen, this->v_ring().empty(stage));
+    if (lane_here() == 0) arrive_after(seen, this->v_ring().empty(stage));
     return taken;
   }
 };

@@ -8,6 +8,7 @@
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
@@ -52,7 +53,6 @@ struct ChunkWalk {
   }
 
   __device__ __forceinline__ static int warp() { return thread_index() % kWarpgroupThreads / 32; }
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   __device__ __forceinline__ int row(int index) const { return (first + index) * T::kChunk; }
   __device__ __forceinline__ int length(int index) const {
     return minimum(T::kChunk, arguments.pass.seqlen - row(index));
@@ -92,7 +92,7 @@ struct ChunkWalk {
   // Once this warp has done with what the barrier guards.
   __device__ __forceinline__ static void warp_release(uint32_t barrier) {
     __syncwarp();
-    if (lane() == 0) arrive(barrier);
+    if (lane_here() == 0) arrive(barrier);
   }
 };
 
@@ -106,7 +106,6 @@ struct ScoreWarpgroup : ChunkWalk<T> {
   using Base::batch;
   using Base::count;
   using Base::head;
-  using Base::lane;
   using Base::warp;
   using typename Base::Ring;
   using typename Base::ScoresRing;
@@ -129,8 +128,8 @@ struct ScoreWarpgroup : ChunkWalk<T> {
   // Puts scores, scaled and decayed, where all find them: 0 where the row does not see the column. Rounded once, at the
   // end: a score between tokens that do not see each other may be beyond the 16-bit type.
   __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
-    int const here = 16 * warp() + (lane() / 8 % 2) * 8 + lane() % 8;
-    int const first = 16 * warp() + lane() / 4 - 2 * (lane() & 3);  // distance within the first 8 x 8 tiles
+    int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
+    int const first = 16 * warp() + lane_here() / 4 - 2 * (lane_here() & 3);  // distance within the first 8 x 8 tiles
 #pragma unroll
     for (int g = 0; g < T::kChunk / 8; g += 2) {
       uint32_t packed[4];
@@ -140,7 +139,7 @@ struct ScoreWarpgroup : ChunkWalk<T> {
         float const* const pair = s + 4 * column + 2 * half;
         packed[i] = pack_pair<Element>(apply_score_mod(pair[0], distance), apply_score_mod(pair[1], distance - 1));
       }
-      store_matrix_x4(swizzled_address(tile, here, g + lane() / 16, here & 7), packed);
+      store_matrix_x4(swizzled_address(tile, here, g + lane_here() / 16, here & 7), packed);
     }
   }
   __device__ __forceinline__ float apply_score_mod(float score, int distance) const {

@@ -7,10 +7,13 @@
 // Four warps, 32 by 32 scores each. Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory).
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
 
@@ -46,7 +49,6 @@ struct MaskGradient {
     }
   };
 
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
   __device__ __forceinline__ static int warp_row() { return warp() / 2 * 32; }
   __device__ __forceinline__ static int warp_column() { return warp() % 2 * 32; }
@@ -90,7 +92,8 @@ struct MaskGradient {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;  // statistics reach beyond the sequence
+        int const row =
+            row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;  // statistics reach beyond the sequence
         float const base = arguments.base[statistics + row], shift = arguments.shift[statistics + row];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -105,7 +108,7 @@ struct MaskGradient {
       }
     }
   }
-  __device__ __forceinline__ int column(int j) const { return column0 + warp_column() + 8 * j + 2 * (lane() & 3); }
+  __device__ __forceinline__ int column(int j) const { return column0 + warp_column() + 8 * j + 2 * (lane_here() & 3); }
   __device__ __forceinline__ float mask(int row, int column) const {
     auto const& p = arguments.params;
     if (row >= p.seqlen_q || column >= p.seqlen_k) return 0.0f;
@@ -119,7 +122,7 @@ struct MaskGradient {
     int const last_row = minimum(row0 + kBlock, p.seqlen_q) - 1;
     int const items = column0 < arguments.visible_keys(last_row) ? p.batch * heads : 0;
     int const slices = this->slices();
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     uint32_t const rows = smem + Tile::offset(warp_row() + a.row, a.column);
     uint32_t const columns = smem + Tile::kBytes + Tile::offset(warp_column() + b.row, b.column);
     Step ahead{0, 0};
@@ -158,7 +161,7 @@ struct MaskGradient {
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
+        int const row = row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;
         if (row >= p.seqlen_q) continue;
         int const visible = arguments.visible_keys(row);
         Element* const place = out + row * p.dmask.stride_row;

@@ -2,6 +2,7 @@
 // rows.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
@@ -10,6 +11,8 @@
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
+
+inline constexpr int64_t kAddPartsCtas = 4096;
 
 // One result in 16 bits from the parts of the CTAs that shared its rows, always added in the same order.
 template <typename Element, typename Arguments>

@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/tensors.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/row_statistics.cuh"

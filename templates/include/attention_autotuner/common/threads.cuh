@@ -23,6 +23,10 @@ __device__ __forceinline__ int thread_index() {
   return index;
 }
 
+// A lane's number: where it is read, and as a value that may stay in a register.
+__device__ __forceinline__ int lane_here() { return thread_index() & 31; }
+__device__ __forceinline__ int lane_index() { return int(threadIdx.x) & 31; }
+
 __device__ __forceinline__ int block_index() {
   int index;
   asm volatile("mov.u32 %0, %%ctaid.x;\n" : "=r"(index));

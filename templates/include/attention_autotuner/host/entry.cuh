@@ -119,6 +119,22 @@ inline bool mask_aligned(Params const& p, int bytes) {
   }
 }
 
+// What an artifact says of itself: its tile, and what the widest of its kernels takes.
+template <typename Config>
+inline attention_autotuner_kernel_info kernel_info(int block_m, int block_n, int threads, int dynamic_smem_bytes) {
+  return {sizeof(attention_autotuner_kernel_info),
+          ATTENTION_AUTOTUNER_ABI_VERSION,
+          Config::kName,
+          Config::kClassQK,
+          Config::kClassV,
+          block_m,
+          block_n,
+          threads,
+          0,
+          dynamic_smem_bytes,
+          Config::kCopyBytes};
+}
+
 }  // namespace attention_autotuner
 
 #define ATTENTION_AUTOTUNER_EXPORT_ENTRY(Entry)                                                                        \

@@ -1,6 +1,7 @@
 // What every retention artifact asks of its params.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/host/entry.cuh"
 
 namespace attention_autotuner {

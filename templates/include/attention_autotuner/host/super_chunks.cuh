@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 
 namespace attention_autotuner {
 

@@ -9,8 +9,10 @@
 
 #include <type_traits>
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {

@@ -1,6 +1,8 @@
 // Host side of a recurrent retention artifact: checks, preparation and the launch of its one kernel.
 #pragma once
 
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/recurrent_sm80/mainloop.cuh"
 
@@ -39,17 +41,7 @@ struct RecurrentEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            1,
-            T::kColumns,
-            T::kThreads,
-            0,
-            T::kSmemBytes,
-            Config::kCopyBytes};
+    return kernel_info<Config>(1, T::kColumns, T::kThreads, T::kSmemBytes);
   }
 };
 

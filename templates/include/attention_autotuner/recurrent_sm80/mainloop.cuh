@@ -11,8 +11,6 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tensors.cuh"
-#include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/common/tile.cuh"
 
 namespace attention_autotuner {
 

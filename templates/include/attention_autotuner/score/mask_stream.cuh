@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/sm80/mask_tile.cuh"
 

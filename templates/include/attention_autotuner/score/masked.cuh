@@ -19,7 +19,7 @@
 #include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/sm80/mask_tile.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 
@@ -142,7 +142,7 @@ struct ForwardScoreMod {
 
   template <typename Warp>
   __device__ __forceinline__ void multiply_mask(Warp const& w, typename Warp::Scores& s, int slot) const {
-    LaneRow const a = lane_row_a(w.lane());
+    LaneRow const a = lane_row_a(lane_here());
     Operand<typename T::TileM, 8 * T::kKeyTiles> const mask(w.smem + T::kMaskOffset + slot * T::TileM::kBytes,
                                                             w.warp_m() * 16 * T::kRowTiles + a.row,
                                                             w.warp_n() * 8 * T::kKeyTiles + a.column);
@@ -165,7 +165,7 @@ struct ForwardScoreMod {
   // the tile is wide, where a row sees part of the tile.
   template <typename Warp>
   __device__ __forceinline__ void multiply_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
-    int const last = T::kBlockN - 1 - w.warp_n() * 8 * T::kKeyTiles - 8 * (T::kKeyTiles - 1) - 2 * (w.lane() & 3);
+    int const last = T::kBlockN - 1 - w.warp_n() * 8 * T::kKeyTiles - 8 * (T::kKeyTiles - 1) - 2 * (lane_here() & 3);
     float column[2] = {exp2_approximate(log2_gamma * last), exp2_approximate(log2_gamma * (last - 1))};
     float const eight = exp2_approximate(log2_gamma * 8);
 #pragma unroll
@@ -197,7 +197,7 @@ struct ForwardScoreMod {
   __device__ __forceinline__ void multiply_steep_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
     // Where it is negative, what becomes of S is hidden.
     int const first = w.tile().row_block * T::kBlockM + w.params.causal_offset - w.first_key(key_tile) -
-                      w.warp_n() * 8 * T::kKeyTiles - 2 * (w.lane() & 3);
+                      w.warp_n() * 8 * T::kKeyTiles - 2 * (lane_here() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll

@@ -15,11 +15,12 @@
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/score/mask_stream.cuh"
 #include "attention_autotuner/score/row_statistics.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 
@@ -111,7 +112,7 @@ struct BackwardScoreMod {
   template <typename Warp>
   __device__ __forceinline__ static ScoreFactors<T> key_factors(Warp const& w, int slot, int part, int query0,
                                                                 int key) {
-    return {w.arguments,        w.smem, slot, w.lane(), w.now.head, key, query0, w.pair() * T::kRowsPerWarp,
+    return {w.arguments,        w.smem, slot, lane_here(), w.now.head, key, query0, w.pair() * T::kRowsPerWarp,
             part * T::kPartRows};
   }
 
@@ -120,7 +121,7 @@ struct BackwardScoreMod {
   __device__ __forceinline__ static void take_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
                                                 int slot, int part, int query0, int key) {
     ScoreFactors<T> const factors = key_factors(w, slot, part, query0, key);
-    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (w.lane() & 3);
+    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
     float const c = w.arguments.c;
     bool const hands = hands_over(w.arguments);
 #pragma unroll
@@ -171,7 +172,7 @@ struct BackwardScoreMod {
                                                  int key) {
     ScoreFactors<T> const factors = key_factors(w, slot, part, query0, key);
     uint32_t const store = w.ds_address(slot);
-    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (w.lane() & 3);
+    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
       float2 b[2], shift[2];
@@ -228,13 +229,13 @@ struct BackwardScoreMod {
                                                       typename Warp::Scores const& s, typename Warp::Scores const& dp,
                                                       int step, int slot) {
     int const column = w.now.tile * T::kBlockColumns + w.warp_column();
-    ScoreFactors<T> const factors(w.arguments, w.smem, slot, w.lane(), T::kByQueries ? w.head : w.now.head,
+    ScoreFactors<T> const factors(w.arguments, w.smem, slot, lane_here(), T::kByQueries ? w.head : w.now.head,
                                   w.row0 + w.warp_row(), column, w.warp_row(), w.warp_column());
     float const c = w.arguments.c;
     bool const r_grad = needs_scores(w.arguments);
     float2 bases[2], shifts[2];  // of the columns, where they are queries
     if constexpr (!T::kByQueries) {
-      uint32_t const address = w.statistics(slot) + 4 * w.warp_column() + 8 * (w.lane() & 3) + 64 * step;
+      uint32_t const address = w.statistics(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3) + 64 * step;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         bases[half] = load_shared_float2(address + 32 * half);

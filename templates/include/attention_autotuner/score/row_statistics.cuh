@@ -1,6 +1,7 @@
 // The two statistics of a row that a backward needs beside its scores: see common/backward_arguments.cuh.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 

@@ -4,6 +4,7 @@
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/score/row_statistics.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -29,7 +30,7 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   template <bool Whole, typename Warp>
   __device__ __forceinline__ static void take_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
                                                 int slot, int part, int query0, int key) {
-    uint32_t const lse2 = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (w.lane() & 3);
+    uint32_t const lse2 = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
 #pragma unroll
@@ -64,9 +65,9 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        int const row = key + 16 * i + 8 * half + w.lane() / 4;
+        int const row = key + 16 * i + 8 * half + lane_here() / 4;
         int const first = row < w.arguments.params.seqlen_k
-                              ? w.arguments.first_query(row) - query0 - 16 * step - 2 * (w.lane() & 3)
+                              ? w.arguments.first_query(row) - query0 - 16 * step - 2 * (lane_here() & 3)
                               : INT32_MAX;
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
@@ -85,7 +86,8 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   __device__ __forceinline__ static void take_ds(Warp const& w, typename Warp::Packed& ds,
                                                  typename Warp::Scores const& dp, int slot, int part) {
     uint32_t const store = w.ds_address(slot);
-    uint32_t const shift = w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * part * T::kPartRows + 8 * (w.lane() & 3);
+    uint32_t const shift =
+        w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
       float2 const delta[2] = {load_shared_float2(shift + 64 * step), load_shared_float2(shift + 64 * step + 32)};
@@ -113,7 +115,7 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   // dP starts from -delta, so that its product gives dP - delta.
   template <typename Warp>
   __device__ __forceinline__ static void begin_dp(Warp const& w, typename Warp::Scores& dp, int slot) {
-    uint32_t const delta = w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * w.warp_column() + 8 * (w.lane() & 3);
+    uint32_t const delta = w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * w.warp_column() + 8 * (lane_here() & 3);
 #pragma unroll
     for (int j = 0; j < T::kColumnTiles; ++j) {
       float2 d;
@@ -137,7 +139,7 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   __device__ __forceinline__ static void take_weights(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
                                                       typename Warp::Scores& s, typename Warp::Scores const& dp,
                                                       int step, bool whole, int slot) {
-    uint32_t const lse2_address = w.statistics(slot) + 4 * w.warp_column() + 8 * (w.lane() & 3);
+    uint32_t const lse2_address = w.statistics(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const j = 2 * step + half;
@@ -162,9 +164,9 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 8; ++e) {
-          int const row = w.row0 + w.warp_row() + 16 * i + e / 2 % 2 * 8 + w.lane() / 4;
+          int const row = w.row0 + w.warp_row() + 16 * i + e / 2 % 2 * 8 + lane_here() / 4;
           int const column =
-              w.now.tile * T::kBlockColumns + w.warp_column() + 16 * step + e / 4 * 8 + 2 * (w.lane() & 3) + e % 2;
+              w.now.tile * T::kBlockColumns + w.warp_column() + 16 * step + e / 4 * 8 + 2 * (lane_here() & 3) + e % 2;
           if (!w.meets(row, column)) s[i][2 * step + e / 4][e % 4] = 0.0f;
         }
       }

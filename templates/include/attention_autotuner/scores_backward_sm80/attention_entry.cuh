@@ -1,6 +1,7 @@
 // Host side of attention's backward artifacts.
 #pragma once
 
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/score/softmax_backward.cuh"
 #include "attention_autotuner/scores_backward_sm80/entry.cuh"
 

@@ -3,6 +3,7 @@
 
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm80/dq_share.cuh"
 #include "attention_autotuner/scores_backward_sm80/traits.cuh"
 

@@ -2,7 +2,11 @@
 // memory.
 #pragma once
 
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/scores_backward_sm80/pass.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 
@@ -37,8 +41,8 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   constexpr int kSteps = T::kBlockN / 16;
   constexpr int kRows = 16 * T::kDqRowTiles, kColumns = 16 * T::kDqColumnPairs;
   // Where registers are scarce, what is needed late is asked anew: see recompute_here.
-  int const lane = thread_index() & 31, warp = thread_index() >> 5;
-  auto late_lane = [lane] { return T::kRegistersScarce ? thread_index() & 31 : lane; };
+  int const lane = lane_here(), warp = thread_index() >> 5;
+  auto late_lane = [lane] { return T::kRegistersScarce ? lane_here() : lane; };
   int const row0 = warp % T::kDqSplit.warps_m * kRows;
   int const column0 = (T::kRegistersScarce ? thread_index() >> 5 : warp) / T::kDqSplit.warps_m * kColumns;
   LaneRow const a = lane_row_a(lane), b = lane_row_b(lane);

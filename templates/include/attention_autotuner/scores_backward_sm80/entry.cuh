@@ -1,19 +1,20 @@
 // Host side of a backward artifact with scores: workspace, checks, preparation, and the launches of its plan.
 #pragma once
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm80/dq_convert.cuh"
 #include "attention_autotuner/scores_backward_sm80/key_pass.cuh"
 #include "attention_autotuner/scores_backward_sm80/row_pass.cuh"
 
 namespace attention_autotuner {
-
-// CTAs of passes over keys that are too few for a GPU of today share their query heads instead; how many do so depends
-// on the problem alone, and so do the bits of a result.
-inline constexpr int64_t kEnoughCtas = 256;
-inline constexpr int64_t kAddPartsCtas = 4096;
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
@@ -113,7 +114,6 @@ struct BackwardEntry {
       }
     }
 
-    // The least number of parts of a group that makes enough CTAs, or all of its heads.
     static int count_splits(Params const& p) {
       int block = 0;
       for_each_pass([&block](auto, auto, auto traits) {
@@ -123,9 +123,7 @@ struct BackwardEntry {
       });
       int const group = p.heads_q / p.heads_kv;
       int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
-      int splits = 1;
-      while (splits < group && (group % splits != 0 || ctas * splits < kEnoughCtas)) ++splits;
-      return splits;
+      return count_head_splits(ctas, group, Config::kEnoughCtas);
     }
   };
 
@@ -233,17 +231,7 @@ struct BackwardEntry {
       }
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            block_m,
-            block_n,
-            threads,
-            0,
-            smem,
-            Config::kCopyBytes};
+    return kernel_info<Config>(block_m, block_n, threads, smem);
   }
 };
 

@@ -19,6 +19,14 @@
 // Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (map).
 #pragma once
 
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/mask_stream.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm80/dq_share.cuh"
 
 namespace attention_autotuner {
@@ -28,7 +36,6 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   using T = KeyPassTraits<Config>;
   using Place = PassWarp<T>;
   using Place::arrive;
-  using Place::lane;
   using Place::smem;
   using Place::statistics;
   using Place::warp;
@@ -100,7 +107,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
 
   __device__ __forceinline__ uint32_t exchange(int part, int step, int i) const {
     return smem + T::kExchangeOffset +
-           (((part * T::kPairs + pair()) * T::kRowTiles + i) * T::kQuerySteps + step) * 512 + lane() * 16;
+           (((part * T::kPairs + pair()) * T::kRowTiles + i) * T::kQuerySteps + step) * 512 + lane_here() * 16;
   }
   __device__ __forceinline__ static int exchange_barrier(int part) { return 1 + part * T::kPairs + pair(); }
 
@@ -129,7 +136,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   // Where this lane stores dS^T of a slot.
   __device__ __forceinline__ uint32_t ds_address(int slot) const {
     return smem + T::kDsOffset + slot * T::kDsBytes +
-           T::TileDs::offset(pair() * T::kRowsPerWarp + lane() / 4, 2 * (lane() & 3));
+           T::TileDs::offset(pair() * T::kRowsPerWarp + lane_here() / 4, 2 * (lane_here() & 3));
   }
 
   // --- products ------------------------------------------------------------------------------------------------------
@@ -150,7 +157,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   // sum += dS^T Q with the dS^T that this warp has stored.
   __device__ __forceinline__ void accumulate_dk(Accumulators<T::kRowTiles, T::kClassQK / 8>& sum, int slot,
                                                 uint32_t q_columns) const {
-    LaneRow const a = lane_row_a(lane());
+    LaneRow const a = lane_row_a(lane_here());
     uint32_t const ds =
         smem + T::kDsOffset + slot * T::kDsBytes + T::TileDs::offset(pair() * T::kRowsPerWarp + a.row, a.column);
 #pragma unroll
@@ -206,7 +213,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     constexpr int kFirstOffset = ValueWarp ? T::kQOffset : T::kDoOffset;
     constexpr int kSecondOffset = ValueWarp ? T::kDoOffset : T::kQOffset;
     constexpr int kSteps = (ValueWarp ? T::kClassQK : T::kClassV) / 16;
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     int const row0 = pair() * T::kRowsPerWarp;
     uint32_t const own = smem + kOwnOffset + TileOwn::offset(row0 + a.row, a.column);
     uint32_t const first = smem + kFirstOffset + TileFirst::offset(b.row, b.column);

@@ -1,14 +1,15 @@
 // What the passes of family sm80 share: resident tiles, the stream of tiles, the write of a result.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
-#include "attention_autotuner/score/mask_stream.cuh"
 #include "attention_autotuner/scores_backward_sm80/traits.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
 
 namespace attention_autotuner {
 
@@ -98,7 +99,6 @@ template <typename T>
 struct PassWarp {
   uint32_t const smem;  // where the CTA's shared memory starts
 
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
   __device__ __forceinline__ static int warp() { return thread_index() >> 5; }
   __device__ __forceinline__ static void arrive() {
     cute::cp_async_fence();
@@ -116,7 +116,7 @@ template <typename Element, typename Tile, int RowTiles, int ColumnTiles>
 __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> const& sum, float scale, uint32_t tile,
                                            int warp_row, attention_autotuner_tensor const& tensor, int batch, int head,
                                            int row, int rows, int column, int columns) {
-  int const lane = thread_index() & 31;
+  int const lane = lane_here();
 #pragma unroll
   for (int i = 0; i < RowTiles; ++i) {
 #pragma unroll
@@ -151,7 +151,7 @@ template <int RowTiles, int ColumnTiles, typename Params>
 __device__ __forceinline__ void write_part(Accumulators<RowTiles, ColumnTiles> const& sum, float* parts,
                                            Params const& p, int split, int batch, int kv_head, int row, int column,
                                            int columns) {
-  int const lane = thread_index() & 31;
+  int const lane = lane_here();
   float* const head = parts + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
 #pragma unroll
   for (int i = 0; i < RowTiles; ++i) {

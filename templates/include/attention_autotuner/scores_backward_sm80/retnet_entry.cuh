@@ -2,7 +2,10 @@
 #pragma once
 
 #include "attention_autotuner/common/mask_gradient.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/score/masked_backward.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm80/entry.cuh"
 
 namespace attention_autotuner {

@@ -11,7 +11,18 @@
 // Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (map).
 #pragma once
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/mask_stream.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm80/pass.cuh"
+#include "attention_autotuner/sm80/operand.cuh"
 
 namespace attention_autotuner {
 
@@ -20,7 +31,6 @@ struct RowPassWarp : PassWarp<Traits> {
   using T = Traits;
   using Place = PassWarp<T>;
   using Place::arrive;
-  using Place::lane;
   using Place::smem;
   using Place::statistics;
   using Place::warp;
@@ -89,7 +99,7 @@ struct RowPassWarp : PassWarp<Traits> {
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          int const row = row0 + warp_row() + 16 * i + 8 * half + lane() / 4;
+          int const row = row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;
           bool const exists = row < p.seqlen_q;
           int64_t const index = arguments.statistics_offset(batch, head) + row;
           base[i][half] = exists ? arguments.base[index] : RowStatistics<T::kScoreMod>::neutral_base();
@@ -152,7 +162,7 @@ struct RowPassWarp : PassWarp<Traits> {
     using TileX = std::conditional_t<T::kNeedsDp, typename T::TileQK, typename T::TileOther>;  // of the last product
     constexpr int kXOffset = T::kNeedsDp ? T::kQKOffset : T::kOtherOffset;
     constexpr int kWeightSteps = T::kColumnTiles / 2;
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     int const x_column = T::kNeedsDp ? slice * T::kResultColumns : 0;
     uint32_t const rows_qk = smem + T::kRowsQKOffset + T::TileRowsQK::offset(warp_row() + a.row, a.column);
     uint32_t const rows_v = smem + T::kRowsVOffset + T::TileRowsV::offset(warp_row() + a.row, a.column);
@@ -218,7 +228,7 @@ struct RowPassWarp : PassWarp<Traits> {
 #pragma unroll
       for (int j = 0; j < T::kResultTiles; ++j) {
         uint32_t const address =
-            smem + (((warp() % T::kWarps) * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane() * 16;
+            smem + (((warp() % T::kWarps) * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane_here() * 16;
         float (&v)[4] = sum[i][j];
         if (gives) {
           asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]),
@@ -233,7 +243,7 @@ struct RowPassWarp : PassWarp<Traits> {
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int j = 0; j < T::kResultTiles; ++j) {
-          uint32_t const address = smem + ((warp() * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane() * 16;
+          uint32_t const address = smem + ((warp() * T::kRowTiles + i) * T::kResultTiles + j) * 512 + lane_here() * 16;
           float v[4];
           asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                        : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])

@@ -6,6 +6,7 @@
 
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 

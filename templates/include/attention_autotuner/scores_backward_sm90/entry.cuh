@@ -3,13 +3,20 @@
 // Rows' statistics, parts of results that CTAs share, and the gradient of the mask are those of family sm80.
 #pragma once
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/mask_gradient.cuh"
 #include "attention_autotuner/common/postprocess.cuh"
 #include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_backward_sm90/mainloop.cuh"
 #include "attention_autotuner/scores_backward_sm90/row_factors.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {
 
@@ -27,8 +34,6 @@ struct BackwardSm90Entry {
 #else
   static constexpr int kMostCtas = INT32_MAX;
 #endif
-  // CTAs of passes over keys that are too few share their query heads; how many do so depends on the problem alone.
-  static constexpr int64_t kEnoughCtas = 132, kAddPartsCtas = 4096;
   static inline std::atomic<int> multiprocessors[kMaxDevices];  // of devices that are prepared
   // Whether passes start before the one ahead has ended: graphs of older drivers cannot hold such launches.
   static inline std::atomic<bool> starts_early;
@@ -94,13 +99,10 @@ struct BackwardSm90Entry {
         bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
       }
     }
-    // The least number of parts of a group that makes enough CTAs, or all of its heads.
     static int count_splits(Params const& p) {
       int const group = p.heads_q / p.heads_kv;
       int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dk::kBlockRows)) * p.heads_kv * p.batch;
-      int splits = 1;
-      while (splits < group && (group % splits != 0 || ctas * splits < kEnoughCtas)) ++splits;
-      return splits;
+      return count_head_splits(ctas, group, Config::kEnoughCtas);
     }
   };
   static size_t workspace_bytes(Params const& p) {
@@ -255,17 +257,7 @@ struct BackwardSm90Entry {
       smem = maximum(smem, decltype(traits)::kSmemBytes);
       return int32_t(ATTENTION_AUTOTUNER_OK);
     });
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            Dq::kBlockRows,
-            Dq::kBlockColumns,
-            Dq::kThreads,
-            0,
-            smem,
-            Config::kCopyBytes};
+    return kernel_info<Config>(Dq::kBlockRows, Dq::kBlockColumns, Dq::kThreads, smem);
   }
 };
 

@@ -3,7 +3,7 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/convert.cuh"
-#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/common/threads.cuh"
 
 namespace attention_autotuner {
 

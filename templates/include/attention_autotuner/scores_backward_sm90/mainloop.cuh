@@ -16,11 +16,15 @@
 // stays in registers. CTAs take several tiles, and what loads runs ahead into the next.
 #pragma once
 
+#include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
 #include "attention_autotuner/scores_backward_sm90/producer.cuh"
 #include "attention_autotuner/sm90/mask_tile.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/wgmma.cuh"

@@ -2,11 +2,14 @@
 // bring them.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/scores_backward_sm90/traits.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
-#include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner {

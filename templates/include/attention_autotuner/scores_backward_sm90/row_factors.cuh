@@ -2,6 +2,7 @@
 // rows beyond the sequence. The kernel of common/preprocess.cuh reads O and dO as well, for r with a gradient.
 #pragma once
 
+#include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/score/row_statistics.cuh"
 #include "attention_autotuner/sm90/roles.cuh"

@@ -5,6 +5,7 @@
 
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 
 namespace attention_autotuner {
 

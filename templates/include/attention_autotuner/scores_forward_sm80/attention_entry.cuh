@@ -1,6 +1,7 @@
 // Host side of attention's forward artifacts.
 #pragma once
 
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/score/softmax.cuh"
 #include "attention_autotuner/scores_forward_sm80/entry.cuh"
 

@@ -3,6 +3,9 @@
 
 #include <cmath>
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 
@@ -69,17 +72,7 @@ struct ForwardEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            T::kClassQK,
-            Config::kClassV,
-            T::kBlockM,
-            T::kBlockN,
-            T::kThreads,
-            0,
-            T::kSmemBytes,
-            Config::kCopyBytes};
+    return kernel_info<Config>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
   }
 };
 

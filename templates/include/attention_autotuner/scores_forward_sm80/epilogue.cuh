@@ -1,6 +1,10 @@
 // The end of a forward tile: normalise O, stage it in shared memory, write whole 16-byte chunks; write LSE or r.
 #pragma once
 
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/scores_forward_sm80/warp.cuh"
 
 namespace attention_autotuner {
@@ -27,7 +31,7 @@ __device__ __forceinline__ void write_output(Warp& w) {
 
   TileCoordinates const tile = w.tile();
   int const row0 = tile.row_block * T::kBlockM, value0 = tile.value_slice * T::kValueColumns;
-  int const lane = w.lane(), first_column = w.warp_n() * 8 * T::kColumnTiles + 2 * (lane & 3);
+  int const lane = lane_here(), first_column = w.warp_n() * 8 * T::kColumnTiles + 2 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll

@@ -1,6 +1,9 @@
 // The main loops of the forward kernels and their kernel function: when tiles are fetched, and what overlaps with what.
 #pragma once
 
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/scores_forward_sm80/epilogue.cuh"
 #include "attention_autotuner/scores_forward_sm80/warp.cuh"
 

@@ -6,7 +6,11 @@
 
 #include "attention_autotuner/chunks_sm80/from_state.cuh"
 #include "attention_autotuner/chunks_sm80/launch.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/super_chunks.cuh"
 #include "attention_autotuner/host/workspace.cuh"
 #include "attention_autotuner/scores_forward_sm80/retnet_entry.cuh"
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_autotuner/score/masked.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_forward_sm80/entry.cuh"
 
 namespace attention_autotuner {

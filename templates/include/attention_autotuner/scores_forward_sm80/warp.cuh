@@ -18,13 +18,15 @@
 #pragma once
 
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_forward_sm80/traits.cuh"
-#include "attention_autotuner/sm80/mma.cuh"
 #include "attention_autotuner/sm80/warps.cuh"
 
 namespace attention_autotuner {
@@ -33,7 +35,6 @@ template <typename Config>
 struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   using T = ForwardTraits<Config>;
   using Place = RowWarps<T>;
-  using Place::lane;
   using Place::row_in_block;
   using Place::smem;
   using Place::warp_m;
@@ -104,7 +105,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     k_target = smem + T::kKOffset + CopyK::offset(thread);
     if constexpr (!kSameCopy) v_target = smem + T::kVOffset + CopyV::offset(thread);
 
-    LaneRow const a = lane_row_a(lane()), b = lane_row_b(lane());
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     q_address = smem + T::kQOffset + T::TileQ::offset(warp_m() * 16 * T::kRowTiles + a.row, a.column);
     k_address = smem + T::kKOffset + T::TileK::offset(warp_n() * 8 * T::kKeyTiles + b.row, b.column);
     v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
@@ -264,7 +265,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     if constexpr (T::kPInRegisters || T::TileV::reaches(8 * T::kColumnTiles)) {
       return T::TileV::advance(v_slot, rows, columns);
     } else {
-      LaneRow const a = lane_row_a(lane());
+      LaneRow const a = lane_row_a(lane_here());
       return v_slot + T::TileV::offset(rows + a.row, warp_n() * 8 * T::kColumnTiles + columns + a.column) -
              T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
     }
@@ -287,7 +288,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     int const key = first_key(key_tile);
     if (key + T::kBlockN <= whole_keys) return;
     int const row0 = tile().row_block * T::kBlockM;
-    int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane() & 3);
+    int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
@@ -330,7 +331,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
       store_p(s);
       this->row_barrier();
       uint32_t const p_address = smem + T::kPOffset + T::TileP::offset(warp_m() * 16 * T::kRowTiles, 0) +
-                                 T::TileP::offset(lane_row_a(lane()).row, lane_row_a(lane()).column);
+                                 T::TileP::offset(lane_row_a(lane_here()).row, lane_row_a(lane_here()).column);
 #pragma unroll
       for (int key_step = 0; key_step < kKeySteps; ++key_step) {
         uint32_t p[T::kRowTiles][4];
@@ -355,7 +356,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
         for (int half = 0; half < 2; ++half) {
           uint32_t const address =
               smem + T::kPOffset +
-              T::TileP::offset(row_in_block(i, half), warp_n() * 8 * T::kKeyTiles + 8 * j + 2 * (lane() & 3));
+              T::TileP::offset(row_in_block(i, half), warp_n() * 8 * T::kKeyTiles + 8 * j + 2 * (lane_here() & 3));
           asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address),
                        "r"(pack_pair<Element>(s[i][j][2 * half], s[i][j][2 * half + 1]))
                        : "memory");

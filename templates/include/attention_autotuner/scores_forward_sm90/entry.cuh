@@ -1,8 +1,12 @@
 // Host side of a retnet forward artifact of family sm90: checks, tensor maps, preparation and launch.
 #pragma once
 
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/scores_forward_sm90/mainloop.cuh"
 
 namespace attention_autotuner {
@@ -64,17 +68,7 @@ struct ForwardSm90Entry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return {sizeof(attention_autotuner_kernel_info),
-            ATTENTION_AUTOTUNER_ABI_VERSION,
-            Config::kName,
-            Config::kClassQK,
-            Config::kClassV,
-            T::kBlockM,
-            T::kBlockN,
-            T::kThreads,
-            0,
-            T::kSmemBytes,
-            Config::kCopyBytes};
+    return kernel_info<Config>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
   }
 };
 

@@ -13,6 +13,7 @@
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/scores_forward_sm90/traits.cuh"
 #include "attention_autotuner/sm90/mask_tile.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"

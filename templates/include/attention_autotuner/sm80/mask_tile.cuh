@@ -7,6 +7,7 @@
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/tile.cuh"
 
 namespace attention_autotuner {

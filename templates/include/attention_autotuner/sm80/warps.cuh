@@ -10,15 +10,14 @@ template <typename T>
 struct RowWarps {
   uint32_t smem;  // where the CTA's shared memory starts
 
-  // Where this thread stands. Computed where it is needed: see recompute_here.
-  __device__ __forceinline__ static int lane() { return thread_index() & 31; }
-  // Warps that share rows wait for each other, so they are neighbours: each on another scheduler.
+  // Where this warp stands. Warps that share rows wait for each other, so they are neighbours: each on another
+  // scheduler.
   __device__ __forceinline__ static int warp_m() { return (thread_index() >> 5) / T::kWarpsN; }
   __device__ __forceinline__ static int warp_n() { return (thread_index() >> 5) % T::kWarpsN; }
 
   // Row of the block that accumulator row 8 half + lane / 4 of 16-row tile i is.
   __device__ __forceinline__ static int row_in_block(int i, int half) {
-    return (warp_m() * T::kRowTiles + i) * 16 + half * 8 + lane() / 4;
+    return (warp_m() * T::kRowTiles + i) * 16 + half * 8 + lane_here() / 4;
   }
 
   __device__ __forceinline__ uint32_t statistics(int warp, int i, int half) const {
@@ -34,7 +33,7 @@ struct RowWarps {
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if ((lane() & 3) == 0) {
+        if ((lane_here() & 3) == 0) {
           asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(statistics(warp_n(), i, half)), "f"(value[i][half])
                        : "memory");
         }

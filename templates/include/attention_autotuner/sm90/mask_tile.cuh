@@ -6,8 +6,8 @@
 
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
-#include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 
 namespace attention_autotuner {

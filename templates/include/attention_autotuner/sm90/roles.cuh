@@ -26,7 +26,6 @@ __device__ __forceinline__ void wait_on_dependent_grids() { asm volatile("gridde
 // Where a thread of a consumer warpgroup stands.
 __device__ __forceinline__ int consumer_index() { return int(threadIdx.x) / kWarpgroupThreads - 1; }
 __device__ __forceinline__ int warp_in_warpgroup() { return int(threadIdx.x) % kWarpgroupThreads / 32; }
-__device__ __forceinline__ int lane_index() { return int(threadIdx.x) & 31; }
 // In a tile of 64 rows for each consumer warpgroup: the first of this lane's rows.
 __device__ __forceinline__ int consumer_row() {
   return kWarpgroupRows * consumer_index() + 16 * warp_in_warpgroup() + lane_index() / 4;

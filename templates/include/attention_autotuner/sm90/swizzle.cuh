@@ -19,8 +19,8 @@ __device__ __forceinline__ uint32_t aligned_shared(void const* smem_bytes) {
   return (start + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
 }
 
-// The address of 16-byte chunk `chunk` of row `row` of a block of 64 columns; `key` is row % 8, which callers know as the
-// number of a lane.
+// The address of 16-byte chunk `chunk` of row `row` of a block of 64 columns; `key` is row % 8, which callers know as
+// the number of a lane.
 __device__ __forceinline__ uint32_t swizzled_address(uint32_t block, int row, int chunk, int key) {
   return block + row * kSwizzleRowBytes + (chunk ^ key) * 16;
 }

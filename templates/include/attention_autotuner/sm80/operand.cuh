@@ -1,10 +1,7 @@
 // Where a lane of family sm80 reads an operand of its MMAs.
 #pragma once
 
-#include "attention_autotuner/common/shared_memory.cuh"
-#include "attention_autotuner/common/tile.cuh"
-#include "attention_autotuner/common/warp_mma.cuh"
-
+#include <cstdint>
 namespace attention_autotuner {
 
 // Where a lane reads a tile, from a start on by whole matrices: steps within a run of `Width` columns that starts at a
