@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from .. import templates
-from ..core.cpp import cpp_literal, cpp_type
+from ..core.cpp import cpp_enumerator, cpp_literal, cpp_members, cpp_type
 
 
 def template_root() -> Path:
@@ -29,6 +29,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    env.filters["cpp_enumerator"] = cpp_enumerator
     env.filters["cpp_literal"] = cpp_literal
+    env.filters["cpp_members"] = cpp_members
     env.filters["cpp_type"] = cpp_type
     return env

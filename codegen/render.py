@@ -17,6 +17,8 @@ from .environment import environment, template_root
 
 NAMESPACE = "attention_autotuner"
 """Folder under :func:`include_root` that holds the headers of this package."""
+TEMPLATE = "kernel.cu.jinja"
+"""The one template, under the template root, that every kernel is rendered from."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:<([^>\n]+)>|"([^"\n]+)")', re.MULTILINE)
 _ABI_VERSION = re.compile(
@@ -39,17 +41,39 @@ class RenderedKernel:
     text: str
 
 
-def render(candidate: Candidate) -> RenderedKernel:
-    """Render a candidate with its template.
+@dataclass(frozen=True, kw_only=True)
+class GeneratedCode:
+    """C++ expressions that are generated for a candidate and placed in its config.
+
+    Attributes:
+        score: of ``score``, ``i`` and ``j``: what a score of row i and column j becomes; None where the score
+            modification of the headers is all that there is.
+    """
+
+    score: str | None = None
+
+
+def render(candidate: Candidate, generated: GeneratedCode | None = None) -> RenderedKernel:
+    """Render a candidate: its config, written from the fields of its knobs, and its entry points.
+
+    Args:
+        candidate: what to render.
+        generated: expressions for the template's hooks; none by default.
 
     Raises:
-        jinja2.TemplateNotFound: there is no such template.
         jinja2.UndefinedError: the template asks for something that the candidate does not have.
+        TypeError: a knob holds what is no C++ constant.
     """
-    template = environment().get_template(kernel_of(candidate).entry(candidate).template)
-    return RenderedKernel(
-        candidate=candidate, name=candidate.name, text=template.render(candidate=candidate)
+    text = (
+        environment()
+        .get_template(TEMPLATE)
+        .render(
+            candidate=candidate,
+            entry=kernel_of(candidate).entry(candidate),
+            generated=generated or GeneratedCode(),
+        )
     )
+    return RenderedKernel(candidate=candidate, name=candidate.name, text=text)
 
 
 def unique(kernels: Iterable[RenderedKernel]) -> list[RenderedKernel]:

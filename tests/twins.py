@@ -21,14 +21,14 @@ TRAITS = {
 }
 # Entries check what passes have in common.
 RETENTION_TRAITS = {
-    "chunkwise": ["attention_autotuner::ChunkwiseEntry<{0}>::T"],
+    "chunkwise": ["attention_autotuner::ChunksEntry<{0}>::T"],
     "parallel": [
         "attention_autotuner::ForwardTraits<{0}>",
         "attention_autotuner::ParallelEntry<{0}>::T",
     ],
     "recurrent": ["attention_autotuner::RecurrentTraits<{0}>"],
     "auto": [
-        f"attention_autotuner::RetentionBackwardEntry<{{0}}>::{name}" for name in ("Dq", "Dk", "Dv")
+        f"attention_autotuner::ChunksBackwardEntry<{{0}}>::{name}" for name in ("Dq", "Dk", "Dv")
     ],
 }
 
@@ -36,15 +36,15 @@ RETENTION_TRAITS = {
 def traits_of(candidate: Candidate) -> list[str]:
     """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
     if candidate.family == "sm90" and candidate.op == "retention":
-        return ["attention_autotuner::WgmmaChunkTraits<{0}, false>"]
+        return ["attention_autotuner::ChunkSm90Traits<{0}, false>"]
     if candidate.family == "sm90" and candidate.direction == "backward":
         return [
-            f"attention_autotuner::WgmmaPassTraits<{{0}}, {{0}}::{name}, "
+            f"attention_autotuner::PassSm90Traits<{{0}}, {{0}}::{name}, "
             f"attention_autotuner::Result::k{name}>"
             for name in ("Dq", "Dk", "Dv")
         ]
     if candidate.family == "sm90":
-        return ["attention_autotuner::WgmmaForwardTraits<{0}>"]
+        return ["attention_autotuner::ForwardSm90Traits<{0}>"]
     if candidate.op == "retention":
         return RETENTION_TRAITS[candidate.form]
     if candidate.direction == "forward":
@@ -54,24 +54,24 @@ def traits_of(candidate: Candidate) -> list[str]:
 
 def header_of(candidate: Candidate) -> str:
     """The header that has them."""
-    if candidate.family == "sm90":
-        direction = "" if candidate.op == "retention" else f"{candidate.direction}_"
-        return f"{candidate.op}_{direction}traits_sm90"
-    if candidate.op != "retention":
-        return f"attention_{candidate.direction}_traits"
-    name = candidate.direction if candidate.form == "auto" else candidate.form
-    return f"retention_{name}_entry"
+    if candidate.op == "retention":
+        headers = {
+            "parallel": "scores_forward_sm80/retention_entry",
+            "recurrent": "recurrent_sm80/mainloop",
+        }
+        if candidate.direction == "backward":
+            return "chunks_sm80/backward_entry"
+        default = "chunks_sm90/traits" if candidate.family == "sm90" else "chunks_sm80/entry"
+        return headers.get(candidate.form, default)
+    return f"scores_{candidate.direction}_{candidate.family}/traits"
 
 
 def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
     """A program that prints a number of the traits of each candidate's kernels, of one operation and direction."""
-    ((op, _),) = {(candidate.op, candidate.direction) for candidate in candidates}
+    assert len({(candidate.op, candidate.direction) for candidate in candidates}) == 1
     lines = ["#include <cstdio>", "#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
     headers = dict.fromkeys(map(header_of, candidates))
     lines += [f"#include <attention_autotuner/{header}.cuh>" for header in headers]
-    if op != "retention":
-        plans = "enum class BackwardPlan { kFused, kPair, kSplit };"
-        lines.append(f"namespace attention_autotuner {{ {plans} }}")
     for index, candidate in enumerate(candidates):
         found = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
         assert found is not None

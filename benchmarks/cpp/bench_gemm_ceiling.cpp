@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "attention_autotuner/ceilings.h"
+#include "attention_autotuner/peaks/ceilings.h"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "report.hpp"
@@ -13,7 +13,7 @@ namespace attention_autotuner::benchmarks {
 namespace {
 
 constexpr char kProgram[] = "bench_gemm_ceiling";
-constexpr double kMaxSeconds = 60;  // of ceilings.h
+constexpr double kMaxSeconds = 60;  // of peaks/ceilings.h
 
 struct CeilingOptions {
   std::vector<std::string> which;

@@ -3,11 +3,11 @@
 // Compiled by tuning/ceilings.py for the device at hand, 90a for compute capability 9.0.
 #include <cstring>
 
-#include "attention_autotuner/ceilings.h"
-#include "attention_autotuner/ceilings_arithmetic.cuh"
-#include "attention_autotuner/ceilings_memory.cuh"
-#include "attention_autotuner/ceilings_mma.cuh"
-#include "attention_autotuner/ceilings_wgmma.cuh"
+#include "attention_autotuner/peaks/ceilings.h"
+#include "attention_autotuner/peaks/arithmetic.cuh"
+#include "attention_autotuner/peaks/memory.cuh"
+#include "attention_autotuner/peaks/mma.cuh"
+#include "attention_autotuner/peaks/wgmma.cuh"
 
 #define ATTENTION_AUTOTUNER_EXPORT __attribute__((visibility("default")))
 

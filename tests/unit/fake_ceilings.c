@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_autotuner/ceilings.h"
+#include "attention_autotuner/peaks/ceilings.h"
 
 #define EXPORT __attribute__((visibility("default")))
 

@@ -13,7 +13,7 @@ import pytest
 from attention_autotuner.arch import A100, H100, RTX4090
 from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.occupancy import registers_per_thread
-from attention_autotuner.codegen.render import include_root
+from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
@@ -259,6 +259,5 @@ def test_groups_are_shared_where_blocks_of_keys_are_few(
 
 
 def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
-    header = include_root() / "attention_autotuner" / "attention_backward_entry.cuh"
-    (found,) = re.findall(r"kEnoughCtas = (\d+);", header.read_text(encoding="utf-8"))
+    (found,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
     assert int(found) == ENOUGH_CTAS

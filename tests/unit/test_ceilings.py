@@ -19,7 +19,7 @@ from attention_autotuner.tuning.ceilings import (
 )
 from attention_autotuner.tuning.ceilings_worker import CeilingResult
 
-HEADER = template_root() / "include" / "attention_autotuner" / "ceilings.h"
+HEADER = template_root() / "include" / "attention_autotuner" / "peaks/ceilings.h"
 SOURCE = template_root() / "ceilings" / "ceilings.cu"
 C_TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from attention_autotuner.core.cpp import cpp_literal, cpp_type
+from attention_autotuner.core.cpp import (
+    CppMember,
+    cpp_enumerator,
+    cpp_literal,
+    cpp_members,
+    cpp_name,
+    cpp_type,
+)
 
 
 @pytest.mark.parametrize(
@@ -54,3 +62,50 @@ def test_types() -> None:
     assert cpp_type("bf16") == "__nv_bfloat16"
     with pytest.raises(ValueError, match="fp8"):
         cpp_type("fp8")
+
+
+@dataclass(frozen=True)
+class Inner:
+    block_m: int
+    scores: str = "inline"
+
+
+@dataclass(frozen=True)
+class Outer:
+    cta_order: str
+    q_in_registers: bool
+    dq: Inner | None = None
+    dk: Inner | None = None
+
+
+def test_members_follow_the_fields_of_a_dataclass() -> None:
+    assert cpp_members(Outer("rows_first", True, dq=Inner(64))) == (
+        CppMember(name="CtaOrder", type="auto", value="attention_autotuner::CtaOrder::kRowsFirst"),
+        CppMember(name="QInRegisters", type="bool", value="true"),
+        CppMember(
+            name="Dq",
+            members=(
+                CppMember(name="BlockM", type="int", value="64"),
+                CppMember(name="Scores", type="auto", value="attention_autotuner::Scores::kInline"),
+            ),
+        ),
+    )
+
+
+def test_a_field_that_no_constant_can_hold_is_named() -> None:
+    @dataclass
+    class Wrong:
+        scale: float = 0.5
+
+    with pytest.raises(TypeError, match=r"no C\+\+ constant for scale, a float: 0\.5"):
+        cpp_members(Wrong())
+
+
+@pytest.mark.parametrize("name", ["", "_", "two words", "kBlockM", "1st", "a-b"])
+def test_names_are_lower_case_with_underscores(name: str) -> None:
+    with pytest.raises(ValueError, match="no C\\+\\+ name of"):
+        cpp_name(name)
+
+
+def test_an_enumerator_is_named_by_its_field_and_its_word() -> None:
+    assert cpp_enumerator("fused", "plan") == "attention_autotuner::Plan::kFused"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attention_autotuner.core.problem import CausalAlignment, Problem
+from attention_autotuner.operations.shared.bands import SEEN, keys_seen, queries_that_see
 from attention_autotuner.reference import Bands, check
-from attention_autotuner.reference.bands import SEEN, keys_seen, queries_that_see
 
 PROBLEM = Problem(
     batch=2, heads_q=4, heads_kv=2, seqlen_q=24, seqlen_k=40, dim_qk=16, dim_v=8, causal=True

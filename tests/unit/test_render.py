@@ -10,6 +10,7 @@ import pytest
 
 from attention_autotuner.codegen.environment import environment, template_root
 from attention_autotuner.codegen.render import (
+    GeneratedCode,
     abi_version,
     include_closure,
     include_root,
@@ -125,9 +126,18 @@ def test_undefined_names_are_errors() -> None:
         template.render(candidate=SMALL)
 
 
-def test_templates_are_short() -> None:
-    for path in template_root().rglob("*.jinja"):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= 120, path
+def test_there_is_one_template_and_it_is_short() -> None:
+    (path,) = template_root().rglob("*.jinja")
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_a_generated_expression_enters_through_its_hook() -> None:
+    plain = render(SMALL).text
+    modified = render(SMALL, GeneratedCode(score="score * 0.5f")).text
+    assert "return score * 0.5f;" in modified
+    added = set(modified.splitlines()) - set(plain.splitlines())
+    assert len(added) == 2  # the comment and the function
+    assert set(plain.splitlines()) < set(modified.splitlines())
 
 
 def test_unique_keeps_the_first_of_each_text() -> None:
@@ -184,9 +194,10 @@ def test_missing_headers_are_named(tmp_path: Path, text: str, named: list[str]) 
 
 def test_closure_of_a_real_kernel() -> None:
     closure = include_closure(render(SMALL).text)
-    assert {"attention_autotuner/abi.h", "attention_autotuner/attention_forward_entry.cuh"} <= set(
-        closure
-    )
+    assert {
+        "attention_autotuner/abi.h",
+        "attention_autotuner/scores_forward_sm80/entry.cuh",
+    } <= set(closure)
     for name, digest in closure.items():
         assert hashlib.sha256((include_root() / name).read_bytes()).hexdigest() == digest
 

@@ -100,8 +100,8 @@ def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_ow
     own = target.of_family("sm90")
     assert (own.arch, own.ptx, own.cmake_architecture) == ("90a", False, "90a-real")
     closure = include_closure(render(H100().default(MASKED)).text)
-    assert any(path.endswith("retnet_forward_sm90.cuh") for path in closure)
-    assert not any("attention_forward" in path for path in closure)
+    assert any(path.endswith("scores_forward_sm90/mainloop.cuh") for path in closure)
+    assert not any("sm80" in path for path in closure)
 
 
 def test_a_family_takes_its_own_knobs() -> None:

@@ -136,9 +136,10 @@ def test_few_heads_of_long_sequences_are_divided(
 
 def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
     default = POLICY.default(DECAYED)
-    assert kernel_of(default).entry(default).cpp_type == "WgmmaChunkwiseEntry"
+    assert default.kernel == "chunks_sm90"
+    assert kernel_of(default).entry(default).cpp_type == "ChunksSm90Entry"
     closure = include_closure(render(default).text)
-    assert any(path.endswith("retention_chunks_sm90.cuh") for path in closure)
+    assert any(path.endswith("chunks_sm90/mainloop.cuh") for path in closure)
     cells = knobs(wide(DECAYED, super_chunk=1024))
     assert len(cells) == len(knob_headings(DECAYED))
     assert cells == ["sm90", "chunkwise", "64 of 1024", "128 columns 2 groups 2 stages", "-"]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+NAMESPACE = "attention_autotuner"
+
 _TYPES = {
     "fp16": "__half",
     "bf16": "__nv_bfloat16",
@@ -49,3 +54,74 @@ def cpp_type(dtype: str) -> str:
     if dtype not in _TYPES:
         raise ValueError(f"no C++ type for dtype {dtype!r}; known: {sorted(_TYPES)}")
     return _TYPES[dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CppMember:
+    """A member of a generated struct: a constant, or a struct of its own.
+
+    Attributes:
+        name: in capitalised words: of the struct, and of the constant after its ``k``.
+        type: of a constant; ``auto`` for an enumerator.
+        value: C++ source of a constant.
+        members: of a struct; None for a constant.
+    """
+
+    name: str
+    type: str = ""
+    value: str = ""
+    members: tuple[CppMember, ...] | None = None
+
+
+def cpp_name(name: str) -> str:
+    """A name in capitalised words: ``BlockM`` of ``block_m``.
+
+    Raises:
+        ValueError: it is not a Python name in lower case with underscores.
+    """
+    if not name.isidentifier() or name != name.lower() or not name.strip("_"):
+        raise ValueError(f"no C++ name of {name!r}: names are lower case with underscores")
+    return "".join(word[:1].upper() + word[1:] for word in name.split("_"))
+
+
+def cpp_enumerator(word: str, enum: str) -> str:
+    """The enumerator of a word: ``attention_autotuner::CtaOrder::kRowsFirst`` of ``rows_first`` and ``cta_order``.
+
+    Raises:
+        ValueError: one of the two is no such name.
+    """
+    return f"{NAMESPACE}::{cpp_name(enum)}::k{cpp_name(word)}"
+
+
+def cpp_members(config: Any) -> tuple[CppMember, ...]:
+    """The members of a struct that says what a dataclass instance says, in the order of its fields.
+
+    A bool or an int is a constant, a string an enumerator of the enum that its field names, a dataclass instance a
+    struct named like its field; what is None is left out.
+
+    Args:
+        config: a dataclass instance.
+
+    Raises:
+        TypeError: a field holds anything else.
+    """
+    return tuple(
+        _member(field.name, value)
+        for field in fields(config)
+        if (value := getattr(config, field.name)) is not None
+    )
+
+
+def _member(name: str, value: object) -> CppMember:
+    if is_dataclass(value) and not isinstance(value, type):
+        return CppMember(name=cpp_name(name), members=cpp_members(value))
+    if isinstance(value, str):
+        return CppMember(name=cpp_name(name), type="auto", value=cpp_enumerator(value, name))
+    kind = "bool" if isinstance(value, bool) else "int"
+    return CppMember(name=cpp_name(name), type=kind, value=cpp_literal(_constant(name, value)))
+
+
+def _constant(name: str, value: object) -> bool | int:
+    if not isinstance(value, int):
+        raise TypeError(f"no C++ constant for {name}, a {type(value).__name__}: {value!r}")
+    return value

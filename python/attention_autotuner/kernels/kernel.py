@@ -26,13 +26,15 @@ class Entry:
     """The C++ side of a kernel.
 
     Attributes:
-        header: path below ``attention_autotuner/`` on the include path.
-        cpp_type: name of the entry template in namespace ``attention_autotuner``, which takes the config.
+        cpp_type: class template of the host side, in namespace ``attention_autotuner``, over a config.
+        header: the one that has it, in the kernel's folder of headers.
+        enough_ctas: of a backward: where a pass over keys has fewer CTAs, these share query heads. A constant of the
+            kernel and not of the GPU at hand, as workspaces and the bits of results depend on it.
     """
 
-    header: str
     cpp_type: str
-    template: str
+    header: str = "entry.cuh"
+    enough_ctas: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

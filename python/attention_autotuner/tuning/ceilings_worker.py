@@ -2,7 +2,7 @@
 
 Run as ``python -m attention_autotuner.tuning.ceilings_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
 each name as soon as that is known, and ends after one at which CUDA failed. The library's interface is
-``templates/include/attention_autotuner/ceilings.h``.
+``templates/include/attention_autotuner/peaks/ceilings.h``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-// attention_autotuner/ceilings.h without a GPU: known figures, one that this GPU cannot give, and one that fails.
+// attention_autotuner/peaks/ceilings.h without a GPU: known figures, one that this GPU cannot give, and one that fails.
 #include <cstring>
 
-#include "attention_autotuner/ceilings.h"
+#include "attention_autotuner/peaks/ceilings.h"
 
 extern "C" {
 

@@ -1,25 +1,24 @@
-// Attention backward, family sm80: one instantiation and its C entry points.
+// attention backward, kernel scores_backward_sm80: one instantiation and its C entry points.
 // Candidate: attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2
-#include <attention_autotuner/attention_backward_entry.cuh>
+#include <attention_autotuner/scores_backward_sm80/attention_entry.cuh>
 
 namespace {
 
 struct Config {
   using Element = __nv_bfloat16;
-  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2";
+  static constexpr auto kScoreMod = attention_autotuner::ScoreMod::kSoftmax;
   static constexpr int kClassQK = 128;
   static constexpr int kClassV = 512;
   static constexpr int kCopyBytes = 2;
-  static constexpr auto kPlan = attention_autotuner::BackwardPlan::kSplit;
-  static constexpr bool kFused = false;
-  static constexpr bool kHeadsFirst = true;
+  static constexpr int kEnoughCtas = 256;
+  static constexpr auto kPlan = attention_autotuner::Plan::kSplit;
   struct Dq {
     static constexpr int kBlockRows = 128;
     static constexpr int kBlockColumns = 32;
     static constexpr int kWarps = 4;
     static constexpr int kColumnWarps = 1;
-    static constexpr int kStages = 2;
+    static constexpr int kNumStages = 2;
     static constexpr int kSlices = 1;
     static constexpr int kCtasPerSm = 1;
   };
@@ -28,7 +27,7 @@ struct Config {
     static constexpr int kBlockColumns = 32;
     static constexpr int kWarps = 4;
     static constexpr int kColumnWarps = 1;
-    static constexpr int kStages = 2;
+    static constexpr int kNumStages = 2;
     static constexpr int kSlices = 1;
     static constexpr int kCtasPerSm = 1;
   };
@@ -37,12 +36,13 @@ struct Config {
     static constexpr int kBlockColumns = 32;
     static constexpr int kWarps = 4;
     static constexpr int kColumnWarps = 2;
-    static constexpr int kStages = 2;
+    static constexpr int kNumStages = 2;
     static constexpr int kSlices = 2;
     static constexpr int kCtasPerSm = 1;
   };
+  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kHeadsFirst;
 };
 
 }  // namespace
 
-ATTENTION_AUTOTUNER_EXPORT_ENTRY(attention_autotuner::BackwardEntry<Config>)
+ATTENTION_AUTOTUNER_EXPORT_ENTRY(attention_autotuner::AttentionBackwardEntry<Config>)

@@ -1,30 +1,30 @@
-// Attention forward, family sm80: one instantiation and its C entry points.
+// attention forward, kernel scores_forward_sm80: one instantiation and its C entry points.
 // Candidate: attention_forward_sm80_fp16_d64x64_m128n64_w4x1_s2_k64_v1_qsmem_inorder_grid_rows_b1_c16
-#include <attention_autotuner/attention_forward_entry.cuh>
+#include <attention_autotuner/scores_forward_sm80/attention_entry.cuh>
 
 namespace {
 
 struct Config {
   using Element = __half;
-  static constexpr auto kWeights = attention_autotuner::Weights::kSoftmax;
   static constexpr char const* kName = "attention_forward_sm80_fp16_d64x64_m128n64_w4x1_s2_k64_v1_qsmem_inorder_grid_rows_b1_c16";
+  static constexpr auto kScoreMod = attention_autotuner::ScoreMod::kSoftmax;
   static constexpr int kClassQK = 64;
   static constexpr int kClassV = 64;
+  static constexpr int kCopyBytes = 16;
   static constexpr int kBlockM = 128;
   static constexpr int kBlockN = 64;
   static constexpr int kWarpsM = 4;
   static constexpr int kWarpsN = 1;
-  static constexpr int kStages = 2;
+  static constexpr int kNumStages = 2;
   static constexpr bool kQInRegisters = false;
   static constexpr bool kQkAhead = false;
   static constexpr int kKSlice = 64;
   static constexpr int kVSlices = 1;
   static constexpr bool kPersistent = false;
-  static constexpr bool kHeadsFirst = false;
+  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kRowsFirst;
   static constexpr int kCtasPerSm = 1;
-  static constexpr int kCopyBytes = 16;
 };
 
 }  // namespace
 
-ATTENTION_AUTOTUNER_EXPORT_ENTRY(attention_autotuner::ForwardEntry<Config>)
+ATTENTION_AUTOTUNER_EXPORT_ENTRY(attention_autotuner::AttentionForwardEntry<Config>)

@@ -18,7 +18,7 @@ from ..shared.tile_costs import ELEMENT_BYTES
 from .knobs import ChunkPass, knobs_of
 from .pass_cost import STATE_BYTES, Walk, walk_time
 
-# As SuperChunks in retention_entry.cuh has them: CTAs that are enough, and pieces of a stretch where they are fewer.
+# As SuperChunks in chunks_sm80/launch.cuh has them: CTAs that are enough, and pieces of a stretch where they are fewer.
 ENOUGH_PIECES = 128
 MAX_PIECES = 4
 MAX_DEPTH_WARPS = 4

@@ -24,16 +24,8 @@ class ChunksSm80(Kernel[ChunksKnobs]):
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         if candidate.direction == "forward":
-            return Entry(
-                header="retention_chunkwise_entry.cuh",
-                cpp_type="ChunkwiseEntry",
-                template="retention/chunkwise.cu.jinja",
-            )
-        return Entry(
-            header="retention_backward_entry.cuh",
-            cpp_type="RetentionBackwardEntry",
-            template="retention/backward.cu.jinja",
-        )
+            return Entry(cpp_type="ChunksEntry")
+        return Entry(cpp_type="ChunksBackwardEntry", header="backward_entry.cuh")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ChunksKnobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

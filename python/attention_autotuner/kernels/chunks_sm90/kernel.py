@@ -23,11 +23,7 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(
-            header="retention_chunkwise_entry_sm90.cuh",
-            cpp_type="WgmmaChunkwiseEntry",
-            template="retention/chunkwise_sm90.cu.jinja",
-        )
+        return Entry(cpp_type="ChunksSm90Entry")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

@@ -1,4 +1,4 @@
-"""Which chunkwise retention candidates of family ``sm90`` may exist: twins of retention_traits_sm90.cuh's asserts."""
+"""Which chunkwise retention candidates of family ``sm90`` may exist: twins of chunks_sm90/traits.cuh's asserts."""
 
 from __future__ import annotations
 

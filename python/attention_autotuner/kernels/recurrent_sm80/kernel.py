@@ -25,11 +25,7 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(
-            header="retention_recurrent_entry.cuh",
-            cpp_type="RecurrentEntry",
-            template="retention/recurrent.cu.jinja",
-        )
+        return Entry(cpp_type="RecurrentEntry")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[RecurrentKnobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

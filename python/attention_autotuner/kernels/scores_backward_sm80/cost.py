@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ...arch.rtx4090 import RTX4090_SPEC
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -30,7 +31,7 @@ from .resources import (
     shapes,
 )
 
-ENOUGH_CTAS = 256  # kEnoughCtas in attention_backward_entry.cuh
+ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 
 
@@ -68,8 +69,8 @@ def predict(
 def shares_of_group(problem: Problem, candidate: Candidate) -> int:
     """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads.
 
-    The least divisor of the group that makes enough of them, or the group; the twin of ``count_splits`` in
-    ``attention_backward_entry.cuh``.
+    The least divisor of the group that makes enough of them, or the group; the twin of ``count_head_splits`` in
+    ``host/head_splits.cuh``.
     """
     block = max(
         shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows

@@ -25,14 +25,14 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
         """The header and the C++ type of a candidate's entry points."""
         if candidate.score == "softmax":
             return Entry(
-                header="attention_backward_entry.cuh",
-                cpp_type="BackwardEntry",
-                template="attention/backward.cu.jinja",
+                cpp_type="AttentionBackwardEntry",
+                header="attention_entry.cuh",
+                enough_ctas=cost.ENOUGH_CTAS,
             )
         return Entry(
-            header="retnet_backward_entry.cuh",
             cpp_type="RetNetBackwardEntry",
-            template="retnet/backward.cu.jinja",
+            header="retnet_entry.cuh",
+            enough_ctas=cost.ENOUGH_CTAS,
         )
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejection]:

@@ -1,7 +1,7 @@
 """What the passes of a backward candidate cost an SM, as pure formulas over their knobs.
 
 Shared memory is exact: the twins of ``KeyPassTraits::kSmemBytes`` and ``RowPassTraits::kSmemBytes`` in
-``templates/include/attention_autotuner/attention_backward_traits.cuh`` (a test compares them). Register counts are
+``templates/include/attention_autotuner/scores_backward_sm80/traits.cuh`` (a test compares them). Register counts are
 estimates made before the compiler has spoken.
 """
 

@@ -1,7 +1,7 @@
 """Which passes of backward candidates may exist: named predicates, each giving the reason when it says no.
 
 They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in
-``templates/include/attention_autotuner/attention_backward_traits.cuh`` (a test compares the names).
+``templates/include/attention_autotuner/scores_backward_sm80/traits.cuh`` (a test compares the names).
 """
 
 from __future__ import annotations

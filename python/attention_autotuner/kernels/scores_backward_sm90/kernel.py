@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ...arch.h100 import H100_SPEC
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
@@ -15,6 +16,8 @@ from ..shared.passes import Pass
 from . import cost, passes, space
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
 
+ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
+
 
 class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
     """WGMMA in one pass for each gradient, no atomics."""
@@ -23,11 +26,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(
-            header="retnet_backward_entry_sm90.cuh",
-            cpp_type="WgmmaBackwardEntry",
-            template="retnet/backward_sm90.cu.jinja",
-        )
+        return Entry(cpp_type="BackwardSm90Entry", enough_ctas=ENOUGH_CTAS)
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

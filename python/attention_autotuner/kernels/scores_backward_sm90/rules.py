@@ -1,4 +1,4 @@
-"""Which passes of family ``sm90`` may exist: twins of the ``static_assert``s in retnet_backward_traits_sm90.cuh."""
+"""Which passes of family ``sm90`` may exist: twins of the ``static_assert``s in scores_backward_sm90/traits.cuh."""
 
 from __future__ import annotations
 

@@ -28,22 +28,10 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         if knobs_of(candidate).states is not None:
-            return Entry(
-                header="retention_parallel_entry.cuh",
-                cpp_type="ParallelEntry",
-                template="retention/parallel.cu.jinja",
-            )
+            return Entry(cpp_type="ParallelEntry", header="retention_entry.cuh")
         if candidate.score == "softmax":
-            return Entry(
-                header="attention_forward_entry.cuh",
-                cpp_type="ForwardEntry",
-                template="attention/forward.cu.jinja",
-            )
-        return Entry(
-            header="retnet_forward_entry.cuh",
-            cpp_type="RetNetForwardEntry",
-            template="retnet/forward.cu.jinja",
-        )
+            return Entry(cpp_type="AttentionForwardEntry", header="attention_entry.cuh")
+        return Entry(cpp_type="RetNetForwardEntry", header="retnet_entry.cuh")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

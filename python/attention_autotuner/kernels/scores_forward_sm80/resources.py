@@ -11,7 +11,7 @@ from ...core.candidate import Candidate
 from .knobs import knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
-ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/tile_sm80.cuh
+ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/common/tile.cuh
 
 
 def value_columns(candidate: Candidate) -> int:

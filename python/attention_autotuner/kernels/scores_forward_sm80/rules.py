@@ -1,7 +1,7 @@
 """Which forward candidates may exist: named predicates, each giving the reason when it says no.
 
 ``KERNEL_PREDICATES`` are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the
-same name in ``templates/include/attention_autotuner/attention_forward_traits.cuh`` (a test compares the names).
+same name in ``templates/include/attention_autotuner/scores_forward_sm80/traits.cuh`` (a test compares the names).
 ``PRUNING_PREDICATES`` cut what never pays, so that the space stays small enough to rank.
 """
 

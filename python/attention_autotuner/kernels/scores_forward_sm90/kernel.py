@@ -23,11 +23,7 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(
-            header="retnet_forward_entry_sm90.cuh",
-            cpp_type="WgmmaForwardEntry",
-            template="retnet/forward_sm90.cu.jinja",
-        )
+        return Entry(cpp_type="ForwardSm90Entry")
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""

@@ -1,4 +1,4 @@
-"""Which candidates of family ``sm90`` may exist: twins of the ``static_assert``s in retnet_forward_traits_sm90.cuh."""
+"""Which candidates of family ``sm90`` may exist: twins of the ``static_assert``s in scores_forward_sm90/traits.cuh."""
 
 from __future__ import annotations
 

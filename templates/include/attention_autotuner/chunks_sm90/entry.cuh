@@ -1,0 +1,132 @@
+// Host side of a chunkwise retention artifact of family sm90: workspace, checks, preparation and launches.
+//
+// One pass over chunks, and before it, where a sequence is cut into super-chunks, the states at their starts.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/chunks_sm90/mainloop.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/states.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/retention_checks.cuh"
+#include "attention_autotuner/host/super_chunks.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/host/workspace.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
+namespace attention_autotuner {
+
+template <typename Config>
+struct ChunksSm90Entry {
+  using Params = RetentionForwardParams;
+  using T = ChunkSm90Traits<Config, false>;
+  using States = ChunkSm90Traits<Config, true>;
+  using Element = typename T::Element;
+  static inline std::atomic<bool> prepared[kMaxDevices];
+
+  static int32_t prepare(int32_t device) {
+    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0;
+    Steps steps;
+    steps.then([&] { return TmaDescriptors::prepare(device); }).then([&] {
+      return prepare_kernel(retention_chunks_wgmma<T>, T::kThreads, T::kSmemBytes, device, &resident);
+    });
+    if constexpr (Config::kSuperChunk != 0) {
+      steps
+          .then([&] {
+            return prepare_kernel(retention_chunks_wgmma<States>, T::kThreads, T::kSmemBytes, device, &resident);
+          })
+          .then([&] { return prepare_kernel(retention_scan<false>, kStateThreads, 0, device, &resident); });
+    }
+    if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    return steps.status();
+  }
+
+  struct Workspace {
+    SuperChunks cut;
+    float* states;
+    int64_t bytes;
+
+    Workspace(Params const& p, void* base)
+        : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
+      WorkspaceParts parts(base);
+      states = parts.take<float>(cut.supers > 1, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
+      bytes = parts.used();
+    }
+  };
+
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
+  }
+  static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
+
+  template <typename Pass>
+  static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, cudaStream_t stream) {
+    auto const& pass = arguments.pass;
+    int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
+    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    retention_chunks_wgmma<Pass><<<int(ctas), Pass::kThreads, Pass::kSmemBytes, stream>>>(arguments);
+    return cuda_status(cudaGetLastError());
+  }
+
+  // States before each super-chunk, in as many pieces as `cut` has, into `states`.
+  static int32_t launch_states(ChunkSm90Arguments arguments, SuperChunks const& cut, float* states, Params const& p,
+                               cudaStream_t stream) {
+    ChunkArguments& pass = arguments.pass;
+    int const left_out = p.final_state != nullptr ? 0 : cut.slots - (cut.supers - 1) * cut.pieces;
+    pass.super_chunk = cut.super_chunk / cut.pieces;
+    pass.first_states = nullptr;
+    pass.last_states = states;
+    pass.last_slots = cut.slots;
+    pass.supers = Divider::by(cut.slots - left_out);
+    int32_t const status = launch_pass<States>(arguments, p.batch, stream);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    int const elements = p.dim_qk * p.dim_v;
+    dim3 const grid(divide_up(elements, kStateThreads), p.batch * p.heads_q);
+    retention_scan<false><<<grid, kStateThreads, 0, stream>>>(states, p.initial_state, p.final_state, p.log2_gamma,
+                                                              p.heads_q, cut.slots, left_out, elements,
+                                                              pass.super_chunk, p.seqlen);
+    return cuda_status(cudaGetLastError());
+  }
+
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
+    int32_t status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    Workspace const places(p, workspace);
+    status = check_retention_forward_launch(p, Config::kCopyBytes, workspace, places.bytes,
+                                            prepared[device].load(std::memory_order_relaxed));
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    ChunkSm90Arguments arguments;
+    auto make = [&p](TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int heads) {
+      return TmaDescriptors::make<Element>(mapped, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
+    };
+    if (!make(arguments.q, p.q, p.dim_qk, p.heads_q) || !make(arguments.k, p.k, p.dim_qk, p.heads_kv) ||
+        !make(arguments.v, p.v, p.dim_v, p.heads_kv) || !make(arguments.o, p.o, p.dim_v, p.heads_q)) {
+      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    }
+    ChunkArguments& pass = arguments.pass;
+    pass = common_arguments(p, places.cut);
+    pass.depth = p.dim_qk;
+    pass.columns = p.dim_v;
+    pass.first_states = p.initial_state;
+    pass.last_states = p.final_state;
+    Steps steps;
+    if constexpr (Config::kSuperChunk != 0) {
+      if (places.cut.supers > 1) {
+        steps.then([&] { return launch_states(arguments, places.cut, places.states, p, stream); });
+        pass.first_states = places.states;
+        pass.first_slots = places.cut.slots;
+        pass.last_states = nullptr;
+      }
+    }
+    return steps.then([&] { return launch_pass<T>(arguments, p.batch, stream); }).status();
+  }
+
+  static attention_autotuner_kernel_info info() {
+    return kernel_info<Config>(T::kChunk, T::kColumns, T::kThreads, T::kSmemBytes);
+  }
+};
+
+}  // namespace attention_autotuner

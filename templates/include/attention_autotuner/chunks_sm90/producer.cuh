@@ -1,0 +1,193 @@
+// What warpgroups of retention's pass over chunks have in common: where a CTA stands, its stages and their barriers;
+// and the warpgroup that computes scores, one of whose threads keeps the stages full.
+//
+// Layouts: see sm90/wgmma.cuh.
+#pragma once
+
+#include "attention_autotuner/chunks_sm90/traits.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
+
+namespace attention_autotuner {
+
+struct ChunkSm90Arguments {
+  TmaTensor q, k, v, o;
+  ChunkArguments pass;
+};
+
+// What all roles know: the walk and the barriers.
+template <typename T>
+struct ChunkWalk {
+  ChunkSm90Arguments const& arguments;
+  uint32_t const smem;
+  int slice, super, head, batch;
+  int first, count;  // chunks
+  float log2_gamma;
+
+  __device__ __forceinline__ ChunkWalk(ChunkSm90Arguments const& arguments, uint32_t smem, int index)
+      : arguments(arguments), smem(smem) {
+    auto take = [&index](Divider const& divider) {
+      int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
+      index = quotient;
+      return rest;
+    };
+    auto const& pass = arguments.pass;
+    slice = index % T::kSlices;
+    index /= T::kSlices;
+    super = take(pass.supers) + pass.super_offset;
+    head = take(pass.heads);
+    batch = index;
+    int const chunks = pass.super_chunk / T::kChunk;
+    first = super * chunks;
+    count = minimum(chunks, pass.chunks - first);
+    log2_gamma = pass.log2_gamma[head];
+  }
+
+  __device__ __forceinline__ static int warp() { return thread_index() % kWarpgroupThreads / 32; }
+  __device__ __forceinline__ int row(int index) const { return (first + index) * T::kChunk; }
+  __device__ __forceinline__ int length(int index) const {
+    return minimum(T::kChunk, arguments.pass.seqlen - row(index));
+  }
+  __device__ __forceinline__ float power(float n) const { return exp2_approximate(log2_gamma * n); }
+
+  // --- stages --------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kStageBytes; }
+  __device__ __forceinline__ uint32_t k_tile(int stage) const { return q_tile(stage) + T::kQBytes; }
+  __device__ __forceinline__ uint32_t v_tile(int stage) const { return k_tile(stage) + T::kKBytes; }
+  __device__ __forceinline__ uint32_t scores_tile(int index) const {
+    return smem + T::kScoresOffset + index % T::kScoreStages * T::kBlockBytes;
+  }
+
+  // Those of Q, K and V, stage after stage, then those of the scores.
+  using Ring = BarrierRing<T::kStages, 3>;
+  using ScoresRing = BarrierRing<T::kScoreStages>;
+  __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
+  __device__ __forceinline__ Ring q_ring() const { return {barrier(0)}; }
+  __device__ __forceinline__ Ring k_ring() const { return {barrier(2)}; }
+  __device__ __forceinline__ Ring v_ring() const { return {barrier(4)}; }
+  __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier(6 * T::kStages)}; }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
+#pragma unroll
+    for (int stage = 0; stage < T::kStages; ++stage) {
+      q_ring().init(stage, 1, kReaders + kMore);
+      k_ring().init(stage, 1, kReaders + kMore);
+      v_ring().init(stage, 1, kReaders);
+    }
+#pragma unroll
+    for (int stage = 0; stage < T::kScoreStages; ++stage) scores_ring().init(stage, 4, kReaders);
+    fence_barrier_init();
+  }
+  // Once this warp has done with what the barrier guards.
+  __device__ __forceinline__ static void warp_release(uint32_t barrier) {
+    __syncwarp();
+    if (lane_here() == 0) arrive(barrier);
+  }
+};
+
+// The warpgroup that computes scores, one of whose threads loads.
+template <typename T>
+struct ScoreWarpgroup : ChunkWalk<T> {
+  using Base = ChunkWalk<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::count;
+  using Base::head;
+  using Base::warp;
+  using typename Base::Ring;
+  using typename Base::ScoresRing;
+
+  // One thread: brings a chunk, as what was in its stage is done with.
+  __device__ __forceinline__ void load(int index) const {
+    int const stage = Ring::stage(index), row = this->row(index);
+    int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
+    auto const& [q, k, v, o, pass] = arguments;
+    if constexpr (!T::kStatesOnly) {
+      this->q_ring().producer_acquire(index);
+      fill_stage<T::kChunk, T::kDepth>(this->q_tile(stage), q, this->q_ring().full(stage), row, 0, head, batch);
+    }
+    this->k_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kDepth>(this->k_tile(stage), k, this->k_ring().full(stage), row, 0, kv_head, batch);
+    this->v_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_ring().full(stage), row, column, kv_head, batch);
+  }
+
+  // Puts scores, scaled and decayed, where all find them: 0 where the row does not see the column. Rounded once, at the
+  // end: a score between tokens that do not see each other may be beyond the 16-bit type.
+  __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
+    int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
+    int const first = 16 * warp() + lane_here() / 4 - 2 * (lane_here() & 3);  // distance within the first 8 x 8 tiles
+#pragma unroll
+    for (int g = 0; g < T::kChunk / 8; g += 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const column = g + i / 2, half = i % 2, distance = first + 8 * (half - column);
+        float const* const pair = s + 4 * column + 2 * half;
+        packed[i] = pack_pair<Element>(apply_score_mod(pair[0], distance), apply_score_mod(pair[1], distance - 1));
+      }
+      store_matrix_x4(swizzled_address(tile, here, g + lane_here() / 16, here & 7), packed);
+    }
+  }
+  __device__ __forceinline__ float apply_score_mod(float score, int distance) const {
+    return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
+  }
+  __device__ __forceinline__ void multiply(float (&s)[32], int stage) const {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
+      gemm_ss<Element>(s, make_smem_desc(this->q_tile(stage) + offset, 0),
+                       make_smem_desc(this->k_tile(stage) + offset, 0), step > 0);
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    fence_accumulators(s);
+  }
+
+  __device__ __forceinline__ void run() const {
+    bool const loads = threadIdx.x == 0;
+    if (loads) {
+      for (int index = 0; index < minimum(count, T::kStages); ++index) load(index);
+    }
+    if constexpr (T::kStatesOnly) {
+      if (loads) {
+        for (int index = T::kStages; index < count; ++index) load(index);
+      }
+      return;
+    }
+    __syncwarp();
+    for (int index = 0; index < count; ++index) {
+      int const stage = Ring::stage(index);
+      this->q_ring().consumer_wait(index);
+      this->k_ring().consumer_wait(index);
+      float s[32];
+      multiply(s, stage);
+      this->warp_release(this->q_ring().empty(stage));
+      this->warp_release(this->k_ring().empty(stage));
+      this->scores_ring().producer_acquire(index);
+      store_scores(s, this->scores_tile(index));
+      fence_view_async_shared();
+      this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
+      int const next = index - 1 + T::kStages;
+      if (loads && index > 0 && next < count) load(next);
+      __syncwarp();
+    }
+  }
+};
+
+}  // namespace attention_autotuner

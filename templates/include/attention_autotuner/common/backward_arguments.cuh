@@ -1,0 +1,106 @@
+// What the kernels of a backward are given, and the tiles that their CTAs visit.
+//
+// Notation: S = Q K^T, P the weights that come of it, dP = dO V^T, dS the gradient of S but for its scale. Then dV =
+// P^T dO, dK = scale dS^T Q, dQ = scale dS K. A row has two statistics, which P and dS need beside S and dP:
+//
+//   softmax     P = exp2(c S - base), c = scale log2(e), base the LSE in base 2; dS = P (dP + shift), shift = -delta
+//   retention   P = c S M base, c = scale, base = 1 / r; dS = (dP base + sign(P) shift) M, shift = -delta / r, where r
+//               has a gradient, else 0
+//
+// with delta = rowsum(dO O). Rows without a visible key, and rows beyond the sequence, carry a base that makes their P
+// 0 and, for retention, their dS.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+
+namespace attention_autotuner {
+
+enum class Result { kDq, kDk, kDv };
+
+inline constexpr int kStatisticsPadding = 128;  // rows of statistics beyond the sequence that a tile may read
+
+// What every kernel of one launch is given beside its list of tiles.
+template <typename Params>
+struct BackwardArguments {
+  Params params;
+  float c;
+  float* base;    // workspace: [batch, heads_q, statistics_rows]
+  float* shift;   // alike
+  float* dq_sum;  // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
+  int statistics_rows;
+  int dq_tiles;
+  // CTAs that share a block of keys, each with its part of the group's query heads. Where they are more than one, their
+  // dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, class], and are added afterwards.
+  Divider splits;
+  float* dk_parts;
+  float* dv_parts;
+
+  __device__ __forceinline__ int64_t statistics_offset(int batch, int head) const {
+    return (int64_t(batch) * params.heads_q + head) * statistics_rows;
+  }
+  // The first query that sees a key.
+  __device__ __forceinline__ int first_query(int key) const {
+    return params.causal ? maximum(key - params.causal_offset, 0) : 0;
+  }
+  // A query sees keys below this.
+  __device__ __forceinline__ int visible_keys(int query) const {
+    int const diagonal = query + params.causal_offset + 1;
+    return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
+  }
+};
+
+// Which streamed tile: of which head of the group, and which of its tiles.
+struct Cursor {
+  int head;
+  int tile;
+};
+
+// Which K/V head a CTA over keys works for, and which part of its query heads it takes: all of them, unless several
+// CTAs share it. `head` is that of the list of tiles.
+template <bool Shared>
+struct Share {
+  int kv_head, split;
+  int head, heads;  // the query heads
+
+  template <typename Arguments>
+  __device__ __forceinline__ Share(Arguments const& arguments, int list_head) {
+    int const group = arguments.params.heads_q / arguments.params.heads_kv;
+    if constexpr (Shared) {
+      kv_head = arguments.splits.divide(list_head);
+      split = list_head - kv_head * arguments.splits.divisor;
+      heads = arguments.splits.divide(group);
+      head = list_head * heads;
+    } else {
+      kv_head = list_head;
+      split = 0;
+      heads = group;
+      head = list_head * group;
+    }
+  }
+};
+
+// The tiles that a CTA walks: [first, end) of every head from `head` on.
+struct Walk {
+  int first, end;
+  int head, heads;
+
+  // Over the queries, in tiles of `block`, that meet the keys from `key` on.
+  template <typename Arguments>
+  __device__ __forceinline__ static Walk over_queries(Arguments const& arguments, int key, int block, int head,
+                                                      int heads) {
+    return {arguments.first_query(key) / block, divide_up(arguments.params.seqlen_q, block), head, heads};
+  }
+  __device__ __forceinline__ int tiles() const { return heads * maximum(end - first, 0); }
+  __device__ __forceinline__ Cursor begin() const { return {head, first}; }
+  // Moves on; true where another head begins.
+  __device__ __forceinline__ bool next(Cursor& cursor) const {
+    if (++cursor.tile < end) return false;
+    cursor.tile = first;
+    ++cursor.head;
+    return true;
+  }
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,58 @@
+// What comes after the passes of a backward of either family: dK and dV from the parts of the CTAs that shared their
+// rows.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+inline constexpr int64_t kAddPartsCtas = 4096;
+
+// One result in 16 bits from the parts of the CTAs that shared its rows, always added in the same order.
+template <typename Element, typename Arguments>
+__device__ __forceinline__ void add_parts(Arguments const& arguments, float const* parts, int columns, float scale,
+                                          attention_autotuner_tensor const& out, int dim, int64_t first, int64_t step) {
+  auto const& p = arguments.params;
+  int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
+  int const chunks = columns / kChunk;
+  for (int64_t unit = first; unit < rows * chunks; unit += step) {
+    int64_t const row = unit / chunks;
+    int const column = int(unit % chunks) * kChunk;
+    if (column >= dim) continue;
+    float values[kChunk] = {};
+    for (int split = 0; split < arguments.splits.divisor; ++split) {
+      auto const* const source = reinterpret_cast<float4 const*>(parts + (split * rows + row) * columns + column);
+      float4 const low = source[0], high = source[1];
+      float const found[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) values[i] += found[i];
+    }
+    uint4 words;
+    words.x = pack_pair<Element>(values[0] * scale, values[1] * scale);
+    words.y = pack_pair<Element>(values[2] * scale, values[3] * scale);
+    words.z = pack_pair<Element>(values[4] * scale, values[5] * scale);
+    words.w = pack_pair<Element>(values[6] * scale, values[7] * scale);
+    int64_t const head = row / p.seqlen_k;
+    auto* const target = static_cast<Element*>(out.data) + head / p.heads_kv * out.stride_batch +
+                         head % p.heads_kv * out.stride_head + row % p.seqlen_k * out.stride_row + column;
+    *reinterpret_cast<uint4*>(target) = words;
+  }
+}
+
+template <typename Config>
+__global__ void __launch_bounds__(kEdgeThreads)
+    attention_backward_add_parts(ArgumentsOf<Config> const __grid_constant__ arguments) {
+  using Element = typename Config::Element;
+  auto const& p = arguments.params;
+  int64_t const first = int64_t(blockIdx.x) * kEdgeThreads + threadIdx.x, step = int64_t(gridDim.x) * kEdgeThreads;
+  add_parts<Element>(arguments, arguments.dk_parts, Config::kClassQK, score_scale(p), p.dk, p.dim_qk, first, step);
+  add_parts<Element>(arguments, arguments.dv_parts, Config::kClassV, 1.0f, p.dv, p.dim_v, first, step);
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,162 @@
+// What the host sides of all artifacts share: status, checks, preparation of a kernel, and the macro that exports the C
+// ABI.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+inline constexpr int kMaxDevices = 64;
+inline constexpr int64_t kMaxRows = int64_t(1) << 30;  // row + causal_offset stays within 32 bits
+
+inline int32_t cuda_status(cudaError_t error) {
+  return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);
+}
+
+inline char const* status_string(int32_t status) {
+  switch (status) {
+    case ATTENTION_AUTOTUNER_OK:
+      return "ok";
+    case ATTENTION_AUTOTUNER_BAD_VERSION:
+      return "params were made for another version of the ABI";
+    case ATTENTION_AUTOTUNER_BAD_SHAPE:
+      return "a size in params is outside what this kernel was compiled for";
+    case ATTENTION_AUTOTUNER_BAD_ALIGNMENT:
+      return "a pointer or stride in params breaks this kernel's copy width";
+    case ATTENTION_AUTOTUNER_BAD_DEVICE:
+      return "the kernel was not prepared for this device, or cannot run on it";
+    default:
+      return status >= ATTENTION_AUTOTUNER_CUDA_ERROR
+                 ? cudaGetErrorString(cudaError_t(status - ATTENTION_AUTOTUNER_CUDA_ERROR))
+                 : "unknown status";
+  }
+}
+
+// The first status that is not ok.
+class Steps {
+ public:
+  template <typename Step>
+  Steps& then(Step&& step) {
+    if (status_ == ATTENTION_AUTOTUNER_OK) status_ = step();
+    return *this;
+  }
+  int32_t status() const { return status_; }
+
+ private:
+  int32_t status_ = ATTENTION_AUTOTUNER_OK;
+};
+
+// Rows can be read (or written) `bytes` at a time; strides of dimensions of size 1 do not matter.
+inline bool aligned(attention_autotuner_tensor const& tensor, int bytes, int batch, int heads, int rows) {
+  int const elements = bytes / kElementBytes;
+  return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0 && (batch == 1 || tensor.stride_batch % elements == 0) &&
+         (heads == 1 || tensor.stride_head % elements == 0) && (rows == 1 || tensor.stride_row % elements == 0);
+}
+
+// Lets a kernel use its shared memory on the present device; `resident` receives the CTAs of it that an SM holds.
+template <typename Kernel>
+inline int32_t prepare_kernel(Kernel kernel, int threads, int smem_bytes, int32_t device, int* resident) {
+  int limit = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess && limit < smem_bytes) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(resident, kernel, threads, smem_bytes);
+  }
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return cuda_status(error);
+  }
+  return *resident < 1 ? ATTENTION_AUTOTUNER_BAD_DEVICE : ATTENTION_AUTOTUNER_OK;
+}
+
+// Whether params follow this version of the ABI.
+template <typename Params>
+inline bool same_version(Params const& params) {
+  return params.struct_size >= sizeof(Params) && params.abi_version / 1000 == ATTENTION_AUTOTUNER_ABI_VERSION / 1000;
+}
+
+// Whether true head dims are those of these classes.
+inline bool takes_dims(int dim_qk, int dim_v, int class_qk, int class_v) {
+  return dim_qk % kChunk == 0 && dim_qk > class_qk - 16 && dim_qk <= class_qk && dim_v % kChunk == 0 &&
+         dim_v > class_v - 16 && dim_v <= class_v;
+}
+
+// Whether the sizes in attention's params are what kernels of these classes take.
+template <typename Params>
+inline bool takes_shape(Params const& p, int class_qk, int class_v) {
+  return p.batch >= 1 && p.heads_q >= 1 && p.heads_kv >= 1 && p.heads_q % p.heads_kv == 0 && p.seqlen_q >= 1 &&
+         p.seqlen_q <= kMaxRows && p.seqlen_k >= 1 && p.seqlen_k <= kMaxRows &&
+         takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
+}
+
+// Whether params bring what the weights are made of.
+template <ScoreMod kScoreMod, typename Params>
+inline bool has_score_mod_inputs(Params const& p) {
+  if constexpr (kScoreMod == ScoreMod::kMasked) {
+    return p.mask.data != nullptr;
+  } else if constexpr (kScoreMod == ScoreMod::kDecayed) {
+    return p.causal == 1 && p.log2_gamma != nullptr;
+  } else {
+    return true;
+  }
+}
+
+template <ScoreMod kScoreMod, typename Params>
+inline bool mask_aligned(Params const& p, int bytes) {
+  if constexpr (kScoreMod == ScoreMod::kMasked) {
+    return aligned(p.mask, bytes, 1, p.heads_q, p.seqlen_q);
+  } else {
+    return true;
+  }
+}
+
+// What an artifact says of itself: its tile, and what the widest of its kernels takes.
+template <typename Config>
+inline attention_autotuner_kernel_info kernel_info(int block_m, int block_n, int threads, int dynamic_smem_bytes) {
+  return {sizeof(attention_autotuner_kernel_info),
+          ATTENTION_AUTOTUNER_ABI_VERSION,
+          Config::kName,
+          Config::kClassQK,
+          Config::kClassV,
+          block_m,
+          block_n,
+          threads,
+          0,
+          dynamic_smem_bytes,
+          Config::kCopyBytes};
+}
+
+}  // namespace attention_autotuner
+
+#define ATTENTION_AUTOTUNER_EXPORT_ENTRY(Entry)                                                                        \
+  extern "C" {                                                                                                         \
+  uint32_t attention_autotuner_abi_version(void) { return ATTENTION_AUTOTUNER_ABI_VERSION; }                           \
+  int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {                                 \
+    if (info == nullptr || info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;                  \
+    *info = Entry::info();                                                                                             \
+    return ATTENTION_AUTOTUNER_OK;                                                                                     \
+  }                                                                                                                    \
+  int32_t attention_autotuner_prepare(int32_t device) {                                                                \
+    if (device < 0 || device >= attention_autotuner::kMaxDevices) return ATTENTION_AUTOTUNER_BAD_DEVICE;               \
+    return Entry::prepare(device);                                                                                     \
+  }                                                                                                                    \
+  size_t attention_autotuner_workspace_bytes(void const* params) {                                                     \
+    return params == nullptr ? 0 : Entry::workspace_bytes(*static_cast<Entry::Params const*>(params));                 \
+  }                                                                                                                    \
+  int32_t attention_autotuner_launch(void const* params, void* workspace, void* stream, int32_t device) {              \
+    if (params == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;                                                       \
+    if (device < 0 || device >= attention_autotuner::kMaxDevices) return ATTENTION_AUTOTUNER_BAD_DEVICE;               \
+    return Entry::launch(*static_cast<Entry::Params const*>(params), workspace, static_cast<cudaStream_t>(stream),     \
+                         device);                                                                                      \
+  }                                                                                                                    \
+  char const* attention_autotuner_status_string(int32_t status) { return attention_autotuner::status_string(status); } \
+  }

@@ -1,0 +1,238 @@
+// Host side of a backward artifact with scores: workspace, checks, preparation, and the launches of its plan.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/postprocess.cuh"
+#include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/scores_backward_sm80/dq_convert.cuh"
+#include "attention_autotuner/scores_backward_sm80/key_pass.cuh"
+#include "attention_autotuner/scores_backward_sm80/row_pass.cuh"
+
+namespace attention_autotuner {
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// The factor of the scores: see common/backward_arguments.cuh.
+inline float score_factor(attention_autotuner_attention_backward_params const& p) { return p.softmax_scale * kLog2E; }
+inline float score_factor(attention_autotuner_retnet_backward_params const& p) { return p.scale; }
+
+template <typename Config>
+struct BackwardEntry {
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  using Params = typename ScoreModParams<kScoreMod>::Backward;
+  using Arguments = BackwardArguments<Params>;
+  static constexpr bool kFused = Config::kPlan == Plan::kFused;
+  static constexpr bool kHasKeys = Config::kPlan != Plan::kSplit;
+  static inline std::atomic<bool> prepared[kMaxDevices];
+
+  // The plan's passes in the order they run, each as (kernel, kernel whose CTAs share a group, traits). Only passes
+  // over keys can share.
+  template <typename Visit>
+  static int32_t for_each_pass(Visit&& visit) {
+    int32_t status = ATTENTION_AUTOTUNER_OK;
+    if constexpr (kHasKeys) {
+      status =
+          visit(attention_backward_keys<Config, false>, attention_backward_keys<Config, true>, KeyPassTraits<Config>{});
+    }
+    if constexpr (!kFused) {
+      using Traits = RowPassTraits<Config, typename Config::Dq, Result::kDq>;
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<Traits, false>, nullptr, Traits{});
+      }
+    }
+    if constexpr (!kHasKeys) {
+      using TraitsK = RowPassTraits<Config, typename Config::Dk, Result::kDk>;
+      using TraitsV = RowPassTraits<Config, typename Config::Dv, Result::kDv>;
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<TraitsK, false>, attention_backward_rows<TraitsK, true>, TraitsK{});
+      }
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = visit(attention_backward_rows<TraitsV, false>, attention_backward_rows<TraitsV, true>, TraitsV{});
+      }
+    }
+    return status;
+  }
+
+  static int32_t prepare(int32_t device) {
+    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
+    int32_t status = for_each_pass([device](auto kernel, auto shared, auto traits) {
+      using Traits = decltype(traits);
+      int resident = 0;
+      int32_t found = prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+      if constexpr (!Traits::kByQueries) {
+        if (found == ATTENTION_AUTOTUNER_OK) {
+          found = prepare_kernel(shared, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+        }
+      }
+      return found;
+    });
+    int resident = 0;
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_add_parts<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if constexpr (kFused) {
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        status = prepare_kernel(attention_backward_convert<Config>, kEdgeThreads, 0, device, &resident);
+      }
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    return status;
+  }
+
+  // Where the parts of the workspace start, in bytes.
+  struct Workspace {
+    int64_t statistics_rows, dq_tiles;
+    int64_t shift, dq_sum, dk_parts, dv_parts, bytes;
+    int splits;
+
+    explicit Workspace(Params const& p) {
+      int64_t const heads = int64_t(p.batch) * p.heads_q;
+      statistics_rows = round_up(p.seqlen_q + kStatisticsPadding, kStatisticsPadding);
+      shift = heads * statistics_rows * int64_t(sizeof(float));
+      dq_sum = bytes = 2 * shift;
+      dq_tiles = 0;
+      if constexpr (kFused) {
+        using T = KeyPassTraits<Config>;
+        dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
+        bytes += heads * dq_tiles * (T::kBlockM * T::kClassQK) * int64_t(sizeof(float));
+      }
+      dk_parts = dv_parts = bytes;
+      splits = count_splits(p);
+      if (splits > 1) {
+        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
+        dv_parts += rows * Config::kClassQK * int64_t(sizeof(float));
+        bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
+      }
+    }
+
+    static int count_splits(Params const& p) {
+      int block = 0;
+      for_each_pass([&block](auto, auto, auto traits) {
+        using Traits = decltype(traits);
+        if (!Traits::kByQueries) block = maximum(block, Traits::kBlockRows);
+        return int32_t(ATTENTION_AUTOTUNER_OK);
+      });
+      int const group = p.heads_q / p.heads_kv;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, block)) * p.heads_kv * p.batch;
+      return count_head_splits(ctas, group, Config::kEnoughCtas);
+    }
+  };
+
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
+  }
+
+  static int32_t check_shape(Params const& p) {
+    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<kScoreMod>(p);
+    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    constexpr int kBytes = Config::kCopyBytes;
+    auto queries = [&p](attention_autotuner_tensor const& tensor, int bytes) {
+      return aligned(tensor, bytes, p.batch, p.heads_q, p.seqlen_q);
+    };
+    auto keys = [&p](attention_autotuner_tensor const& tensor, int bytes) {
+      return aligned(tensor, bytes, p.batch, p.heads_kv, p.seqlen_k);
+    };
+    bool const pointers = queries(p.q, kBytes) && queries(p.dout, kBytes) && keys(p.k, kBytes) && keys(p.v, kBytes) &&
+                          queries(p.o, 16) && queries(p.dq, 16) && keys(p.dk, 16) && keys(p.dv, 16) &&
+                          mask_aligned<kScoreMod>(p, kBytes);
+    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+  }
+
+  // Launches a pass over blocks of `rows` rows of `heads` heads.
+  template <typename Traits, typename Kernel>
+  static int32_t launch_pass(Kernel kernel, Arguments const& arguments, int rows, int heads, bool longest_first,
+                             cudaStream_t stream) {
+    Params const& p = arguments.params;
+    int const blocks = divide_up(rows, Traits::kBlockRows);
+    int64_t const tiles = int64_t(blocks) * heads * p.batch * Traits::kSlices;
+    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    TileList const list{int(tiles),         longest_first,        Divider::by(blocks),
+                        Divider::by(heads), Divider::by(p.batch), Divider::by(p.heads_q / p.heads_kv)};
+    kernel<<<int(tiles), Traits::kThreads, Traits::kSmemBytes, stream>>>(arguments, list);
+    return cuda_status(cudaGetLastError());
+  }
+
+  static Arguments arguments_of(Params const& p, void* workspace) {
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    return {p,
+            score_factor(p),
+            at(0),
+            at(places.shift),
+            at(places.dq_sum),
+            int(places.statistics_rows),
+            int(places.dq_tiles),
+            Divider::by(places.splits),
+            at(places.dk_parts),
+            at(places.dv_parts)};
+  }
+
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
+    int32_t status = check(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
+      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    }
+    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    Workspace const places(p);
+    Arguments const arguments = arguments_of(p, workspace);
+    int64_t const heads = int64_t(p.batch) * p.heads_q;
+    int64_t const prepare_grid = heads * divide_up(arguments.statistics_rows, kPrepareRows);
+    if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    attention_backward_prepare<Config>
+        <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.dk_parts - places.dq_sum) / 16);
+    status = cuda_status(cudaGetLastError());
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    status = for_each_pass([&](auto kernel, auto shared, auto traits) {
+      using Traits = decltype(traits);
+      if constexpr (Traits::kByQueries) {
+        return launch_pass<Traits>(kernel, arguments, p.seqlen_q, p.heads_q, p.causal != 0, stream);
+      } else {
+        return launch_pass<Traits>(places.splits > 1 ? shared : kernel, arguments, p.seqlen_k,
+                                   p.heads_kv * places.splits, false, stream);
+      }
+    });
+    if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
+      attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(arguments);
+      status = cuda_status(cudaGetLastError());
+    }
+    if constexpr (kFused) {
+      if (status == ATTENTION_AUTOTUNER_OK) {
+        attention_backward_convert<Config><<<int(heads * places.dq_tiles), kEdgeThreads, 0, stream>>>(arguments);
+        status = cuda_status(cudaGetLastError());
+      }
+    }
+    return status;
+  }
+
+  static attention_autotuner_kernel_info info() {
+    int smem = 0, threads = 0, block_m = 0, block_n = 0;
+    for_each_pass([&](auto, auto, auto traits) {
+      using Traits = decltype(traits);
+      smem = maximum(smem, Traits::kSmemBytes);
+      if (threads == 0) {
+        threads = Traits::kThreads;
+        block_m = Traits::kByQueries ? Traits::kBlockRows : Traits::kBlockColumns;
+        block_n = Traits::kByQueries ? Traits::kBlockColumns : Traits::kBlockRows;
+      }
+      return int32_t(ATTENTION_AUTOTUNER_OK);
+    });
+    return kernel_info<Config>(block_m, block_n, threads, smem);
+  }
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,264 @@
+// Host side of a retnet backward artifact of family sm90: workspace, checks, tensor maps, preparation and launches.
+//
+// Rows' statistics, parts of results that CTAs share, and the gradient of the mask are those of family sm80.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/mask_gradient.cuh"
+#include "attention_autotuner/common/postprocess.cuh"
+#include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/scores_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/scores_backward_sm90/row_factors.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
+namespace attention_autotuner {
+
+template <typename Config>
+struct BackwardSm90Entry {
+  using Element = typename Config::Element;
+  using Params = attention_autotuner_retnet_backward_params;
+  using Common = BackwardArguments<Params>;
+  using Dq = PassSm90Traits<Config, typename Config::Dq, Result::kDq>;
+  using Dk = PassSm90Traits<Config, typename Config::Dk, Result::kDk>;
+  using Dv = PassSm90Traits<Config, typename Config::Dv, Result::kDv>;
+  using Gradient = MaskGradient<Config>;
+#ifdef ATTENTION_AUTOTUNER_CHECK_RACES
+  static constexpr int kMostCtas = 4;  // so that they take several tiles of small shapes, too
+#else
+  static constexpr int kMostCtas = INT32_MAX;
+#endif
+  static inline std::atomic<int> multiprocessors[kMaxDevices];  // of devices that are prepared
+  // Whether passes start before the one ahead has ended: graphs of older drivers cannot hold such launches.
+  static inline std::atomic<bool> starts_early;
+  static constexpr int kCudaWithEarlyStarts = 12030;
+
+  // The passes in the order they run, each as (kernel, traits).
+  template <typename Visit>
+  static int32_t for_each_pass(Visit&& visit) {
+    int32_t status = visit(retnet_backward_wgmma<Dq>, Dq{});
+    if (status == ATTENTION_AUTOTUNER_OK) status = visit(retnet_backward_wgmma<Dk>, Dk{});
+    if (status == ATTENTION_AUTOTUNER_OK) status = visit(retnet_backward_wgmma<Dv>, Dv{});
+    return status;
+  }
+
+  static int32_t prepare(int32_t device) {
+    if (multiprocessors[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0, count = 0, driver = 0;
+    int32_t status = TmaDescriptors::prepare(device);
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = for_each_pass([device](auto kernel, auto traits) {
+        using T = decltype(traits);
+        int resident = 0;
+        return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
+      });
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(retnet_backward_factors<Config>, kFactorThreads, 0, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = prepare_kernel(attention_backward_add_parts<Config>, kEdgeThreads, 0, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status =
+          prepare_kernel(retnet_mask_gradient<Config>, Gradient::kThreads, Gradient::kSmemBytes, device, &resident);
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = cuda_status(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+    }
+    if (status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      starts_early.store(driver >= kCudaWithEarlyStarts);
+      multiprocessors[device].store(count);
+    }
+    return status;
+  }
+
+  // Where the parts of the workspace start, in bytes.
+  struct Workspace {
+    int64_t statistics_rows, shift, dk_parts, dv_parts, bytes;
+    int splits;
+
+    explicit Workspace(Params const& p) {
+      statistics_rows = int64_t(divide_up(p.seqlen_q, kStatisticsPadding) + 1) * kStatisticsPadding;
+      shift = int64_t(p.batch) * p.heads_q * statistics_rows * int64_t(sizeof(float));
+      dk_parts = dv_parts = bytes = 2 * shift;
+      splits = count_splits(p);
+      if (splits > 1) {
+        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
+        dv_parts += rows * Config::kClassQK * int64_t(sizeof(float));
+        bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
+      }
+    }
+    static int count_splits(Params const& p) {
+      int const group = p.heads_q / p.heads_kv;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Dk::kBlockRows)) * p.heads_kv * p.batch;
+      return count_head_splits(ctas, group, Config::kEnoughCtas);
+    }
+  };
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
+  }
+
+  static int32_t check_shape(Params const& p) {
+    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<ScoreMod::kMasked>(p) &&
+                      !(p.r_grad && p.o.data == nullptr);
+    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    auto queries = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_q, p.seqlen_q); };
+    auto keys = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_kv, p.seqlen_k); };
+    bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
+                          keys(p.dk) && keys(p.dv) && aligned(p.mask, 16, 1, p.heads_q, p.seqlen_q);
+    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+  }
+
+  // --- launches ------------------------------------------------------------------------------------------------------
+
+  // The maps of a launch: of any tensor, with boxes of so many rows. False once one could not be made.
+  struct Maps {
+    Params const& p;
+    bool made = true;
+
+    void q(TmaTensor& mapped, int rows) { add(mapped, p.q, p.dim_qk, p.seqlen_q, p.heads_q, rows); }
+    void k(TmaTensor& mapped, int rows) { add(mapped, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, rows); }
+    void v(TmaTensor& mapped, int rows) { add(mapped, p.v, p.dim_v, p.seqlen_k, p.heads_kv, rows); }
+    void dout(TmaTensor& mapped, int rows) { add(mapped, p.dout, p.dim_v, p.seqlen_q, p.heads_q, rows); }
+    void mask(TmaTensor& mapped, int rows) {
+      made = made && TmaDescriptors::make<Element>(mapped, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, rows);
+    }
+    void add(TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
+             int rows) {
+      made = made && TmaDescriptors::make<Element>(mapped, tensor, columns, length, heads, p.batch, rows);
+    }
+  };
+
+  template <typename T>
+  static bool fill(PassSm90Arguments& a, Params const& p) {
+    Maps maps{p};
+    maps.mask(a.mask, T::kByQueries ? T::kBlockRows : T::kBlockColumns);
+    if constexpr (T::kResult == Result::kDq) {
+      maps.dout(a.x[0], T::kBlockRows);
+      maps.v(a.y[0], T::kBlockColumns);
+      maps.q(a.x[1], T::kBlockRows);
+      maps.k(a.y[1], T::kBlockColumns);
+      maps.k(a.z, T::kBlockColumns);
+    } else if constexpr (T::kResult == Result::kDk) {
+      maps.v(a.x[0], T::kBlockRows);
+      maps.dout(a.y[0], T::kBlockColumns);
+      maps.k(a.x[1], T::kBlockRows);
+      maps.q(a.y[1], T::kBlockColumns);
+      maps.q(a.z, T::kBlockColumns);
+    } else {
+      maps.k(a.x[0], T::kBlockRows);
+      maps.q(a.y[0], T::kBlockColumns);
+      maps.dout(a.z, T::kBlockColumns);
+    }
+    a.walks = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
+    return maps.made;
+  }
+  template <typename T>
+  static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
+                             cudaStream_t stream) {
+    Params const& p = common.params;
+    PassSm90Arguments arguments;
+    if (!fill<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    arguments.common = common;
+    arguments.turn = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
+    int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
+    int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
+    int64_t const tiles = int64_t(blocks) * heads * p.batch * T::kSlices;
+    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
+                        Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(minimum(int(tiles), minimum(ctas, kMostCtas)));
+    config.blockDim = dim3(T::kThreads);
+    config.dynamicSmemBytes = T::kSmemBytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    return cuda_status(cudaLaunchKernelEx(&config, kernel, arguments, list));
+  }
+
+  // The gradient of the mask.
+  static int32_t launch_gradient(Common const& common, cudaStream_t stream) {
+    Params const& p = common.params;
+    bool const shared = p.mask.stride_head == 0 || p.heads_q == 1;
+    int const key_tiles = divide_up(p.seqlen_k, Gradient::kBlock),
+              query_tiles = divide_up(p.seqlen_q, Gradient::kBlock);
+    int64_t const tiles = int64_t(key_tiles) * query_tiles * (shared ? 1 : p.heads_q);
+    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    retnet_mask_gradient<Config><<<int(tiles), Gradient::kThreads, Gradient::kSmemBytes, stream>>>(
+        common, key_tiles, query_tiles, shared ? p.heads_q : 1);
+    return cuda_status(cudaGetLastError());
+  }
+
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
+    int32_t status = check(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
+      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    }
+    int const ctas = multiprocessors[device].load(std::memory_order_relaxed);
+    if (ctas == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    Common const common{p,
+                        p.scale,
+                        at(0),
+                        at(places.shift),
+                        nullptr,
+                        int(places.statistics_rows),
+                        0,
+                        Divider::by(places.splits),
+                        at(places.dk_parts),
+                        at(places.dv_parts)};
+    int64_t const rows = int64_t(p.batch) * p.heads_q * common.statistics_rows;
+    if (rows > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (p.r_grad) {
+      int const ctas = int(rows / common.statistics_rows) * divide_up(common.statistics_rows, kPrepareRows);
+      attention_backward_prepare<Config><<<ctas, kEdgeThreads, 0, stream>>>(common, 0);
+    } else {
+      int const ctas = divide_up(int(rows), kFactorThreads);
+      retnet_backward_factors<Config><<<ctas, kFactorThreads, 0, stream>>>(common, int(rows));
+    }
+    status = cuda_status(cudaGetLastError());
+    if (status == ATTENTION_AUTOTUNER_OK) {
+      status = for_each_pass(
+          [&](auto kernel, auto traits) { return launch_pass<decltype(traits)>(kernel, common, ctas, stream); });
+    }
+    if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
+      attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(common);
+      status = cuda_status(cudaGetLastError());
+    }
+    if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) status = launch_gradient(common, stream);
+    return status;
+  }
+
+  static attention_autotuner_kernel_info info() {
+    int smem = 0;
+    for_each_pass([&smem](auto, auto traits) {
+      smem = maximum(smem, decltype(traits)::kSmemBytes);
+      return int32_t(ATTENTION_AUTOTUNER_OK);
+    });
+    return kernel_info<Config>(Dq::kBlockRows, Dq::kBlockColumns, Dq::kThreads, smem);
+  }
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,309 @@
+// One result of retnet's backward with an explicit mask, for compute capability 9.0, by warpgroup products.
+//
+// With r a constant, each result is the product of weights with a tensor, and the weights are scores times the mask:
+//
+//   dQ = scale (dO V^T / r * M) K      rows are queries     X = dO   Y = V    Z = K
+//   dK = scale (V dO^T / r * M^T) Q    rows are keys        X = V    Y = dO   Z = Q
+//   dV = (scale K Q^T / r * M^T) dO    rows are keys        X = K    Y = Q    Z = dO
+//
+// so a pass is the forward kernel with other tensors: result = (X Y^T * M * factors) Z. Where r has a gradient, dQ and
+// dK have a second walk over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
+// that of common/backward_arguments.cuh, as is base = 1 / r.
+//
+// A CTA has 64 rows for each of its multiplying warpgroups, and some threads of another that keep the stages full. The
+// scores of a tile are issued before the product of the last tile's weights with Z, so that they are weighed while
+// that product runs. Y may come in parts of its columns, where shared memory has no room for more; X of few columns
+// stays in registers. CTAs take several tiles, and what loads runs ahead into the next.
+#pragma once
+
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
+#include "attention_autotuner/scores_backward_sm90/producer.cuh"
+#include "attention_autotuner/sm90/mask_tile.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
+
+namespace attention_autotuner {
+
+// A warpgroup that multiplies.
+template <typename T>
+struct PassSm90Consumer : PassSm90Stages<T> {
+  using Base = PassSm90Stages<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::done;
+  using Base::mask_ring;
+  using Base::smem;
+  using Base::steps;
+  using Base::tile;
+  using Base::walk;
+  using Base::walks;
+  using Base::x_ring;
+  using Base::y_ring;
+  using Base::z_ring;
+  using typename Base::Ring;
+  using typename Base::YRing;
+
+  float result[T::kColumns / 2], s[T::kBlockColumns / 2];
+  uint32_t p[T::kBlockColumns / 4];  // the weights, rounded
+  uint32_t x[T::kKeepsX ? T::kDepth / 4 : 1];
+  float factor[2];  // of this lane's rows, where they are queries
+  int part;         // of Y, the next to be multiplied
+
+  // --- products ------------------------------------------------------------------------------------------------------
+
+  // Takes a walk's X into registers, as the A operand of products lies there.
+  __device__ __forceinline__ void take_x() {
+    if constexpr (T::kKeepsX) {
+      int const matrix = lane_index() / 8, within = lane_index() % 8;
+      int const row = consumer_row() / 16 * 16 + 8 * (matrix % 2) + within;
+      uint32_t seen = 0;
+#pragma unroll
+      for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+        int const chunk = 2 * step + matrix / 2;
+        uint32_t words[4];
+        load_matrix_x4(words, swizzled_address<T::kBlockRows>(smem, row, chunk, within));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[4 * step + i] = words[i];
+        seen |= words[0];
+      }
+      __syncwarp();
+      if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
+    }
+  }
+  // S = X Y^T. Parts of Y but the last are released as they are done with.
+  __device__ __forceinline__ void issue_scores() {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    constexpr int kPartBlocks = T::kPartDepth / kSwizzleColumns;
+    // Hides where the address comes from, so that descriptors are computed where they are used and not kept in
+    // registers.
+    uint32_t first = smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes;
+    asm volatile("" : "+r"(first));
+    uint64_t const rows = make_smem_desc(first, 0);
+#pragma unroll
+    for (int i = 0; i < T::kParts; ++i, ++part) {
+      int const slot = YRing::stage(part);
+      y_ring().consumer_wait(part);
+      uint64_t const y = make_smem_desc(smem + T::kYOffset + slot * T::kYBytes, 0);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int step = 0; step < T::kPartDepth / kMmaDepth; ++step) {
+        int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+        uint64_t const here = advance_desc(y, block * T::kBlockColumns * kSwizzleRowBytes + within);
+        if constexpr (T::kKeepsX) {
+          gemm_rs<Element, Major::K>(s, x + 4 * step, here, step > 0);
+        } else {
+          int const ahead = (i * kPartBlocks + block) * T::kBlockRows * kSwizzleRowBytes + within;
+          gemm_ss<Element>(s, advance_desc(rows, ahead), here, i + step > 0);
+        }
+      }
+      cute::warpgroup_commit_batch();
+      if (i > 0) {
+        cute::warpgroup_wait<1>();
+        consumer_release(y_ring().empty(YRing::stage(part - 1)));
+      }
+    }
+  }
+  __device__ __forceinline__ void issue_result(int stage) {
+    uint64_t const z = make_smem_desc(smem + T::kZOffset + stage * T::kZBytes, T::kBlockColumns * kSwizzleRowBytes);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
+      gemm_rs<Element, Major::MN>(result, p + 4 * step, advance_desc(z, step * kMmaDepth * kSwizzleRowBytes), true);
+    }
+    cute::warpgroup_commit_batch();
+  }
+
+  // --- weights -------------------------------------------------------------------------------------------------------
+
+  template <bool Signs, bool Hides>
+  __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, int stage) {
+    uint32_t const factors = smem + T::kFactorOffset + stage * T::kFactorBytes + 8 * (lane_index() & 3);
+#pragma unroll
+    for (int sixteen = 0; sixteen < T::kBlockColumns / 16; ++sixteen) {
+      uint32_t words[4];
+      mask.template load<Hides>(words, sixteen);
+#pragma unroll
+      for (int eight = 0; eight < 2; ++eight) {
+        int const g = 2 * sixteen + eight;
+        float2 f{};
+        if constexpr (!T::kByQueries) {
+          f = load_shared_float2(factors + 32 * g);
+          mask.note(f.x);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if constexpr (T::kByQueries) f = make_float2(factor[half], factor[half]);
+          float2 const m = unpack_pair<Element>(words[2 * eight + half]);
+          float& low = s[4 * g + 2 * half];
+          float& high = s[4 * g + 2 * half + 1];
+          low = modified_score<Signs>(low, m.x, f.x);
+          high = modified_score<Signs>(high, m.y, f.y);
+        }
+      }
+    }
+  }
+  // With a tile's scores complete, the last of a walk perhaps: weighs them.
+  __device__ __forceinline__ void take_scores(int index, bool last, bool signs, Cursor const& now) {
+    fence_accumulators(s);
+    consumer_release(y_ring().empty(YRing::stage(part - 1)));
+    if (!T::kKeepsX && last) consumer_release(x_ring().empty(0));
+    int const at = done + index, stage = Ring::stage(at), row = consumer_row() / 16 * 16;
+    MaskRows<T> mask(arguments.common.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
+                     tile.row_block * T::kBlockRows + row, now.tile * T::kBlockColumns);
+    mask_ring().consumer_wait(at);
+    if (signs) {
+      apply_score_mod<true, true>(mask, stage);
+    } else if (mask.hides) {
+      apply_score_mod<false, true>(mask, stage);
+    } else {
+      apply_score_mod<false, false>(mask, stage);
+    }
+    mask.release(mask_ring().empty(stage));
+  }
+  // With no product under way: makes them the operand of the next.
+  __device__ __forceinline__ void pack_p() {
+#pragma unroll
+    for (int i = 0; i < T::kBlockColumns / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
+  }
+
+  // --- the pass ------------------------------------------------------------------------------------------------------
+
+  // The factors of a walk, where rows are queries.
+  __device__ __forceinline__ void take_factors(bool signs) {
+    if constexpr (T::kByQueries) {
+      auto const& common = arguments.common;
+      float const* const factors = (signs ? common.shift : common.base) +
+                                   common.statistics_offset(tile.batch, tile.head) + tile.row_block * T::kBlockRows +
+                                   consumer_row();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) factor[half] = factors[8 * half] * (signs ? arguments.turn : 1.0f);
+    }
+  }
+  __device__ __forceinline__ void multiply() {
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 2; ++i) result[i] = 0.0f;
+    if (steps == 0) return;
+    int const total = arguments.walks * steps;
+    Cursor now = walk.begin();
+    part = done * T::kParts;
+    take_factors(false);
+    x_ring().consumer_wait(walks);
+    take_x();
+    issue_scores();
+    cute::warpgroup_wait<0>();
+    take_scores(0, steps == 1, false, now);
+    pack_p();
+    for (int index = 1; index < total; ++index) {
+      int const before = done + index - 1, stage = Ring::stage(before);
+      bool const signs = index >= steps;
+      walk.next(now);
+      if (index == steps) {
+        now = walk.begin();
+        take_factors(true);
+        x_ring().consumer_wait(walks + 1);
+        take_x();
+      }
+      if constexpr (T::kTurns) ping_pong_wait();
+      issue_scores();
+      z_ring().consumer_wait(before);
+      issue_result(stage);
+      if constexpr (T::kTurns) ping_pong_pass<T::kWarpgroups>();
+      bool const last = index + 1 == steps || index + 1 == total;
+      cute::warpgroup_wait<1>();
+      take_scores(index, last, signs, now);
+      cute::warpgroup_wait<0>();
+      fence_accumulators(result);
+      consumer_release(z_ring().empty(stage));
+      pack_p();
+    }
+    int const last = done + total - 1, stage = Ring::stage(last);
+    z_ring().consumer_wait(last);
+    issue_result(stage);
+    cute::warpgroup_wait<0>();
+    fence_accumulators(result);
+    consumer_release(z_ring().empty(stage));
+  }
+
+  __device__ __forceinline__ void write() const {
+    auto const& common = arguments.common;
+    auto const& params = common.params;
+    int const row = tile.row_block * T::kBlockRows + consumer_row(), column = tile.value_slice * T::kColumns;
+    if constexpr (T::kByQueries) {
+      write_result<Element>(result, common, params.dq, nullptr, T::kResultClass, params.dim_qk, params.scale,
+                            tile.batch, tile.head, 0, params.seqlen_q, row, column);
+    } else if constexpr (T::kResult == Result::kDk) {
+      write_result<Element>(result, common, params.dk, common.dk_parts, T::kResultClass, params.dim_qk, params.scale,
+                            tile.batch, this->kv_head, this->split, params.seqlen_k, row, column);
+    } else {
+      write_result<Element>(result, common, params.dv, common.dv_parts, T::kResultClass, params.dim_v, 1.0f, tile.batch,
+                            this->kv_head, this->split, params.seqlen_k, row, column);
+    }
+  }
+};
+
+template <typename Work>
+struct Role {
+  using Type = Work;
+};
+
+// CTAs are persistent: each takes a tile of every round, the rounds in alternating direction, so that the longer tiles
+// fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
+//
+// The passes do not wait for each other: each starts as CTAs of the one before end. The first waits for the factors,
+// and all end in order, so that who waits for the last has waited for all.
+template <typename T>
+__global__ void __launch_bounds__(T::kThreads, 1)
+    retnet_backward_wgmma(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+  extern __shared__ char smem_bytes[];
+  uint32_t const smem = aligned_shared(smem_bytes);
+  if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.init_barriers();
+  __syncthreads();
+  // All roles walk the same tiles, and count what they have used of stages.
+  auto each_tile = [&](auto role, auto&& use) {
+    int const ctas = int(gridDim.x);
+    int done = 0, walks = 0, place = list.tiles / ctas % 2 == 0 ? int(blockIdx.x) : ctas - 1 - int(blockIdx.x);
+#pragma unroll 1
+    for (int first = 0; first < list.tiles; first += ctas, place = ctas - 1 - place) {
+      if (first + place >= list.tiles) continue;
+      TileCoordinates const tile = tile_coordinates<T::kHeadsFirst, T::kSlices, true>(first + place, list);
+      typename decltype(role)::Type work(arguments, smem, tile, list, done, walks);
+      use(work);
+      if (work.steps > 0) {
+        done += arguments.walks * work.steps;
+        walks += arguments.walks;
+      }
+    }
+  };
+  constexpr bool kFirst = T::kResult == Result::kDq;
+  if (!kFirst && threadIdx.x == 0) launch_dependent_grids();
+  if (threadIdx.x < kWarpgroupThreads) {
+    cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
+    Role<PassSm90Stages<T>> loads;
+    if (threadIdx.x == 0) each_tile(loads, [](auto const& work) { work.load_scores(); });
+    if (threadIdx.x / 32 == 1) each_tile(loads, [](auto const& work) { work.load_masks(); });
+    if (threadIdx.x == 64) each_tile(loads, [](auto const& work) { work.load_others(); });
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
+    if (kFirst) {
+      wait_on_dependent_grids();
+      launch_dependent_grids();
+    }
+    if constexpr (T::kTurns) ping_pong_begin<T::kWarpgroups>();
+    each_tile(Role<PassSm90Consumer<T>>{}, [](auto& work) {
+      work.multiply();
+      work.write();
+    });
+    if constexpr (T::kTurns) ping_pong_end();
+    if (!kFirst) wait_on_dependent_grids();
+  }
+}
+
+}  // namespace attention_autotuner

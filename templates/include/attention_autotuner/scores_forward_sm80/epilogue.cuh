@@ -1,0 +1,81 @@
+// The end of a forward tile: normalise O, stage it in shared memory, write whole 16-byte chunks; write LSE or r.
+#pragma once
+
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/scores_forward_sm80/warp.cuh"
+
+namespace attention_autotuner {
+
+template <typename Warp>
+__device__ __forceinline__ void write_output(Warp& w) {
+  using T = typename Warp::T;
+  using Element = typename T::Element;
+  using Tile = typename T::TileO;
+  auto const& params = w.params;
+
+  cute::cp_async_wait<0>();  // no load of this tile may land in the memory that is staged in now
+  __syncthreads();
+  float (&sum)[T::kRowTiles][2] = w.score_mod.sum;
+#pragma unroll
+  for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[i][half] = quad_sum(sum[i][half]);
+  }
+  if constexpr (!T::kPInRegisters) {
+    w.combine_rows(sum, [](float a, float b) { return a + b; });
+    __syncthreads();  // the statistics may lie under O
+  }
+
+  TileCoordinates const tile = w.tile();
+  int const row0 = tile.row_block * T::kBlockM, value0 = tile.value_slice * T::kValueColumns;
+  int const lane = lane_here(), first_column = w.warp_n() * 8 * T::kColumnTiles + 2 * (lane & 3);
+#pragma unroll
+  for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = w.row_in_block(i, half);
+      float const factor = w.score_mod.output_factor(w, i, half);
+      if (w.score_mod.statistics(params) != nullptr && value0 == 0 && first_column == 0 &&
+          row0 + row < params.seqlen_q) {
+        int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
+        w.score_mod.statistics(params)[head * params.seqlen_q + row0 + row] = w.score_mod.statistic(w, i, half);
+      }
+#pragma unroll
+      for (int j = 0; j < T::kColumnTiles; ++j) {
+        asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(w.smem + Tile::offset(row, first_column + 8 * j)),
+                     "r"(pack_pair<Element>(w.o[i][j][2 * half] * factor, w.o[i][j][2 * half + 1] * factor))
+                     : "memory");
+      }
+    }
+  }
+  if constexpr (T::kPInRegisters) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+
+  // Each warp writes the rows it staged (all warps together where they share rows).
+  constexpr int kChunks = T::kValueColumns / kChunk;
+  constexpr int kRows = T::kPInRegisters ? 16 * T::kRowTiles : T::kBlockM;
+  constexpr int kWriters = T::kPInRegisters ? 32 : T::kThreads;
+  int const first_row = T::kPInRegisters ? w.warp_m() * kRows : 0;
+  auto* const out = static_cast<Element*>(params.o.data) + tile.batch * params.o.stride_batch +
+                    tile.head * params.o.stride_head + value0;
+#pragma unroll 4
+  for (int chunk = thread_index() % kWriters; chunk < kRows * kChunks; chunk += kWriters) {
+    int const row = first_row + chunk / kChunks, column = chunk % kChunks * kChunk;
+    if (row0 + row < params.seqlen_q && value0 + column < params.dim_v) {
+      uint4 words;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+                   : "r"(w.smem + Tile::offset(row, column))
+                   : "memory");
+      *reinterpret_cast<uint4*>(out + int64_t(row0 + row) * params.o.stride_row + column) = words;
+    }
+  }
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,90 @@
+// Compile-time shape of one attention forward kernel: who owns which rows and columns, and the shared-memory map.
+//
+// Every static_assert here is the twin of a named predicate in arch/forward_legality.py, and kSmemBytes of
+// arch/forward_resources.py.
+#pragma once
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+template <typename Config>
+struct ForwardTraits {
+  using Element = typename Config::Element;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  using Params = typename ScoreModParams<kScoreMod>::Forward;
+  static constexpr int kClassQK = Config::kClassQK;
+  static constexpr int kBlockM = Config::kBlockM;
+  static constexpr int kBlockN = Config::kBlockN;
+  static constexpr int kWarpsM = Config::kWarpsM;
+  static constexpr int kWarpsN = Config::kWarpsN;
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kStages = Config::kNumStages;
+  static constexpr int kKSlice = Config::kKSlice;
+  static constexpr int kCopyBytes = Config::kCopyBytes;
+  static constexpr bool kQInRegisters = Config::kQInRegisters;
+
+  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
+  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
+  static_assert(kWarpsM * kWarpsN >= 2 && kWarpsM * kWarpsN <= 16, "warps_range");
+  static_assert(kWarpsN == 1 || kWarpsM <= 15, "row_barriers_available");
+  static_assert(kBlockM % (16 * kWarpsM) == 0, "block_m_divides_among_warps");
+  static_assert(kBlockN % (16 * kWarpsN) == 0, "block_n_divides_among_warps");
+  static_assert(Config::kClassV % Config::kVSlices == 0, "v_slices_divide_class_v");
+  static_assert(Config::kClassV / Config::kVSlices % (16 * kWarpsN) == 0, "value_columns_divide_among_warps");
+  static_assert(kKSlice % 16 == 0 && kClassQK % kKSlice == 0, "k_slice_divides_class_qk");
+
+  static constexpr int kValueSlices = Config::kVSlices;
+  static constexpr int kValueColumns = Config::kClassV / kValueSlices;  // of this CTA
+  static constexpr int kRowTiles = kBlockM / kWarpsM / 16;              // 16-row tiles of a warp
+  static constexpr int kKeyTiles = kBlockN / kWarpsN / 8;               // 8-key tiles of a warp, first product
+  static constexpr int kColumnTiles = kValueColumns / kWarpsN / 8;      // 8-column tiles of a warp, second product
+  static constexpr int kSlices = kClassQK / kKSlice;
+
+  static constexpr bool kPInRegisters = kWarpsN == 1;
+  static constexpr bool kQkAhead = Config::kQkAhead;
+  static_assert(kStages >= 1 && kStages <= 4, "num_stages_range");
+  static_assert(!kQkAhead || (kStages == 2 && kSlices == 1 && kPInRegisters), "qk_ahead_needs_two_whole_stages");
+  static_assert(kSlices == 1 || kStages >= 2, "sliced_k_needs_two_stages");
+  static_assert(Config::kCopyBytes == 16 || Config::kCopyBytes == 2, "copy_bytes_known");
+
+  // Two row tiles of a wide output fill the registers of a thread: see common/tile.cuh.
+  static constexpr bool kPadded = kRowTiles >= 2 && kColumnTiles >= 14;
+  using TileQ = SmemTile<kBlockM, kClassQK, kPadded>;
+  using TileK = SmemTile<kBlockN, kKSlice, kPadded>;
+  using TileV = SmemTile<kBlockN, kValueColumns, kPadded>;
+  using TileP = SmemTile<kBlockM, kBlockN, kPadded>;
+  using TileM = SmemTile<kBlockM, kBlockN, kPadded>;  // of an explicit mask
+  using TileO = SmemTile<kBlockM, kValueColumns, kPadded>;
+
+  // Sliced K has a ring of kStages slices and one V tile; otherwise K and V have kStages tiles each.
+  static constexpr int kVStages = kSlices == 1 ? kStages : 1;
+  static constexpr int kPBytes = kPInRegisters ? 0 : TileP::kBytes;
+  static constexpr int kStatisticsBytes = kPInRegisters ? 0 : kWarpsN * kBlockM * int(sizeof(float));
+
+  // [Q] [V K pairs, or V and the ring of K slices] [masks, one for each V] [P] [row statistics]. Q in registers needs
+  // its place only until it is read, so K/V reuse it; O reuses everything at the end.
+  static constexpr bool kPaired = kSlices == 1;
+  static constexpr int kVSlotBytes = kPaired ? TileV::kBytes + TileK::kBytes : TileV::kBytes;
+  static constexpr int kKSlotBytes = kPaired ? kVSlotBytes : TileK::kBytes;
+  static constexpr int kQOffset = 0;
+  static constexpr int kVOffset = kQInRegisters ? 0 : TileQ::kBytes;
+  static constexpr int kKOffset = kVOffset + TileV::kBytes;
+  static constexpr int kKvBytes = kVStages * TileV::kBytes + kStages * TileK::kBytes;
+  static constexpr int kMaskOffset = kVOffset + kKvBytes;
+  static constexpr int kMaskBytes = kScoreMod == ScoreMod::kMasked ? kVStages * TileM::kBytes : 0;
+
+  // The first tile goes to the last buffers. Where Q on its way to registers leaves them alone, they fill meanwhile.
+  static constexpr int kFirstSlot = kQkAhead ? 0 : kStages - 1;
+  static constexpr bool kFirstEarly =
+      kQInRegisters && kPaired && !kQkAhead && TileQ::kBytes <= kFirstSlot * kVSlotBytes;
+  static constexpr int kPOffset = kMaskOffset + kMaskBytes;
+  static constexpr int kStatisticsOffset = kPOffset + kPBytes;
+  static constexpr int kSmemBytes =
+      maximum(maximum(kStatisticsOffset + kStatisticsBytes, TileO::kBytes), TileQ::kBytes);
+  static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,369 @@
+// O = W V for compute capability 8.0 and newer, W from Q K^T as the ScoreMod of the kernel says (softmax for attention,
+// see score/score_mod.cuh): one CTA per block of query rows.
+//
+// Warps split the rows of a block; each keeps its S, P and O fragments in registers. With more than one warp along keys
+// (kWarpsN), each computes its share of S, what rows have in common (the maxima of a softmax) meets in shared memory,
+// and P, the numerators of W, goes through shared memory so that each warp can multiply all of it with its share of V's
+// columns.
+//
+// What depends on the score modification is its own: a state of every row, what happens to S between the products
+// (prepare), P from S (numerators), and at the end what O is multiplied with and what is written beside it.
+//
+// Three main loops over the K/V tiles, last tile first (the masked ones come early):
+//   by event  one barrier per arriving K tile, K slice or V tile; least shared memory
+//   by tile   kStages whole K/V pairs in flight, one barrier per pair
+//   ahead     by tile, and the next tile's Q K^T is issued between the exponentials of this one
+//
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_forward_sm80/traits.cuh (map).
+#pragma once
+
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+#include "attention_autotuner/scores_forward_sm80/traits.cuh"
+#include "attention_autotuner/sm80/warps.cuh"
+
+namespace attention_autotuner {
+
+template <typename Config>
+struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
+  using T = ForwardTraits<Config>;
+  using Place = RowWarps<T>;
+  using Place::row_in_block;
+  using Place::smem;
+  using Place::warp_m;
+  using Place::warp_n;
+  using Element = typename T::Element;
+  using Params = typename T::Params;
+  using Scores = Accumulators<T::kRowTiles, T::kKeyTiles>;
+  using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  static constexpr int kQSteps = T::kClassQK / 16;
+  static constexpr int kKeySteps = T::kBlockN / 16;
+
+  Params const& params;
+  TileList const& list;
+  int const index;  // of this output tile in the list
+
+  // This thread's first chunk of the K and V tiles that are fetched next.
+  Element const* k_next;
+  Element const* v_next;
+  uint32_t k_target;  // where it goes in the first K buffer
+  uint32_t v_target;  // and V buffer; not used where it follows from k_target
+  static constexpr bool kSameCopy = CopyK::kThreadsPerRow == CopyV::kThreadsPerRow && T::kKSlice == T::kValueColumns;
+  int tiles;        // K/V tiles that some row of this block sees
+  int whole_keys;   // keys that every row of this block sees
+  int exact_tiles;  // K/V tiles that lie wholly inside the tensors
+  float const c;    // |scale| log2(e) for a softmax, else scale; a kernel parameter, so that it costs no register
+  uint32_t q_address, k_address, v_address;
+  uint32_t q_registers[T::kQInRegisters ? T::kRowTiles : 1][T::kQInRegisters ? kQSteps : 1][4];
+  Accumulators<T::kRowTiles, T::kColumnTiles> o;
+  ForwardScoreMod<T::kScoreMod, T> score_mod;
+
+  __device__ __forceinline__ TileCoordinates tile() const {
+    return tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, Config::kVSlices,
+                            T::kScoreMod == ScoreMod::kMasked>(
+        Config::kPersistent ? recompute_here(index) : block_index(), list);
+  }
+
+  __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + score_mod.far_keys(); }
+
+  // Row i sees keys below this.
+  __device__ __forceinline__ int visible_keys(int row) const {
+    int const diagonal = row + params.causal_offset + 1;
+    return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
+  }
+
+  __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index)
+      : Place{smem}, params(params), list(list), index(index), c(c) {
+    TileCoordinates const tile = this->tile();
+    int const kv_head = list.group.divide(tile.head);
+    int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
+    tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
+    whole_keys = visible_keys(tile.row_block * T::kBlockM);
+    int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
+    bool const exact_rows = T::kScoreMod != ScoreMod::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
+    exact_tiles =
+        Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns && exact_rows
+            ? params.seqlen_k / T::kBlockN
+            : 0;
+
+    int const thread = thread_index();
+    score_mod.begin(*this, tile);
+    int64_t const last_key = first_key(tiles - 1);
+    k_next = head_data<Element>(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
+             CopyK::column(thread);
+    v_next = head_data<Element>(params.v, tile.batch, kv_head) + (last_key + CopyV::row(thread)) * params.v.stride_row +
+             tile.value_slice * T::kValueColumns + CopyV::column(thread);
+    k_target = smem + T::kKOffset + CopyK::offset(thread);
+    if constexpr (!kSameCopy) v_target = smem + T::kVOffset + CopyV::offset(thread);
+
+    LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
+    q_address = smem + T::kQOffset + T::TileQ::offset(warp_m() * 16 * T::kRowTiles + a.row, a.column);
+    k_address = smem + T::kKOffset + T::TileK::offset(warp_n() * 8 * T::kKeyTiles + b.row, b.column);
+    v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
+    clear(o);
+    if (tiles > 0) take_q(tile);
+  }
+
+  // --- loads ---------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void copy_q(TileCoordinates const& tile) const {
+    int const thread = thread_index(), row0 = tile.row_block * T::kBlockM;
+    Element const* const q = head_data<Element>(params.q, tile.batch, tile.head) +
+                             int64_t(row0 + CopyQ::row(thread)) * params.q.stride_row + CopyQ::column(thread);
+    CopyQ::copy(smem + T::kQOffset + CopyQ::offset(thread), q, params.q.stride_row, params.seqlen_q - row0,
+                params.dim_qk);
+  }
+  // K tiles (with all their slices, in order) and V tiles are fetched from the last to the first, each in two steps:
+  // start copies what is not a whole tile, at once; then the parts copy what is, spread over the products that run
+  // meanwhile.
+  __device__ __forceinline__ bool is_exact(int key_tile) const { return unsigned(key_tile) < unsigned(exact_tiles); }
+
+  __device__ __forceinline__ void start_k(int key_tile, int slice, int slot) {
+    if (key_tile < 0 || is_exact(key_tile)) return;
+    CopyK::copy(k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice, params.k.stride_row,
+                params.seqlen_k - first_key(key_tile), params.dim_qk - slice * T::kKSlice);
+  }
+  __device__ __forceinline__ void start_v(int key_tile, int slot) {
+    if (key_tile < 0 || is_exact(key_tile)) return;
+    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - first_key(key_tile),
+                params.dim_v - tile().value_slice * T::kValueColumns);
+    score_mod.start_mask(*this, key_tile, slot);
+  }
+  __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
+    if constexpr (Config::kCopyBytes == 16) {
+      CopyK::copy_part(is_exact(key_tile), k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice,
+                       params.k.stride_row, part, parts);
+    }
+    if (part == parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
+  }
+  __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int parts) {
+    if constexpr (Config::kCopyBytes == 16) {
+      CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
+      score_mod.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, parts);
+    }
+    if (wanted && part == parts - 1) {
+      v_next -= T::kBlockN * params.v.stride_row;
+      score_mod.next_mask();
+    }
+  }
+  __device__ __forceinline__ void copy_k(int key_tile, int slice, int slot) {
+    start_k(key_tile, slice, slot);
+    copy_k_part(key_tile, slice, slot, 0, 1);
+  }
+  __device__ __forceinline__ void copy_v(int key_tile, int slot) {
+    start_v(key_tile, slot);
+    copy_v_part(true, key_tile, slot, 0, 1);
+  }
+  __device__ __forceinline__ uint32_t v_buffer(int slot) const {
+    return (kSameCopy ? k_target + (T::kVOffset - T::kKOffset) : v_target) + slot * T::kVSlotBytes;
+  }
+
+  // The kernels multiply by |scale|: a negative scale flips the signs of Q, a zero one clears it, both exactly. Rare,
+  // so it is a pass over Q's shared memory behind a wait of its own; entered with all of Q's copies issued.
+  __device__ __forceinline__ void apply_scale_sign() const {
+    if (score_scale(params) > 0.0f) return;
+    cute::cp_async_wait<0>();
+    __syncthreads();
+    uint32_t const keep = score_scale(params) == 0.0f ? 0u : 0xffffffffu;
+    for (int word = thread_index(); word < T::TileQ::kBytes / 4; word += T::kThreads) {
+      uint32_t const address = smem + T::kQOffset + 4 * word;
+      uint32_t value;
+      asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(value) : "r"(address) : "memory");
+      value = (value ^ 0x80008000u) & keep;
+      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address), "r"(value) : "memory");
+    }
+    __syncthreads();
+  }
+
+  // Brings Q to where the products want it: on its way to shared memory on return, or in registers with its shared
+  // memory free again. Where kFirstEarly, the first K and V tiles are on their way too, a group each.
+  __device__ __forceinline__ void take_q(TileCoordinates const& tile) {
+    copy_q(tile);
+    if constexpr (T::kFirstEarly) {
+      cute::cp_async_fence();
+      copy_k(tiles - 1, 0, T::kFirstSlot);
+      cute::cp_async_fence();
+      copy_v(tiles - 1, T::kFirstSlot);
+      cute::cp_async_fence();
+    }
+    if constexpr (T::kScoreMod == ScoreMod::kSoftmax) apply_scale_sign();
+    if constexpr (T::kQInRegisters) {
+      cute::cp_async_wait<T::kFirstEarly ? 2 : 0>();
+      __syncthreads();
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+        for (int step = 0; step < kQSteps; ++step) {
+          load_matrix_x4(q_registers[i][step], T::TileQ::advance(q_address, 16 * i, 16 * step));
+        }
+      }
+      __syncthreads();
+    }
+  }
+
+  // --- products ------------------------------------------------------------------------------------------------------
+
+  // s += Q K^T over one slice of K in `slot` (s = for the first slice); `between(step)` is other work to interleave
+  // after each 16 columns.
+  template <typename Between>
+  __device__ __forceinline__ void multiply_qk(Scores& s, int slice, int slot, Between&& between) {
+    uint32_t const k_slot = k_address + slot * T::kKSlotBytes;
+#pragma unroll
+    for (int step = 0; step < T::kKSlice / 16; ++step) {
+      uint32_t a[T::kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) {
+        if constexpr (T::kQInRegisters) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) a[i][r] = q_registers[i][slice * (T::kKSlice / 16) + step][r];
+        } else {
+          load_matrix_x4(a[i], T::TileQ::advance(q_address, 16 * i, slice * T::kKSlice + 16 * step));
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < T::kKeyTiles; j += 2) {
+        uint32_t b[4];
+        load_matrix_x4(b, T::TileK::advance(k_slot, 8 * j, 16 * step));
+#pragma unroll
+        for (int i = 0; i < T::kRowTiles; ++i) {
+          if (slice == 0 && step == 0) {
+            constexpr float kZero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            mma_m16n8k16<Element>(s[i][j], a[i], b[0], b[1], kZero);
+            mma_m16n8k16<Element>(s[i][j + 1], a[i], b[2], b[3], kZero);
+          } else {
+            mma_m16n8k16<Element>(s[i][j], a[i], b[0], b[1]);
+            mma_m16n8k16<Element>(s[i][j + 1], a[i], b[2], b[3]);
+          }
+        }
+      }
+      between(step);
+    }
+  }
+
+  // P as the A operand of 16 keys: numerators of two score tiles, packed.
+  __device__ __forceinline__ void take_p(uint32_t (&p)[4], Scores& s, int i, int key_step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float (&tile_scores)[4] = s[i][2 * key_step + half];
+      score_mod.numerators(*this, tile_scores, i);
+      p[2 * half] = pack_pair<Element>(tile_scores[0], tile_scores[1]);
+      p[2 * half + 1] = pack_pair<Element>(tile_scores[2], tile_scores[3]);
+    }
+  }
+
+  // Where this lane reads V `rows` and `columns` beyond its warp's first.
+  __device__ __forceinline__ uint32_t v_operand(uint32_t v_slot, int rows, int columns) const {
+    if constexpr (T::kPInRegisters || T::TileV::reaches(8 * T::kColumnTiles)) {
+      return T::TileV::advance(v_slot, rows, columns);
+    } else {
+      LaneRow const a = lane_row_a(lane_here());
+      return v_slot + T::TileV::offset(rows + a.row, warp_n() * 8 * T::kColumnTiles + columns + a.column) -
+             T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
+    }
+  }
+
+  // o += P V for 16 keys; `between(j)` is other work to interleave.
+  template <typename Between>
+  __device__ __forceinline__ void multiply_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
+                                              Between&& between) {
+    uint32_t const v_slot = v_address + slot * T::kVSlotBytes;
+    multiply_step<Element>(
+        o, p, [&](int j, uint32_t (&b)[4]) { load_matrix_x4_transposed(b, v_operand(v_slot, 16 * key_step, 8 * j)); },
+        between);
+  }
+
+  // --- between the products ------------------------------------------------------------------------------------------
+
+  // Puts `hidden` where a row does not see a key.
+  __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float hidden) const {
+    int const key = first_key(key_tile);
+    if (key + T::kBlockN <= whole_keys) return;
+    int const row0 = tile().row_block * T::kBlockM;
+    int const first = key + warp_n() * 8 * T::kKeyTiles + 2 * (lane_here() & 3);
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const limit = visible_keys(row0 + row_in_block(i, half)) - first;
+#pragma unroll
+        for (int j = 0; j < T::kKeyTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            if (8 * j + e >= limit) s[i][j][2 * half + e] = hidden;
+          }
+        }
+      }
+    }
+  }
+
+  // o += P V with P from s. The numerators of the next 16 keys are taken between the products of these;
+  // `between(key_step)` is other work to interleave.
+  template <typename Between>
+  __device__ __forceinline__ void accumulate(Scores& s, int key_tile, int v_slot, Between&& between) {
+    score_mod.prepare(*this, s, key_tile, v_slot);
+    if constexpr (T::kPInRegisters) {
+      uint32_t p[2][T::kRowTiles][4];
+#pragma unroll
+      for (int i = 0; i < T::kRowTiles; ++i) take_p(p[0][i], s, i, 0);
+#pragma unroll
+      for (int key_step = 0; key_step < kKeySteps; ++key_step) {
+        multiply_pv(p[key_step % 2], key_step, v_slot, [&](int j) {
+          if (j == 0) between(key_step);
+          if (key_step + 1 < kKeySteps && j < T::kRowTiles) take_p(p[(key_step + 1) % 2][j], s, j, key_step + 1);
+        });
+        if constexpr (T::kColumnTiles / 2 < T::kRowTiles) {
+#pragma unroll
+          for (int i = T::kColumnTiles / 2; i < T::kRowTiles; ++i) {
+            if (key_step + 1 < kKeySteps) take_p(p[(key_step + 1) % 2][i], s, i, key_step + 1);
+          }
+        }
+      }
+    } else {
+      store_p(s);
+      this->row_barrier();
+      uint32_t const p_address = smem + T::kPOffset + T::TileP::offset(warp_m() * 16 * T::kRowTiles, 0) +
+                                 T::TileP::offset(lane_row_a(lane_here()).row, lane_row_a(lane_here()).column);
+#pragma unroll
+      for (int key_step = 0; key_step < kKeySteps; ++key_step) {
+        uint32_t p[T::kRowTiles][4];
+#pragma unroll
+        for (int i = 0; i < T::kRowTiles; ++i)
+          load_matrix_x4(p[i], T::TileP::advance(p_address, 16 * i, 16 * key_step));
+        multiply_pv(p, key_step, v_slot, [&](int j) {
+          if (j == 0) between(key_step);
+        });
+      }
+    }
+  }
+
+  // This warp's share of P into shared memory. A barrier has passed since the last P was read: that of the next K tile.
+  __device__ __forceinline__ void store_p(Scores& s) {
+#pragma unroll
+    for (int i = 0; i < T::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < T::kKeyTiles; ++j) {
+        score_mod.numerators(*this, s[i][j], i);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint32_t const address =
+              smem + T::kPOffset +
+              T::TileP::offset(row_in_block(i, half), warp_n() * 8 * T::kKeyTiles + 8 * j + 2 * (lane_here() & 3));
+          asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(address),
+                       "r"(pack_pair<Element>(s[i][j][2 * half], s[i][j][2 * half + 1]))
+                       : "memory");
+        }
+      }
+    }
+  }
+};
+
+}  // namespace attention_autotuner
