@@ -2,8 +2,9 @@
 
 Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
 ``templates/include/attention_autotuner/common/scheduler.cuh``: value slices of a row block are neighbours, causal row
-blocks go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head. Where
-heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices as well.
+blocks go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one
+head. Where heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices
+as well.
 
 Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
 i, i + slots, ...). Both are exact, except that a greedy ``rows_first`` list longer than :data:`EXACT_TILES` has whole
