@@ -147,8 +147,8 @@ def test_its_candidates_survive_json_and_name_their_passes() -> None:
 
 def test_kernels_are_told_apart_by_their_names() -> None:
     mangled = (
-        "_ZN19attention_autotuner21retnet_backward_wgmmaINS_15WgmmaPassTraitsINS0_6ConfigENS1_2Dk"
-        "ELNS_6ResultE1EEEEEvNS_18WgmmaPassArgumentsENS_8TileListE"
+        "_ZN19attention_autotuner20scores_backward_sm90INS_14PassSm90TraitsINS0_6ConfigENS1_2Dk"
+        "ELNS_6ResultE1EEEEEvNS_17PassSm90ArgumentsENS_8TileListE"
     )
     one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
     assert pass_named(one, mangled) == "dk"

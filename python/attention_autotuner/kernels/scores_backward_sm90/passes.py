@@ -8,7 +8,7 @@ from .knobs import BackwardSm90Knobs
 from .resources import Sm90PassShape, needs, shapes
 from .rules import PASS_SM90_PREDICATES
 
-SYMBOL = r"backward_wgmmaI.*6ResultE{}E"
+SYMBOL = r"scores_backward_sm90I.*6ResultE{}E"
 RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
 
 

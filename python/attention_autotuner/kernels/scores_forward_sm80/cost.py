@@ -94,7 +94,7 @@ def predict(
     knobs = knobs_of(candidate)
     work = weighted(work_of(problem, candidate, fit), problem)
     rows = predict_kernel(work, spec, usages[0], fit)
-    if knobs.states is None or not problem.decodes:
+    if knobs.states is None or knobs.chunk is None or not problem.decodes:
         return rows
     walk = Walk(
         knobs=knobs.states,

@@ -30,7 +30,7 @@ class ForwardKnobs(Sm80Knobs):
         cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
             heads for one row block, the longest causal row blocks first.
         ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
-        chunk: tokens of one step of the pass over chunks; 0 without it.
+        chunk: tokens of one step of the pass over chunks; None without it.
         states: that pass, of kernel ``chunks_sm80``, which gives retention's parallel form its states; None for others.
     """
 
@@ -56,8 +56,12 @@ class ForwardKnobs(Sm80Knobs):
     persistent: bool = False
     cta_order: CtaOrder = "rows_first"
     ctas_per_sm: int = 1
-    chunk: int = 0
+    chunk: int | None = None
     states: ChunkPass | None = None
+
+    def __post_init__(self) -> None:
+        if (self.chunk is None) != (self.states is None):
+            raise ValueError(f"chunk and states go together, got {self.chunk} and {self.states}")
 
     @property
     def row_threads(self) -> int:

@@ -14,6 +14,6 @@ def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The launches of a candidate, in the order they run."""
     knobs = knobs_of(candidate)
     rows = Pass(kernel=knobs.kernel, subject=candidate, rules=KERNEL_PREDICATES, needs_of=needs)
-    if knobs.states is None:
+    if knobs.states is None or knobs.chunk is None:
         return (rows,)
     return (rows, chunk_pass(candidate, "states", knobs.states, knobs.chunk, 0))

@@ -121,7 +121,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejectio
 
 def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     """The first row of the default table that is legal, or None."""
-    chunk, states = 0, None
+    chunk, states = None, None
     if problem.semantics.carries_state:
         found = None
         if default_form(problem) == "parallel":
@@ -155,7 +155,7 @@ def _row_points(
     problem: Problem,
     space: ForwardSpace,
     spec: ArchSpec,
-    chunk: int = 0,
+    chunk: int | None = None,
     states: ChunkPass | None = None,
 ) -> Iterator[ForwardKnobs | Rejection]:
     """The points of the kernel over blocks of rows, each with the same pass for the states."""

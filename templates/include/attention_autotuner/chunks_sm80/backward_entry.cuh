@@ -12,6 +12,7 @@
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/retention_checks.cuh"
 #include "attention_autotuner/host/super_chunks.cuh"

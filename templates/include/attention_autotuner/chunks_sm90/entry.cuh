@@ -31,13 +31,10 @@ struct ChunksSm90Entry {
     int resident = 0;
     Steps steps;
     steps.then([&] { return TmaDescriptors::prepare(device); }).then([&] {
-      return prepare_kernel(retention_chunks_wgmma<T>, T::kThreads, T::kSmemBytes, device, &resident);
+      return prepare_kernel(chunks_sm90<T>, T::kThreads, T::kSmemBytes, device, &resident);
     });
     if constexpr (Config::kSuperChunk != 0) {
-      steps
-          .then([&] {
-            return prepare_kernel(retention_chunks_wgmma<States>, T::kThreads, T::kSmemBytes, device, &resident);
-          })
+      steps.then([&] { return prepare_kernel(chunks_sm90<States>, T::kThreads, T::kSmemBytes, device, &resident); })
           .then([&] { return prepare_kernel(retention_scan<false>, kStateThreads, 0, device, &resident); });
     }
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
@@ -67,7 +64,7 @@ struct ChunksSm90Entry {
     auto const& pass = arguments.pass;
     int64_t const ctas = int64_t(batch) * pass.heads.divisor * pass.supers.divisor * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retention_chunks_wgmma<Pass><<<int(ctas), Pass::kThreads, Pass::kSmemBytes, stream>>>(arguments);
+    chunks_sm90<Pass><<<int(ctas), Pass::kThreads, Pass::kSmemBytes, stream>>>(arguments);
     return cuda_status(cudaGetLastError());
   }
 

@@ -329,7 +329,7 @@ struct StateWarpgroup : ChunkWalk<T> {
 
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
-    retention_chunks_wgmma(ChunkSm90Arguments const __grid_constant__ arguments) {
+    chunks_sm90(ChunkSm90Arguments const __grid_constant__ arguments) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   if (threadIdx.x == 0) {

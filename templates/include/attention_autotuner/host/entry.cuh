@@ -1,5 +1,4 @@
-// What the host sides of all artifacts share: status, checks, preparation of a kernel, and the macro that exports the C
-// ABI.
+// What the host sides of all artifacts share: status, preparation of a kernel, and the macro that exports the C ABI.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,14 +6,10 @@
 #include <atomic>
 
 #include "attention_autotuner/abi.h"
-#include "attention_autotuner/common/tile.cuh"
-#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
 inline constexpr int kMaxDevices = 64;
-inline constexpr int64_t kMaxRows = int64_t(1) << 30;  // row + causal_offset stays within 32 bits
-
 inline int32_t cuda_status(cudaError_t error) {
   return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);
 }
@@ -52,13 +47,6 @@ class Steps {
   int32_t status_ = ATTENTION_AUTOTUNER_OK;
 };
 
-// Rows can be read (or written) `bytes` at a time; strides of dimensions of size 1 do not matter.
-inline bool aligned(attention_autotuner_tensor const& tensor, int bytes, int batch, int heads, int rows) {
-  int const elements = bytes / kElementBytes;
-  return reinterpret_cast<uintptr_t>(tensor.data) % bytes == 0 && (batch == 1 || tensor.stride_batch % elements == 0) &&
-         (heads == 1 || tensor.stride_head % elements == 0) && (rows == 1 || tensor.stride_row % elements == 0);
-}
-
 // Lets a kernel use its shared memory on the present device; `resident` receives the CTAs of it that an SM holds.
 template <typename Kernel>
 inline int32_t prepare_kernel(Kernel kernel, int threads, int smem_bytes, int32_t device, int* resident) {
@@ -76,47 +64,6 @@ inline int32_t prepare_kernel(Kernel kernel, int threads, int smem_bytes, int32_
     return cuda_status(error);
   }
   return *resident < 1 ? ATTENTION_AUTOTUNER_BAD_DEVICE : ATTENTION_AUTOTUNER_OK;
-}
-
-// Whether params follow this version of the ABI.
-template <typename Params>
-inline bool same_version(Params const& params) {
-  return params.struct_size >= sizeof(Params) && params.abi_version / 1000 == ATTENTION_AUTOTUNER_ABI_VERSION / 1000;
-}
-
-// Whether true head dims are those of these classes.
-inline bool takes_dims(int dim_qk, int dim_v, int class_qk, int class_v) {
-  return dim_qk % kChunk == 0 && dim_qk > class_qk - 16 && dim_qk <= class_qk && dim_v % kChunk == 0 &&
-         dim_v > class_v - 16 && dim_v <= class_v;
-}
-
-// Whether the sizes in attention's params are what kernels of these classes take.
-template <typename Params>
-inline bool takes_shape(Params const& p, int class_qk, int class_v) {
-  return p.batch >= 1 && p.heads_q >= 1 && p.heads_kv >= 1 && p.heads_q % p.heads_kv == 0 && p.seqlen_q >= 1 &&
-         p.seqlen_q <= kMaxRows && p.seqlen_k >= 1 && p.seqlen_k <= kMaxRows &&
-         takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
-}
-
-// Whether params bring what the weights are made of.
-template <ScoreMod kScoreMod, typename Params>
-inline bool has_score_mod_inputs(Params const& p) {
-  if constexpr (kScoreMod == ScoreMod::kMasked) {
-    return p.mask.data != nullptr;
-  } else if constexpr (kScoreMod == ScoreMod::kDecayed) {
-    return p.causal == 1 && p.log2_gamma != nullptr;
-  } else {
-    return true;
-  }
-}
-
-template <ScoreMod kScoreMod, typename Params>
-inline bool mask_aligned(Params const& p, int bytes) {
-  if constexpr (kScoreMod == ScoreMod::kMasked) {
-    return aligned(p.mask, bytes, 1, p.heads_q, p.seqlen_q);
-  } else {
-    return true;
-  }
 }
 
 // What an artifact says of itself: its tile, and what the widest of its kernels takes.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 
 namespace attention_autotuner {

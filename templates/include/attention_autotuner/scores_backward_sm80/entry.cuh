@@ -7,6 +7,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/score/score_mod.cuh"

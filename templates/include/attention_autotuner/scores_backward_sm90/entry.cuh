@@ -10,6 +10,7 @@
 #include "attention_autotuner/common/preprocess.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/head_splits.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
@@ -42,9 +43,9 @@ struct BackwardSm90Entry {
   // The passes in the order they run, each as (kernel, traits).
   template <typename Visit>
   static int32_t for_each_pass(Visit&& visit) {
-    int32_t status = visit(retnet_backward_wgmma<Dq>, Dq{});
-    if (status == ATTENTION_AUTOTUNER_OK) status = visit(retnet_backward_wgmma<Dk>, Dk{});
-    if (status == ATTENTION_AUTOTUNER_OK) status = visit(retnet_backward_wgmma<Dv>, Dv{});
+    int32_t status = visit(scores_backward_sm90<Dq>, Dq{});
+    if (status == ATTENTION_AUTOTUNER_OK) status = visit(scores_backward_sm90<Dk>, Dk{});
+    if (status == ATTENTION_AUTOTUNER_OK) status = visit(scores_backward_sm90<Dv>, Dv{});
     return status;
   }
 

@@ -261,7 +261,7 @@ struct Role {
 // and all end in order, so that who waits for the last has waited for all.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    retnet_backward_wgmma(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+    scores_backward_sm90(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.init_barriers();

@@ -6,6 +6,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/scores_forward_sm80/mainloop.cuh"
 
@@ -30,8 +31,7 @@ struct ForwardEntry {
     int multiprocessors = 0, resident = 0;
     cudaError_t const error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
     if (error != cudaSuccess) return cuda_status(error);
-    int32_t const status =
-        prepare_kernel(attention_forward_kernel<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    int32_t const status = prepare_kernel(scores_forward_sm80<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
@@ -67,7 +67,7 @@ struct ForwardEntry {
                         Divider::by(p.heads_q),
                         Divider::by(p.batch),
                         Divider::by(p.heads_q / p.heads_kv)};
-    attention_forward_kernel<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, score_factor(p));
+    scores_forward_sm80<Config><<<grid, T::kThreads, T::kSmemBytes, stream>>>(p, list, score_factor(p));
     return cuda_status(cudaGetLastError());
   }
 

@@ -196,8 +196,8 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 
 template <typename Config>
 __global__ void __launch_bounds__(ForwardTraits<Config>::kThreads, Config::kCtasPerSm)
-    attention_forward_kernel(typename ForwardTraits<Config>::Params const __grid_constant__ params,
-                             TileList const __grid_constant__ list, float c) {
+    scores_forward_sm80(typename ForwardTraits<Config>::Params const __grid_constant__ params,
+                        TileList const __grid_constant__ list, float c) {
   using T = ForwardTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   uint32_t const smem = shared_address(smem_bytes);

@@ -4,6 +4,7 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
@@ -22,7 +23,7 @@ struct ForwardSm90Entry {
     int resident = 0;
     int32_t status = TmaDescriptors::prepare(device);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    status = prepare_kernel(retnet_forward_wgmma<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    status = prepare_kernel(scores_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return status;
   }
@@ -63,7 +64,7 @@ struct ForwardSm90Entry {
                       Divider::by(p.heads_q),
                       Divider::by(p.batch),
                       Divider::by(p.heads_q / p.heads_kv)};
-    retnet_forward_wgmma<Config><<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments);
+    scores_forward_sm90<Config><<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments);
     return cuda_status(cudaGetLastError());
   }
 

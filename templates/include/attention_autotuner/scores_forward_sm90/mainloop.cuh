@@ -295,7 +295,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
 
 template <typename Config>
 __global__ void __launch_bounds__(ForwardSm90Traits<Config>::kThreads, 1)
-    retnet_forward_wgmma(ForwardSm90Arguments const __grid_constant__ arguments) {
+    scores_forward_sm90(ForwardSm90Arguments const __grid_constant__ arguments) {
   using T = ForwardSm90Traits<Config>;
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
