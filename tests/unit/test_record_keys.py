@@ -23,6 +23,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.step import problems_of_step
 from attention_autotuner.tuning.validity import PresentKernels
+from tests.old_configs import before_kernels_had_names
 
 RETNET = Problem(op="retnet", mask="explicit", causal=True)
 RETENTION = Problem(op="retention", causal=True)
@@ -56,7 +57,8 @@ def test_an_entry_from_before_masks_is_attentions() -> None:
 def old_form(candidate: Candidate, op: str = "attention") -> dict[str, Any]:
     """A record of schema 2, as it was written before masks."""
     problem = {"op": op, "direction": candidate.direction, "causal": op == "retention"}
-    config = {k: v for k, v in candidate.config.items() if k not in ("kernel", "mask")}
+    config = before_kernels_had_names(candidate.config)
+    del config["mask"]
     timing = {
         "candidate_name": candidate.name, "median_us": 9.0, "spread_us": 0.1, "samples": 3,
         "ratio_to_best": 1.0, "environment": "e",
