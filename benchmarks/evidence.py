@@ -22,7 +22,7 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import rank, refine
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.coefficients import FITTED
-from attention_autotuner.kernels.shared.estimates import KernelSpeech
+from attention_autotuner.kernels.shared.estimates import ResourceReport
 from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.record_schema import TuningRecord
@@ -115,7 +115,7 @@ def chosen(predicted_gain: float) -> bool:
     return predicted_gain >= 1.0 + MARGIN
 
 
-def spills(direction: Direction, report: KernelSpeech) -> bool:
+def spills(direction: Direction, report: ResourceReport) -> bool:
     """Whether a kernel spills too much to be predicted: in a main loop, or where nobody looked."""
     stored = report.spill_store_bytes + report.spill_load_bytes
     return report.loop_spills is not False and stored > TOLERATED_SPILLS[direction]
