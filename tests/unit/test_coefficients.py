@@ -11,7 +11,8 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.cost_model import refine
+from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass, ChunksKnobs
+from attention_autotuner.kernels.cost_model import Estimate, refine
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
@@ -44,7 +45,7 @@ PROBLEMS = (
     replace(RETENTION, direction="backward"),
     replace(RETENTION, seqlen_q=1, seqlen_k=1, batch=64, form="recurrent"),
     replace(RETENTION, form="recurrent"),
-    replace(RETENTION, form="parallel"),
+    replace(RETENTION, form="parallel", seqlen_q=1, seqlen_k=1),
 )
 
 
@@ -71,23 +72,37 @@ def grid() -> Iterator[tuple[Problem, Candidate]]:
                 yield problem, candidate
     yield Problem(causal=True), forward(persistent=True)
     yield Problem(), forward(qk_ahead=True)
+    for stages in (1, 2, 3):
+        chunk_pass = ChunkPass(columns=64, column_warps=4, num_stages=stages)
+        knobs = ChunksKnobs(chunk=64, output=chunk_pass)
+        yield RETENTION, Candidate.of(RETENTION, knobs)
 
 
 GRID = tuple(grid())
 
 
-def times(coefficients: Coefficients) -> list[float]:
+def estimates(coefficients: Coefficients) -> list[Estimate]:
     return [
-        refine(problem, candidate, POLICY.spec, FakeReport(), coefficients).us
+        refine(problem, candidate, POLICY.spec, FakeReport(), coefficients)
         for problem, candidate in GRID
     ]
 
 
+def changed_kernels(before: list[Estimate], coefficients: Coefficients) -> set[str]:
+    """The kernels whose times, or what they are made of, are others under these coefficients."""
+    after = estimates(coefficients)
+    return {
+        candidate.kernel
+        for (_, candidate), old, new in zip(GRID, before, after, strict=True)
+        if old != new
+    }
+
+
 @pytest.fixture(scope="module")
-def fitted_times() -> list[float]:
-    found = times(FITTED)
-    assert sum(map(isfinite, found)) > len(found) / 2
-    return found
+def fitted_estimates() -> list[Estimate]:
+    fitted = estimates(FITTED)
+    assert sum(isfinite(estimate.us) for estimate in fitted) > len(fitted) / 2
+    return fitted
 
 
 def test_every_constant_has_bounds_that_hold_it() -> None:
@@ -104,29 +119,20 @@ def test_the_grid_has_every_kernel() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_constant_changes_estimates_and_those_of_its_kernels_alone(
-    name: str, fitted_times: list[float]
+    name: str, fitted_estimates: list[Estimate]
 ) -> None:
     changed: set[str] = set()
     for bound in BOUNDS[name]:
-        moved = times(replace(FITTED, **{name: bound}))
-        changed |= {
-            candidate.kernel
-            for (_, candidate), before, after in zip(GRID, fitted_times, moved, strict=True)
-            if before != after
-        }
+        changed |= changed_kernels(fitted_estimates, replace(FITTED, **{name: bound}))
     prefix = next((prefix for prefix in KERNELS_OF if name.startswith(prefix)), None)
     assert changed
     if prefix is not None:
         assert changed <= KERNELS_OF[prefix]
 
 
-def test_the_constants_of_a_prefix_reach_each_of_its_kernels(fitted_times: list[float]) -> None:
+def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
+    fitted_estimates: list[Estimate],
+) -> None:
     for prefix, kernels in KERNELS_OF.items():
         lows = {name: BOUNDS[name][0] for name in NAMES if name.startswith(prefix)}
-        moved = times(replace(FITTED, **lows))
-        changed = {
-            candidate.kernel
-            for (_, candidate), before, after in zip(GRID, fitted_times, moved, strict=True)
-            if before != after
-        }
-        assert kernels <= changed, prefix
+        assert kernels <= changed_kernels(fitted_estimates, replace(FITTED, **lows)), prefix
