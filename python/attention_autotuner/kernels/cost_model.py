@@ -1,4 +1,4 @@
-"""How long a candidate should take, and what limits it: arithmetic only, no GPU, no torch.
+"""The predicted time of a candidate, and what limits it: arithmetic only, no GPU, no torch.
 
 A step of a main loop costs the busiest unit of an SM plus the part that the design cannot overlap
 (:mod:`.shared.tile_costs`); the grid is the scheduler's list over the resident slots (:mod:`.shared.schedule`); device

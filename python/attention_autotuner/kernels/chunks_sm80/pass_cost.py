@@ -1,4 +1,4 @@
-"""What a pass over chunks costs, counted for the cost model.
+"""The cost of a pass over chunks, counted for the cost model.
 
 A CTA takes its chunks one after the other, and few warps share a scheduler, as each holds a part of the state. So a
 chunk costs the chain of one warp's instructions, of which a second warp on the same scheduler covers a part; only never
@@ -86,7 +86,7 @@ def counts_of(work: ChunkPassWork, fit: Coefficients) -> StepCounts:
     reads = (along * c * d + deep * c * w) * ELEMENT_BYTES
     writes, fill, barriers = 0, (c * d + c * w) * ELEMENT_BYTES, 1
     if not work.states_only:
-        # X for X S; the scores and Z again for their product.
+        # X for X S; the scores and Z again for their MMAs.
         flops += 2 * c * d * w + 2 * c * c * w
         reads += (along * c * d + along * deep * c * c + deep * c * w) * ELEMENT_BYTES
         writes += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)

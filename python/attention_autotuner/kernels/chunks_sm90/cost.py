@@ -1,4 +1,4 @@
-"""How long chunkwise retention of family ``sm90`` takes: chunks one after the other, memory, and states of stretches.
+"""The time of chunkwise retention of family ``sm90``: chunks one after the other, memory, and states of stretches.
 
 A chunk is a chain of MMAs that wait for each other: its clocks hardly hang on the tensor rate.
 """
@@ -89,15 +89,15 @@ def _predict_pass(
         return infeasible()
     resident, rounds = placed.per_sm, placed.waves
     chunks = -(-min(stretches.stretch, stretches.tokens) // knobs.chunk)
-    # Of a token: with K; and where there is an output, with the state, and scores with V.
-    products = shape.depth * knobs.columns
+    # Multiply-adds of a token: with K; and where there is an output, with the state, and scores with V.
+    macs = shape.depth * knobs.columns
     fill = shape.depth + knobs.columns
     moved = problem.dim_qk + problem.dim_v  # of a token, through device memory
     if not stretches.states_only:
-        products += shape.depth * (knobs.columns + knobs.chunk) + knobs.columns * knobs.chunk
+        macs += shape.depth * (knobs.columns + knobs.chunk) + knobs.columns * knobs.chunk
         fill += shape.depth
         moved *= 2
-    tensor_clk = resident * 2 * knobs.chunk * products / spec.wgmma_flops_per_clk_per_sm
+    tensor_clk = resident * 2 * knobs.chunk * macs / spec.wgmma_flops_per_clk_per_sm
     chain_clk = (
         fit.chunk_sm90_clk
         + fit.chunk_sm90_depth_clk * shape.depth

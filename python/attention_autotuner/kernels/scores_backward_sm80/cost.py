@@ -59,11 +59,7 @@ def shares_of_group(problem: Problem, candidate: Candidate) -> int:
     The least divisor of the group that makes enough of them, or the group; the twin of ``count_splits`` in
     ``attention_backward_entry.cuh``.
     """
-    block = max(
-        shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows
-        for shape in shapes(candidate)
-        if shape.name != "dq"
-    )
+    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
     group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
     divisors = (n for n in range(1, group + 1) if group % n == 0)
@@ -185,17 +181,12 @@ def work_of(
     """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
     if isinstance(shape, KeyShape):
         counts = key_step(shape, copy_bytes, spec)
-        block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
-        outer_columns = 2 * (shape.class_qk + shape.class_v)
     else:
-        # The gradient of a score is that of its weight times the mask: dQ and dK need no S, but through r.
+        # The gradient of a score is that of the modified score times the mask: dQ and dK need no S, but through r.
         scored = problem.score == "softmax" or not shape.needs_dp
         counts = row_step(shape, copy_bytes, scored=scored)
-        block, step = shape.knobs.block_rows, shape.knobs.block_columns
-        slices = shape.knobs.slices
-        outer_columns = shape.resident_columns + shape.result_columns
     by_queries = shape.name == "dq"
-    steps = tiles_of(problem, block=block, step=step, by_queries=by_queries)
+    steps = tiles_of(problem, block=shape.block, step=shape.step, by_queries=by_queries)
     group = problem.heads_q // problem.heads_kv
     heads_kv = problem.batch * problem.heads_kv
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
@@ -209,10 +200,10 @@ def work_of(
         counts=counts,
         steps=steps,
         heads=heads_kv * (group if by_queries else shares),
-        slices=slices,
+        slices=shape.slices,
         heads_first=heads_first,
         causal=problem.causal,
-        outer_bytes=block * outer_columns * ELEMENT_BYTES,
+        outer_bytes=shape.block * shape.outer_columns * ELEMENT_BYTES,
         once_bytes=_once_bytes(problem, shape),
         streams=heads_kv,
         stream_bytes=stream_bytes,

@@ -104,7 +104,7 @@ class TileList:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """How long a list takes on the slots, in steps.
+    """The time that a list takes on the slots, in steps.
 
     Attributes:
         steps: until the last slot is done.

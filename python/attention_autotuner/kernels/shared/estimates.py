@@ -1,4 +1,4 @@
-"""What a prediction is made of: how much a kernel asks of an SM, and how long it takes."""
+"""The two sides of a prediction: the resources that a kernel takes from an SM, and its time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ResourceReport(Protocol):
 
     @property
     def loop_spills(self) -> bool | None:
-        """Whether a main loop touches local memory; None where nobody looked."""
+        """True where a main loop touches local memory; None where nobody looked."""
 
 
 class NamedResourceReport(ResourceReport, Protocol):
@@ -49,7 +49,7 @@ class NamedResourceReport(ResourceReport, Protocol):
 
 
 class Report(ResourceReport, Protocol):
-    """What refining reads of a compiler report (``codegen``'s CompilerReport has it)."""
+    """The part of a compiler report that refining reads (``codegen``'s CompilerReport has it)."""
 
     @property
     def kernels(self) -> Sequence[NamedResourceReport]:
@@ -58,7 +58,7 @@ class Report(ResourceReport, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one CTA takes from an SM.
+    """The resources that one CTA takes from an SM.
 
     Attributes:
         registers: 32-bit registers per thread.
@@ -72,9 +72,9 @@ class Usage:
 
 
 def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
-    """What a kernel should take, before it is built.
+    """The resources that a kernel should take, before it is built.
 
-    What finds no register under the launch bound is stored and loaded once a step.
+    A value that finds no register under the launch bound is stored and loaded once a step.
     """
     missing = max(0, least_registers(needs) - register_cap(needs, spec))
     return Usage(
@@ -85,7 +85,7 @@ def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
 
 
 def reported_usage(needs: KernelNeeds, report: ResourceReport, fit: Coefficients) -> Usage:
-    """What a kernel takes by its compiler's report."""
+    """The resources that a kernel takes by its compiler's report."""
     spilled = report.spill_store_bytes + report.spill_load_bytes
     return Usage(
         registers=report.registers,

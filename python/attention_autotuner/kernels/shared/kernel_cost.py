@@ -1,4 +1,4 @@
-"""How long one kernel of family ``sm80`` over scores takes: steps on the SMs, bytes through L2 and device memory."""
+"""The time of one kernel of family ``sm80`` over scores: steps on the SMs, bytes through L2 and device memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tile_costs import WARP, RoundCost, StepCounts, TileCost, round_cost, tile_
 
 @dataclass(frozen=True, kw_only=True)
 class KernelWork(TileList):
-    """What a kernel has to do for one problem.
+    """The work of a kernel for one problem.
 
     Attributes:
         counts: one step of a CTA.
@@ -98,7 +98,7 @@ def _terms(
 def _cta_clk(work: KernelWork, spec: ArchSpec, resident: int, fit: Coefficients) -> float:
     """Clocks of a CTA outside its main loop: resident tiles and the first step's in, results out.
 
-    Co-resident CTAs hide each other's waits.
+    Co-resident CTAs cover each other's waits.
     """
     start = fit.cta_clk * (
         fit.persistent_start_share if work.persistent else 1.0

@@ -1,8 +1,8 @@
-"""How long the grid takes: the scheduler's list of tiles, simulated over the slots of the GPU.
+"""The time of the grid: the scheduler's list of tiles, simulated over the slots of the GPU.
 
 Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
 ``templates/include/attention_autotuner/scheduler.cuh``: value slices of a row block are neighbours, causal row blocks
-go longest first, ``heads_first`` walks all heads for one row block and ``rows_first`` all row blocks of one head. Where
+go longest first, ``heads_first`` takes all heads for one row block and ``rows_first`` all row blocks of one head. Where
 heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices as well.
 
 Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
@@ -179,10 +179,10 @@ def _static_periodic(row_costs: tuple[int, ...], heads: int, value_slices: int, 
     prefixes: list[list[int]] = []
     place = [0] * period
     for coset in range(cosets):
-        walk = [(coset + step * slots) % period for step in range(length)]
-        for index, position in enumerate(walk):
+        stride = [(coset + step * slots) % period for step in range(length)]
+        for index, position in enumerate(stride):
             place[position] = index
-        prefixes.append(list(accumulate((costs[p] for p in walk + walk), initial=0)))
+        prefixes.append(list(accumulate((costs[p] for p in stride + stride), initial=0)))
     latest = 0
     for slot in range(min(slots, tiles)):
         count = -(-(tiles - slot) // slots)

@@ -1,4 +1,4 @@
-"""How long a kernel over scores of family ``sm90`` takes: steps of WGMMAs, with what they leave exposed.
+"""The time of a kernel over scores of family ``sm90``: steps of WGMMAs, with what they leave exposed.
 
 Forward is one such kernel; backward is several, each with its own tensors, and what comes before them.
 """
