@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from math import isfinite
 
 import pytest
@@ -14,6 +15,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass, ChunksKnobs
 from attention_autotuner.kernels.cost_model import Estimate, refine
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
     BY_HAND,
@@ -88,6 +90,10 @@ def estimates(coefficients: Coefficients) -> list[Estimate]:
     ]
 
 
+def predicted_us(problem: Problem, candidate: Candidate, coefficients: Coefficients) -> float:
+    return refine(problem, candidate, POLICY.spec, FakeReport(), coefficients).us
+
+
 def changed_kernels(before: list[Estimate], coefficients: Coefficients) -> set[str]:
     """The kernels whose times, or what they are made of, are others under these coefficients."""
     after = estimates(coefficients)
@@ -136,3 +142,31 @@ def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
     for prefix, kernels in KERNELS_OF.items():
         lows = {name: BOUNDS[name][0] for name in NAMES if name.startswith(prefix)}
         assert kernels <= changed_kernels(fitted_estimates, replace(FITTED, **lows)), prefix
+
+
+@pytest.mark.parametrize(
+    ("kernel", "name", "value"),
+    [
+        ("scores_forward_sm90", "wgmma_step_clk", 400.0),
+        ("scores_backward_sm90", "wgmma_tile_clk", 6000.0),
+        ("chunks_sm80", "chunk_clk", 1200.0),
+        ("chunks_sm90", "chunk_sm90_depth_clk", 16.0),
+        ("recurrent_sm80", "recurrent_token_clk", 1000.0),
+    ],
+)
+def test_calibration_reaches_the_constants_of_every_kernel(
+    kernel: str, name: str, value: float
+) -> None:
+    truth = estimates(replace(FITTED, **{name: value}))
+    samples = [
+        Sample(
+            group=problem.describe(),
+            measured_us=true.us,
+            predict=partial(predicted_us, problem, candidate),
+        )
+        for (problem, candidate), true in zip(GRID, truth, strict=True)
+        if candidate.kernel == kernel and isfinite(true.us)
+    ]
+    calibrated = calibrate(samples, FITTED, bounds={name: BOUNDS[name]})
+    assert loss(samples, calibrated) < 0.01 * loss(samples, FITTED)
+    assert getattr(calibrated, name) == pytest.approx(value, rel=0.1)
