@@ -7,7 +7,6 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
@@ -21,8 +20,8 @@ from ..shared import checks, launch
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_forward_plans: dict[Any, launch.Plan] = {}
-_backward_plans: dict[Any, launch.Plan] = {}
+FORWARD_PLANS = launch.table_of_plans("attention", "forward")
+BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
 
 
 def attention_forward(
@@ -61,10 +60,10 @@ def attention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _forward_plans.get(key)
+    plan = FORWARD_PLANS.get(key)
     if plan is None:
         plan = _plan_forward(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
-        launch.remember(_forward_plans, key, plan)
+        FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v)
     return results[0], results[1] if return_lse else None
 
@@ -121,7 +120,7 @@ def attention_backward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _backward_plans.get(key)
+    plan = BACKWARD_PLANS.get(key)
     if plan is None:
         checks.check_tensors(q, k, v)
         checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
@@ -134,7 +133,7 @@ def attention_backward(
             device_type=device_type,
             deterministic=deterministic,
         )
-        launch.remember(_backward_plans, key, plan)
+        BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
 
