@@ -279,8 +279,8 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
 
 def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
     q, k, v = make()
-    o, lse = library._forward_cuda(q, k, v, None, False, False, "", True, False)
-    alone, nothing = library._forward_cuda(q, k, v, None, False, False, "", False, False)
+    o, lse = library.forward_cuda(q, k, v, None, False, False, "", True, False)
+    alone, nothing = library.forward_cuda(q, k, v, None, False, False, "", False, False)
     assert torch.equal(o, alone)
     assert lse.shape == (2, 4, 7)
     assert nothing.shape == (0,)

@@ -16,6 +16,7 @@ from ...core.problem import Problem
 from ...serving import dispatch
 from ...serving.loader import LoadedKernel
 from ..shared import checks, launch
+from . import checks as attention_checks
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -104,7 +105,7 @@ def attention_backward(
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
     if grad_o is None:
-        checks.check_some_gradient(grad_lse)
+        attention_checks.check_some_gradient(grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     key = (
         launch.signature_of_three(q, k, v),
@@ -123,7 +124,7 @@ def attention_backward(
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
         checks.check_tensors(q, k, v)
-        checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+        attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         plan = _plan_backward(
             (q, k, v),
             {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse},
@@ -157,7 +158,7 @@ def _plan_forward(
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionForwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = checks.make_problem(q, k, v, causal=causal, top_left=top_left)
+        problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
         kernel = launch.kernel_of(problem, device_type, q.get_device())
         params = forward_params(problem, q, k, v, scale)
     return launch.Plan(
@@ -203,7 +204,7 @@ def _plan_backward(
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionBackwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = checks.make_problem(
+        problem = attention_checks.make_problem(
             q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
         )
         kernel = launch.kernel_of(problem, device_type, q.get_device())
@@ -236,5 +237,5 @@ def _is_readable(x: torch.Tensor) -> bool:
 
 def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
-    checks.check_scale(scale)
+    checks.check_scale(scale, attention_checks.SCALE)
     return scale

@@ -86,7 +86,7 @@ def are_plain(*tensors: Gradient) -> bool:
     return True
 
 
-def refuse_tangents(*tensors: Gradient, op: str = "attention") -> None:
+def refuse_tangents(*tensors: Gradient, op: str) -> None:
     """Refuse tensors with a tangent, which would be dropped without a word: there is no formula for it here.
 
     Raises:
