@@ -22,14 +22,32 @@ TABLES: dict[str, Table] = {}  # type: ignore[type-arg]  # of any keys and value
 _ABSENT = object()
 
 
-class Table(dict[K, V]):
-    """A dict that a process remembers by, bounded, and cleared when the runtime forgets.
+class Bounded(dict[K, V]):
+    """A dict of limited size. Reads are a dict's own and take no lock; write through :meth:`remember`.
 
-    Reads are a dict's own and take no lock; write through :meth:`remember`.
+    Attributes:
+        bound: entries kept at most, the oldest dropped first; None keeps all.
+    """
+
+    def __init__(self, bound: int | None) -> None:
+        super().__init__()
+        self.bound = bound
+        self._lock = threading.Lock()
+
+    def remember(self, key: K, value: V) -> None:
+        """Store a value, within the bound."""
+        with self._lock:
+            if self.bound is not None and key not in self:
+                while len(self) >= self.bound:
+                    del self[next(iter(self))]
+            self[key] = value
+
+
+class Table(Bounded[K, V]):
+    """Memory of a process, cleared when the runtime forgets.
 
     Attributes:
         name: the key in :data:`TABLES`.
-        bound: entries kept at most, the oldest dropped first; None keeps all.
         permanent: outlives a reset, because something outside Python still refers to the values: loaded libraries,
             tensors in recorded CUDA graphs, names in compiled graphs.
     """
@@ -39,28 +57,18 @@ class Table(dict[K, V]):
 
         Args:
             name: not taken yet.
-            bound: see the class.
+            bound: see :class:`Bounded`.
             permanent: see the class.
 
         Raises:
             ValueError: the name is taken.
         """
-        super().__init__()
+        super().__init__(bound)
         if name in TABLES:
             raise ValueError(f"there is a table {name} already")
         self.name = name
-        self.bound = bound
         self.permanent = permanent
-        self._lock = threading.Lock()
         TABLES[name] = self
-
-    def remember(self, key: K, value: V) -> None:
-        """Store a value, within the bound."""
-        with self._lock:
-            if self.bound is not None and key not in self:
-                while len(self) >= self.bound:
-                    del self[next(iter(self))]
-            self[key] = value
 
 
 def remembered(
@@ -72,7 +80,7 @@ def remembered(
 
     Args:
         name: of the table.
-        bound: see :class:`Table`.
+        bound: see :class:`Bounded`.
         permanent: see :class:`Table`.
     """
 

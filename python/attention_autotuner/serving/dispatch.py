@@ -18,9 +18,9 @@ from ..arch import Policy, detect, probe
 from ..arch.resolution import native_arch
 from ..codegen.installed import bundles as installed_bundles
 from ..codegen.obtain import at_hand, obtain
-from ..codegen.toolchain import find_toolchain
+from ..codegen.toolchain import Toolchain, find_toolchain
 from ..core.candidate import Candidate
-from ..core.memo import Table, remembered
+from ..core.memo import Bounded, Table, remembered
 from ..core.problem import Problem
 from ..errors import (
     ArtifactError,
@@ -43,7 +43,7 @@ from .picks import LAYERS, UNMEASURED, Layers, Pick
 _log = logging.getLogger(__name__)
 
 STORM = 32  # kinds of problem without a measured pick after which a warning says so
-MAX_MEMO = 16384  # decisions remembered; beyond that all are made again
+MAX_MEMO = 16384  # decisions remembered; beyond that the oldest are dropped
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
 _WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
 
@@ -104,8 +104,8 @@ class _Decisions:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.picks: dict[Any, Pick] = {}
-        self.served: dict[Any, LoadedKernel] = {}
+        self.picks: Bounded[Any, Pick] = Bounded(MAX_MEMO)
+        self.served: Bounded[Any, LoadedKernel] = Bounded(MAX_MEMO)
         self._lock = threading.RLock()
         self._bucketed: dict[Any, Pick] = {}
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
@@ -131,7 +131,7 @@ class _Decisions:
                 pick, _ = self._layers.choose(bucket[0], policy, environment)
                 self._bucketed[bucket] = pick
                 self._count_untuned()
-            _remember(self.picks, (problem, policy, device), pick)
+            self.picks.remember((problem, policy, device), pick)
         return pick
 
     def serve(
@@ -146,7 +146,7 @@ class _Decisions:
                     raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
                 pick = self._search(problem, policy, device)
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
-            _remember(self.served, (problem, asked, device), kernel)
+            self.served.remember((problem, asked, device), kernel)
         return kernel
 
     def _count_untuned(self) -> None:
@@ -227,7 +227,7 @@ class _Decisions:
             not bundles
             or (pick.candidate, device) in self._kernels
             or at_hand(pick.candidate, arch, settings=settings) is not None
-            or (pick.layer == "record" and _can_compile(settings))
+            or (pick.layer == "record" and _toolchain(settings) is not None)
         ):
             return None
         layers = LAYERS if settings.mode != "off" else LAYERS[-1:]
@@ -276,13 +276,6 @@ class _Decisions:
         kernel.prepare(device)
         self._kernels[candidate, device] = kernel
         return kernel
-
-
-def _remember(memo: dict[Any, Any], key: Any, value: Any) -> None:
-    """Store under a bound on the number of entries."""
-    if len(memo) >= MAX_MEMO:
-        memo.clear()
-    memo[key] = value
 
 
 _lock = threading.Lock()
@@ -335,25 +328,20 @@ def _decisions(settings: Settings) -> _Decisions:
 @remembered("dispatch.environments")
 def environment_of(device: int, settings: Settings) -> Environment:
     """The present environment; the compiler's version matters only where versions are strict."""
-    if not settings.strict_versions:
-        return collect(device, state=False)
-    try:
-        toolchain = find_toolchain(settings)
-    except ToolchainError:
-        # Nothing is compiled here, so there is no version to compare.
+    toolchain = _toolchain(settings) if settings.strict_versions else None
+    if toolchain is None:  # where nothing is compiled, there is no version to compare
         return collect(device, state=False)
     return collect(
         device, state=False, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
     )
 
 
-def _can_compile(settings: Settings) -> bool:
-    """Whether there is a compiler here."""
+def _toolchain(settings: Settings) -> Toolchain | None:
+    """The compiler here and what belongs to it, if any."""
     try:
-        find_toolchain(settings)
+        return find_toolchain(settings)
     except ToolchainError:
-        return False
-    return True
+        return None
 
 
 @remembered("dispatch.policies")
