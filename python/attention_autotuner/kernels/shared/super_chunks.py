@@ -4,7 +4,7 @@ from __future__ import annotations
 
 STATE_BYTES = 4  # of an element, fp32
 
-# As SuperChunks in retention_entry.cuh has them: CTAs that are enough, and pieces of each where they are fewer.
+# As SuperChunks in host/super_chunks.cuh has them: CTAs that are enough, and pieces of each where they are fewer.
 ENOUGH_PIECES = 128
 MAX_PIECES = 4
 
