@@ -36,7 +36,9 @@ RESULTS = {"0": "dq", "1": "dk", "2": "dv"}  # attention_autotuner::Result in a 
 
 # Lb0: the kernels whose CTAs do not share a group of query heads; the others are for problems with few CTAs.
 _KEYS = re.compile(r"attention_backward_keysI.*Lb0E")
-_ROWS = re.compile(r"attention_backward_rowsI.*6ResultE(\d)E.*Lb0E|scores_backward_sm90I.*6ResultE(\d)E")
+_ROWS = re.compile(
+    r"attention_backward_rowsI.*6ResultE(\d)E.*Lb0E|scores_backward_sm90I.*6ResultE(\d)E"
+)
 
 
 def pass_named(kernel: str) -> str | None:
