@@ -1,4 +1,4 @@
-// Compile-time shapes of the passes of a backward and their shared-memory maps.
+// Compile-time shapes of the passes of a backward and their shared-memory layouts.
 //
 // Every static_assert here is the twin of a named predicate in arch/, and kSmemBytes of the shared-memory formulas
 // there.
