@@ -71,9 +71,7 @@ def test_the_list_needs_few_builds(direction: Direction, policy: str) -> None:
     wanted = cases.builds(found, present)
     assert len(wanted) <= cases.MAX_BUILDS
     # Nearly as many classes as builds, in both orders of CTAs.
-    assert (
-        len({one.knobs.cta_order for one in wanted}) == 2
-    )
+    assert len({one.knobs.cta_order for one in wanted}) == 2
     if direction == "backward":
         assert {one.knobs.plan for one in wanted} == {"fused", "pair", "split"}
     for case in found:
