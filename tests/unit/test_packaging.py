@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -137,9 +136,9 @@ def test_constraints_pin_what_results_are_reported_with(repository: Path) -> Non
 
 
 def test_editors_reach_the_mapped_folders_by_links(repository: Path) -> None:
-    tool: Any = configuration(repository)["tool"]
-    mapped = tool["setuptools"]["package-dir"]
-    assert isinstance(mapped, dict)
+    listed = configuration(repository)["tool"]["setuptools"]
+    assert isinstance(listed, dict)
+    mapped: dict[str, str] = listed["package-dir"]
     folders = {name.partition(".")[2]: folder for name, folder in mapped.items() if "." in name}
     package = repository / "python" / "attention_autotuner"
     links = {path.name: path for path in package.iterdir() if path.is_symlink()}
