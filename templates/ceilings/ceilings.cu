@@ -3,8 +3,8 @@
 // Compiled by tuning/ceilings.py for the device at hand, 90a for compute capability 9.0.
 #include <cstring>
 
-#include "attention_autotuner/peaks/ceilings.h"
 #include "attention_autotuner/peaks/arithmetic.cuh"
+#include "attention_autotuner/peaks/ceilings.h"
 #include "attention_autotuner/peaks/memory.cuh"
 #include "attention_autotuner/peaks/mma.cuh"
 #include "attention_autotuner/peaks/wgmma.cuh"
