@@ -92,7 +92,10 @@ def test_a_comment_in_every_header_leaves_every_pick_valid(headers: Path) -> Non
 
 
 def test_a_moved_header_leaves_every_pick_valid(headers: Path) -> None:
-    header, moved = "attention_autotuner/common/scalars.cuh", "attention_autotuner/whole_numbers.cuh"
+    header, moved = (
+        "attention_autotuner/common/scalars.cuh",
+        "attention_autotuner/whole_numbers.cuh",
+    )
     (headers / header).rename(headers / moved)
     count = 0
     for path in headers.rglob("*.*"):
