@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 
+from ..core.memo import Table
 from .policy import Policy
 from .resolution import detect, resolve
 
 DeviceType = str | Policy | type[Policy]
 
-_names: dict[DeviceType, str] = {}
-_policies: dict[str, Policy] = {}
+# Compiled graphs hold the names.
+NAMES: Table[DeviceType, str] = Table("policies.names", permanent=True)
+POLICIES: Table[str, Policy] = Table("policies.named", permanent=True)
 _lock = threading.Lock()
 
 
@@ -23,7 +25,7 @@ def policy_name(device_type: DeviceType) -> str:
         UnsupportedArchitectureError: the policy is unknown.
     """
     try:
-        name = _names.get(device_type)
+        name = NAMES.get(device_type)
     except TypeError:  # unhashable, so no device type; resolve says so
         name = None
     return name if name is not None else _register(device_type)
@@ -41,18 +43,19 @@ def policy_named(name: str, *, device: int) -> Policy:
     """
     if not name:
         return detect(device)
-    return _policies[name if name in _policies else policy_name(name)]
+    return POLICIES[name if name in POLICIES else policy_name(name)]
 
 
 def _register(device_type: DeviceType) -> str:
     policy = resolve(device_type)
     with _lock:
         name, number = policy.spec.name, 1
-        while name in _policies and not _same(_policies[name], policy):
+        while name in POLICIES and not _same(POLICIES[name], policy):
             number += 1
             name = f"{policy.spec.name}#{number}"
-        _policies.setdefault(name, policy)
-        _names[device_type] = name
+        if name not in POLICIES:
+            POLICIES.remember(name, policy)
+        NAMES.remember(device_type, name)
     return name
 
 

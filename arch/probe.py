@@ -6,12 +6,12 @@ The driver is there wherever a kernel can run, so probing needs neither torch no
 from __future__ import annotations
 
 import ctypes
-import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
+from ..core.memo import remembered
 from ..errors import ArchSpecError, UnsupportedArchitectureError
 
 DRIVER_LIBRARY = "libcuda.so.1"
@@ -196,7 +196,7 @@ class CudaDriver:
         return handle
 
 
-@functools.cache
+@remembered("driver", permanent=True)
 def cuda_driver() -> CudaDriver:
     """The process's driver, started on first use.
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from .. import settings
+from ..core.memo import TABLES, Table, remembered
 from ..errors import ArchSpecError, UnsupportedArchitectureError
 from . import measured_specs, rates
 from .a100 import A100, A100_SPEC
@@ -49,9 +50,8 @@ NATIVE_ARCHS = (
 BANDWIDTH_TOLERANCE = 0.05
 
 _VENDOR_WORDS = re.compile(r"nvidia|geforce|tensor core gpu|[^a-z0-9]", re.IGNORECASE)
-_probed: dict[
-    tuple[Path, str], Policy
-] = {}  # by cache folder, which measured specs lie in, and name
+# By the cache folder, which measured specs lie in, and the name.
+PROBED: Table[tuple[Path, str], Policy] = Table("policies.probed")
 
 
 def names() -> list[str]:
@@ -100,7 +100,7 @@ def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
         detect()
     except UnsupportedArchitectureError as error:
         present = f" ({error})"
-    here = {name: policy for (folder, name), policy in _probed.items() if folder == cache_dir}
+    here = {name: policy for (folder, name), policy in PROBED.items() if folder == cache_dir}
     if wanted in here:
         return here[wanted]
     known = ", ".join([*names(), *sorted(policy.name for policy in here.values())])
@@ -124,7 +124,7 @@ def detect(device: int | None = None) -> Policy:
     return _detect(current_device() if device is None else device, settings.current().cache_dir)
 
 
-@functools.cache
+@remembered("policies.detected")
 def _detect(device: int, cache_dir: Path) -> Policy:
     properties = probe(device)
     policy = from_properties(properties)
@@ -133,7 +133,9 @@ def _detect(device: int, cache_dir: Path) -> Policy:
         policy = policy_with(replace(measured, spec=measured.on(properties)))
     elif measured is not None:
         _log.info("%s is not as it was measured: that spec is left alone", properties.name)
-    _probed.setdefault((cache_dir, plain_name(policy.spec.name).lower()), policy)
+    key = (cache_dir, plain_name(policy.spec.name).lower())
+    if key not in PROBED:
+        PROBED.remember(key, policy)
     return policy
 
 
@@ -196,12 +198,11 @@ def policy_with(measured: MeasuredSpec) -> Policy:
 
 def forget_measured() -> None:
     """Read measured specs again when they are next asked for: one was written."""
-    _detect.cache_clear()
-    _measured_policy.cache_clear()
-    _probed.clear()
+    for name in ("policies.detected", "policies.measured", "policies.probed"):
+        TABLES[name].clear()
 
 
-@functools.lru_cache(maxsize=64)
+@remembered("policies.measured", bound=64)
 def _measured_policy(name: str, cache_dir: Path) -> Policy | None:
     found = measured_specs.named(name, cache_dir)
     return None if found is None else policy_with(found)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from attention_autotuner import settings as settings_module
@@ -30,14 +31,9 @@ from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank, refine
-from attention_autotuner.kernels.shared.coefficients import (
-    FITTED,
-    Coefficients,
-    Sample,
-    calibrate,
-    loss,
-)
-from attention_autotuner.tuning.exhaustive import SAMPLE, Regret, geometric_mean, regret, sample
+from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
+from attention_autotuner.kernels.shared.coefficients import FITTED, Coefficients
+from attention_autotuner.tuning.exhaustive import SAMPLE, Regret, regret, sample
 from attention_autotuner.tuning.pipeline import Built, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from attention_autotuner.arch import Policy, resolve
@@ -23,7 +24,6 @@ from attention_autotuner.kernels.cost_model import rank, refine
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.coefficients import FITTED
 from attention_autotuner.tuning.class_pools import class_of
-from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.spills import check_spills

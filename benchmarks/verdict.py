@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.exhaustive import geometric_mean
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore

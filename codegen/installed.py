@@ -7,7 +7,6 @@ so that a look costs one ``find_spec`` for each GPU that has a spec here, once p
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import itertools
 import logging
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from ..arch.probe import probe
 from ..arch.resolution import names, plain_name
+from ..core.memo import Table, remembered
 from ..errors import BundleError, UnsupportedArchitectureError
 from ..settings import Settings
 from ..version import __version__
@@ -39,21 +39,27 @@ def bundles(settings: Settings) -> tuple[Bundle, ...]:
         BundleError: the setting names a folder that is none. An installed one that cannot be read is logged and left
             out.
     """
-    named = () if settings.bundle is None else (_named(settings.bundle),)
-    return named + _packages()
+    by_setting = () if settings.bundle is None else (named(settings.bundle),)
+    return by_setting + packages()
 
 
-@functools.cache
-def _named(folder: Path) -> Bundle:
+@remembered("bundles.named")
+def named(folder: Path) -> Bundle:
+    """The bundle that the setting names, opened once.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
     try:
         return open_bundle(folder)
     except BundleError as error:
         raise BundleError(f"ATTENTION_AUTOTUNER_BUNDLE: {error}") from error
 
 
-@functools.cache
-def _packages() -> tuple[Bundle, ...]:
-    names_here = dict.fromkeys(package_name(gpu) for gpu in (*names(), *_present()))
+@remembered("bundles.installed")
+def packages() -> tuple[Bundle, ...]:
+    """The bundles of installed kernel packages, looked for once."""
+    names_here = dict.fromkeys(package_name(gpu) for gpu in (*names(), *present()))
     specs = (importlib.util.find_spec(name) for name in names_here)
     places = [place for spec in specs if spec for place in spec.submodule_search_locations or ()]
     opened = (_open_installed(Path(place)) for place in places)
@@ -68,7 +74,7 @@ def _open_installed(folder: Path) -> Bundle | None:
         return None
 
 
-def _present() -> tuple[str, ...]:
+def present() -> tuple[str, ...]:
     """The GPUs at hand, each kind once: they may have no spec here but a package of their own."""
     found: list[str] = []
     with contextlib.suppress(UnsupportedArchitectureError):  # there are no more
@@ -95,7 +101,7 @@ def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> lis
     for bundle in bundles(settings):
         same = bundle.by_source.get(identity, ())
         if not same and kernel.name in bundle.names:
-            _say_stale(bundle, kernel.name)
+            _warn_of_stale(bundle, kernel.name)
         readable = (bundle.read(each) for each in same if runs_on(each.target, target))
         found += [artifact for artifact in readable if artifact is not None]
     return sorted(found, key=lambda artifact: artifact.target.arch != target.arch)
@@ -109,13 +115,14 @@ def runs_on(built: BuildTarget, device: BuildTarget) -> bool:
     return old <= new if built.ptx or old // 10 == new // 10 else False
 
 
-_stale: set[Path] = set()  # bundles of which it was said
+STALE: Table[Path, str] = Table("notices.stale_bundles")
+"""Bundles that a warning was logged of -> the version of their kernels."""
 
 
-def _say_stale(bundle: Bundle, name: str) -> None:
-    if bundle.root in _stale:
+def _warn_of_stale(bundle: Bundle, name: str) -> None:
+    if bundle.root in STALE:
         return
-    _stale.add(bundle.root)
+    STALE.remember(bundle.root, bundle.package_version)
     logger.warning(
         "kernels of %s are passed over: it is of version %s, and its %s was made of other sources than those of "
         "version %s here; install kernels of the same version, or export them anew",

@@ -15,10 +15,11 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 from ..arch.probe import cuda_driver
+from ..core.memo import remembered
 from ..errors import ToolchainError, UnsupportedArchitectureError
 from ..settings import Settings, current
 from .cutlass import find_cutlass
@@ -134,7 +135,8 @@ def probe_nvcc(path: Path) -> Nvcc:
     return Nvcc(path=path, version=version[1], root=root, flags=flags)
 
 
-def _nvcc_places() -> Iterator[Path]:
+def nvcc_places() -> Iterator[Path]:
+    """Paths at which an nvcc may lie outside Python's packages, in the order in which they are tried."""
     on_path = shutil.which("nvcc")
     if on_path:
         yield Path(on_path)
@@ -144,7 +146,7 @@ def _nvcc_places() -> Iterator[Path]:
     yield Path("/usr/local/cuda/bin/nvcc")
 
 
-@lru_cache(maxsize=1)
+@remembered("toolchain.driver_release")
 def driver_release() -> tuple[int, int] | None:
     """The newest CUDA that this machine's driver runs, (major, minor); None without a driver."""
     try:
@@ -221,7 +223,7 @@ def _attempt(find: Callable[[], Nvcc], problems: list[str]) -> Nvcc | None:
 
 def _compilers() -> Iterator[Callable[[], Nvcc]]:
     """How to have each compiler that is there, in the order in which they are tried."""
-    for place in _nvcc_places():
+    for place in nvcc_places():
         if place.exists():
             yield partial(probe_nvcc, place)
     for root in wheel_roots():
@@ -310,7 +312,7 @@ def find_disassembler() -> Path | None:
     on_path = shutil.which("cuobjdump")
     places = [root / "bin" / "cuobjdump" for root in wheel_roots()]
     places += [Path(on_path)] if on_path else []
-    places += [place.parent / "cuobjdump" for place in _nvcc_places()]
+    places += [place.parent / "cuobjdump" for place in nvcc_places()]
     for place in places:
         beside = (place.parent / "nvdisasm").exists()
         if place.exists() and (beside or shutil.which("nvdisasm") is not None):
@@ -318,7 +320,7 @@ def find_disassembler() -> Path | None:
     return None
 
 
-@lru_cache(maxsize=8)
+@remembered("toolchain.found", bound=8)
 def _assemble(nvcc: str | None, cutlass_dir: str | None) -> Toolchain:
     compiler = find_nvcc(nvcc)
     host_cxx, host_cxx_version = find_host_cxx()

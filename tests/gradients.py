@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from attention_autotuner import flash_attn_func
-from attention_autotuner.api.attention import plan as attention_plan
-from attention_autotuner.api.retention import plan as retention_plan
-from attention_autotuner.api.retnet import plan as retnet_plan
 from attention_autotuner.api.shared import launch
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import (
@@ -21,6 +18,7 @@ from attention_autotuner.reference import (
     attention_low,
     check,
 )
+from attention_autotuner.serving import runtime
 
 FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -195,15 +193,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def forget_plans() -> None:
     """Make the next call of every kind plan anew."""
-    for plans in (
-        attention_plan._forward_plans,
-        attention_plan._backward_plans,
-        retnet_plan._forward_plans,
-        retnet_plan._backward_plans,
-        retention_plan._forward_plans,
-        retention_plan._backward_plans,
-    ):
-        plans.clear()
+    runtime.current().forget("plans")
 
 
 # --- a model --------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning.exhaustive import geometric_mean
 
 from ..cases import column_label, row_label
 from ..confidence import Verdict, interval, verdict

@@ -16,6 +16,7 @@ from attention_autotuner.arch.rtx4090 import RTX4090_SPEC
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.serving import runtime
 from tests.devices import A100_80GB, H200, RTX3090
 
 SPECS = [A100_SPEC, RTX4090_SPEC, H100_SPEC, H200_SPEC]
@@ -74,10 +75,8 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceProperties]]
         resolution, "probe", lambda device: probe(device, driver=FakeDriver(*present))
     )
     monkeypatch.setattr(resolution, "current_device", lambda: 0)
-    monkeypatch.setattr(resolution, "_probed", {})
-    resolution._detect.cache_clear()
-    yield present
-    resolution._detect.cache_clear()
+    with runtime.current().fresh():
+        yield present
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)

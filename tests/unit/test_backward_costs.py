@@ -50,8 +50,8 @@ PREPARE = f"_ZN19attention_autotuner26attention_backward_prepare{CONFIG}E{ARGUME
 
 
 @dataclass(frozen=True, kw_only=True)
-class Speech:
-    """What a compiler says of a kernel, or of all."""
+class FakeReport:
+    """A compiler's report of a kernel, or of all."""
 
     name: str = ""
     registers: int = 128
@@ -59,7 +59,7 @@ class Speech:
     spill_load_bytes: int = 0
     static_smem_bytes: int = 0
     loop_spills: bool | None = None
-    kernels: tuple[Speech, ...] = ()
+    kernels: tuple[FakeReport, ...] = ()
 
 
 FUSED, PAIR, SPLIT = backward("fused"), backward("pair"), backward("split")
@@ -183,20 +183,20 @@ def test_kernels_are_told_by_their_names() -> None:
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
     for one in (FUSED, PAIR, SPLIT):
         kernels = tuple(
-            Speech(name=MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
+            FakeReport(name=MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
             for kernel in resources.kernels(one)
         )
-        report = Speech(registers=255, kernels=kernels)
+        report = FakeReport(registers=255, kernels=kernels)
         assert refine(PROBLEM, one, SPEC, report) == estimate(PROBLEM, one, SPEC)
 
 
 def test_a_report_speaks_of_each_pass() -> None:
-    clean = {name: Speech(name=mangled, registers=200) for name, mangled in MANGLED.items()}
+    clean = {name: FakeReport(name=mangled, registers=200) for name, mangled in MANGLED.items()}
     spills: dict[str, Any] = {"spill_store_bytes": 400, "spill_load_bytes": 400}
 
-    def refined(**changed: Speech) -> float:
+    def refined(**changed: FakeReport) -> float:
         kernels = (clean | changed).values()
-        return refine(PROBLEM, PAIR, SPEC, Speech(registers=200, kernels=tuple(kernels))).us
+        return refine(PROBLEM, PAIR, SPEC, FakeReport(registers=200, kernels=tuple(kernels))).us
 
     spilled = refined(dq=replace(clean["dq"], **spills))
     assert spilled > refined()
@@ -205,7 +205,7 @@ def test_a_report_speaks_of_each_pass() -> None:
     outside = refined(dq=replace(clean["dq"], **spills, loop_spills=False))
     assert refined() < outside < spilled
     # Where kernels are not told apart, the worst of all counts for each.
-    worst = refine(PROBLEM, PAIR, SPEC, Speech(registers=200, **spills)).us
+    worst = refine(PROBLEM, PAIR, SPEC, FakeReport(registers=200, **spills)).us
     assert worst > spilled
     assert refined(keys=replace(clean["keys"], static_smem_bytes=200 * 1024)) == inf
 

@@ -236,7 +236,7 @@ def test_a_comparison_writes_settles_and_ships(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     monkeypatch.setattr(commands, "collect", lambda: GPU)
     best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
     options = commands.parse(
@@ -282,7 +282,7 @@ def test_a_comparison_writes_settles_and_ships(
 def test_missed_bars_are_said_and_are_the_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     monkeypatch.setattr(commands, "collect", lambda: GPU)
     options = commands.parse(attention_forward.BENCHMARK, ["compare", "--results", str(tmp_path)])
     with settings.override(cache_dir=tmp_path, mode="off"):

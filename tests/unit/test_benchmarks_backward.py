@@ -81,7 +81,7 @@ def test_the_grid_has_the_shapes_of_the_forward_one() -> None:
 def test_a_backward_problem_is_tuned_for_both_modes_and_meets_with_its_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     assert variants(BACK) == [BACK, STRICT]
     assert variants(SHORT) == [SHORT]
     with settings.override(cache_dir=tmp_path, mode="off"):
@@ -228,7 +228,7 @@ def test_the_price_of_determinism_has_a_bar() -> None:
 def test_a_comparison_settles_and_ships_both_modes_beside_the_forward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     monkeypatch.setattr(commands, "collect", lambda: GPU)
     faster, strict_faster = other(BACK), other(STRICT)
 

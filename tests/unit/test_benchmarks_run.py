@@ -232,7 +232,7 @@ def implementation(name: str = "sdpa_flash", **rest: Any) -> Implementation:
 
 @pytest.fixture(autouse=True)
 def on_a_gpu_of_paper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     with settings.override(cache_dir=tmp_path / "cache", mode="cached"):
         dispatch.invalidate()
         yield

@@ -30,7 +30,7 @@ from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
 )
-from attention_autotuner.serving import dispatch
+from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.tuning.environment import Environment
 from tests.bundling import make_bundle, publish
 from tests.devices import A100_80GB, H200, RTX3090
@@ -45,12 +45,10 @@ PICKS = [BundledPick(problem=PROBLEM, candidate=DEFAULT, layer="default")]
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No kernels are installed and no driver is here; what earlier tests found is forgotten."""
-    monkeypatch.setattr(installed, "_packages", tuple)
-    monkeypatch.setattr(installed, "_stale", set())
+    monkeypatch.setattr(installed, "packages", tuple)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
-    installed._named.cache_clear()
-    yield
-    installed._named.cache_clear()
+    with runtime.current().fresh():
+        yield
 
 
 @pytest.fixture
@@ -182,12 +180,12 @@ def test_the_gpus_at_hand_may_have_kernels_of_their_own(monkeypatch: pytest.Monk
         return here[device]
 
     monkeypatch.setattr(installed, "probe", probe)
-    assert [installed.package_name(name) for name in installed._present()] == [
+    assert [installed.package_name(name) for name in installed.present()] == [
         "attention_autotuner_kernels_h200",
         "attention_autotuner_kernels_rtx3090",
     ]
     here.clear()
-    assert installed._present() == ()
+    assert installed.present() == ()
 
 
 class Loaded:
@@ -202,21 +200,14 @@ class Loaded:
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """An A100 that loads anything."""
-    monkeypatch.setattr(dispatch, "_by_settings", {})
-    monkeypatch.setattr(dispatch, "_latest", (None, None))
     monkeypatch.setattr(dispatch, "probe", lambda device: A100_80GB)
     monkeypatch.setattr(dispatch, "detect", lambda device: POLICY)
     monkeypatch.setattr(
         dispatch, "collect", lambda device, **_: Environment(gpu_name=A100_80GB.name)
     )
     monkeypatch.setattr(dispatch, "load", Loaded)
-    dispatch._running.cache_clear()
-    dispatch._environment.cache_clear()
-    yield
-    dispatch._running.cache_clear()
-    dispatch._environment.cache_clear()
 
 
 def served(problem: Problem) -> str:

@@ -55,7 +55,7 @@ def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
     assert (record.candidate, record.confirmed) == (best, False)
     assert record.default == POLICY.default(SHORT).name
     assert {entry.outcome.kind for entry in record.entries} == {"ok"}
-    monkeypatch.setattr(dispatch, "_environment", lambda device, in_force: GPU)
+    monkeypatch.setattr(dispatch, "environment_of", lambda device, in_force: GPU)
     with settings.override(cache_dir=tmp_path, mode="cached"):
         pick = dispatch.lookup(SHORT, POLICY)
     assert (pick.layer, pick.candidate) == ("record", best)

@@ -14,6 +14,7 @@ from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from tests.measured import entry
+from tests.old_configs import before_kernels_had_names
 
 ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
 RETENTION = Problem(op="retention", causal=True)
@@ -42,19 +43,6 @@ def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
     assert candidate_from_config(before_kernels_had_names(config)) == candidate
 
 
-def before_kernels_had_names(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as it was written when a field of the knobs told the kernel."""
-    old = {name: value for name, value in config.items() if name != "kernel"}
-    knobs = old["knobs"]
-    if config["kernel"] == "scores_forward_sm80":
-        rows = {name: value for name, value in knobs.items() if name not in ("chunk", "states")}
-        states = {"chunk": knobs["chunk"], "states": knobs["states"]}
-        knobs = rows if knobs["states"] is None else {"rows": rows, **states}
-    elif config["kernel"] == "chunks_sm80":
-        knobs = {name: value for name, value in knobs.items() if value is not None}
-    return old | {"knobs": knobs}
-
-
 def test_every_kernel_is_tried_here() -> None:
     assert {kernel for kernel, _ in DEFAULTS} == set(KERNELS)
 
@@ -63,7 +51,7 @@ def test_a_kernel_nobody_knows_is_named() -> None:
     config = DEFAULTS["recurrent_sm80", ""].config
     with pytest.raises(TypeError, match="'recurrent_sm70'"):
         candidate_from_config(config | {"kernel": "recurrent_sm70"})
-    with pytest.raises(TypeError, match="variant"):
+    with pytest.raises(TypeError, match="'recurrent_sm80' has no variant 'other'"):
         candidate_from_config(config | {"variant": "other"})
 
 

@@ -17,14 +17,12 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.cost_model import Usage, estimate, predict, rank, refine
+from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import (
     BOUNDS,
     BY_HAND,
     FITTED,
     Coefficients,
-    Sample,
-    calibrate,
-    loss,
 )
 from attention_autotuner.kernels.shared.schedule import (
     makespan,

@@ -29,7 +29,7 @@ from attention_autotuner.errors import (
     ToolchainError,
     UnsupportedArchitectureError,
 )
-from attention_autotuner.serving import dispatch, picks
+from attention_autotuner.serving import dispatch, picks, runtime
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Miss, Query
 from attention_autotuner.tuning.predicted import PredictedHit
@@ -105,8 +105,6 @@ class World:
         self.obtained: list[tuple[str, str]] = []
         self.swapped: dict[str, Candidate] = {}
         self.cache_dir = cache_dir
-        monkeypatch.setattr(dispatch, "_by_settings", {})
-        monkeypatch.setattr(dispatch, "_latest", (None, None))
         monkeypatch.setattr(dispatch, "probe", lambda device: self.gpu)
         monkeypatch.setattr(dispatch, "detect", lambda device: self.present)
         monkeypatch.setattr(picks, "RecordStore", lambda root: self.records)
@@ -115,8 +113,6 @@ class World:
         monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name="fake"))
         monkeypatch.setattr(dispatch, "obtain", self.obtain)
         monkeypatch.setattr(dispatch, "load", self.load)
-        dispatch._running.cache_clear()
-        dispatch._environment.cache_clear()
 
     def obtain(self, candidate: Candidate, arch: str, *, settings: Any) -> Candidate:
         self.obtained.append((candidate.name, arch))
@@ -139,10 +135,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
-    with settings.override(mode="cached", cache_dir=tmp_path):
+    with settings.override(mode="cached", cache_dir=tmp_path), runtime.current().fresh():
         yield World(monkeypatch, tmp_path)
-    dispatch._running.cache_clear()
-    dispatch._environment.cache_clear()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -444,7 +438,7 @@ def test_tune_makes_the_next_call_look_again() -> None:
             raise NoCandidateError("nothing")
         return "result"
 
-    tune = dispatch._then_forget(search)
+    tune = dispatch.invalidating(search)
     before = dispatch.generation()
     assert tune(PROBLEM, effort="none") == "result"
     assert calls == [((PROBLEM,), {"effort": "none"})]

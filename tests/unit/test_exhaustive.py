@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from statistics import geometric_mean
 
 import pytest
 
@@ -12,7 +13,6 @@ from attention_autotuner.tuning.exhaustive import (
     FIRST,
     SAMPLE,
     correlation,
-    geometric_mean,
     regret,
     sample,
     stratified,

@@ -127,8 +127,8 @@ def test_every_common_problem_is_served_by_few_kernels(gpu: str, layers: Layers)
     lean = choose_picks(
         common_problems(SHAPES[:1]), policy, layers, environment, own=False, lean=True
     )
-    kinds = {exports._kind(pick.problem) for pick in lean}
-    assert {exports._kind(pick.problem) for pick in lean if pick.layer == "default"} == kinds
+    kinds = {exports.kind_of(pick.problem) for pick in lean}
+    assert {exports.kind_of(pick.problem) for pick in lean if pick.layer == "default"} == kinds
     assert len({pick.candidate for pick in lean}) <= len(kinds) == 72
     whole = choose_picks(common_problems(), policy, layers, environment, own=False)
     for pick in whole:
@@ -265,7 +265,7 @@ def test_export_makes_a_wheel_of_the_common_classes(
 def test_doctor_names_the_bundles_that_are_here(
     built: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(installed, "_packages", tuple)
+    monkeypatch.setattr(installed, "packages", tuple)
     assert doctor.check_bundles().detail.startswith("none; ")
     assert export("--output", tmp_path / "b", "--device-type", "A100", "--dim-qk", "64") == 0
     with settings.override(bundle=tmp_path / "b"):

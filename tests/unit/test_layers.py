@@ -124,6 +124,14 @@ def test_a_module_imports_only_its_own_layer_and_those_before(name: str) -> None
         assert layer(inside(imported)) <= layer(inside(name)), f"{name} imports {imported}"
 
 
+@pytest.mark.parametrize("name", [name for name in MODULES if f"{PACKAGE}.api." in name])
+def test_a_public_function_stands_on_no_other_operation(name: str) -> None:
+    operation = inside(name).split(".")[1]
+    for imported in map(inside, imports(name, MODULES[name])):
+        if imported.startswith("api."):
+            assert imported.split(".")[1] in (operation, "shared"), f"{name} imports {imported}"
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_torch_and_cupy_are_imported_only_where_tensors_are_handled(name: str) -> None:
     allowed = any(
@@ -150,6 +158,7 @@ def test_imports_inside_the_package_are_relative(name: str) -> None:
         f"import {PACKAGE}.arch",
         f"import {PACKAGE}.codegen.render, {PACKAGE}.codegen.build, {PACKAGE}.codegen.store",
         f"import {PACKAGE}.kernels.cost_model, {PACKAGE}.tuning.records",
+        f"import {PACKAGE}.operations.registry, {PACKAGE}.serving.runtime",
         f"import {PACKAGE}.cli",
     ],
 )

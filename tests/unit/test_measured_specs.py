@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArchSpecError
-from attention_autotuner.tuning.exhaustive import Regret, geometric_mean
+from attention_autotuner.tuning.exhaustive import Regret
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
 from tests.bringing_up import CEILINGS, ENVIRONMENT

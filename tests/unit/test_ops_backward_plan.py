@@ -243,7 +243,7 @@ def test_bad_arguments_are_refused_and_make_no_plan(
     for _ in range(2):
         with pytest.raises(UnsupportedProblemError, match=message):
             call()
-    assert not attention_plan._backward_plans
+    assert not attention_plan.BACKWARD_PLANS
     assert not desk.asked
 
 
@@ -275,10 +275,10 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for index, call in enumerate(calls):
         call()
         call()
-        assert len(attention_plan._backward_plans) == index + 1
+        assert len(attention_plan.BACKWARD_PLANS) == index + 1
     with settings.override(mode="off"):
         calls[0]()
-    assert len(attention_plan._backward_plans) == len(calls) + 1
+    assert len(attention_plan.BACKWARD_PLANS) == len(calls) + 1
     dispatch.invalidate()
     calls[0]()
     assert len(desk.asked) == len(calls) + 2
@@ -315,7 +315,7 @@ def test_rows_that_see_no_key_give_nothing(desk: Desk) -> None:
 def test_workspace_comes_from_torch_and_is_reported(desk: Desk) -> None:
     Call()()
     assert desk.said("last_workspace", ctypes.c_void_p, direction="backward")
-    (plan,) = attention_plan._backward_plans.values()
+    (plan,) = attention_plan.BACKWARD_PLANS.values()
     assert plan.workspace_bytes == 4 * 2 * 4 * 7
 
 
@@ -358,7 +358,7 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_nothing(
     call = Call()
     with closed_desk(monkeypatch), pytest.raises(NotWarmError):
         call()
-    assert not attention_plan._backward_plans
+    assert not attention_plan.BACKWARD_PLANS
     assert desk.said("launch_count", direction="backward") == 0
     call()
     assert desk.asked[0][2]
@@ -412,7 +412,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
 
     at_once(work, zip(calls, expected, strict=True))
     assert not wrong
-    assert len(attention_plan._backward_plans) == 1
+    assert len(attention_plan.BACKWARD_PLANS) == 1
 
 
 def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

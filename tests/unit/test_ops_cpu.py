@@ -13,9 +13,10 @@ import torch
 
 from attention_autotuner import flash_attn_func
 from attention_autotuner.api.attention import torch_op as library
-from attention_autotuner.api.shared import checks, plain
+from attention_autotuner.api.shared import checks
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.reference import attention_low, attention_naive, check
+from attention_autotuner.serving import runtime
 
 MASKS: list[dict[str, Any]] = [
     {},
@@ -183,7 +184,7 @@ def test_an_array_of_a_library_that_takes_none_back_is_refused() -> None:
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    plain.notice.cache_clear()
+    runtime.current().forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             flash_attn_func(*make())

@@ -17,7 +17,6 @@ import torch
 from attention_autotuner import settings
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention import torch_op as library
-from attention_autotuner.api.shared import launch
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
@@ -153,11 +152,11 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for index, call in enumerate(calls):
         run(*call)
         run(*call)
-        assert len(attention_plan._forward_plans) == index + 1
+        assert len(attention_plan.FORWARD_PLANS) == index + 1
     with settings.override(mode="off"):
         run(base)
         run(base)
-    assert len(attention_plan._forward_plans) == len(calls) + 1
+    assert len(attention_plan.FORWARD_PLANS) == len(calls) + 1
     dispatch.invalidate()
     run(base)
     assert len(desk.asked) == len(calls) + 2
@@ -166,7 +165,7 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
 def test_plans_keep_no_tensor_alive_and_are_bounded(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "MAX_PLANS", 3)
+    monkeypatch.setattr(attention_plan.FORWARD_PLANS, "bound", 3)
     held = []
     for length in range(1, 9):
         tensors = make(1, 1, 1, length, 3, 8, 8)
@@ -175,8 +174,8 @@ def test_plans_keep_no_tensor_alive_and_are_bounded(
         del tensors, o, lse
     gc.collect()
     assert all(reference() is None for reference in held)
-    assert len(attention_plan._forward_plans) == 3
-    assert [key[0][0][2] for key in attention_plan._forward_plans] == [6, 7, 8]
+    assert len(attention_plan.FORWARD_PLANS) == 3
+    assert [key[0][0][2] for key in attention_plan.FORWARD_PLANS] == [6, 7, 8]
 
 
 def test_without_lse_none_is_written(desk: Desk) -> None:
@@ -202,7 +201,7 @@ def test_outputs_are_torchs_own_with_and_without_its_shortcut(
     quick = run(tensors)
     with torch.inference_mode():
         assert all(x.is_inference() for x in run(tensors))
-    attention_plan._forward_plans.clear()
+    attention_plan.FORWARD_PLANS.clear()
     monkeypatch.delattr(torch._C._dynamo.guards, "_empty_strided_cpu")
     general = run(tensors)
     for fast, slow in zip(quick, general, strict=True):
@@ -244,7 +243,7 @@ def test_capture_is_passed_on_and_a_cold_call_leaves_nothing(
     tensors = make()
     with closed_desk(monkeypatch), pytest.raises(NotWarmError):
         run(tensors)
-    assert not attention_plan._forward_plans
+    assert not attention_plan.FORWARD_PLANS
     assert desk.said("launch_count") == 0
     run(tensors)
     assert desk.asked[0][2]
@@ -256,7 +255,7 @@ def test_bad_tensors_make_no_plan(desk: Desk) -> None:
         run([q[..., :8], k, v])
     with pytest.raises(UnsupportedProblemError, match="finite"):
         run([q, k, v], math.nan)
-    assert not attention_plan._forward_plans
+    assert not attention_plan.FORWARD_PLANS
     assert not desk.asked
 
 
@@ -275,13 +274,13 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
 
     at_once(work, [*zip(cases, expected, strict=True)] * 2)
     assert not wrong
-    assert len(attention_plan._forward_plans) == 1
+    assert len(attention_plan.FORWARD_PLANS) == 1
 
 
 def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
     q, k, v = make()
-    o, lse = library._forward_cuda(q, k, v, None, False, False, "", True, False)
-    alone, nothing = library._forward_cuda(q, k, v, None, False, False, "", False, False)
+    o, lse = library.forward_cuda(q, k, v, None, False, False, "", True, False)
+    alone, nothing = library.forward_cuda(q, k, v, None, False, False, "", False, False)
     assert torch.equal(o, alone)
     assert lse.shape == (2, 4, 7)
     assert nothing.shape == (0,)

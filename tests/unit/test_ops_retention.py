@@ -13,7 +13,7 @@ import torch
 
 from attention_autotuner import retention_func
 from attention_autotuner.api.retention import torch_op as retention_library
-from attention_autotuner.api.shared import gammas, plain
+from attention_autotuner.api.shared import gammas
 from attention_autotuner.arch import A100
 from attention_autotuner.core.problem import Form
 from attention_autotuner.errors import UnsupportedProblemError
@@ -24,6 +24,7 @@ from attention_autotuner.reference import (
     retention_low,
     retention_recurrent,
 )
+from attention_autotuner.serving import runtime
 
 retention: Callable[..., Any] = retention_func  # as an untyped caller sees it
 Five = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -134,16 +135,17 @@ def test_logarithms_are_exact_next_to_one() -> None:
 
 
 def test_numbers_are_moved_to_a_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gammas, "_kept", {})
+    kept = runtime.current()["decays"]
+    kept.clear()
     cpu = torch.device("cpu")
     first = gammas.on_device((0.5, 0.75), 2, cpu)
     assert first.dtype == torch.float32
     assert gammas.on_device((0.5, 0.75), 2, cpu) is first
     assert gammas.on_device(None, 2, cpu) is not gammas.on_device(None, 3, cpu)
-    monkeypatch.setattr(gammas, "MAX_KEPT", 4)
+    monkeypatch.setattr(kept, "bound", 4)
     for n in range(10):
         gammas.on_device((0.5 + n / 100,), 1, cpu)
-    assert len(gammas._kept) <= 4
+    assert len(kept) <= 4
 
 
 BAD_GAMMAS: list[tuple[Any, str]] = [
@@ -376,7 +378,7 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    plain.notice.cache_clear()
+    runtime.current().forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             retention(*make()[:3])

@@ -204,7 +204,7 @@ def test_the_workspace_is_that_of_what_is_there(desk: Desk) -> None:
     for need_gamma in (False, True):
         call.need_gamma = need_gamma
         call.backward()
-        sizes.append(list(retention_plan._backward_plans.values())[-1].workspace_bytes)
+        sizes.append(list(retention_plan.BACKWARD_PLANS.values())[-1].workspace_bytes)
     assert 0 < sizes[0] < sizes[1]
     assert sizes[1] - sizes[0] == 4 * 16 * 24
 
@@ -292,7 +292,7 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for number, call in enumerate([*calls, other, formed]):
         call.forward()
         call.forward()
-        assert len(retention_plan._forward_plans) == number + 1
+        assert len(retention_plan.FORWARD_PLANS) == number + 1
     with settings.override(mode="off"):
         calls[0].forward()
     dispatch.invalidate()
@@ -325,7 +325,7 @@ def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
     call.grad_o = call.grad_state = None
     with pytest.raises(UnsupportedProblemError, match="or of the final state must be given"):
         call.backward()
-    assert len(retention_plan._forward_plans) == len(retention_plan._backward_plans) == 1
+    assert len(retention_plan.FORWARD_PLANS) == len(retention_plan.BACKWARD_PLANS) == 1
     assert len(desk.asked) == asked
 
 
@@ -390,7 +390,7 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
 
     at_once(work, zip(calls, expected, strict=True))
     assert not wrong
-    assert len(retention_plan._forward_plans) == 1
+    assert len(retention_plan.FORWARD_PLANS) == 1
 
 
 def test_plans_keep_no_tensor_alive(desk: Desk) -> None:

@@ -14,7 +14,6 @@ import torch
 import attention_autotuner
 from attention_autotuner import Decay, RetNetAttnFunc, retnet_attn_func
 from attention_autotuner.api.retnet import torch_op as retnet_library
-from attention_autotuner.api.shared import plain
 from attention_autotuner.arch import H100
 from attention_autotuner.errors import UnsupportedArchitectureError, UnsupportedProblemError
 from attention_autotuner.reference import (
@@ -23,6 +22,7 @@ from attention_autotuner.reference import (
     retnet_attention,
     retnet_attention_low,
 )
+from attention_autotuner.serving import runtime
 
 retnet: Callable[..., Any] = retnet_attn_func  # as an untyped caller sees it
 Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -260,7 +260,7 @@ def test_arrays_come_back_as_arrays_of_their_library() -> None:
 
 
 def test_one_notice_for_cpu_tensors(caplog: pytest.LogCaptureFixture) -> None:
-    plain.notice.cache_clear()
+    runtime.current().forget("notices")
     with caplog.at_level(logging.WARNING, logger="attention_autotuner"):
         for _ in range(3):
             retnet(*make())

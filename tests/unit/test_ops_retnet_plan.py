@@ -266,11 +266,11 @@ def test_only_a_gradient_of_the_mask_that_is_wanted_takes_memory(desk: Desk) -> 
     call = Call()
     call.need_dmask = False
     assert call.backward()[3] is None
-    (without,) = retnet_plan._backward_plans.values()
+    (without,) = retnet_plan.BACKWARD_PLANS.values()
     assert without.workspace_bytes == 0
     call.need_dmask = True
     call.backward()
-    assert [p.workspace_bytes for p in retnet_plan._backward_plans.values()] == [0, 4 * 4 * 7 * 8]
+    assert [p.workspace_bytes for p in retnet_plan.BACKWARD_PLANS.values()] == [0, 4 * 4 * 7 * 8]
 
 
 def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
@@ -283,7 +283,7 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     for number, call in enumerate(calls):
         call.forward()
         call.forward()
-        assert len(retnet_plan._forward_plans) == number + 1
+        assert len(retnet_plan.FORWARD_PLANS) == number + 1
     with settings.override(mode="off"):
         calls[0].forward()
     dispatch.invalidate()
@@ -309,7 +309,7 @@ def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
             with pytest.raises(UnsupportedProblemError, match=message):
                 call.backward() if name == "grad_o" else call.forward()
         setattr(call, name, kept)
-    assert len(retnet_plan._forward_plans) == len(retnet_plan._backward_plans) == 1
+    assert len(retnet_plan.FORWARD_PLANS) == len(retnet_plan.BACKWARD_PLANS) == 1
     assert len(desk.asked) == asked
 
 
@@ -337,13 +337,13 @@ def test_decays_under_capture_must_be_there_and_stay(
     call = Call(weights="numbers")
     call.gamma = (0.25, 0.5, 0.75, 0.875)
     call.forward()
-    (plan,) = retnet_plan._forward_plans.values()
-    kept = plan._keep
+    (plan,) = retnet_plan.FORWARD_PLANS.values()
+    kept = plan.keep
     assert kept is not None
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     call.forward()
-    assert launch._recorded[id(kept)] is kept
-    assert gammas._kept[call.gamma, kept.device] is kept
+    assert launch.CAPTURED[id(kept)] is kept
+    assert gammas.ON_DEVICES[call.gamma, kept.device] is kept
 
 
 def test_the_function_beside_the_dispatcher(desk: Desk) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -133,3 +134,16 @@ def test_constraints_pin_what_results_are_reported_with(repository: Path) -> Non
         ("torch", "2.13.0"),
         ("nvidia-cutlass", "4.2.0.0"),
     ]
+
+
+def test_editors_reach_the_mapped_folders_by_links(repository: Path) -> None:
+    tool: Any = configuration(repository)["tool"]
+    mapped = tool["setuptools"]["package-dir"]
+    assert isinstance(mapped, dict)
+    folders = {name.partition(".")[2]: folder for name, folder in mapped.items() if "." in name}
+    package = repository / "python" / "attention_autotuner"
+    links = {path.name: path for path in package.iterdir() if path.is_symlink()}
+    assert links.keys() == folders.keys()
+    for name, link in links.items():
+        assert not link.readlink().is_absolute()
+        assert link.resolve() == (repository / folders[name]).resolve()

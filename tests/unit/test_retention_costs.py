@@ -20,8 +20,9 @@ from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.kernels.scores_backward_sm80.cost import work_of
 from attention_autotuner.kernels.scores_backward_sm80.resources import RowShape
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from attention_autotuner.kernels.shared.coefficients import FITTED
 from attention_autotuner.kernels.shared.schedule import makespan
-from attention_autotuner.kernels.shared.score_costs import weighted
+from attention_autotuner.kernels.shared.score_costs import with_score_mod
 from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from tests.candidates import ROWS as BACKWARD_ROWS
@@ -134,7 +135,7 @@ def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
     for mask, batches in (("explicit", 6), ("decay", 1)):
         asked = Problem(op="retnet", mask=mask, causal=True, direction="backward", batch=6)  # type: ignore[arg-type]
         work = work_of(asked, shape, 16, SPEC, heads_first=False)
-        assert weighted(work, asked).batches == batches
+        assert with_score_mod(work, asked, FITTED).batches == batches
     # Four blocks of two batches on two slots: each slot has a batch, or both have some of both.
     blocks = (5, 3, 2, 1)
     neighbours, apart = (

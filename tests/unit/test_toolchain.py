@@ -26,6 +26,7 @@ from attention_autotuner.codegen.toolchain import (
 from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12, check_wheels
 from attention_autotuner.errors import ToolchainError, UnsupportedArchitectureError
+from attention_autotuner.serving import runtime
 from attention_autotuner.settings import Settings
 
 FAKE_NVCC = """#!/bin/sh
@@ -73,16 +74,16 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PATH", str(path))
     for name in ("CUDA_HOME", "CUDA_PATH", "CUDAHOSTCXX", "CXX"):
         monkeypatch.delenv(name, raising=False)
-    real_places = toolchain._nvcc_places
+    real_places = toolchain.nvcc_places
     monkeypatch.setattr(
         toolchain,
-        "_nvcc_places",
+        "nvcc_places",
         lambda: (place for place in real_places() if not place.is_relative_to("/usr/local")),
     )
     monkeypatch.setattr(toolchain, "wheel_roots", list)
     monkeypatch.setattr(toolchain, "cu12_places", list)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
-    toolchain._assemble.cache_clear()
+    runtime.current().forget("toolchain")
     return path
 
 
@@ -219,13 +220,13 @@ def test_the_driver_says_what_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise UnsupportedArchitectureError("no driver")
 
-    toolchain.driver_release.cache_clear()
+    runtime.current().forget("toolchain")
     monkeypatch.setattr(toolchain, "cuda_driver", lambda: SimpleNamespace(version=lambda: 12040))
     assert toolchain.driver_release() == (12, 4)
-    toolchain.driver_release.cache_clear()
+    runtime.current().forget("toolchain")
     monkeypatch.setattr(toolchain, "cuda_driver", refuse)
     assert toolchain.driver_release() is None
-    toolchain.driver_release.cache_clear()
+    runtime.current().forget("toolchain")
 
 
 def _install_cu12(place: Path, versions: dict[str, str]) -> None:
@@ -447,7 +448,7 @@ def test_flags_from_outside_do_not_reach_builds(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 def test_the_toolchain_of_this_machine(tmp_path: Path) -> None:
-    toolchain._assemble.cache_clear()
+    runtime.current().forget("toolchain")
     found = find_toolchain(Settings(cache_dir=tmp_path))
     assert re.fullmatch(r"\d+\.\d+\.\d+", found.nvcc_version)
     assert (found.cuda_root / "nvvm" / "bin" / "cicc").exists()

@@ -16,8 +16,9 @@ from typing import Any
 
 from ..arch import Policy, detect
 from ..core.outcome import Ok, Outcome
-from ..core.problem import Direction, Mask, Op, Problem
+from ..core.problem import Direction, Op, Problem
 from ..errors import UnsupportedArchitectureError
+from ..operations.registry import OPERATIONS
 from ..serving.dispatch import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
@@ -28,7 +29,6 @@ from .results import artifact_of, files_of, listener, print_result, print_step, 
 from .serving import Served, serve
 from .status import FAILED, INTERRUPTED, OK
 
-_SMALL_OPS: tuple[tuple[Op, Mask], ...] = (("retnet", "explicit"), ("retention", "none"))
 ARCHITECTURES = ("A100", "RTX4090", "H100")
 TOP_K = 8  # candidates beside the default, where --top-k does not say
 # Usable kernels that each architecture must come to.
@@ -42,8 +42,8 @@ WIDTHS: dict[Direction, tuple[int, ...]] = {
 # A small step of each operation, of which few kernels are built.
 SMALL_STEPS = tuple(
     Problem(
-        op=op,
-        mask=mask,
+        op=name,
+        mask=operation.semantics.small_step,
         direction="backward",
         batch=2,
         heads_q=8,
@@ -52,9 +52,10 @@ SMALL_STEPS = tuple(
         seqlen_k=1024,
         dim_qk=64,
         dim_v=64,
-        causal=op == "retention",
+        causal=operation.semantics.is_causal(operation.semantics.small_step),
     )
-    for op, mask in _SMALL_OPS
+    for name, operation in OPERATIONS.items()
+    if operation.semantics.small_step is not None
 )
 SMALL_TOP_K = 2  # beside the default, where there is a GPU to choose with
 SMALL_BUDGET_SECONDS = 20.0  # of each direction of a small step
@@ -139,7 +140,7 @@ def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Pol
         print_step(step)
         print_line()
     interrupted = step.interrupted
-    served = () if interrupted or problem.op != "attention" else serve(problem)
+    served = () if interrupted else serve(problem)
     results = list(step.results)
     for small in small_steps(problem):
         if interrupted:
@@ -219,7 +220,7 @@ def complaints_of(results: Sequence[TuneResult]) -> list[str]:
         if result.status == "recorded":
             continue
         direction = result.problem.direction
-        wanted = MIN_BUILT[direction] if result.problem.op == "attention" else 1
+        wanted = MIN_BUILT[direction] if result.problem.semantics.small_step is None else 1
         built = [row for row in result.rows if row.artifact is not None and row.outcome.ok]
         if len(built) < wanted:
             complaints.append(

@@ -20,6 +20,7 @@ from ..core.problem import (
 )
 from ..errors import NoCandidateError
 from ..kernels.cost_model import Estimate, rank
+from ..operations.registry import OPERATIONS
 from ..tuning.step import problems_of_step
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
@@ -133,7 +134,8 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         UnsupportedProblemError: it is outside what kernels here solve.
     """
     a = arguments
-    mask: Mask = a.mask or ("explicit" if a.op == "retnet" else "none")
+    semantics = OPERATIONS[a.op].semantics
+    mask: Mask = a.mask or semantics.default_mask
     return Problem(
         op=a.op,
         direction="backward" if a.direction == STEP else a.direction,
@@ -147,7 +149,7 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
         dim_qk=a.dim_qk,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
-        causal=a.causal or a.op == "retention" or mask == "decay",
+        causal=a.causal or semantics.is_causal(mask),
         causal_alignment=a.causal_alignment,
         alignment_bytes=a.alignment_bytes,
         deterministic=a.deterministic,

@@ -53,7 +53,12 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
     Args:
         problem: of either direction.
         device: the current CUDA device by default.
+
+    Returns:
+        Nothing for a problem that is none of ``flash_attn_func``'s.
     """
+    if problem.score != "softmax":
+        return ()
     from .. import reference
     from ..api import flash_attn_func
     from ..operations.bindings import make_inputs, ways_of

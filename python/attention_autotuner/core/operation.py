@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..errors import UnsupportedProblemError
@@ -27,12 +27,15 @@ class Semantics:
         scores: the masks it takes, each with the score modification that it asks of a kernel.
         alignments: where a causal diagonal may begin.
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
+        small_step: the mask of the small training step by which the main job covers the operation beside another one's;
+            None where it covers no such step.
     """
 
     op: str
     scores: Mapping[Mask, Score]
     alignments: tuple[CausalAlignment, ...] = ("bottom_right",)
     carries_state: bool = False
+    small_step: Mask | None = None
 
     def check(self, problem: Problem) -> None:
         """Check what is this operation's own about a problem.
@@ -53,8 +56,19 @@ class Semantics:
             problem.causal_alignment in self.alignments,
             f"causal_alignment must be 'bottom_right' for {self.op}, got {problem.causal_alignment!r}",
         )
-        decays = self.scores[problem.mask] == "decayed"
-        require(problem.causal or not decays, f"{self.op} with decay is causal, got causal=False")
+        require(
+            problem.causal or not self.is_causal(problem.mask),
+            f"{self.op} with decay is causal, got causal=False",
+        )
+
+    @property
+    def default_mask(self) -> Mask:
+        """The mask of a problem that names none: the first of :attr:`scores`."""
+        return next(iter(self.scores))
+
+    def is_causal(self, mask: Mask) -> bool:
+        """Whether every problem with a mask is causal: a decay is; a mask that the operation does not take is not."""
+        return self.scores.get(mask) == "decayed"
 
     def has_forms(self, problem: Problem) -> bool:
         """Whether a problem may say in which form it is computed."""
@@ -67,6 +81,26 @@ class Semantics:
     def scale(self, problem: Problem) -> float:
         """The factor of Q K^T where a caller names none."""
         return float(problem.dim_qk**-0.5)
+
+    def keys_scored(self, problem: Problem) -> int:
+        """Keys whose scores the reference holds for a query at once."""
+        return problem.seqlen_k
+
+    def verified_with(
+        self, problem: Problem, *, seqlen_q: int, seqlen_k: int, fewer_keys: int
+    ) -> list[Problem]:
+        """Problems of odd lengths that verify a kernel: with and without the causal mask where both are possible.
+
+        Args:
+            problem: gives everything but the sequence lengths.
+            seqlen_q: an odd length of several tiles.
+            seqlen_k: the same of keys.
+            fewer_keys: an odd length of keys that leaves queries without any of their own.
+        """
+        odd = replace(problem, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        if self.is_causal(problem.mask):
+            return [odd, replace(odd, seqlen_k=fewer_keys)]
+        return [replace(odd, causal=False), replace(odd, causal=True)]
 
     def flops(self, problem: Problem) -> int:
         """Floating-point operations by the field's convention, halved when causal.

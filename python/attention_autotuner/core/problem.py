@@ -42,9 +42,9 @@ MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in t
 @cache
 def _semantics() -> Mapping[str, Semantics]:
     # The registry stands above this module: each operation's semantics is written in terms of a problem.
-    from ..operations.registry import SEMANTICS
+    from ..operations.registry import OPERATIONS
 
-    return SEMANTICS
+    return {name: operation.semantics for name, operation in OPERATIONS.items()}
 
 
 def operations() -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hin
 
 from ..core.candidate import Candidate, KernelKnobs
 from ..core.identity import digest16
+from ..core.problem import operations
 from .registry import KERNELS
 
 
@@ -54,6 +55,8 @@ def candidate_from_config(config: Mapping[str, Any]) -> Candidate:
     missing = names - config.keys()
     if missing:
         raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")
+    if config["op"] not in operations():
+        raise TypeError(f"no knobs are known for {config['op']} {config['direction']}")
     kernel = KERNELS.get(config["kernel"])
     if kernel is None:
         raise TypeError(f"there is no kernel {config['kernel']!r}")
@@ -112,6 +115,7 @@ def encode(knobs: KernelKnobs) -> dict[str, Any]:
     return {"kernel": knobs.kernel, "knobs": asdict(cast("Any", knobs))}
 
 
+_VARIANTS = ("scores", "parallel", "forward", "backward")
 # Configs from before kernels had names tell theirs by operation, direction and family; of retention forward, whose
 # knobs are a closed list, by a field that each had and the others lacked.
 _OLD_FORMS = {
@@ -135,12 +139,14 @@ def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     """A candidate's config from before kernels had names, in the present form; any other as it is.
 
     Raises:
-        TypeError: nothing was ever written for such an operation.
+        TypeError: nothing was ever written for such an operation or variant.
     """
     if "kernel" in config:
         # Two kernels had two knob classes each for a while, and a config said of which it was.
         named = {name: value for name, value in config.items() if name != "variant"}
-        return {**named, "knobs": _flat(config.get("knobs", {}))}
+        if config.get("variant", _VARIANTS[0]) not in _VARIANTS:
+            raise TypeError(f"{config['kernel']!r} has no variant {config['variant']!r}")
+        return named | ({"knobs": _flat(config["knobs"])} if "knobs" in config else {})
     op, direction, family = config.get("op"), config.get("direction"), config.get("family")
     kernel = _OLD.get((str(op), str(direction), str(family)))
     knobs = config.get("knobs", {})

@@ -1,8 +1,8 @@
-"""How long a candidate should take, and what limits it: arithmetic only, no GPU, no torch.
+"""The predicted time of a candidate, and what limits it: arithmetic only, no GPU, no torch.
 
 A step of a main loop costs the busiest unit of an SM plus the part that the design cannot overlap
 (:mod:`.shared.tile_costs`); the grid is the scheduler's list over the resident slots (:mod:`.shared.schedule`); device
-memory and L2 bound the whole (:mod:`.shared.kernel_cost`). What there is to do is counted beside each kernel, in its
+memory and L2 bound the whole (:mod:`.shared.engine`). The work is counted beside each kernel, in its
 ``cost``. Fitted constants are in :mod:`.shared.coefficients`. :func:`estimate` works before the build, :func:`refine`
 after it, with the compiler's report.
 """
@@ -19,8 +19,8 @@ from .registry import kernel_of
 from .shared.coefficients import FITTED, Coefficients
 from .shared.estimates import (
     Estimate,
-    KernelSpeech,
     Report,
+    ResourceReport,
     Usage,
     expected_usage,
     reported_usage,
@@ -35,7 +35,7 @@ def estimate(
 ) -> Estimate:
     """Predict a candidate's time before it is built."""
     passes = kernel_of(candidate).passes(candidate)
-    usages = tuple(expected_usage(one.needs, spec) for one in passes)
+    usages = tuple(expected_usage(launch.needs, spec) for launch in passes)
     return predict(problem, candidate, spec, usages, coefficients)
 
 
@@ -48,22 +48,24 @@ def refine(
 ) -> Estimate:
     """Predict a built candidate's time with the compiler's registers, spills and static shared memory."""
     passes = kernel_of(candidate).passes(candidate)
-    usages = tuple(reported_usage(one.needs, report_of(one, report)) for one in passes)
+    usages = tuple(
+        reported_usage(launch.needs, report_of(launch, report), coefficients) for launch in passes
+    )
     return predict(problem, candidate, spec, usages, coefficients)
 
 
 def pass_named(candidate: Candidate, symbol: str) -> str | None:
     """The pass of a candidate that a kernel of its unit is, by its mangled name; None for what runs around them."""
     passes = kernel_of(candidate).passes(candidate)
-    named = (one for one in passes if one.symbol and re.search(one.symbol, symbol))
-    return next((one.needs.name for one in named), None)
+    named = (launch for launch in passes if launch.symbol and re.search(launch.symbol, symbol))
+    return next((launch.needs.name for launch in named), None)
 
 
-def report_of(one: Pass, report: Report) -> KernelSpeech:
-    """What a compiler says of a pass: of its own kernel where its name tells it, else the worst of all kernels."""
-    if not one.symbol:
+def report_of(launch: Pass, report: Report) -> ResourceReport:
+    """A compiler's report of a pass: of its own kernel where that has a name, else of the worst of all kernels."""
+    if not launch.symbol:
         return report
-    named = [kernel for kernel in report.kernels if re.search(one.symbol, kernel.name)]
+    named = [kernel for kernel in report.kernels if re.search(launch.symbol, kernel.name)]
     return named[-1] if named else report
 
 

@@ -7,33 +7,29 @@ called, e.g. with and without a gradient of LSE; the first is what is timed.
 
 from __future__ import annotations
 
+from typing import Protocol, cast
+
 import torch
 
-from ..core.problem import Direction, Op, Problem
-from .attention import inputs as attention
-from .retention import inputs as retention
-from .retnet import inputs as retnet
+from ..core.problem import Problem
+from .registry import OPERATIONS
 from .shared.binding import TORCH_DTYPES, Binding, Truth
 from .shared.tensors import Inputs, Outputs, Workspace, current_device, guarded_outputs
 
 __all__ = ["TORCH_DTYPES", "Binding", "Truth", "make_inputs", "make_outputs", "ways_of"]
 
-WAYS: dict[tuple[Op, Direction], tuple[Binding, ...]] = {
-    ("attention", "forward"): attention.FORWARD,
-    ("attention", "backward"): attention.BACKWARD,
-    ("retention", "forward"): retention.FORWARD,
-    ("retention", "backward"): retention.BACKWARD,
-}
-"""(op, direction) -> the ways to call its kernels, the one that is timed first."""
+
+class OperationInputs(Protocol):
+    """The module ``inputs`` of an operation's folder."""
+
+    def ways(self, problem: Problem) -> tuple[Binding, ...]:
+        """The ways to call a problem's kernels, the one that is timed first."""
 
 
 def ways_of(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call a problem's kernels, the one that is timed first."""
-    if problem.op == "retnet":
-        return retnet.ways(problem)
-    if problem.decodes:
-        return retention.DECODING
-    return WAYS[problem.op, problem.direction]
+    inputs = cast("OperationInputs", OPERATIONS[problem.op].module("inputs"))
+    return inputs.ways(problem)
 
 
 def make_inputs(problem: Problem, *, seed: int, device: torch.device | str | None = None) -> Inputs:

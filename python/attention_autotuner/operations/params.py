@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import ctypes
-from math import inf
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol, cast
 
-from ..core.abi import (
-    ABI_VERSION,
-    AttentionBackwardParams,
-    AttentionForwardParams,
-    RetentionBackwardParams,
-    RetentionForwardParams,
-    RetNetBackwardParams,
-    RetNetForwardParams,
-)
-from ..core.problem import Direction, Op, Problem
+from ..core.abi import ABI_VERSION
+from ..core.problem import Direction, Problem
 from ..serving.loader import load
+from .registry import OPERATIONS
 
-STRUCTS: dict[tuple[Op, Direction], type[ctypes.Structure]] = {
-    ("attention", "forward"): AttentionForwardParams,
-    ("attention", "backward"): AttentionBackwardParams,
-    ("retnet", "forward"): RetNetForwardParams,
-    ("retnet", "backward"): RetNetBackwardParams,
-    ("retention", "forward"): RetentionForwardParams,
-    ("retention", "backward"): RetentionBackwardParams,
-}
-"""(op, direction) -> what its kernels are launched with."""
+
+class OperationParams(Protocol):
+    """The module ``params`` of an operation's folder."""
+
+    STRUCTS: Mapping[Direction, type[ctypes.Structure]]
+
+    def scalars(self, problem: Problem, scale: float) -> dict[str, float]:
+        """Scalars by the names of fields, beside the sizes; a direction without a field leaves it out."""
+
+
+def _params_of_operation(problem: Problem) -> OperationParams:
+    return cast("OperationParams", OPERATIONS[problem.op].module("params"))
+
+
+def struct_of(problem: Problem) -> type[ctypes.Structure]:
+    """The struct that a problem's kernels are launched with."""
+    return _params_of_operation(problem).STRUCTS[problem.direction]
 
 
 def field_names(problem: Problem) -> tuple[str, ...]:
     """The names of the params that a problem's kernels are launched with."""
-    return tuple(str(entry[0]) for entry in STRUCTS[problem.op, problem.direction]._fields_)
-
-
-def default_scale(problem: Problem) -> float:
-    """The factor of Q K^T where a caller names none: 1 for retnet, ``1 / sqrt(dim_qk)`` for the others."""
-    return 1.0 if problem.op == "retnet" else problem.dim_qk**-0.5
+    return tuple(str(entry[0]) for entry in struct_of(problem)._fields_)
 
 
 def params_of(problem: Problem, scale: float | None = None) -> ctypes.Structure:
@@ -44,31 +41,25 @@ def params_of(problem: Problem, scale: float | None = None) -> ctypes.Structure:
 
     Args:
         problem: gives the sizes.
-        scale: the factor of Q K^T; :func:`default_scale` when None.
+        scale: the factor of Q K^T; the operation's default when None.
 
     Returns:
-        Retnet's normalise, without an upper limit and with r as a constant of the gradients.
+        Scalars as the operation has them by default: retnet's normalise, without an upper limit and with r as a
+        constant of the gradients.
     """
-    struct = STRUCTS[problem.op, problem.direction]
-    factor = default_scale(problem) if scale is None else scale
+    struct = struct_of(problem)
+    factor = problem.semantics.scale(problem) if scale is None else scale
     values = {
         "struct_size": ctypes.sizeof(struct),
         "abi_version": ABI_VERSION,
         "batch": problem.batch,
         "heads_q": problem.heads_q,
         "heads_kv": problem.heads_kv,
-        "seqlen": problem.seqlen_q,
         "seqlen_q": problem.seqlen_q,
         "seqlen_k": problem.seqlen_k,
         "dim_qk": problem.dim_qk,
         "dim_v": problem.dim_v,
-        "causal": int(problem.causal),
-        "causal_offset": problem.causal_offset,
-        "softmax_scale": factor,
-        "scale": factor,
-        "normalize": 1,
-        "r_clamp_max": inf,
-        "r_grad": 0,
+        **_params_of_operation(problem).scalars(problem, factor),
     }
     names = field_names(problem)
     return struct(**{name: value for name, value in values.items() if name in names})

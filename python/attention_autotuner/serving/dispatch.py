@@ -18,8 +18,9 @@ from ..arch import Policy, detect, probe
 from ..arch.resolution import native_arch
 from ..codegen.installed import bundles as installed_bundles
 from ..codegen.obtain import at_hand, obtain
-from ..codegen.toolchain import find_toolchain
+from ..codegen.toolchain import Toolchain, find_toolchain
 from ..core.candidate import Candidate
+from ..core.memo import Bounded, Table, remembered
 from ..core.problem import Problem
 from ..errors import (
     ArtifactError,
@@ -42,7 +43,7 @@ from .picks import LAYERS, UNMEASURED, Layers, Pick
 _log = logging.getLogger(__name__)
 
 STORM = 32  # kinds of problem without a measured pick after which a warning says so
-MAX_MEMO = 16384  # decisions remembered; beyond that all are decided anew
+MAX_MEMO = 16384  # decisions remembered; beyond that the oldest are dropped
 MAX_SETTINGS = 16  # different settings whose decisions are remembered
 _WARM_UP = "call it once outside graph capture, with the same shapes and dtype"
 
@@ -103,8 +104,8 @@ class _Decisions:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.picks: dict[Any, Pick] = {}
-        self.served: dict[Any, LoadedKernel] = {}
+        self.picks: Bounded[Any, Pick] = Bounded(MAX_MEMO)
+        self.served: Bounded[Any, LoadedKernel] = Bounded(MAX_MEMO)
         self._lock = threading.RLock()
         self._bucketed: dict[Any, Pick] = {}
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
@@ -126,11 +127,11 @@ class _Decisions:
             bucket = (problem.bucketed(), policy, device)
             pick = self._bucketed.get(bucket)
             if pick is None:
-                environment = _environment(device, self.settings)
+                environment = environment_of(device, self.settings)
                 pick, _ = self._layers.choose(bucket[0], policy, environment)
                 self._bucketed[bucket] = pick
                 self._count_untuned()
-            _remember(self.picks, (problem, policy, device), pick)
+            self.picks.remember((problem, policy, device), pick)
         return pick
 
     def serve(
@@ -138,14 +139,14 @@ class _Decisions:
     ) -> LoadedKernel:
         """See :func:`kernel_for`."""
         with self._lock:
-            policy, asked = _running(policy, device), policy
+            policy, asked = running_on(policy, device), policy
             pick = lookup(problem, policy, device=device, settings=self.settings)
             if self._wants_search(problem, policy, device, pick):
                 if must_be_warm:
                     raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
                 pick = self._search(problem, policy, device)
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
-            _remember(self.served, (problem, asked, device), kernel)
+            self.served.remember((problem, asked, device), kernel)
         return kernel
 
     def _count_untuned(self) -> None:
@@ -226,7 +227,7 @@ class _Decisions:
             not bundles
             or (pick.candidate, device) in self._kernels
             or at_hand(pick.candidate, arch, settings=settings) is not None
-            or (pick.layer == "record" and _can_compile(settings))
+            or (pick.layer == "record" and _toolchain(settings) is not None)
         ):
             return None
         layers = LAYERS if settings.mode != "off" else LAYERS[-1:]
@@ -277,58 +278,74 @@ class _Decisions:
         return kernel
 
 
-def _remember(memo: dict[Any, Any], key: Any, value: Any, bound: int = MAX_MEMO) -> None:
-    """Store under a bound on the number of entries."""
-    if len(memo) >= bound:
-        memo.clear()
-    memo[key] = value
-
-
-_by_settings: dict[Settings, _Decisions] = {}
-_latest: tuple[Settings | None, _Decisions | None] = (None, None)
 _lock = threading.Lock()
+
+
+class _DecisionTable(Table[Settings, _Decisions]):
+    """The decisions of this process by settings.
+
+    Attributes:
+        latest: the settings asked for last and their decisions, to be compared by identity.
+        generation: grows whenever earlier answers may be out of date, and never falls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("dispatch.decisions", bound=MAX_SETTINGS)
+        self.latest: tuple[Settings | None, _Decisions | None] = (None, None)
+        self.generation = 0
+
+    def clear(self) -> None:
+        """Forget all decisions, and with them what follows from them."""
+        with _lock:
+            super().clear()
+            self.latest = (None, None)
+            self.generation += 1
+
+    def invalidate(self) -> None:
+        """Have all decisions made again."""
+        with _lock:
+            for decisions in self.values():
+                decisions.forget()
+            self.generation += 1
+
+
+_by_settings = _DecisionTable()
 
 
 def _decisions(settings: Settings) -> _Decisions:
     """The decisions under these settings; hashing them each time would cost more than the look-up."""
-    global _latest
-    known, decisions = _latest
+    known, decisions = _by_settings.latest
     if known is not settings or decisions is None:
         with _lock:
             decisions = _by_settings.get(settings)
             if decisions is None:
                 decisions = _Decisions(settings)
-                _remember(_by_settings, settings, decisions, bound=MAX_SETTINGS)
-            _latest = (settings, decisions)
+                _by_settings.remember(settings, decisions)
+            _by_settings.latest = (settings, decisions)
     return decisions
 
 
-@functools.cache
-def _environment(device: int, settings: Settings) -> Environment:
+@remembered("dispatch.environments")
+def environment_of(device: int, settings: Settings) -> Environment:
     """The present environment; the compiler's version matters only where versions are strict."""
-    if not settings.strict_versions:
-        return collect(device, state=False)
-    try:
-        toolchain = find_toolchain(settings)
-    except ToolchainError:
-        # Nothing is compiled here, so there is no version to compare.
+    toolchain = _toolchain(settings) if settings.strict_versions else None
+    if toolchain is None:  # where nothing is compiled, there is no version to compare
         return collect(device, state=False)
     return collect(
         device, state=False, nvcc=toolchain.nvcc_version, cutlass=toolchain.cutlass_version
     )
 
 
-def _can_compile(settings: Settings) -> bool:
-    """Whether there is a compiler here."""
+def _toolchain(settings: Settings) -> Toolchain | None:
+    """The compiler here and what belongs to it, if any."""
     try:
-        find_toolchain(settings)
+        return find_toolchain(settings)
     except ToolchainError:
-        return False
-    return True
+        return None
 
 
-@functools.cache
-def _running(policy: Policy, device: int) -> Policy:
+@remembered("dispatch.policies")
+def running_on(policy: Policy, device: int) -> Policy:
     """A policy with those families that the device runs; warns, once, of a policy made for another GPU.
 
     Raises:
@@ -351,29 +368,22 @@ def _running(policy: Policy, device: int) -> Policy:
     return running
 
 
-_generation = 0
-
-
 def generation() -> int:
     """A number that grows whenever earlier answers may be out of date."""
-    return _generation
+    return _by_settings.generation
 
 
 def invalidate() -> None:
-    """Decide everything anew from now on, e.g. after records changed; kernels stay loaded and prepared."""
-    global _generation
-    with _lock:
-        for decisions in _by_settings.values():
-            decisions.forget()
-        _generation += 1
+    """Make every decision again from now on, e.g. after records changed; kernels stay loaded and prepared."""
+    _by_settings.invalidate()
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _then_forget(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, after which the next call in this process sees the new records."""
+def invalidating(function: Callable[P, R]) -> Callable[P, R]:
+    """A function after which the next call in this process sees the new records."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -385,5 +395,5 @@ def _then_forget(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-tune = _then_forget(search.tune)
-tune_step = _then_forget(step.tune_step)
+tune = invalidating(search.tune)
+tune_step = invalidating(step.tune_step)

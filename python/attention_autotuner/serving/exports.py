@@ -140,14 +140,14 @@ def choose_picks(
         if found is not None:
             chosen.append(_bundled(problem, pick.candidate, found))
             default = pick.candidate if lean else default
-        of_kind = defaults.setdefault(_kind(problem), {})
+        of_kind = defaults.setdefault(kind_of(problem), {})
         of_kind.setdefault(
             default, BundledPick(problem=problem, candidate=default, layer="default")
         )
     return chosen + [pick for of_kind in defaults.values() for pick in of_kind.values()]
 
 
-def _kind(problem: Problem) -> tuple[Any, ...]:
+def kind_of(problem: Problem) -> tuple[Any, ...]:
     """What a problem has in common with all that its default serves."""
     names = ("op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes")
     return tuple(getattr(problem, name) for name in (*names, "deterministic", "mask", "form"))

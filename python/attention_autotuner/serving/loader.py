@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..core import abi
+from ..core.memo import Table
 from ..errors import ArtifactError, DeviceMemoryError
 
 LIBRARY_NAME = "kernel.so"
@@ -181,7 +182,8 @@ class LoadedKernel:
         )
 
 
-_loaded: dict[tuple[str, str], LoadedKernel] = {}
+# Of a path and a digest. CUDA refers to the code of loaded modules, and a path says how often it was loaded.
+LOADED: Table[tuple[str, str], LoadedKernel] = Table("kernels.loaded", permanent=True)
 _lock = threading.Lock()
 
 
@@ -196,10 +198,11 @@ def load(artifact: ArtifactLike | str | os.PathLike[str]) -> LoadedKernel:
     """
     key = _identify(artifact)
     with _lock:
-        kernel = _loaded.get(key)
+        kernel = LOADED.get(key)
         if kernel is None:
-            generation = sum(path == key[0] for path, _ in _loaded)
-            kernel = _loaded[key] = LoadedKernel(Path(key[0]), generation=generation)
+            generation = sum(path == key[0] for path, _ in LOADED)
+            kernel = LoadedKernel(Path(key[0]), generation=generation)
+            LOADED.remember(key, kernel)
     return kernel
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from math import inf
 from statistics import fmean
 
 from ..core.candidate import Candidate
@@ -121,11 +121,6 @@ def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, fl
         default=ratios.get(default.name, inf) / fastest,
         correlation=correlation([us for _, us in measured], [ratios[name] for name, _ in measured]),
     )
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean of positive numbers; infinite when one is."""
-    return inf if inf in values else exp(fmean(log(value) for value in values))
 
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:

@@ -42,8 +42,6 @@ from ..serving.loader import LoadedKernel
 MAX_SCORES = 1 << 28  # elements of all score matrices of one check; bounds the reference's time
 TILE = 256  # seqlens are reduced by multiples of this, which every block_m and block_n up to it divides or nearly so
 ODD_TILES_PER_SM = 6
-SEEN_AT_ONCE = 1024  # tokens that retention's reference holds scores of, generously; a state stands for the rest
-LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 
 def classify(error: Exception) -> Outcome:
@@ -82,38 +80,25 @@ def reduced(problem: Problem) -> Problem:
     steps += [(1, 1, 1, seqlen) for seqlen in (16384, 8192, 4096) if seqlen < whole]
     for step in steps:
         small = cut(*step)
-        seen = min(small.seqlen_k, SEEN_AT_ONCE) if problem.op == "retention" else small.seqlen_k
+        seen = small.semantics.keys_scored(small)
         if small.heads_q * small.batch * small.seqlen_q * seen <= MAX_SCORES:
             return small
     return cut(1, 1, 1, 4096)
 
 
 def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> list[Problem]:
-    """What is run to verify a kernel for a problem: its reduced self, and odd lengths with and without the mask.
-
-    A decay is always causal: of retnet more queries than keys run instead, of retention a sequence of several
-    super-chunks.
-    """
-    seqlen_q, seqlen_k = 2 * block_m + 37, 3 * block_n + 13
+    """What is run to verify a kernel for a problem: its reduced self, and what its operation adds of odd lengths."""
     heads = 16
-    if problem.op == "retention":
-        seqlen_q = seqlen_k = max(seqlen_q, seqlen_k)
-    odd = replace(
+    busy = replace(
         problem,
         batch=max(1, ODD_TILES_PER_SM * num_sms // (3 * heads)),
         heads_q=heads,
         heads_kv=heads // 2,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
     )
-    if problem.op == "retention":
-        long = replace(
-            odd, batch=1, heads_q=4, heads_kv=2, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN
-        )
-        return [reduced(problem), odd, long]
-    if problem.mask == "decay":
-        return [reduced(problem), odd, replace(odd, seqlen_k=block_n + 5)]
-    return [reduced(problem), replace(odd, causal=False), replace(odd, causal=True)]
+    odd = problem.semantics.verified_with(
+        busy, seqlen_q=2 * block_m + 37, seqlen_k=3 * block_n + 13, fewer_keys=block_n + 5
+    )
+    return [reduced(problem), *odd]
 
 
 def verify(

@@ -14,9 +14,10 @@ from ... import settings
 from ...operations.attention.second_order import attention_double_backward
 from ..shared import checks
 from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
+from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
 from .plan import Gradients
-from .torch_op import BACKWARD_OP, FORWARD_OP, alignment, differentiate_by
+from .torch_op import BACKWARD_OP, FORWARD_OP, alignment
 
 
 def save_for_backward(
@@ -54,7 +55,7 @@ def _through_dispatcher(
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
-    refuse_tangents(grad_o, grad_lse, *saved)
+    refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
     return found
 

@@ -9,6 +9,7 @@ import torch
 from ...arch import Policy, naming
 from ...core.problem import CausalAlignment
 from ..shared import checks, interop, plain
+from . import checks as attention_checks
 from . import plan as attention_plan
 from .autograd import AttentionFunction
 from .torch_op import FORWARD_OP
@@ -82,7 +83,9 @@ def flash_attn_func(
         or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_lse) is not bool
     ):
-        checks.check_options(causal, softmax_scale, causal_alignment, return_lse, deterministic)
+        attention_checks.check_options(
+            causal, softmax_scale, causal_alignment, return_lse, deterministic
+        )
     addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
     if addresses is None or len(addresses) != 3 or not (q.is_cuda and k.is_cuda and v.is_cuda):
         return _through_dispatcher(
@@ -137,7 +140,7 @@ def _through_dispatcher(
         )
         return tuple(map(give_back, found)) if return_lse else give_back(found)
     checks.check_places(q=q, k=k, v=v)
-    plain.refuse_tangents(q, k, v)
+    plain.refuse_tangents(q, k, v, op="attention")
     policy = "" if device_type is None else plain.policy_name(device_type)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()

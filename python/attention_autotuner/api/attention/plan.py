@@ -7,7 +7,6 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import ctypes
-from typing import Any
 
 import torch
 
@@ -17,12 +16,13 @@ from ...core.problem import Problem
 from ...serving import dispatch
 from ...serving.loader import LoadedKernel
 from ..shared import checks, launch
+from . import checks as attention_checks
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-_forward_plans: dict[Any, launch.Plan] = {}
-_backward_plans: dict[Any, launch.Plan] = {}
+FORWARD_PLANS = launch.table_of_plans("attention", "forward")
+BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
 
 
 def attention_forward(
@@ -61,10 +61,10 @@ def attention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _forward_plans.get(key)
+    plan = FORWARD_PLANS.get(key)
     if plan is None:
         plan = _plan_forward(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
-        launch.remember(_forward_plans, key, plan)
+        FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v)
     return results[0], results[1] if return_lse else None
 
@@ -105,7 +105,7 @@ def attention_backward(
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
     if grad_o is None:
-        checks.check_some_gradient(grad_lse)
+        attention_checks.check_some_gradient(grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     key = (
         launch.signature_of_three(q, k, v),
@@ -121,10 +121,10 @@ def attention_backward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _backward_plans.get(key)
+    plan = BACKWARD_PLANS.get(key)
     if plan is None:
         checks.check_tensors(q, k, v)
-        checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+        attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         plan = _plan_backward(
             (q, k, v),
             {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse},
@@ -134,7 +134,7 @@ def attention_backward(
             device_type=device_type,
             deterministic=deterministic,
         )
-        launch.remember(_backward_plans, key, plan)
+        BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
 
@@ -158,7 +158,7 @@ def _plan_forward(
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionForwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = checks.make_problem(q, k, v, causal=causal, top_left=top_left)
+        problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
         kernel = launch.kernel_of(problem, device_type, q.get_device())
         params = forward_params(problem, q, k, v, scale)
     return launch.Plan(
@@ -204,7 +204,7 @@ def _plan_backward(
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionBackwardParams()
     if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = checks.make_problem(
+        problem = attention_checks.make_problem(
             q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
         )
         kernel = launch.kernel_of(problem, device_type, q.get_device())
@@ -237,5 +237,5 @@ def _is_readable(x: torch.Tensor) -> bool:
 
 def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
-    checks.check_scale(scale)
+    checks.check_scale(scale, attention_checks.SCALE)
     return scale

@@ -1,11 +1,6 @@
-"""The ``torch.library`` ops of attention: schemas, CUDA and CPU kernels, fakes; :mod:`.autograd` differentiates them.
-
-``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
-"""
+"""The ``torch.library`` ops of attention: schemas, kernels, fakes; :mod:`.autograd` differentiates them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 
@@ -13,10 +8,11 @@ from ...core.problem import CausalAlignment
 from ...operations.attention.reference import attention, attention_backward
 from ..shared import checks
 from ..shared.plain import notice
+from ..shared.torch_library import define
+from . import checks as attention_checks
 from . import plan as attention_plan
 from .plan import Gradients
 
-NAMESPACE = "attention_autotuner"
 # `deterministic` is for the gradients that the forward may be asked for later: its own result always is.
 FORWARD = (
     "attention_forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, bool causal, bool top_left, "
@@ -34,7 +30,7 @@ def alignment(top_left: bool) -> CausalAlignment:
     return "top_left" if top_left else "bottom_right"
 
 
-def _forward_cuda(
+def forward_cuda(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -45,6 +41,7 @@ def _forward_cuda(
     return_lse: bool,
     deterministic: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
     o, lse = attention_plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, device_type, return_lse
     )
@@ -94,7 +91,7 @@ def _forward_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     checks.check_tensors(q, k, v)
     if softmax_scale is not None:
-        checks.check_scale(softmax_scale)
+        checks.check_scale(softmax_scale, attention_checks.SCALE)
     o = checks.empty_output(q, v)
     return o, q.new_empty(q.shape[:3], dtype=torch.float32) if return_lse else _no_lse(q)
 
@@ -164,43 +161,14 @@ def _backward_fake(
     deterministic: bool,
 ) -> Gradients:
     checks.check_tensors(q, k, v)
-    checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
+    attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
     if softmax_scale is not None:
-        checks.check_scale(softmax_scale)
+        checks.check_scale(softmax_scale, attention_checks.SCALE)
     dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     return dq, dk, dv
 
 
-def define(schema: str, *, cuda: Any, cpu: Any, fake: Any) -> Any:
-    """Add an op to the library.
-
-    Args:
-        schema: in torch's own notation.
-        cuda: what computes it on a GPU.
-        cpu: what computes it on the CPU.
-        fake: what makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
-
-    Returns:
-        The op, to be called.
-    """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, cuda, "CUDA")
-    LIBRARY.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
-    return getattr(torch.ops.attention_autotuner, name).default
-
-
-def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
-    """Give an op a derivative, as ``torch.library.register_autograd`` has it."""
-    torch.library.register_autograd(
-        f"{NAMESPACE}::{op._opname}", formula, setup_context=setup_context, lib=LIBRARY
-    )
-
-
-# Lives as long as the module: the ops vanish with it.
-LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
-FORWARD_OP = define(FORWARD, cuda=_forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
+FORWARD_OP = define(FORWARD, cuda=forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
 BACKWARD_OP = define(
     BACKWARD, cuda=attention_plan.attention_backward, cpu=_backward_cpu, fake=_backward_fake
 )

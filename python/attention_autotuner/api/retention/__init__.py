@@ -1,1 +1,1 @@
-"""retention."""
+"""``retention_func``: its argument checks, launch plans, ``torch.library`` ops and derivatives."""

@@ -12,10 +12,10 @@ import torch
 
 from ... import settings
 from ...operations.retention.reference import retention_chunkwise
-from ..attention.torch_op import differentiate_by
 from ..shared import checks, gammas
 from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again
+from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
 from .torch_op import BACKWARD_OP, FORWARD_OP
 
@@ -101,7 +101,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
         def function(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log2: Gradient, state: Gradient
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            """The op in fp32."""
+            """The operation in fp32."""
             decays = gammas.of_reference(log2, ctx.gamma)
             return retention_chunkwise(q, k, v, decays, initial_state=state)
 

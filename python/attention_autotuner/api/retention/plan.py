@@ -21,8 +21,8 @@ Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
 ]
 
-_forward_plans: dict[Any, launch.Plan] = {}
-_backward_plans: dict[Any, launch.Plan] = {}
+FORWARD_PLANS = launch.table_of_plans("retention", "forward")
+BACKWARD_PLANS = launch.table_of_plans("retention", "backward")
 
 
 def retention_forward(
@@ -66,7 +66,7 @@ def retention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _forward_plans.get(key)
+    plan = FORWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, form)
         if in_place:
@@ -74,7 +74,7 @@ def retention_forward(
         plan = _plan_forward(
             q, k, v, decays, initial_state, form, device_type, return_state, in_place
         )
-        launch.remember(_forward_plans, key, plan)
+        FORWARD_PLANS.remember(key, plan)
     final = initial_state if in_place else None
     o, *rest = plan.run(q, k, v, log2_gamma, initial_state, final)
     return o, rest[0] if rest else None
@@ -128,7 +128,7 @@ def retention_backward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _backward_plans.get(key)
+    plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state)
         retention_checks.check_gradients(grad_o, grad_state, q, v)
@@ -141,7 +141,7 @@ def retention_backward(
             need_state,
             need_gamma,
         )
-        launch.remember(_backward_plans, key, plan)
+        BACKWARD_PLANS.remember(key, plan)
     found = plan.run(q, k, v, log2_gamma, initial_state, grad_o, grad_state)
     dq, dk, dv = found[:3]
     # Every sequence's share comes alone, as that costs the kernel least.

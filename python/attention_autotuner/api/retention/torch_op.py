@@ -1,4 +1,4 @@
-"""The ``torch.library`` ops of retention; :mod:`.retention_autograd` differentiates them.
+"""The ``torch.library`` ops of retention; :mod:`.autograd` differentiates them.
 
 A call has logarithms of decays, or decays as numbers, or, with neither, the usual decays.
 """
@@ -19,9 +19,9 @@ from ...operations.retention.reference import (
     retention_recurrent,
 )
 from ...operations.retention.reference_backward import retention_backward
-from ..attention.torch_op import LIBRARY, define
 from ..shared import checks, gammas
 from ..shared.plain import notice
+from ..shared.torch_library import LIBRARY, define
 from . import checks as retention_checks
 from . import plan as retention_plan
 

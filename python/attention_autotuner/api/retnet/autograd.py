@@ -13,10 +13,10 @@ import torch
 
 from ... import settings
 from ...operations.retnet.reference import retnet_attention
-from ..attention.torch_op import differentiate_by
 from ..shared import checks
 from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again
+from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
 from .checks import Rules
 from .torch_op import BACKWARD_OP, FORWARD_OP, mask_of, options_of
@@ -120,7 +120,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
         def function(
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: Gradient
         ) -> tuple[torch.Tensor]:
-            """The op in fp32."""
+            """The operation in fp32."""
             weights = mask_of(q, k, weights, log2_gamma, ctx.gamma)
             return (retnet_attention(q, k, v, weights, **options_of(ctx.rules, mask))[0],)
 

@@ -20,8 +20,8 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None
 Weights = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
 """The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
 
-_forward_plans: dict[Any, launch.Plan] = {}
-_backward_plans: dict[Any, launch.Plan] = {}
+FORWARD_PLANS = launch.table_of_plans("retnet", "forward")
+BACKWARD_PLANS = launch.table_of_plans("retnet", "backward")
 
 
 def retnet_forward(
@@ -60,11 +60,11 @@ def retnet_forward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _forward_plans.get(key)
+    plan = FORWARD_PLANS.get(key)
     if plan is None:
         retnet_checks.check_call(q, k, v, *weights, rules)
         plan = _plan_forward(q, k, v, weights, rules, device_type, return_r)
-        launch.remember(_forward_plans, key, plan)
+        FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(q, k, v, mask, log2_gamma)
     return o, rest[0] if rest else None
 
@@ -122,14 +122,14 @@ def retnet_backward(
         dispatch.generation(),
         id(settings.current()),
     )
-    plan = _backward_plans.get(key)
+    plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retnet_checks.check_call(q, k, v, *weights, rules)
         retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
         plan = _plan_backward(
             (q, k, v), weights, (grad_o, o, r), rules, device_type, need_dmask, deterministic
         )
-        launch.remember(_backward_plans, key, plan)
+        BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(q, k, v, mask, log2_gamma, grad_o, o, r)
     return dq, dk, dv, rest[0] if rest else None
 

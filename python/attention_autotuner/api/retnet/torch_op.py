@@ -1,4 +1,4 @@
-"""The ``torch.library`` ops of retnet; :mod:`.retnet_autograd` differentiates them.
+"""The ``torch.library`` ops of retnet; :mod:`.autograd` differentiates them.
 
 A call has a mask, or logarithms of decays, or decays as numbers, or, with none of them, the usual decays.
 """
@@ -12,9 +12,9 @@ import torch
 
 from ...operations.retention.reference import decay_mask
 from ...operations.retnet.reference import retnet_attention, retnet_attention_backward
-from ..attention.torch_op import define
 from ..shared import checks, gammas
 from ..shared.plain import notice
+from ..shared.torch_library import define
 from . import checks as retnet_checks
 from . import plan as retnet_plan
 from .checks import Rules

@@ -1,4 +1,4 @@
-"""Argument checks of attention, each failure naming the constraint and the value.
+"""Argument checks that operations share, each failure naming the constraint and the value.
 
 They read shapes, strides and dtypes only, so that fake tensors pass through them as well as real ones.
 """
@@ -6,11 +6,11 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
-from ...core.problem import CAUSAL_ALIGNMENTS, CausalAlignment, DType, Problem
+from ...core.problem import DType, Problem
 from ...errors import UnsupportedProblemError
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -26,38 +26,7 @@ def fail_unless(condition: bool, message: str) -> None:
         raise UnsupportedProblemError(message)
 
 
-def check_options(
-    causal: object,
-    softmax_scale: object,
-    causal_alignment: object,
-    return_lse: object,
-    deterministic: object,
-) -> None:
-    """Check the arguments that are no tensors.
-
-    Raises:
-        UnsupportedProblemError: one is outside its range.
-    """
-    for name, value in (("causal", causal), ("return_lse", return_lse)):
-        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
-    fail_unless(
-        deterministic is None or isinstance(deterministic, bool),
-        f"deterministic must be True, False or None, got {deterministic!r}",
-    )
-    fail_unless(
-        causal_alignment in CAUSAL_ALIGNMENTS,
-        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {causal_alignment!r}",
-    )
-    if softmax_scale is not None:
-        number = isinstance(softmax_scale, (int, float)) and not isinstance(softmax_scale, bool)
-        fail_unless(
-            number,
-            f"softmax_scale must be a float or None, got {type(softmax_scale).__name__}",
-        )
-        check_scale(cast("float", softmax_scale))
-
-
-def check_scale(scale: float, name: str = "softmax_scale") -> None:
+def check_scale(scale: float, name: str) -> None:
     """Check that a scale is a finite fp32 number.
 
     Raises:
@@ -111,7 +80,7 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
 
     Raises:
-        UnsupportedProblemError: they name no attention that can be computed here.
+        UnsupportedProblemError: they name nothing that can be computed here.
     """
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
@@ -159,43 +128,6 @@ def _check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
     )
 
 
-def check_some_gradient(*gradients: torch.Tensor | None) -> None:
-    """Check that there is anything to propagate.
-
-    Raises:
-        UnsupportedProblemError: every gradient is None.
-    """
-    fail_unless(
-        any(x is not None for x in gradients), "the gradient of o or of lse must be given, got None"
-    )
-
-
-def check_gradients(
-    grad_o: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-) -> None:
-    """Check what the backward is given beside q, k and v, which are checked already; strides are free.
-
-    Raises:
-        UnsupportedProblemError: one is not what the forward returned, or no gradient of that.
-    """
-    check_some_gradient(grad_o, grad_lse)
-    shape_o, shape_lse = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
-    for name, x, shape, dtype in (
-        ("o", o, shape_o, q.dtype),
-        ("lse", lse, shape_lse, torch.float32),
-        ("the gradient of o", grad_o, shape_o, q.dtype),
-        ("the gradient of lse", grad_lse, shape_lse, torch.float32),
-    ):
-        if x is None:
-            continue
-        check_like(name, x, shape, dtype, q.device)
-
-
 def check_like(
     name: str, x: torch.Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -211,28 +143,6 @@ def check_like(
     )
     fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
     fail_unless(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
-
-
-def make_problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    top_left: bool = False,
-    backward: bool = False,
-    deterministic: bool = False,
-) -> Problem:
-    """The attention that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
-    alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
-    return Problem(
-        direction="backward" if backward else "forward",
-        causal=causal,
-        causal_alignment=alignment,
-        alignment_bytes=alignment_bytes(q, k, v),
-        deterministic=deterministic,
-        **sizes(q, k, v),
-    )
 
 
 def sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...core.memo import Table
 from ...errors import NotWarmError
 from ...operations.retention.reference import default_log2_gamma
 from . import checks, interop, plain
@@ -22,7 +23,7 @@ Given = tuple["torch.Tensor | None", "Floats | None"]
 """The logarithms as a tensor, or the decays as numbers; neither for the usual ones."""
 
 MAX_KEPT = 1024
-"""Groups of decays kept on devices; beyond that all are made anew."""
+"""Groups of decays kept on devices; beyond that the oldest are dropped."""
 
 
 class Decay:
@@ -153,7 +154,7 @@ def of_reference(
     return None if gamma is None else torch.tensor(gamma, dtype=torch.float64, device="cpu")
 
 
-_kept: dict[tuple[Floats | int, torch.device], torch.Tensor] = {}
+ON_DEVICES: Table[tuple[Floats | int, torch.device], torch.Tensor] = Table("decays", bound=MAX_KEPT)
 
 
 def on_device(gamma: Floats | None, heads: int, device: torch.device) -> torch.Tensor:
@@ -165,7 +166,7 @@ def on_device(gamma: Floats | None, heads: int, device: torch.device) -> torch.T
     """
     check(gamma, heads)
     key = (heads if gamma is None else gamma, device)
-    found = _kept.get(key)
+    found = ON_DEVICES.get(key)
     if found is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise NotWarmError(
@@ -173,7 +174,5 @@ def on_device(gamma: Floats | None, heads: int, device: torch.device) -> torch.T
             )
         with torch.inference_mode(False):
             found = exact_log2(gamma, heads).to(device, torch.float32)
-        if len(_kept) >= MAX_KEPT:
-            _kept.clear()
-        _kept[key] = found
+        ON_DEVICES.remember(key, found)
     return found

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from ... import settings
 from ...arch import naming
 from ...core import abi
-from ...core.problem import Problem
+from ...core.memo import Table
+from ...core.problem import Direction, Op, Problem
 from ...operations.params import params_of
 from ...serving import dispatch
 from ...serving.loader import LoadedKernel
@@ -140,7 +140,7 @@ class Launch:
 
 
 # What CUDA graphs read of what plans keep: graphs may outlive the plans, so it is never let go.
-_recorded: dict[int, torch.Tensor] = {}
+CAPTURED: Table[int, torch.Tensor] = Table("captured", permanent=True)
 
 
 class Layout(NamedTuple):
@@ -219,6 +219,7 @@ class Plan:
     It touches no file, never synchronises, may run under CUDA-graph capture, and holds no tensor of a caller's.
 
     Attributes:
+        keep: a tensor that the params refer to, held as long as the plan.
         settings: those in force when it was made, held so that their ``id`` in a key stays theirs.
         workspace_bytes: device memory that a call needs beside its tensors, and frees again.
     """
@@ -228,9 +229,9 @@ class Plan:
         "_copies",
         "_index",
         "_input_words",
-        "_keep",
         "_launch",
         "_outputs",
+        "keep",
         "settings",
         "workspace_bytes",
     )
@@ -264,7 +265,7 @@ class Plan:
         self.settings = in_force
         self._allocate = allocator(device)
         self._index = index
-        self._keep = keep
+        self.keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
         kind = type(params)
         self._input_words = words_of(kind, *inputs)
@@ -296,8 +297,8 @@ class Plan:
         if current_device() != self._index:
             with torch.cuda.device(self._index):
                 return self.run(*inputs)
-        if self._keep is not None and torch.cuda.is_current_stream_capturing():
-            _recorded[id(self._keep)] = self._keep
+        if self.keep is not None and torch.cuda.is_current_stream_capturing():
+            CAPTURED.remember(id(self.keep), self.keep)
         allocate, launch = self._allocate, self._launch
         if launch is None:
             return [
@@ -376,13 +377,6 @@ def strided_params(problem: Problem, scale: float, **strides: Sequence[int]) -> 
     return params
 
 
-PlanT = TypeVar("PlanT")
-_lock = threading.Lock()
-
-
-def remember(plans: dict[Any, PlanT], key: Any, plan: PlanT) -> None:
-    """Keep a plan for the next call of its kind, within :data:`MAX_PLANS`."""
-    with _lock:
-        while len(plans) >= MAX_PLANS:
-            del plans[next(iter(plans))]
-        plans[key] = plan
+def table_of_plans(op: Op, direction: Direction) -> Table[Any, Plan]:
+    """The memory of an operation's plans, by the kind of call."""
+    return Table(f"plans.{op}.{direction}", bound=MAX_PLANS)

@@ -10,7 +10,6 @@ under the process's settings.
 
 from __future__ import annotations
 
-import functools
 import logging
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +19,7 @@ from torch.autograd import forward_ad
 
 from ... import settings
 from ...arch import Policy, naming
+from ...core.memo import remembered
 from ...errors import UnsupportedProblemError
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ Gradient = torch.Tensor | None
 _UNCHANGED = nullcontext()
 
 
-@functools.cache
+@remembered("notices.plain")
 def notice(message: str) -> None:
     """Log a message once a process."""
     _log.warning(message)
@@ -86,7 +86,7 @@ def are_plain(*tensors: Gradient) -> bool:
     return True
 
 
-def refuse_tangents(*tensors: Gradient, op: str = "attention") -> None:
+def refuse_tangents(*tensors: Gradient, op: str) -> None:
     """Refuse tensors with a tangent, which would be dropped without a word: there is no formula for it here.
 
     Raises:

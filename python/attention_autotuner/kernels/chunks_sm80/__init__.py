@@ -1,1 +1,1 @@
-"""chunks_sm80."""
+"""Retention by chunks of the sequence, forward and backward, on mma.sync and cp.async."""

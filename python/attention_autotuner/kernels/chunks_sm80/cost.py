@@ -1,51 +1,26 @@
 """The work of retention's passes over chunks, counted for the cost model.
 
-A plan's passes run one after the other, each at the cost of :mod:`.walk_costs`. Before them come, where the plan has
+A plan's passes run one after the other, each at the cost of :mod:`.pass_cost`. Before them come, where the plan has
 them, the states of super-chunks and the scores of all chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage, limiter_of
+from ..shared.engine import AuxiliaryWork, in_sequence
+from ..shared.estimates import Estimate, Usage
+from ..shared.super_chunks import STATE_BYTES, pieces_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from .knobs import ChunkPass, knobs_of
-from .pass_cost import STATE_BYTES, Walk, walk_time
+from .pass_cost import ChunkPassWork, predict_pass
 
-# As SuperChunks in chunks_sm80/launch.cuh has them: CTAs that are enough, and pieces of a stretch where they are fewer.
-ENOUGH_PIECES = 128
-MAX_PIECES = 4
-MAX_DEPTH_WARPS = 4
-SCORES_EFFICIENCY = 0.5  # of the tensor rate, in the kernel that only computes scores
-BESIDE_BANDWIDTH = 0.7  # of the peak, that kernels beside the passes reach
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beside:
-    """What runs beside the passes and is bound by device memory or the tensor cores alone.
-
-    Attributes:
-        kernels: how many kernels.
-        us: their time without launches, microseconds.
-    """
-
-    kernels: int = 0
-    us: float = 0.0
-
-    def plus(self, num_bytes: float, spec: ArchSpec, *, flops: float = 0.0) -> Beside:
-        """One kernel more."""
-        memory = num_bytes * 1e6 / (BESIDE_BANDWIDTH * spec.hbm_bytes_per_second)
-        rate = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
-        return Beside(
-            kernels=self.kernels + 1,
-            us=self.us + max(memory, flops / (rate * SCORES_EFFICIENCY)),
-        )
+MAX_DEPTH_WARPS = 4  # as StatesPass in the traits has it
 
 
 def predict(
@@ -58,7 +33,8 @@ def predict(
     """The time of a candidate's kernels; ``usages`` of its passes."""
     knobs = knobs_of(candidate)
     passes = {
-        name: (one, usage) for (name, one), usage in zip(knobs.passes.items(), usages, strict=True)
+        name: (chunk_pass, usage)
+        for (name, chunk_pass), usage in zip(knobs.passes.items(), usages, strict=True)
     }
     return _plan(problem, candidate, knobs.chunk, knobs.super_chunk, passes, spec, fit)
 
@@ -76,13 +52,13 @@ def _plan(
     heads, tokens = problem.batch * problem.heads_q, problem.seqlen_q
     split = 0 < super_chunk < tokens
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
-    walks: list[tuple[Walk, Usage]] = []
-    beside = Beside()
+    launches: list[tuple[ChunkPassWork, Usage]] = []
+    auxiliary = AuxiliaryWork()
     scored: set[int] = set()
     for name, (knobs, usage) in passes.items():
         over_values = name in ("output", "dv")  # its CTAs slice dim_v, else dim_qk
         qk, v = candidate.class_qk, candidate.class_v
-        walk = Walk(
+        work = ChunkPassWork(
             knobs=knobs,
             chunk=chunk,
             depth=qk if over_values else v,
@@ -93,74 +69,54 @@ def _plan(
             stretch=super_chunk if split else tokens,
             copy_bytes=candidate.copy_bytes,
         )
-        walks.append((walk, usage))
+        launches.append((work, usage))
         if split and name != "dk":  # dk starts from the states that dv does
-            summing = _summing(walk)
-            walks.append((summing, usage))
-            beside = beside.plus(4 * states * summing.stretches, spec)  # written, scanned, read
-        if knobs.scores == "given" and walk.depth not in scored:
-            scored.add(walk.depth)
+            summing = _summing(work)
+            launches.append((summing, usage))
+            moved = 4 * states * summing.stretches  # written, scanned, read
+            auxiliary = auxiliary.plus(moved, spec, fit)
+        if knobs.scores == "given" and work.depth not in scored:
+            scored.add(work.depth)
             rows = heads * tokens
-            beside = beside.plus(
-                ELEMENT_BYTES * rows * (2 * walk.depth + chunk),
+            auxiliary = auxiliary.plus(
+                ELEMENT_BYTES * rows * (2 * work.depth + chunk),
                 spec,
-                flops=2.0 * rows * chunk * walk.depth,
+                fit,
+                flops=2.0 * rows * chunk * work.depth,
             )
         if name in ("dk", "dv") and problem.heads_q > problem.heads_kv:
-            beside = beside.plus(2 * STATE_BYTES * heads * tokens * walk.width, spec)
+            moved = 2 * STATE_BYTES * heads * tokens * work.width
+            auxiliary = auxiliary.plus(moved, spec, fit)
     if problem.decodes:
-        beside = Beside(kernels=beside.kernels, us=beside.us).plus(2 * states, spec)
-    return total([walk_time(walk, spec, usage, fit) for walk, usage in walks], beside, spec)
+        auxiliary = auxiliary.plus(2 * states, spec, fit)
+    estimates = [predict_pass(work, spec, usage, fit) for work, usage in launches]
+    return in_sequence(estimates, auxiliary, spec)
 
 
-def _summing(walk: Walk) -> Walk:
-    """The walk that only sums states, of all stretches but the last, in pieces where CTAs are few.
+def _summing(work: ChunkPassWork) -> ChunkPassWork:
+    """The pass that only sums states, of all stretches but the last, in pieces where CTAs are few.
 
     Its warps take twice the columns and half the depth where they can, as ``StatesPass`` in the traits says.
     """
-    knobs, pieces = walk.knobs, 1
-    ctas = walk.heads * walk.slices * (walk.stretches - 1)
-    while (
-        pieces < MAX_PIECES
-        and walk.stretch % (2 * pieces * walk.chunk) == 0
-        and 2 * pieces * ctas <= ENOUGH_PIECES
-    ):
-        pieces *= 2
+    knobs = work.knobs
+    ctas = work.heads * work.slices * (work.stretches - 1)
+    pieces = pieces_of(work.stretch, chunk=work.chunk, ctas=ctas)
     deep = 32 * knobs.depth_warps
     if (
         knobs.columns == 16 * knobs.column_warps
         and knobs.column_warps % 2 == 0
         and knobs.depth_warps < MAX_DEPTH_WARPS
-        and walk.depth % deep == 0
-        and walk.chunk % deep == 0
+        and work.depth % deep == 0
+        and work.chunk % deep == 0
     ):
         knobs = replace(
             knobs, column_warps=knobs.column_warps // 2, depth_warps=2 * knobs.depth_warps
         )
     return replace(
-        walk,
+        work,
         knobs=knobs,
         states_only=True,
         gradient=False,
-        tokens=walk.stretch * (walk.stretches - 1),
-        stretch=walk.stretch // pieces,
-    )
-
-
-def total(parts: Sequence[Estimate], beside: Beside, spec: ArchSpec) -> Estimate:
-    """Kernels one after the other, and what runs beside them."""
-    longest = max(parts, key=lambda found: found.us)
-    if not longest.terms:
-        return longest
-    names = dict.fromkeys(name for part in parts for name in part.terms)
-    terms = {name: sum(part.terms.get(name, 0.0) for part in parts) for name in names}
-    launches = beside.kernels * spec.launch_overhead_us
-    terms["launch_us"] += launches
-    terms["edges_us"] = beside.us
-    return Estimate(
-        us=sum(part.us for part in parts) + beside.us + launches,
-        limiter=limiter_of(terms),
-        terms=terms,
-        occupancy=longest.occupancy,
-        waves=longest.waves,
+        tokens=work.stretch * (work.stretches - 1),
+        stretch=work.stretch // pieces,
     )

@@ -1,20 +1,21 @@
-"""What a pass over chunks costs, counted for the cost model.
+"""The cost of a pass over chunks, counted for the cost model.
 
-A CTA walks its chunks one after the other, and few warps share a scheduler, as each holds a part of the state. So what
-a chunk costs is the chain of one warp's instructions, of which a second warp on the same scheduler hides a part; only
-never less than the busiest unit of :mod:`.tile_costs`.
+A CTA takes its chunks one after the other, and few warps share a scheduler, as each holds a part of the state. So a
+chunk costs the chain of one warp's instructions, of which a second warp on the same scheduler covers a part; only never
+less than the busiest unit of :mod:`..shared.tile_costs`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 
-from ...arch import occupancy
 from ...arch.spec import ArchSpec
 from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage, limiter_of
+from ..shared.engine import hbm_us, infeasible, l2_us, launch_estimate, residency, spill_clk
+from ..shared.estimates import Estimate, Usage
+from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import (
     COPY_INSTRUCTIONS,
     ELEMENT_BYTES,
@@ -27,30 +28,13 @@ from ..shared.tile_costs import (
 )
 from .knobs import ChunkPass
 
-STATE_BYTES = 4
 VECTOR_COPY = 16  # bytes
-# Clocks of a warp that is alone on its scheduler, for a chunk: whatever it holds, for a product of two fragments, for a
-# fragment read, for a thread's element of the output and of the scores, and for a register that it lacks. Fitted to 15
-# times of forward passes of head dims 64 to 512 on an H200, which they give within 9 %.
-CHUNK_CLK = 560.0
-PRODUCT_CLK = 2.0
-READ_CLK = 20.0
-OUTPUT_CLK = 33.0
-SCORE_CLK = 27.0
-MISSING_CLK = 36.0
-GRADIENT_CLK = 60.0  # more, for a pair of 16-token tiles of a chunk, where the pass gives a gradient: fitted to 5 times
-REGISTERS_BESIDE = 50  # what a pass holds
-INSTRUCTION_CLK = 2.5  # of any other instruction
-SECOND_WARP = 0.7  # of a warp's clocks, that each further one on its scheduler adds
-# Clocks by which a chunk arrives late: where its copies start once the last one is done with, and where they start
-# within the last one's products.
-LATE_CLK = {1: 800.0, 2: 140.0, 3: 0.0}
-SCORES_ALU_SHARE = 0.5  # fp32 work for a decayed score, over that of a softmax
+SCORE_REGISTERS = 1.5  # of a score: in fp32, and packed to 16 bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Walk:
-    """One kernel that walks chunks.
+class ChunkPassWork:
+    """One launch of a pass over chunks.
 
     Attributes:
         knobs: of the pass.
@@ -61,7 +45,7 @@ class Walk:
         gradient: its result is a gradient.
         heads: query heads, batch included.
         tokens: of one head.
-        stretch: tokens that one CTA walks.
+        stretch: tokens that one CTA takes.
         copy_bytes: width of global reads.
     """
 
@@ -88,21 +72,21 @@ class Walk:
 
     @property
     def chunks(self) -> int:
-        """Chunks that a CTA walks, one after the other."""
+        """Chunks that a CTA takes, one after the other."""
         return -(-min(self.stretch, self.tokens) // self.chunk)
 
 
-def counts_of(walk: Walk) -> StepCounts:
+def counts_of(work: ChunkPassWork, fit: Coefficients) -> StepCounts:
     """One chunk of a CTA."""
-    knobs, c, d, w = walk.knobs, walk.chunk, walk.depth, walk.knobs.columns
+    knobs, c, d, w = work.knobs, work.chunk, work.depth, work.knobs.columns
     along, deep = knobs.column_warps, knobs.depth_warps
-    inline = knobs.scores == "inline" and not walk.states_only
+    inline = knobs.scores == "inline" and not work.states_only
     # Every warp along the columns reads all of Y for Y^T Z, and those that share columns all of Z.
     flops = 2 * c * d * w
     reads = (along * c * d + deep * c * w) * ELEMENT_BYTES
     writes, fill, barriers = 0, (c * d + c * w) * ELEMENT_BYTES, 1
-    if not walk.states_only:
-        # X for X S; the scores and Z again for their product.
+    if not work.states_only:
+        # X for X S; the scores and Z again for their MMAs.
         flops += 2 * c * d * w + 2 * c * c * w
         reads += (along * c * d + along * deep * c * c + deep * c * w) * ELEMENT_BYTES
         writes += c * w * ELEMENT_BYTES + c * w * STATE_BYTES * (deep - 1)
@@ -122,10 +106,10 @@ def counts_of(walk: Walk) -> StepCounts:
         reads=reads,
         writes=writes,
         fill_bytes=fill,
-        copy_bytes=walk.copy_bytes,
+        copy_bytes=work.copy_bytes,
         scores=c * c if inline else 0,
         exponentials=0.0,
-        alu_share=SCORES_ALU_SHARE,
+        alu_share=fit.chunk_alu_share,
         warps=along * deep,
         barriers=barriers,
         waits=1,
@@ -134,39 +118,29 @@ def counts_of(walk: Walk) -> StepCounts:
 
 
 @lru_cache(maxsize=8192)
-def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
-    """The time of one kernel that walks chunks, its launch included."""
-    counts = counts_of(walk)
-    resident = occupancy.occupancy(
-        spec,
-        threads=walk.knobs.num_threads,
-        registers=usage.registers,
-        smem_bytes=usage.smem_bytes,
-    )
-    if resident < 1:
-        return Estimate(us=inf, limiter="residency", terms={}, occupancy=0, waves=inf)
-    ctas = walk.heads * walk.stretches * walk.slices
-    resident = min(resident, -(-ctas // spec.num_sms))
-    slots = resident * spec.num_sms
+def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
+    """The time of one pass over chunks, its launch included."""
+    counts = counts_of(work, fit)
+    threads = work.knobs.num_threads
+    ctas = work.heads * work.stretches * work.slices
+    placed = residency(spec, usage, threads=threads, ctas=ctas)
+    if placed is None:
+        return infeasible()
+    resident, slots = placed.per_sm, placed.slots
     tile, to_us = tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
-    lone_clk = warp_clk(walk, spec)
-    spill_clk = fit.spill_clk_per_byte * usage.spill_bytes * walk.knobs.num_threads / 4096
+    lone_clk = warp_clk(work, spec, fit)
+    spilled_clk = spill_clk(usage, threads, fit)
 
     def chunk_us(residents: int) -> float:
         sharing = max(1.0, residents * counts.warps / SCHEDULERS_PER_SM)
-        chain = lone_clk * (1.0 + SECOND_WARP * (sharing - 1.0)) + residents * spill_clk
+        chain = lone_clk * (1.0 + fit.chunk_second_warp * (sharing - 1.0)) + residents * spilled_clk
         return max(residents * _busiest_clk(tile), chain) * to_us
 
     whole, rest = divmod(ctas, slots)
     last = chunk_us(-(-rest // spec.num_sms)) if rest else 0.0
     full = whole * chunk_us(resident)
     start_us = fit.cta_clk * to_us * ceil(ctas / slots)
-    compute = walk.chunks * (full + last) + start_us
-    l2_us = ctas * walk.chunks * counts.fill_bytes / spec.l2_bytes_per_clk * to_us
-    hbm_us = _walk_bytes(walk) * 1e6 / spec.hbm_bytes_per_second
-    memory = max(l2_us, hbm_us)
-    us = max(compute, memory)  # what they lose by each other is in the clocks of a warp
-    rounds = walk.chunks * ctas / slots
+    rounds = work.chunks * ctas / slots
     tiles = rounds * resident * to_us
     terms = {
         "tensor_us": tile.tensor_clk * tiles,
@@ -174,20 +148,15 @@ def walk_time(walk: Walk, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Es
         "alu_us": tile.alu_clk * tiles,
         "issue_us": tile.issue_clk * tiles,
         "chain_us": rounds * chunk_us(resident) - _busiest_clk(tile) * tiles,
-        "l2_us": l2_us,
-        "hbm_us": hbm_us,
-        "spill_us": rounds * resident * spill_clk * to_us,
+        "l2_us": l2_us(ctas * work.chunks * counts.fill_bytes, spec),
+        "hbm_us": hbm_us(_hbm_bytes(work), spec),
+        "spill_us": rounds * resident * spilled_clk * to_us,
         "cta_us": start_us,
-        "imbalance_us": max(0.0, walk.chunks * (full + last) - rounds * chunk_us(resident)),
-        "launch_us": spec.launch_overhead_us,
+        "imbalance_us": max(0.0, work.chunks * (full + last) - rounds * chunk_us(resident)),
     }
-    return Estimate(
-        us=us + spec.launch_overhead_us,
-        limiter=limiter_of(terms),
-        terms=terms,
-        occupancy=resident,
-        waves=ctas / slots,
-    )
+    compute = work.chunks * (full + last) + start_us
+    # What computing and moving lose by each other is in the clocks of a warp.
+    return launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
 
 
 def _busiest_clk(tile: TileCost) -> float:
@@ -195,51 +164,50 @@ def _busiest_clk(tile: TileCost) -> float:
     return max(tile.tensor_clk, tile.smem_clk, tile.alu_clk, tile.issue_clk)
 
 
-def warp_clk(walk: Walk, spec: ArchSpec) -> float:
+def warp_clk(work: ChunkPassWork, spec: ArchSpec, fit: Coefficients) -> float:
     """Clocks of a warp for a chunk when it has its scheduler for itself."""
-    knobs, c = walk.knobs, walk.chunk
-    tokens, columns = (
-        c // 16,
-        knobs.columns // knobs.column_warps,
-    )  # of a warp, in tiles of 16 and one by one
-    depth = -(-walk.depth // (16 * knobs.depth_warps))  # tiles of 16
-    inline = knobs.scores == "inline" and not walk.states_only
-    products = tokens * depth * columns / 8  # Y^T Z
+    knobs, c = work.knobs, work.chunk
+    tokens = c // 16  # in tiles of 16
+    columns = knobs.columns // knobs.column_warps  # of a warp
+    depth = -(-work.depth // (16 * knobs.depth_warps))  # tiles of 16
+    inline = knobs.scores == "inline" and not work.states_only
+    mmas = tokens * depth * columns / 8  # Y^T Z
     reads = tokens * depth + tokens * columns / 16
     output = scores = 0.0
-    if not walk.states_only:
-        products += tokens * depth * columns / 8 + tokens * tokens * columns / 8 / knobs.depth_warps
+    if not work.states_only:
+        mmas += tokens * depth * columns / 8 + tokens * tokens * columns / 8 / knobs.depth_warps
         reads += tokens * depth + tokens * tokens / knobs.depth_warps
         output = c * columns / WARP
     if inline:
         score_tiles = c / 8 / knobs.column_warps
-        products += tokens * score_tiles * depth
+        mmas += tokens * score_tiles * depth
         reads += score_tiles / 2 * depth
         scores = c * c / knobs.column_warps / WARP
     state = columns * 16 * depth / WARP
-    wanted = state + output + 1.5 * scores + REGISTERS_BESIDE
-    fair = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
-    missing = max(0.0, wanted - min(fair, spec.max_registers_per_thread))
-    fill = c * (2 * walk.depth + knobs.columns) * ELEMENT_BYTES
-    copies = COPY_INSTRUCTIONS[walk.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
+    wanted = state + output + SCORE_REGISTERS * scores + fit.chunk_other_registers
+    share_of_sm = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
+    missing = max(0.0, wanted - min(share_of_sm, spec.max_registers_per_thread))
+    fill = c * (2 * work.depth + knobs.columns) * ELEMENT_BYTES
+    copies = COPY_INSTRUCTIONS[work.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
     narrow = copies * fill / LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
+    late_clk = {1: fit.chunk_late_clk_1_stage, 2: fit.chunk_late_clk_2_stages, 3: 0.0}
     return (
-        CHUNK_CLK
-        + PRODUCT_CLK * products
-        + READ_CLK * reads
-        + OUTPUT_CLK * output
-        + SCORE_CLK * scores
-        + MISSING_CLK * missing
-        + INSTRUCTION_CLK * narrow
-        + GRADIENT_CLK * tokens * tokens * walk.gradient
-        + LATE_CLK[knobs.num_stages]
+        fit.chunk_clk
+        + fit.chunk_mma_clk * mmas
+        + fit.chunk_read_clk * reads
+        + fit.chunk_output_clk * output
+        + fit.chunk_score_clk * scores
+        + fit.chunk_missing_register_clk * missing
+        + fit.chunk_instruction_clk * narrow
+        + fit.chunk_gradient_clk * tokens * tokens * work.gradient
+        + late_clk[knobs.num_stages]
     )
 
 
-def _walk_bytes(walk: Walk) -> int:
+def _hbm_bytes(work: ChunkPassWork) -> int:
     """Bytes through device memory: the slices of a stretch read it together, from L2."""
-    rows = walk.heads * walk.tokens
-    if walk.states_only:
-        return rows * (walk.depth + walk.width) * ELEMENT_BYTES
-    given = walk.chunk if walk.knobs.scores == "given" else 0
-    return rows * (2 * walk.depth + 2 * walk.width + given) * ELEMENT_BYTES
+    rows = work.heads * work.tokens
+    if work.states_only:
+        return rows * (work.depth + work.width) * ELEMENT_BYTES
+    score_columns = work.chunk if work.knobs.scores == "given" else 0
+    return rows * (2 * work.depth + 2 * work.width + score_columns) * ELEMENT_BYTES

@@ -1,1 +1,1 @@
-"""chunks_sm90."""
+"""Retention by chunks of the sequence on Hopper's WGMMA and TMA."""

@@ -1,1 +1,1 @@
-"""recurrent_sm80."""
+"""Retention token by token, as decoding computes it."""

@@ -1,1 +1,1 @@
-"""scores_backward_sm80."""
+"""Gradients through a matrix of scores, on mma.sync and cp.async."""

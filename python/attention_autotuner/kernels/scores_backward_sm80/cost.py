@@ -13,10 +13,11 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage, limiter_of
+from ..shared.engine import AuxiliaryWork, in_sequence
+from ..shared.estimates import Estimate, Usage
 from ..shared.kernel_cost import KernelWork, predict_kernel
 from ..shared.schedule import tiles_of
-from ..shared.score_costs import weighted
+from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 from .knobs import knobs_of
 from .resources import (
@@ -49,21 +50,8 @@ def predict(
         _pass_time(problem, shape, candidate.copy_bytes, heads_first, shares, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
-    longest = max(passes, key=lambda found: found.us)
-    if not longest.terms:
-        return longest
-    edges = _edge_bytes(problem, fused=knobs_of(candidate).plan == "fused", shares=shares)
-    edges_us = sum(edges) * 1e6 / spec.hbm_bytes_per_second
-    terms = {name: sum(found.terms[name] for found in passes) for name in longest.terms}
-    terms["launch_us"] += len(edges) * spec.launch_overhead_us
-    terms["edges_us"] = edges_us
-    return Estimate(
-        us=sum(found.us for found in passes) + edges_us + len(edges) * spec.launch_overhead_us,
-        limiter=limiter_of(terms),
-        terms=terms,
-        occupancy=longest.occupancy,
-        waves=longest.waves,
-    )
+    auxiliary = _auxiliary_bytes(problem, fused=knobs_of(candidate).plan == "fused", shares=shares)
+    return in_sequence(passes, AuxiliaryWork.through_memory(auxiliary, spec), spec)
 
 
 def shares_of_group(problem: Problem, candidate: Candidate) -> int:
@@ -72,32 +60,30 @@ def shares_of_group(problem: Problem, candidate: Candidate) -> int:
     The least divisor of the group that makes enough of them, or the group; the twin of ``count_head_splits`` in
     ``host/head_splits.cuh``.
     """
-    block = max(
-        shape.knobs.block_n if isinstance(shape, KeyShape) else shape.knobs.block_rows
-        for shape in shapes(candidate)
-        if shape.name != "dq"
-    )
+    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
     group = problem.heads_q // problem.heads_kv
     ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
     divisors = (n for n in range(1, group + 1) if group % n == 0)
     return next((n for n in divisors if ctas * n >= ENOUGH_CTAS), group)
 
 
-def _edge_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:
-    """Bytes through device memory of each kernel around the passes."""
+def _auxiliary_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:
+    """Bytes through device memory of each kernel around the passes: the preprocess, and what adds sums up."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
     sums = rows * problem.class_qk * SUM_BYTES
     # O, its gradient, the LSE and its gradient; out come the statistics. Retnet has r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
-    prepare = rows * (read + 2 * STATISTICS_BYTES)
-    parts: tuple[int, ...] = ()
+    preprocess = rows * (read + 2 * STATISTICS_BYTES)
+    reductions: tuple[int, ...] = ()
     if shares > 1:
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
         once = rows_k * (problem.class_qk + problem.class_v)
-        parts = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)  # written, read, and added up
+        reductions = (
+            once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),
+        )  # written, read, and added up
     if not fused:
-        return prepare, *parts
-    return prepare + sums, *parts, sums + rows * problem.dim_qk * ELEMENT_BYTES
+        return preprocess, *reductions
+    return preprocess + sums, *reductions, sums + rows * problem.dim_qk * ELEMENT_BYTES
 
 
 @lru_cache(maxsize=8192)
@@ -113,7 +99,7 @@ def _pass_time(
 ) -> Estimate:
     """The time of one pass; plans share passes, so most are asked for many times."""
     work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first, shares=shares)
-    work = weighted(work, problem)
+    work = with_score_mod(work, problem, fit)
     return predict_kernel(work, spec, usage, fit)
 
 
@@ -138,8 +124,8 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
         reads += along_rows * along_columns * n * sum(dq_tile(shape)) * ELEMENT_BYTES
         sum_bytes = m * qk * SUM_BYTES
         # From compute capability 9.0 on, four floats are added at once.
-        wide = spec.compute_capability >= (9, 0)
-        instructions += sum_bytes / (VECTOR_BYTES if wide else STORE_BYTES)
+        vectorized = spec.compute_capability >= (9, 0)
+        instructions += sum_bytes / (VECTOR_BYTES if vectorized else STORE_BYTES)
         if not staged:
             lookahead = qk / flops_per_score(shape)  # the next tile loads while dQ is computed
     return StepCounts(
@@ -196,34 +182,29 @@ def work_of(
     """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
     if isinstance(shape, KeyShape):
         counts = key_step(shape, copy_bytes, spec)
-        block, step, slices = shape.knobs.block_n, shape.knobs.block_m, 1
-        edge_columns = 2 * (shape.class_qk + shape.class_v)
     else:
-        # The gradient of a score is that of its weight times the mask: dQ and dK need no S, but through r.
+        # The gradient of a score is that of the modified score times the mask: dQ and dK need no S, but through r.
         scored = problem.score == "softmax" or not shape.needs_dp
         counts = row_step(shape, copy_bytes, scored=scored)
-        block, step = shape.knobs.block_rows, shape.knobs.block_columns
-        slices = shape.knobs.slices
-        edge_columns = shape.resident_columns + shape.result_columns
     by_queries = shape.name == "dq"
-    steps = tiles_of(problem, block=block, step=step, by_queries=by_queries)
+    steps = tiles_of(problem, block=shape.block, step=shape.step, by_queries=by_queries)
     group = problem.heads_q // problem.heads_kv
     heads_kv = problem.batch * problem.heads_kv
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
     if by_queries:
         stream_bytes = problem.seqlen_k * row_bytes
     else:
-        # A CTA walks the queries of all heads, or of its part of them.
+        # A CTA takes the queries of all heads, or of its part of them.
         steps = tuple(group // shares * count for count in steps)
         stream_bytes = group * problem.seqlen_q * (row_bytes + STATISTICS_BYTES)
     return KernelWork(
         counts=counts,
         steps=steps,
         heads=heads_kv * (group if by_queries else shares),
-        slices=slices,
+        slices=shape.slices,
         heads_first=heads_first,
         causal=problem.causal,
-        edge_bytes=block * edge_columns * ELEMENT_BYTES,
+        outer_bytes=shape.block * shape.outer_columns * ELEMENT_BYTES,
         once_bytes=_once_bytes(problem, shape),
         streams=heads_kv,
         stream_bytes=stream_bytes,

@@ -38,6 +38,26 @@ class KeyShape:
     masked: bool = False
 
     @property
+    def block(self) -> int:
+        """Rows of the result that one CTA computes: keys."""
+        return self.knobs.block_n
+
+    @property
+    def step(self) -> int:
+        """Rows of the other side in one step: queries."""
+        return self.knobs.block_m
+
+    @property
+    def slices(self) -> int:
+        """CTAs that share rows."""
+        return 1
+
+    @property
+    def outer_columns(self) -> int:
+        """Columns that a row moves before and after the steps: of K and V, and of their gradients."""
+        return 2 * (self.class_qk + self.class_v)
+
+    @property
     def stores_ds(self) -> bool:
         """Whether dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
         return self.fused or self.knobs.num_stages > 2
@@ -69,6 +89,26 @@ class RowShape:
     class_qk: int
     class_v: int
     masked: bool = False
+
+    @property
+    def block(self) -> int:
+        """Rows of the result that one CTA computes."""
+        return self.knobs.block_rows
+
+    @property
+    def step(self) -> int:
+        """Rows of the other side in one step."""
+        return self.knobs.block_columns
+
+    @property
+    def slices(self) -> int:
+        """CTAs that share rows."""
+        return self.knobs.slices
+
+    @property
+    def outer_columns(self) -> int:
+        """Columns that a row moves before and after the steps: those that stay, and the result's."""
+        return self.resident_columns + self.result_columns
 
     @property
     def needs_dp(self) -> bool:

@@ -1,1 +1,1 @@
-"""scores_backward_sm90."""
+"""Gradients through a matrix of scores, on Hopper's WGMMA and TMA."""

@@ -1,1 +1,1 @@
-"""scores_forward_sm80."""
+"""The forward through a matrix of scores, on mma.sync and cp.async."""

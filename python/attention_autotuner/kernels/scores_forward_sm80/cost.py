@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..chunks_sm80.cost import Beside, total
-from ..chunks_sm80.pass_cost import Walk, walk_time
+from ..chunks_sm80.pass_cost import ChunkPassWork, predict_pass
 from ..shared.coefficients import Coefficients
+from ..shared.engine import AuxiliaryWork, in_sequence
 from ..shared.estimates import Estimate, Usage
 from ..shared.kernel_cost import KernelWork, predict_kernel
 from ..shared.schedule import tiles_of
-from ..shared.score_costs import weighted
+from ..shared.score_costs import with_score_mod
+from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
 from . import resources as forward_resources
 from .knobs import knobs_of
@@ -76,7 +77,7 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
         heads_first=knobs.cta_order == "heads_first",
         persistent=knobs.persistent,
         causal=problem.causal,
-        edge_bytes=knobs.block_m * (candidate.class_qk + columns) * ELEMENT_BYTES,
+        outer_bytes=knobs.block_m * (candidate.class_qk + columns) * ELEMENT_BYTES,
         once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
         streams=problem.batch * problem.heads_kv,
         stream_bytes=ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v),
@@ -92,11 +93,11 @@ def predict(
 ) -> Estimate:
     """The time of a candidate; ``usages`` of the kernel over rows and, in retention, of the pass for the states."""
     knobs = knobs_of(candidate)
-    work = weighted(work_of(problem, candidate, fit), problem)
+    work = with_score_mod(work_of(problem, candidate, fit), problem, fit)
     rows = predict_kernel(work, spec, usages[0], fit)
     if knobs.states is None or knobs.chunk is None or not problem.decodes:
         return rows
-    walk = Walk(
+    work_of_states = ChunkPassWork(
         knobs=knobs.states,
         chunk=knobs.chunk,
         depth=candidate.class_qk,
@@ -107,6 +108,7 @@ def predict(
         stretch=problem.seqlen_q,
         copy_bytes=candidate.copy_bytes,
     )
-    states = 4 * 2 * walk.heads * problem.dim_qk * problem.dim_v
-    beside = Beside().plus(states, spec)
-    return total([rows, walk_time(walk, spec, usages[-1], fit)], beside, spec)
+    state_bytes = STATE_BYTES * 2 * work_of_states.heads * problem.dim_qk * problem.dim_v
+    auxiliary = AuxiliaryWork().plus(state_bytes, spec, fit)
+    states = predict_pass(work_of_states, spec, usages[-1], fit)
+    return in_sequence([rows, states], auxiliary, spec)

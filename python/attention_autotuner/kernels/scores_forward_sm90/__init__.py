@@ -1,1 +1,1 @@
-"""scores_forward_sm90."""
+"""The forward through a matrix of scores, on Hopper's WGMMA and TMA."""

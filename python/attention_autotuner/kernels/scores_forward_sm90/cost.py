@@ -8,7 +8,7 @@ from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
-from ..shared.wgmma_cost import CTA_CLK, Sm90Work, once_bytes, predict_warpgroups
+from ..shared.wgmma_cost import Sm90Work, once_bytes, predict_warpgroups
 from .resources import shape_of
 
 
@@ -19,13 +19,14 @@ def predict(
     usages: tuple[Usage, ...],
     fit: Coefficients,
 ) -> Estimate:
-    """The time of a forward candidate; infinite where an SM does not hold it, or has no such products."""
+    """The time of a forward candidate; infinite where an SM does not hold it, or has no WGMMA."""
     (usage,) = usages
     shape = shape_of(candidate)
     knobs = shape.knobs
     work = Sm90Work(
         steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
-        heads=problem.heads_q,
+        heads=problem.batch * problem.heads_q,
+        batches=problem.batch,
         slices=knobs.v_slices,
         heads_first=knobs.cta_order == "heads_first",
         threads=knobs.num_threads,
@@ -33,7 +34,7 @@ def predict(
         columns=shape.depth + shape.columns,
         moved_rows=knobs.block_n,
         buffered=knobs.num_stages > 1,
-        block_clk=CTA_CLK,
+        block_clk=fit.wgmma_cta_clk,
         once_bytes=once_bytes(problem),
     )
-    return predict_warpgroups(problem, work, spec, usage)
+    return predict_warpgroups(work, spec, usage, fit)

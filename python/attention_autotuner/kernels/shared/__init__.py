@@ -1,1 +1,1 @@
-"""shared."""
+"""Rules, schedules and costs that several kernel families share."""

@@ -1,21 +1,37 @@
-"""The cost model's fitted constants: one small table, where each came from, and how to fit it anew.
+"""The cost model's fitted constants: one table, with the bounds of a fit and where each value came from.
 
-Everything else in the model is arithmetic on the candidate, the problem and the spec. Constants are fitted in log
-space, so that a factor of two counts the same in both directions.
+Everything else in the model is arithmetic on the candidate, the problem and the spec, and facts of the kernels, which
+stand beside each. :mod:`.calibration` fits the constants to measurements.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from math import log
-from statistics import fmean
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+
+def fitted(value: float, low: float, high: float) -> Any:
+    """A constant with the bounds between which a fit may move it."""
+    return field(default=value, metadata={"bounds": (low, high)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coefficients:
-    """Fitted constants of the sm80 family.
+    """Fitted constants, the same for every GPU; clocks are those of an SM. The defaults are the fitted values.
+
+    Those without a prefix were fitted by :func:`.calibration.calibrate` to the logs in tests/data/tuning_logs (A100 and
+    RTX 4090, another kernel of the same instructions) and to nine rates of these kernels on an H200
+    (docs/kernel_log.md), then rounded. Neither has candidates with qk_ahead or persistent CTAs: these follow what the
+    kernel log says of them, behind at every head dim and 3-9 % behind. The prefixes:
+
+    - ``score_``: counted from the instructions of the score modifications, beside those of a softmax.
+    - ``wgmma_``: fitted together, at the spec's clock, to the forward and backward kernels of family ``sm90`` in
+      docs/kernel_log.md on an H200 (dims 64, 128, 256 and 256/512), which they meet within 14 %.
+    - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
+      64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
+    - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
+      but one.
+    - ``recurrent_``: retention's recurrent form: counted from its loop, and set to times on an H200.
 
     Attributes:
         tensor_efficiency: share of the spec's mma rate that a dense stream of mma.sync reaches.
@@ -31,164 +47,132 @@ class Coefficients:
         barrier_clk: a CTA-wide barrier with the skew of the warps that it waits for, clocks.
         load_latency_clk: from a cp.async to its data, out of L2, clocks.
         cta_clk: start and end of a CTA beyond its loads and stores, clocks.
+        persistent_start_share: share of ``cta_clk`` that a tile of a persistent CTA takes, which no launch precedes.
         persistent_loss: share of a CTA tile's time that looping over tiles costs beside their static imbalance.
         memory_overlap_loss: share of the lesser of compute and memory time that adds to the greater.
         kv_cache_share: share of the L2 that concurrent heads' K and V can hold.
-        spill_clk_per_byte: clocks of one SM per spilled byte, thread and K/V tile, over 4096.
+        spill_clk_per_byte: clocks of one SM per spilled byte, thread and step, over 4096; of every kernel.
+        spill_share_outside_loops: share of a spill's bytes that count where they move once a CTA, not once a step.
+        score_masked_alu_share: fp32 work for a score with an explicit mask, over that of a softmax: the product with
+            the mask, the sum of magnitudes, the conversion.
+        score_decayed_alu_share: the same with a decay, which is a product of two powers beside that.
+        score_decayed_exponentials: ex2 results for a score with a decay: powers are taken for rows and columns, and for
+            each score of small gammas only.
+        wgmma_efficiency: share of the spec's wgmma rate that the MMAs of a step reach.
+        wgmma_score_clk: clocks for each score: its softmax or modification, on a scheduler that also issues MMAs.
+        wgmma_step_clk: clocks of a step: barriers and the start of its MMAs.
+        wgmma_load_clk: clocks until a tile arrives that was not asked for a step ahead.
+        wgmma_cta_clk: clocks of a CTA's start, first loads and output.
+        wgmma_tile_clk: the same where CTAs stay for further tiles, whose loads run ahead.
+        wgmma_overlap_loss: as ``memory_overlap_loss``.
+        chunk_clk: clocks of a warp that is alone on its scheduler, for a chunk, whatever it holds.
+        chunk_mma_clk: more for each MMA of a warp (m16n8k16).
+        chunk_read_clk: more for each fragment read from shared memory.
+        chunk_output_clk: more for each element of the output that a thread holds.
+        chunk_score_clk: more for each score that a thread holds.
+        chunk_missing_register_clk: more for each register that a thread lacks.
+        chunk_other_registers: registers of a thread beside the state, the output and the scores.
+        chunk_instruction_clk: more for each other instruction: narrow copies.
+        chunk_gradient_clk: more for each pair of 16-token tiles of a chunk, where the pass gives a gradient.
+        chunk_late_clk_1_stage: clocks by which a chunk arrives late whose copies start once the last one is done with.
+        chunk_late_clk_2_stages: the same where they start within the last one's MMAs.
+        chunk_second_warp: share of a warp's clocks that each further one on its scheduler adds.
+        chunk_alu_share: fp32 work for a decayed score of a chunk, over that of a softmax.
+        chunk_scores_efficiency: share of the mma rate that the kernel reaches which computes only scores.
+        chunk_auxiliary_bandwidth: share of the memory's peak that kernels between the passes reach; of both families.
+        chunk_sm90_clk: clocks of a chunk of a warpgroup that has an SM for itself.
+        chunk_sm90_depth_clk: more for each column of Q and K.
+        chunk_sm90_next_group: share of these that each further warpgroup with a state adds.
+        chunk_sm90_states_share: share of these that a chunk takes of which only the state is needed.
+        chunk_sm90_start_clk: clocks for each column of Q and K: until all SMs are at work, and since some are not.
+        chunk_sm90_bandwidth_2_stages: share of the memory's peak that two stages reach.
+        chunk_sm90_bandwidth: the same of three and four.
+        chunk_sm90_overlap_loss: as ``memory_overlap_loss``.
+        recurrent_element_instructions: fp32 instructions for an element of the state: decayed, added to, summed up.
+        recurrent_token_clk: clocks of a token beside these: q, k, v from shared memory, the sum over warps, a barrier.
+        recurrent_bandwidth: share of the memory's peak that states reach which are read and written once.
+        recurrent_bytes_to_fill: bytes of states in flight on an SM that keep its share of the memory busy.
     """
 
-    tensor_efficiency: float
-    smem_efficiency: float
-    unit_sharpness: float
-    warp_overlap_power: float
-    ahead_exposure: float
-    scores_alu_instructions: float
-    warp_tile_instructions: float
-    row_tile_instructions: float
-    barrier_clk: float
-    load_latency_clk: float
-    cta_clk: float
-    persistent_loss: float
-    memory_overlap_loss: float
-    kv_cache_share: float
-    spill_clk_per_byte: float
+    tensor_efficiency: float = fitted(1.0, 0.8, 1.0)
+    smem_efficiency: float = fitted(0.99, 0.7, 1.0)
+    unit_sharpness: float = fitted(2.5, 1.2, 6.0)
+    warp_overlap_power: float = fitted(1.27, 0.1, 3.0)
+    ahead_exposure: float = fitted(1.2, 0.2, 1.6)
+    scores_alu_instructions: float = fitted(7.0, 3.5, 7.0)
+    warp_tile_instructions: float = fitted(80.0, 40.0, 300.0)
+    row_tile_instructions: float = fitted(40.0, 10.0, 160.0)
+    barrier_clk: float = fitted(195.0, 20.0, 300.0)
+    load_latency_clk: float = fitted(400.0, 400.0, 1000.0)
+    cta_clk: float = fitted(800.0, 500.0, 5000.0)
+    persistent_start_share: float = fitted(0.5, 0.0, 1.0)
+    persistent_loss: float = fitted(0.03, 0.0, 0.1)
+    memory_overlap_loss: float = fitted(0.17, 0.05, 0.4)
+    kv_cache_share: float = fitted(0.6, 0.2, 1.0)
+    spill_clk_per_byte: float = fitted(1.0, 0.25, 4.0)
+    spill_share_outside_loops: float = fitted(0.05, 0.0, 0.5)
+
+    score_masked_alu_share: float = fitted(0.7, 0.3, 1.5)
+    score_decayed_alu_share: float = fitted(0.9, 0.3, 2.0)
+    score_decayed_exponentials: float = fitted(0.1, 0.0, 1.0)
+
+    wgmma_efficiency: float = fitted(1.0, 0.7, 1.0)
+    wgmma_score_clk: float = fitted(0.035, 0.01, 0.1)
+    wgmma_step_clk: float = fitted(200.0, 50.0, 600.0)
+    wgmma_load_clk: float = fitted(1200.0, 400.0, 2500.0)
+    wgmma_cta_clk: float = fitted(4000.0, 1000.0, 10000.0)
+    wgmma_tile_clk: float = fitted(2500.0, 500.0, 8000.0)
+    wgmma_overlap_loss: float = fitted(0.1, 0.0, 0.4)
+
+    chunk_clk: float = fitted(560.0, 100.0, 2000.0)
+    chunk_mma_clk: float = fitted(2.0, 0.5, 8.0)
+    chunk_read_clk: float = fitted(20.0, 4.0, 60.0)
+    chunk_output_clk: float = fitted(33.0, 5.0, 100.0)
+    chunk_score_clk: float = fitted(27.0, 5.0, 100.0)
+    chunk_missing_register_clk: float = fitted(36.0, 5.0, 150.0)
+    chunk_other_registers: float = fitted(50.0, 20.0, 100.0)
+    chunk_instruction_clk: float = fitted(2.5, 0.5, 10.0)
+    chunk_gradient_clk: float = fitted(60.0, 0.0, 250.0)
+    chunk_late_clk_1_stage: float = fitted(800.0, 200.0, 2000.0)
+    chunk_late_clk_2_stages: float = fitted(140.0, 0.0, 800.0)
+    chunk_second_warp: float = fitted(0.7, 0.1, 1.0)
+    chunk_alu_share: float = fitted(0.5, 0.2, 1.5)
+    chunk_scores_efficiency: float = fitted(0.5, 0.1, 1.0)
+    chunk_auxiliary_bandwidth: float = fitted(0.7, 0.3, 1.0)
+
+    chunk_sm90_clk: float = fitted(1300.0, 300.0, 4000.0)
+    chunk_sm90_depth_clk: float = fitted(8.2, 2.0, 25.0)
+    chunk_sm90_next_group: float = fitted(0.41, 0.0, 1.0)
+    chunk_sm90_states_share: float = fitted(0.72, 0.3, 1.0)
+    chunk_sm90_start_clk: float = fitted(38.0, 0.0, 150.0)
+    chunk_sm90_bandwidth_2_stages: float = fitted(0.78, 0.4, 1.0)
+    chunk_sm90_bandwidth: float = fitted(0.89, 0.4, 1.0)
+    chunk_sm90_overlap_loss: float = fitted(0.08, 0.0, 0.4)
+
+    recurrent_element_instructions: float = fitted(3.0, 2.0, 8.0)
+    recurrent_token_clk: float = fitted(500.0, 100.0, 2000.0)
+    recurrent_bandwidth: float = fitted(0.9, 0.5, 1.0)
+    recurrent_bytes_to_fill: float = fitted(49152.0, 8192.0, 131072.0)
 
 
-# Start values by hand (latencies as micro-benchmarks of these parts publish them); see FITTED for what is fitted.
-BY_HAND = Coefficients(
+FITTED = Coefficients()
+
+# Start values by hand (latencies as micro-benchmarks of these parts publish them) of what the logs decide.
+BY_HAND = replace(
+    FITTED,
     tensor_efficiency=0.95,
     smem_efficiency=0.9,
     unit_sharpness=2.0,
     warp_overlap_power=1.0,
     ahead_exposure=0.5,
     scores_alu_instructions=4.0,
-    warp_tile_instructions=80.0,
-    row_tile_instructions=40.0,
     barrier_clk=40.0,
     load_latency_clk=600.0,
     cta_clk=1500.0,
-    persistent_loss=0.03,
     memory_overlap_loss=0.1,
-    kv_cache_share=0.6,
-    spill_clk_per_byte=1.0,
 )
 
-# Fitted by calibrate() to the logs in tests/data/tuning_logs (A100 and RTX 4090, another kernel of the same
-# instructions) and to nine rates of these kernels on an H200 (docs/kernel_log.md), then rounded. Neither has candidates
-# with qk_ahead or persistent CTAs: these two follow what the kernel log says of them, behind at every head dim and
-# 3-9 % behind.
-FITTED = replace(
-    BY_HAND,
-    tensor_efficiency=1.0,
-    smem_efficiency=0.99,
-    unit_sharpness=2.5,
-    warp_overlap_power=1.27,
-    ahead_exposure=1.2,
-    scores_alu_instructions=7.0,
-    barrier_clk=195.0,
-    load_latency_clk=400.0,
-    cta_clk=800.0,
-    persistent_loss=0.03,
-    memory_overlap_loss=0.17,
-)
-
-# What calibrate() may move, and between which bounds. The others have no influence on the data at hand.
+# What a fit may move, and between which bounds. A constant without influence on the data at hand stays as it is.
 BOUNDS: dict[str, tuple[float, float]] = {
-    "tensor_efficiency": (0.8, 1.0),
-    "smem_efficiency": (0.7, 1.0),
-    "unit_sharpness": (1.2, 6.0),
-    "warp_overlap_power": (0.1, 3.0),
-    "ahead_exposure": (0.2, 1.6),
-    "scores_alu_instructions": (3.5, 7.0),
-    "warp_tile_instructions": (40.0, 300.0),
-    "barrier_clk": (20.0, 300.0),
-    "load_latency_clk": (400.0, 1000.0),
-    "cta_clk": (500.0, 5000.0),
-    "persistent_loss": (0.0, 0.1),
-    "memory_overlap_loss": (0.05, 0.4),
-    "kv_cache_share": (0.2, 1.0),
+    constant.name: constant.metadata["bounds"] for constant in fields(Coefficients)
 }
-
-ABSOLUTE_WEIGHT = 0.2  # of a problem's mean log error beside the spread around it: ranking matters more than level
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One measured candidate for :func:`calibrate`.
-
-    Attributes:
-        group: what is ranked together, e.g. one problem on one GPU.
-        measured_us: the measured time.
-        predict: the model's time in microseconds under given coefficients.
-    """
-
-    group: str
-    measured_us: float
-    predict: Callable[[Coefficients], float]
-
-
-def loss(samples: Sequence[Sample], coefficients: Coefficients) -> float:
-    """Mean squared log error: the spread inside each group, plus a lesser share of each group's mean.
-
-    Slow candidates count less (weight best / measured), since only the order at the top matters.
-    """
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    best: dict[str, float] = {}
-    for sample in samples:
-        best[sample.group] = min(best.get(sample.group, sample.measured_us), sample.measured_us)
-    for sample in samples:
-        error = log(sample.predict(coefficients) / sample.measured_us)
-        groups[sample.group].append((error, best[sample.group] / sample.measured_us))
-    losses = []
-    for pairs in groups.values():
-        weight = sum(w for _, w in pairs)
-        mean = sum(e * w for e, w in pairs) / weight
-        spread = sum(w * (e - mean) ** 2 for e, w in pairs) / weight
-        losses.append(spread + ABSOLUTE_WEIGHT * mean**2)
-    return fmean(losses)
-
-
-def calibrate(
-    samples: Sequence[Sample],
-    start: Coefficients = BY_HAND,
-    *,
-    bounds: dict[str, tuple[float, float]] | None = None,
-    sweeps: int = 12,
-) -> Coefficients:
-    """Fit the coefficients to measurements by a bounded coordinate search.
-
-    Each sweep tries a step up and a step down for every coefficient and keeps what lowers :func:`loss`; a sweep that
-    keeps nothing halves the steps. Deterministic.
-
-    Args:
-        samples: measured candidates; at least two.
-        start: where to begin.
-        bounds: which coefficients may move and how far; :data:`BOUNDS` by default.
-        sweeps: how many rounds at most.
-
-    Raises:
-        ValueError: fewer than two samples, or a bound names no coefficient.
-    """
-    if len(samples) < 2:
-        raise ValueError(f"calibration needs at least 2 samples, got {len(samples)}")
-    limits = BOUNDS if bounds is None else bounds
-    known = {field.name for field in fields(Coefficients)}
-    if not limits.keys() <= known:
-        raise ValueError(f"no coefficients named {sorted(limits.keys() - known)}")
-    current, lowest = start, loss(samples, start)
-    step = 0.25
-    for _ in range(sweeps):
-        moved = False
-        for name, (low, high) in limits.items():
-            for direction in (step, -step):
-                value = getattr(current, name) + direction * (high - low)
-                trial = replace(current, **{name: min(high, max(low, value))})
-                if trial == current:
-                    continue
-                found = loss(samples, trial)
-                if found < lowest:
-                    current, lowest, moved = trial, found, True
-                    break
-        if not moved:
-            step /= 2
-    return current

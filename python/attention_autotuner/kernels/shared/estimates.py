@@ -1,4 +1,4 @@
-"""What a prediction is made of: how much a kernel asks of an SM, and how long it takes."""
+"""The two sides of a prediction: the resources that a kernel takes from an SM, and its time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from ...arch.occupancy import (
     registers_per_thread,
 )
 from ...arch.spec import ArchSpec
+from .coefficients import Coefficients
 
-SPILL_OUTSIDE_LOOPS = 0.05  # weight of spills that happen once a CTA rather than once a step
 
-
-class KernelSpeech(Protocol):
-    """What a compiler says of one kernel, or as the worst of several."""
+class ResourceReport(Protocol):
+    """A compiler's report of one kernel, or of the worst of several."""
 
     @property
     def registers(self) -> int:
@@ -38,28 +37,28 @@ class KernelSpeech(Protocol):
 
     @property
     def loop_spills(self) -> bool | None:
-        """Whether a main loop touches local memory; None where nobody looked."""
+        """True where a main loop touches local memory; None where nobody looked."""
 
 
-class NamedSpeech(KernelSpeech, Protocol):
-    """What a compiler says of one kernel."""
+class NamedResourceReport(ResourceReport, Protocol):
+    """A compiler's report of one kernel."""
 
     @property
     def name(self) -> str:
         """Mangled name."""
 
 
-class Report(KernelSpeech, Protocol):
-    """What refining reads of a compiler report (``codegen``'s CompilerReport has it)."""
+class Report(ResourceReport, Protocol):
+    """The part of a compiler report that refining reads (``codegen``'s CompilerReport has it)."""
 
     @property
-    def kernels(self) -> Sequence[NamedSpeech]:
+    def kernels(self) -> Sequence[NamedResourceReport]:
         """Each kernel by itself; empty where only the worst of all is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What one CTA takes from an SM.
+    """The resources that one CTA takes from an SM.
 
     Attributes:
         registers: 32-bit registers per thread.
@@ -73,9 +72,9 @@ class Usage:
 
 
 def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
-    """What a kernel should take, before it is built.
+    """The resources that a kernel should take, before it is built.
 
-    What finds no register under the launch bound is stored and loaded once a step.
+    A value that finds no register under the launch bound is stored and loaded once a step.
     """
     missing = max(0, least_registers(needs) - register_cap(needs, spec))
     return Usage(
@@ -85,13 +84,14 @@ def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
     )
 
 
-def reported_usage(needs: KernelNeeds, speech: KernelSpeech) -> Usage:
-    """What a kernel takes by its compiler's word."""
-    spilled = speech.spill_store_bytes + speech.spill_load_bytes
+def reported_usage(needs: KernelNeeds, report: ResourceReport, fit: Coefficients) -> Usage:
+    """The resources that a kernel takes by its compiler's report."""
+    spilled = report.spill_store_bytes + report.spill_load_bytes
     return Usage(
-        registers=speech.registers,
-        smem_bytes=needs.smem_bytes + speech.static_smem_bytes,
-        spill_bytes=spilled * (SPILL_OUTSIDE_LOOPS if speech.loop_spills is False else 1.0),
+        registers=report.registers,
+        smem_bytes=needs.smem_bytes + report.static_smem_bytes,
+        spill_bytes=spilled
+        * (fit.spill_share_outside_loops if report.loop_spills is False else 1.0),
     )
 
 

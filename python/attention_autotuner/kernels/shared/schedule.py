@@ -1,4 +1,4 @@
-"""How long the grid takes: the scheduler's list of tiles, simulated over the slots of the GPU.
+"""The time of the grid: the scheduler's list of tiles, simulated over the slots of the GPU.
 
 Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
 ``templates/include/attention_autotuner/common/scheduler.cuh``: value slices of a row block are neighbours, causal row
@@ -180,10 +180,10 @@ def _static_periodic(row_costs: tuple[int, ...], heads: int, value_slices: int, 
     prefixes: list[list[int]] = []
     place = [0] * period
     for coset in range(cosets):
-        walk = [(coset + step * slots) % period for step in range(length)]
-        for index, position in enumerate(walk):
+        stride = [(coset + step * slots) % period for step in range(length)]
+        for index, position in enumerate(stride):
             place[position] = index
-        prefixes.append(list(accumulate((costs[p] for p in walk + walk), initial=0)))
+        prefixes.append(list(accumulate((costs[p] for p in stride + stride), initial=0)))
     latest = 0
     for slot in range(min(slots, tiles)):
         count = -(-(tiles - slot) // slots)

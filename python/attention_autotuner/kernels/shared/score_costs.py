@@ -1,22 +1,17 @@
-"""What retention's weights cost a kernel over blocks of rows, in place of the softmax."""
+"""The cost of a score modification in a kernel over blocks of rows, in place of the softmax."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ...core.problem import Problem
+from .coefficients import Coefficients
 from .kernel_cost import KernelWork
 from .tile_costs import ELEMENT_BYTES
 
-# fp32 instructions for a score, over those of a softmax: the weight, the sum of magnitudes, the conversion; a decay is
-# a product of two powers beside that.
-MASK_ALU_SHARE = 0.7
-DECAY_ALU_SHARE = 0.9
-DECAY_EXPONENTIALS = 0.1  # for a score: powers are taken for rows and columns, and for each score of small gammas only
 
-
-def weighted(work: KernelWork, problem: Problem) -> KernelWork:
-    """A kernel's work with the weights of its problem: attention's own, a mask's or a decay's.
+def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> KernelWork:
+    """A kernel's work with the score modification of its problem: attention's softmax, a mask or a decay.
 
     CTAs of the batch that share a part of an explicit mask run together, so that it comes from device memory once.
     """
@@ -29,13 +24,17 @@ def weighted(work: KernelWork, problem: Problem) -> KernelWork:
             counts=replace(
                 counts,
                 exponentials=0.0,
-                alu_share=MASK_ALU_SHARE,
+                alu_share=fit.score_masked_alu_share,
                 mask_bytes=counts.scores * ELEMENT_BYTES,
             ),
             batches=problem.batch,
             once_bytes=work.once_bytes + mask_bytes(problem),
         )
-    counts = replace(counts, exponentials=DECAY_EXPONENTIALS, alu_share=DECAY_ALU_SHARE)
+    counts = replace(
+        counts,
+        exponentials=fit.score_decayed_exponentials,
+        alu_share=fit.score_decayed_alu_share,
+    )
     return replace(work, counts=counts)
 
 

@@ -1,8 +1,7 @@
-"""What one step of a main loop costs each unit of an SM, and how much of it warps can overlap.
+"""The cost of one step of a main loop for each unit of an SM, and how much of it warps can overlap.
 
 All figures are clocks of one SM for one CTA and one step (a K/V tile of the forward pass, a tile of queries or keys of
-the backward ones); what a step holds is counted beside each operation, in :mod:`.forward_costs` and
-:mod:`.backward_costs`.
+the backward ones); what a step holds is counted beside each kernel, in its ``cost``.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ COPY_INSTRUCTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StepCounts:
-    """What one CTA does in one step, counted.
+    """The counted work of one CTA in one step.
 
     Attributes:
-        flops: of the products, with the padding of tiles and head dims in them.
+        flops: of the MMAs, with the padding of tiles and head dims in them.
         reads: bytes that warps read from shared memory.
         writes: bytes that they store there.
         fill_bytes: bytes read from L2.
@@ -40,13 +39,13 @@ class StepCounts:
         alu_share: fp32 work for a score, over that of a softmax.
         mask_bytes: of an explicit mask, read from L2 and, once, from shared memory.
         warps: of the CTA.
-        other_instructions: warp instructions beside products, operand reads, copies and the work per score: stores,
+        other_instructions: warp instructions beside MMAs, operand reads, copies and the work per score: stores,
             sums, row statistics.
         sharing_warps: warps that meet within a step because they share rows, and so count as one.
         barriers: CTA-wide barriers.
         waits: how often the step waits for loads.
         lookahead: the share of a step's time, over all waits, that a load has before it is awaited.
-        softmax_exposure: factor of the part between the products; other than 1 where it is issued out of order.
+        softmax_exposure: factor of the part between the MMAs; other than 1 where it is issued out of order.
     """
 
     flops: float
@@ -76,7 +75,7 @@ class TileCost:
         tensor_clk: mma.sync time.
         smem_clk: operand reads of every warp, what passes through shared memory, and fills.
         exp_clk: ex2.
-        alu_clk: fp32 work between the products.
+        alu_clk: fp32 work between the MMAs.
         issue_clk: warp instructions over the schedulers' issue rate.
         counts: what they were taken from.
     """
@@ -140,18 +139,18 @@ def _blend(first: float, second: float, sharpness: float) -> float:
 
 
 def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
-    """The largest unit, plus the part that the resident warps cannot hide behind it.
+    """The largest unit, plus the part that the resident warps cannot overlap with it.
 
-    A lone warp per scheduler runs its products and its softmax one after the other; with more warps (or the next
-    Q K^T issued ahead) one's softmax runs under another's products.
+    A lone warp per scheduler runs its MMAs and its softmax one after the other; with more warps (or the next
+    Q K^T issued ahead) one's softmax runs under another's MMAs.
     """
     counts = tile.counts
-    products = _blend(tile.tensor_clk, tile.smem_clk, fit.unit_sharpness)
+    mmas = _blend(tile.tensor_clk, tile.smem_clk, fit.unit_sharpness)
     softmax = _blend(tile.exp_clk, tile.alu_clk, fit.unit_sharpness)
-    busiest = max(products, softmax, tile.issue_clk)
+    busiest = max(mmas, softmax, tile.issue_clk)
     bottleneck = residents * busiest
     softmax *= counts.softmax_exposure
-    chain = max(products + softmax, busiest)  # of a CTA whose warps overlap nothing
+    chain = max(mmas + softmax, busiest)  # of a CTA whose warps overlap nothing
     per_scheduler = counts.warps / SCHEDULERS_PER_SM
     # Warps that share rows meet at barriers for the row maxima and for P, so they count as one.
     together = max(1.0, residents * per_scheduler / counts.sharing_warps)

@@ -1,1 +1,1 @@
-"""attention."""
+"""Softmax attention: its problems, params, test inputs and reference."""

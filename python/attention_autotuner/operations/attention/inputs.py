@@ -139,3 +139,8 @@ def _mask(problem: Problem) -> dict[str, Any]:
 
 FORWARD: tuple[Binding, ...] = (AttentionForward(),)
 BACKWARD: tuple[Binding, ...] = (AttentionBackward(), AttentionBackward(lse_gradient=True))
+
+
+def ways(problem: Problem) -> tuple[Binding, ...]:
+    """The ways to call the kernels of an attention problem, the one that is timed first."""
+    return FORWARD if problem.direction == "forward" else BACKWARD

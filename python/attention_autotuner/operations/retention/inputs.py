@@ -201,3 +201,10 @@ BACKWARD: tuple[Binding, ...] = (
         final=True, dgamma=True, edge=3, note=", from the final state to gammas of all sizes"
     ),
 )
+
+
+def ways(problem: Problem) -> tuple[Binding, ...]:
+    """The ways to call the kernels of a retention problem, the one that is timed first."""
+    if problem.decodes:
+        return DECODING
+    return FORWARD if problem.direction == "forward" else BACKWARD

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...core.operation import Semantics, require
 from ...core.problem import Problem
 
 MAX_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
 STATE_BYTES = 4  # fp32
+SEEN_AT_ONCE = (
+    1024  # tokens that the reference holds scores of, generously; a state stands for the rest
+)
+LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 
 class RetentionSemantics(Semantics):
@@ -38,6 +44,19 @@ class RetentionSemantics(Semantics):
         short = problem.form == "recurrent" or problem.seqlen_q == 1
         return problem.direction == "forward" and short
 
+    def keys_scored(self, problem: Problem) -> int:
+        """Those of a few chunks: a state stands for the rest."""
+        return min(problem.seqlen_k, SEEN_AT_ONCE)
+
+    def verified_with(
+        self, problem: Problem, *, seqlen_q: int, seqlen_k: int, fewer_keys: int
+    ) -> list[Problem]:
+        """An odd length, and a sequence of several super-chunks for a few heads; there is no other mask."""
+        length = max(seqlen_q, seqlen_k)
+        odd = replace(problem, seqlen_q=length, seqlen_k=length)
+        few = replace(odd, batch=1, heads_q=4, heads_kv=2)
+        return [odd, replace(few, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN)]
+
     def flops(self, problem: Problem) -> int:
         """Those of the recurrence: 2 b h s dqk dv for each product of a token with a state, two forward, five back."""
         products = 2 if problem.direction == "forward" else 5
@@ -55,4 +74,6 @@ class RetentionSemantics(Semantics):
         return 2 * (2 * rows_k * dims + rows_q * (dims + problem.dim_qk)) + 2 * states
 
 
-SEMANTICS = RetentionSemantics(op="retention", scores={"none": "decayed"}, carries_state=True)
+SEMANTICS = RetentionSemantics(
+    op="retention", scores={"none": "decayed"}, carries_state=True, small_step="none"
+)

@@ -18,4 +18,6 @@ class RetNetSemantics(Semantics):
         return f" {problem.mask}"
 
 
-SEMANTICS = RetNetSemantics(op="retnet", scores={"explicit": "masked", "decay": "decayed"})
+SEMANTICS = RetNetSemantics(
+    op="retnet", scores={"explicit": "masked", "decay": "decayed"}, small_step="explicit"
+)

@@ -1,1 +1,1 @@
-"""shared."""
+"""Tensors, comparisons and bindings that the operations share."""

@@ -25,9 +25,9 @@ struct FromStateWarp : ChunkWarp<T, true> {
 
   __device__ __forceinline__ void load_first() {
     clear(this->state);
-    this->weight = Base::kFreshWeight;
+    this->state_scale = Base::kFreshScale;
     float const* const source = this->arguments.first_states + this->state_place(1, 0);
-    this->visit_state([source](float& value, int offset) { value = source[offset] / Base::kFreshWeight; });
+    this->visit_state([source](float& value, int offset) { value = source[offset] / Base::kFreshScale; });
   }
   __device__ __forceinline__ void fetch(int chunk) const {
     auto const& p = this->arguments;
@@ -53,14 +53,14 @@ struct FromStateWarp : ChunkWarp<T, true> {
         clear(out);
         this->multiply_x(out, unused, this->smem, [](int) {});
         if (attempt > 0 || !this->overflows(out)) break;
-        this->raise_weight();
+        this->raise_scale();
       }
       int const lane = lane_here(), column0 = this->slice * T::kColumns + this->warp_column();
 #pragma unroll
       for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float const factor = p.scale * this->weight * this->power(row0 + 16 * i + 8 * half + lane / 4 + 1);
+          float const factor = p.scale * this->state_scale * this->power(row0 + 16 * i + 8 * half + lane / 4 + 1);
 #pragma unroll
           for (int n = 0; n < 2 * T::kRowTiles; ++n) {
             out[i][n][2 * half] *= factor;

@@ -7,10 +7,10 @@
 // shared memory. Scores X Y^T are computed along with X S, from the same fragments of X, each warp the scores of its
 // share of the chunk's tokens, and pass through shared memory; or they are given.
 //
-// What registers hold is the state over a weight: the decay of a chunk goes to the weight, which is one number, and
+// What registers hold is the state over a scale: the decay of a chunk goes to the scale, which is one number, and
 // only when it has fallen below 1 do the registers take it over. So what is added to them is never scaled up. States
 // grow with the sequence and may exceed what fp16 holds: that shows in the product with X, which is then done again
-// with a greater weight. Decays are powers of gamma with exponents of at most a chunk, never negative.
+// with a greater scale. Decays are powers of gamma with exponents of at most a chunk, never negative.
 //
 // Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which
 // tensor is which).
@@ -48,18 +48,18 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::log2_gamma;
   using Base::plan_fetch;
   using Base::power;
-  using Base::raise_weight;
+  using Base::raise_scale;
   using Base::slice;
   using Base::smem;
   using Base::start_fetch;
   using Base::state;
+  using Base::state_scale;
   using Base::store_state;
   using Base::super;
   using Base::unit;
   using Base::update_state;
   using Base::warp_column;
   using Base::warp_depth;
-  using Base::weight;
 
   // Pairs of 8x8 tiles of scores with the same lag share their factors.
   static constexpr int kLagsATurn = T::kDepthWarps > 1 ? T::kScoreTiles + 1 : 2;
@@ -70,7 +70,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   // --- products ------------------------------------------------------------------------------------------------------
 
   // Whether the registers hold something that the 16-bit type does not, as a product with them shows. What comes from
-  // inputs that are not finite shows alike, and stays: the weight is raised once.
+  // inputs that are not finite shows alike, and stays: the scale is raised once.
   __device__ __forceinline__ static bool overflows(Output const& out) {
     if constexpr (!std::is_same_v<Element, __half>) return false;
     float sum = 0.0f;  // a column of the state that is not finite shows in every token
@@ -79,7 +79,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     return __any_sync(0xffffffffu, sum != 0.0f);
   }
 
-  // out = X S over the weight, and the scores of this warp's tokens; `between(step)` is other work.
+  // out = X S over the scale, and the scores of this warp's tokens; `between(step)` is other work.
   template <typename Scores, typename Between>
   __device__ __forceinline__ void multiply_x(Output& out, Scores& scores, uint32_t stage, Between&& between) const {
     LaneRow const a = lane_row_a(lane_here());
@@ -313,13 +313,13 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       clear(scores);
       multiply_x(out, scores, stage, between);
       if (attempt > 0 || !overflows(out)) break;
-      raise_weight();
+      raise_scale();
     }
     if constexpr (kComputesScores) {
       if constexpr (T::kDepthWarps > 1) add_depth_warps(scores);
       store_scores(scores);
     }
-    float const scale = (T::kReversed ? 1.0f : arguments.scale) * (weight * unit);
+    float const scale = (T::kReversed ? 1.0f : arguments.scale) * (state_scale * unit);
 #pragma unroll
     for (int i = 0; i < T::kTokenTiles; ++i) {
 #pragma unroll

@@ -26,7 +26,7 @@ struct StateWarp {
   using CopyZ = TileCopy<T::kChunk, T::kColumns, T::kThreads, T::kCopyBytes, false>;
   using CopyP = TileCopy<T::kChunk, T::kChunk, T::kThreads, 16, false>;
   static constexpr bool kReadsScores = !StatesOnly && T::kGiven;
-  static constexpr float kFreshWeight = 4.0f;
+  static constexpr float kFreshScale = 4.0f;
   static constexpr float kLeastUnit = 1e-15f;
 
   ChunkArguments const& arguments;
@@ -34,9 +34,9 @@ struct StateWarp {
   int slice, super, head, batch;
   int first, end;  // chunks
   float log2_gamma;
-  Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the weight
-  float weight;
-  float unit;  // of the registers beside the weight: the greatest factor of a token, so that none is rounded to nothing
+  Accumulators<T::kRowTiles, T::kDepthTiles> state;  // over the scale
+  float state_scale;
+  float unit;  // of the registers beside the scale: the greatest factor of a token, so that none is rounded to nothing
 
   // Warps that share columns wait for each other, so they are neighbours.
   __device__ __forceinline__ static int depth_warp() { return (thread_index() >> 5) % T::kDepthWarps; }
@@ -96,15 +96,15 @@ struct StateWarp {
   }
   __device__ __forceinline__ void load_state() {
     clear(state);
-    weight = kFreshWeight;
+    state_scale = kFreshScale;
     if (StatesOnly || arguments.first_states == nullptr) return;
     float const* const source = arguments.first_states + state_place(arguments.first_slots, first_slot());
-    visit_state([source, this](float& value, int offset) { value = source[offset] / (kFreshWeight * unit); });
+    visit_state([source, this](float& value, int offset) { value = source[offset] / (kFreshScale * unit); });
   }
   __device__ __forceinline__ void store_state() {
     if (arguments.last_states == nullptr) return;
     float* const target = arguments.last_states + state_place(arguments.last_slots, super);
-    visit_state([target, this](float& value, int offset) { target[offset] = value * (weight * unit); });
+    visit_state([target, this](float& value, int offset) { target[offset] = value * (state_scale * unit); });
   }
 
   // Where the head's tensors start, Z's at this CTA's columns. Computed where they are needed: registers are scarce.
@@ -190,8 +190,8 @@ struct StateWarp {
       }
     }
   }
-  // Makes the weight so great that the registers' largest element is about 2^8.
-  __device__ __forceinline__ void raise_weight() {
+  // Makes the scale so great that the registers' largest element is about 2^8.
+  __device__ __forceinline__ void raise_scale() {
     float largest = 0.0f;
 #pragma unroll
     for (auto const& row : state) {
@@ -206,17 +206,17 @@ struct StateWarp {
     // Within what a float's exponent spans, also where all is zero or not finite.
     int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
     scale_state(__int_as_float((127 - exponent) << 23));
-    weight *= __int_as_float((127 + exponent) << 23);
+    state_scale *= __int_as_float((127 + exponent) << 23);
   }
 
   // state = gamma^length state + (decayed Z)^T Y.
   __device__ __forceinline__ void update_state(uint32_t stage, int length) {
-    weight *= exp2f(log2_gamma * float(length));
-    if (weight < 1.0f) {
-      scale_state(weight / kFreshWeight);
-      weight = kFreshWeight;
+    state_scale *= exp2f(log2_gamma * float(length));
+    if (state_scale < 1.0f) {
+      scale_state(state_scale / kFreshScale);
+      state_scale = kFreshScale;
     }
-    float const scale = (T::kReversed ? arguments.scale : 1.0f) / (weight * unit);
+    float const scale = (T::kReversed ? arguments.scale : 1.0f) / (state_scale * unit);
     float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
     add_tokens(stage, [&](float token) {  // tokens beyond the sequence count for nothing
       return scale * exp2_approximate(fminf(fmaf(T::kReversed ? log2_gamma : -log2_gamma, token, last), 0.0f));

@@ -14,6 +14,7 @@
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/tile.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 

@@ -96,8 +96,8 @@ struct ChunksSm90Entry {
                                             prepared[device].load(std::memory_order_relaxed));
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     ChunkSm90Arguments arguments;
-    auto make = [&p](TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int heads) {
-      return TmaDescriptors::make<Element>(mapped, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
+    auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int heads) {
+      return TmaDescriptors::make<Element>(described, tensor, columns, p.seqlen, heads, p.batch, T::kChunk);
     };
     if (!make(arguments.q, p.q, p.dim_qk, p.heads_q) || !make(arguments.k, p.k, p.dim_qk, p.heads_kv) ||
         !make(arguments.v, p.v, p.dim_v, p.heads_kv) || !make(arguments.o, p.o, p.dim_v, p.heads_q)) {

@@ -1,15 +1,16 @@
-// The pass over chunks of retention by warpgroup products: a CTA walks a super-chunk of one head for some columns of V.
+// The pass over chunks of retention by WGMMA: a CTA visits the chunks of a super-chunk of one head for some columns of
+// V.
 //
 // A warpgroup has the state for 64 columns of V, transposed, in its accumulators: S^T += V^T K accumulates it, and S^T,
 // rounded, is from the same registers the A operand of O^T = S^T Q^T. So the state is copied nowhere. One more
 // warpgroup computes the scores of the next chunk, decays them and puts them where the others multiply them with V;
-// one of its threads keeps the stages full. Outputs turn round on their way through shared memory, while the next
+// one of its threads keeps the stages full. Outputs are transposed on their way through shared memory, while the next
 // chunk's first products run; V's tokens are decayed a step ahead of the products that take them.
 //
-// What registers hold is the state over a weight, as in the kernel of family sm80: the decay of a chunk goes to the
-// weight, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
+// What registers hold is the state over a scale, as in the kernel of family sm80: the decay of a chunk goes to the
+// scale, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
 // scaled up. In fp16 the state may exceed the type: before it is rounded, its sum of squares is looked at, and where
-// it is great the weight goes up, for each warp's 16 columns apart. Token factors are fp32, and rounded once with V.
+// it is great the scale goes up, for each warp's 16 columns apart. Token factors are fp32, and rounded once with V.
 //
 // Layouts: see sm90/wgmma.cuh.
 #pragma once
@@ -46,15 +47,15 @@ struct StateWarpgroup : ChunkWalk<T> {
   static constexpr int kRegisters = T::kDepth / 2;
   static constexpr int kSteps = T::kChunk / kMmaDepth;
   static constexpr bool kGuarded = std::is_same_v<Element, __half>;
-  static constexpr float kFreshWeight = 4.0f;
+  static constexpr float kFreshScale = 4.0f;
   static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
 
   using Tokens = uint32_t[16];   // of V, transposed, decayed
   using Rounded = uint32_t[16];  // output
 
-  float state[kRegisters];  // over the weight
+  float state[kRegisters];  // over the scale
   float out[32];
-  float weight;
+  float state_scale;
 
   __device__ __forceinline__ static int group() { return thread_index() / kWarpgroupThreads - 1; }
   __device__ __forceinline__ int first_column() const { return this->slice * T::kColumns + 64 * group(); }
@@ -77,43 +78,43 @@ struct StateWarpgroup : ChunkWalk<T> {
     return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
   }
   __device__ __forceinline__ void load_state() {
-    weight = kFreshWeight;
+    state_scale = kFreshScale;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
     auto const& pass = arguments.pass;
     if (T::kStatesOnly || pass.first_states == nullptr) return;
     float const* const source = pass.first_states + state_place(pass.first_slots, this->super * pass.pieces);
-    visit_state([source](float& value, int offset) { value = source[offset] * (1.0f / kFreshWeight); });
+    visit_state([source](float& value, int offset) { value = source[offset] * (1.0f / kFreshScale); });
   }
   __device__ __forceinline__ void store_state() {
     auto const& pass = arguments.pass;
     if (pass.last_states == nullptr) return;
     float* const target = pass.last_states + state_place(pass.last_slots, this->super);
-    visit_state([target, this](float& value, int offset) { target[offset] = value * weight; });
+    visit_state([target, this](float& value, int offset) { target[offset] = value * state_scale; });
   }
   __device__ __forceinline__ void scale_state(float factor) {
     if (factor == 1.0f) return;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
   }
-  // The decay of a chunk goes to the weight; answers what the registers have to take over, mostly 1.
+  // The decay of a chunk goes to the scale; answers what the registers have to take over, mostly 1.
   __device__ __forceinline__ float decay(int length) {
-    weight *= exp2f(log2_gamma * float(length));
-    if (weight >= 1.0f) return 1.0f;
-    float const taken = weight * (1.0f / kFreshWeight);
-    weight = kFreshWeight;
+    state_scale *= exp2f(log2_gamma * float(length));
+    if (state_scale >= 1.0f) return 1.0f;
+    float const taken = state_scale * (1.0f / kFreshScale);
+    state_scale = kFreshScale;
     return taken;
   }
-  // Raises the weight where the state might leave the range of fp16.
+  // Raises the scale where the state might leave the range of fp16.
   __device__ __forceinline__ void guard() {
     float squares[4] = {};
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
     float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
-    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_weight();
+    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
   }
-  // Makes the weight so great that the largest element of the warp's columns is about 2^8.
-  __device__ __forceinline__ void raise_weight() {
+  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
+  __device__ __forceinline__ void raise_scale() {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
@@ -122,7 +123,7 @@ struct StateWarpgroup : ChunkWalk<T> {
     // Within what a float's exponent spans, also where all is zero or not finite.
     int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
     scale_state(__int_as_float((127 - exponent) << 23));
-    weight *= __int_as_float((127 + exponent) << 23);
+    state_scale *= __int_as_float((127 + exponent) << 23);
   }
 
   // --- products ------------------------------------------------------------------------------------------------------
@@ -167,10 +168,10 @@ struct StateWarpgroup : ChunkWalk<T> {
     cute::warpgroup_commit_batch();
   }
   // The A operand of the update: V's tokens of a step times gamma to their distance from the chunk's end, over the
-  // weight.
+  // scale.
   __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
     uint32_t const v = this->v_tile(stage) + group() * T::kBlockBytes;
-    float const scale = 1.0f / weight, last = log2_gamma * float(length - 1);
+    float const scale = 1.0f / state_scale, last = log2_gamma * float(length - 1);
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(v, step * kMmaDepth + token, chunk, token & 7));
@@ -259,7 +260,7 @@ struct StateWarpgroup : ChunkWalk<T> {
       }
       cute::warpgroup_wait<1>();
       fence_operands(packed[0]);
-      float const scale = arguments.pass.scale * weight;
+      float const scale = arguments.pass.scale * state_scale;
       scale_state(decay(length));
       this->v_ring().consumer_wait(index);
       this->k_ring().consumer_wait(index);

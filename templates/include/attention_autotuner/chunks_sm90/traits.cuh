@@ -1,9 +1,10 @@
-// Compile-time shape of retention's pass over chunks for warpgroup products, with an output or for states alone.
+// Compile-time shape of retention's pass over chunks in family sm90, with an output or for states alone.
 //
 // Every static_assert here is the twin of a named predicate in kernels/chunks_sm90/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 

@@ -38,7 +38,7 @@ inline bool takes_shape(Params const& p, int class_qk, int class_v) {
          takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
 }
 
-// Whether params bring what the weights are made of.
+// Whether params bring what the score modification takes.
 template <ScoreMod kScoreMod, typename Params>
 inline bool has_score_mod_inputs(Params const& p) {
   if constexpr (kScoreMod == ScoreMod::kMasked) {

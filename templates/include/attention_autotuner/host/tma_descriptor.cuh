@@ -1,6 +1,6 @@
 // Tensors of 16-bit elements as kernels of family sm90 copy them: their TMA descriptors.
 //
-// Maps are made at every launch and passed by value, so that launches can be captured and keep nothing. What makes them
+// They are made at every launch and passed by value, so that launches can be captured and keep nothing. What makes them
 // is looked up in the driver at run time: an artifact loads on machines without one.
 #pragma once
 
@@ -17,14 +17,14 @@
 
 namespace attention_autotuner {
 
-using EncodeTiledMap = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
-                                    cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
-                                    CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, cuuint64_t const*,
+                                 cuuint64_t const*, cuuint32_t const*, cuuint32_t const*, CUtensorMapInterleave,
+                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// What makes maps.
+// What makes descriptors.
 struct TmaDescriptors {
-  static inline std::atomic<EncodeTiledMap> encode;
-  [[maybe_unused]] static constexpr int kCudaWithMaps = 12000;
+  static inline std::atomic<EncodeTiled> encode;
+  [[maybe_unused]] static constexpr int kCudaWithDescriptors = 12000;
 
   // Looks the driver's function up, for a device that has use for it.
   static int32_t prepare(int32_t device) {
@@ -36,33 +36,33 @@ struct TmaDescriptors {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kCudaWithMaps, cudaEnableDefault, &result);
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kCudaWithDescriptors, cudaEnableDefault,
+                                             &result);
 #else
     error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
 #endif
     if (error != cudaSuccess) return cuda_status(error);
     if (result != cudaDriverEntryPointSuccess || found == nullptr) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    encode.store(reinterpret_cast<EncodeTiledMap>(found));
+    encode.store(reinterpret_cast<EncodeTiled>(found));
     return ATTENTION_AUTOTUNER_OK;
   }
 
-  // A map of a tensor whose boxes are 64 columns by `box_rows`. CUDA copies the bytes of a map, whatever they say.
+  // The descriptor of a tensor whose TMA tiles are 64 columns by `tile_rows`. CUDA copies its bytes, whatever they say.
   template <typename Element>
-  static bool make(TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int rows, int heads,
-                   int batch, int box_rows) {
+  static bool make(TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int rows, int heads,
+                   int batch, int tile_rows) {
     constexpr auto kType =
         std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    mapped.head_step = heads > 1 && tensor.stride_head != 0;
-    mapped.batch_step = batch > 1 && tensor.stride_batch != 0;
+    described.head_step = heads > 1 && tensor.stride_head != 0;
+    described.batch_step = batch > 1 && tensor.stride_batch != 0;
     auto bytes = [](bool moves, int64_t stride) { return cuuint64_t(moves ? stride * kElementBytes : 16); };
-    cuuint64_t const sizes[4] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(mapped.head_step ? heads : 1),
-                                 cuuint64_t(mapped.batch_step ? batch : 1)};
-    cuuint64_t const strides[3] = {bytes(rows > 1, tensor.stride_row), bytes(mapped.head_step, tensor.stride_head),
-                                   bytes(mapped.batch_step, tensor.stride_batch)};
-    cuuint32_t const box[4] = {cuuint32_t(kSwizzleColumns), cuuint32_t(box_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-    return encode.load(std::memory_order_relaxed)(&mapped.descriptor, kType, 4, tensor.data, sizes, strides, box, steps,
-                                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    cuuint64_t const sizes[4] = {cuuint64_t(columns), cuuint64_t(rows), cuuint64_t(described.head_step ? heads : 1),
+                                 cuuint64_t(described.batch_step ? batch : 1)};
+    cuuint64_t const strides[3] = {bytes(rows > 1, tensor.stride_row), bytes(described.head_step, tensor.stride_head),
+                                   bytes(described.batch_step, tensor.stride_batch)};
+    cuuint32_t const tile[4] = {cuuint32_t(kSwizzleColumns), cuuint32_t(tile_rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+    return encode.load(std::memory_order_relaxed)(&described.descriptor, kType, 4, tensor.data, sizes, strides, tile,
+                                                  steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                                                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   }

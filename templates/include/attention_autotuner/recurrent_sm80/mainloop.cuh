@@ -11,6 +11,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tensors.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 

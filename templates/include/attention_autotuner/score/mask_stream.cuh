@@ -8,7 +8,7 @@
 
 namespace attention_autotuner {
 
-// The tiles of an explicit mask beside the streamed ones. Other weights have none.
+// The tiles of an explicit mask beside the streamed ones. Other score modifications have none.
 template <ScoreMod kScoreMod, typename T>
 struct MaskStream {
   template <typename Arguments>

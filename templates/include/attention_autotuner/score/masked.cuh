@@ -1,4 +1,5 @@
-// The weights of retention in a forward kernel: X = scale S * M, W = X / r, r = clamp(rowsum |X|, 1, r_clamp_max) or 1.
+// The score modification of retention in a forward kernel: X = scale S * M, W = X / r, r = clamp(rowsum |X|, 1,
+// r_clamp_max) or 1.
 //
 // With Y = S * M, P = Y times a factor of the row and O = P V grows unnormalised; the factor, scale and r meet O once,
 // at the end. In bf16 the factor is 1: P has the range of fp32. In fp16 it is scale times a power of two, 1 until a

@@ -75,7 +75,7 @@ __device__ __forceinline__ void exponentiate(float (&s)[4], float (&sum)[2], flo
   sum[1] += s[2] + s[3];
 }
 
-// The weights of a forward kernel with traits T: see scores_forward_sm80/warp.cuh.
+// The score modification of a forward kernel with traits T: see scores_forward_sm80/warp.cuh.
 template <typename T>
 struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
   float maximum[T::kRowTiles][2];  // times c

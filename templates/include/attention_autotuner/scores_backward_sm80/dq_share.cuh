@@ -40,7 +40,7 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   using Element = typename T::Element;
   constexpr int kSteps = T::kBlockN / 16;
   constexpr int kRows = 16 * T::kDqRowTiles, kColumns = 16 * T::kDqColumnPairs;
-  // Where registers are scarce, what is needed late is asked anew: see recompute_here.
+  // Where registers are scarce, what is needed late is computed again: see recompute_here.
   int const lane = lane_here(), warp = thread_index() >> 5;
   auto late_lane = [lane] { return T::kRegistersScarce ? lane_here() : lane; };
   int const row0 = warp % T::kDqSplit.warps_m * kRows;

@@ -16,7 +16,8 @@
 //
 // One CTA per block of keys and K/V head walks the query tiles of every query head of the group, or several share them.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (map).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (its
+// layout).
 #pragma once
 
 #include "attention_autotuner/common/backward_arguments.cuh"

@@ -8,7 +8,8 @@
 // the rows are too few for the warps, two warps share rows, halve every step's columns and add their results at the
 // end. Nothing is added across CTAs: the result is the same bits every time.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (map).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (its
+// layout).
 #pragma once
 
 #include "attention_autotuner/abi.h"

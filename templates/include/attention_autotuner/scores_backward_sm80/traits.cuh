@@ -1,4 +1,4 @@
-// Compile-time shapes of the passes of a backward and their shared-memory maps.
+// Compile-time shapes of the passes of a backward and their shared-memory layouts.
 //
 // Every static_assert here is the twin of a named predicate in kernels/scores_backward_sm80/rules.py, and
 // kSmemBytes of the formulas in resources.py beside it.

@@ -1,4 +1,4 @@
-// Host side of a retnet backward artifact of family sm90: workspace, checks, tensor maps, preparation and launches.
+// Host side of a retnet backward artifact of family sm90: workspace, checks, TMA descriptors, preparation and launches.
 //
 // Rows' statistics, parts of results that CTAs share, and the gradient of the mask are those of family sm80.
 #pragma once
@@ -128,47 +128,47 @@ struct BackwardSm90Entry {
 
   // --- launches ------------------------------------------------------------------------------------------------------
 
-  // The maps of a launch: of any tensor, with boxes of so many rows. False once one could not be made.
-  struct Maps {
+  // The TMA descriptors of a launch: of any tensor, with tiles of so many rows.
+  struct Descriptors {
     Params const& p;
     bool made = true;
 
-    void q(TmaTensor& mapped, int rows) { add(mapped, p.q, p.dim_qk, p.seqlen_q, p.heads_q, rows); }
-    void k(TmaTensor& mapped, int rows) { add(mapped, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, rows); }
-    void v(TmaTensor& mapped, int rows) { add(mapped, p.v, p.dim_v, p.seqlen_k, p.heads_kv, rows); }
-    void dout(TmaTensor& mapped, int rows) { add(mapped, p.dout, p.dim_v, p.seqlen_q, p.heads_q, rows); }
-    void mask(TmaTensor& mapped, int rows) {
-      made = made && TmaDescriptors::make<Element>(mapped, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, rows);
+    void q(TmaTensor& described, int rows) { add(described, p.q, p.dim_qk, p.seqlen_q, p.heads_q, rows); }
+    void k(TmaTensor& described, int rows) { add(described, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, rows); }
+    void v(TmaTensor& described, int rows) { add(described, p.v, p.dim_v, p.seqlen_k, p.heads_kv, rows); }
+    void dout(TmaTensor& described, int rows) { add(described, p.dout, p.dim_v, p.seqlen_q, p.heads_q, rows); }
+    void mask(TmaTensor& described, int rows) {
+      made = made && TmaDescriptors::make<Element>(described, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, rows);
     }
-    void add(TmaTensor& mapped, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
+    void add(TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
              int rows) {
-      made = made && TmaDescriptors::make<Element>(mapped, tensor, columns, length, heads, p.batch, rows);
+      made = made && TmaDescriptors::make<Element>(described, tensor, columns, length, heads, p.batch, rows);
     }
   };
 
   template <typename T>
   static bool fill(PassSm90Arguments& a, Params const& p) {
-    Maps maps{p};
-    maps.mask(a.mask, T::kByQueries ? T::kBlockRows : T::kBlockColumns);
+    Descriptors descriptors{p};
+    descriptors.mask(a.mask, T::kByQueries ? T::kBlockRows : T::kBlockColumns);
     if constexpr (T::kResult == Result::kDq) {
-      maps.dout(a.x[0], T::kBlockRows);
-      maps.v(a.y[0], T::kBlockColumns);
-      maps.q(a.x[1], T::kBlockRows);
-      maps.k(a.y[1], T::kBlockColumns);
-      maps.k(a.z, T::kBlockColumns);
+      descriptors.dout(a.x[0], T::kBlockRows);
+      descriptors.v(a.y[0], T::kBlockColumns);
+      descriptors.q(a.x[1], T::kBlockRows);
+      descriptors.k(a.y[1], T::kBlockColumns);
+      descriptors.k(a.z, T::kBlockColumns);
     } else if constexpr (T::kResult == Result::kDk) {
-      maps.v(a.x[0], T::kBlockRows);
-      maps.dout(a.y[0], T::kBlockColumns);
-      maps.k(a.x[1], T::kBlockRows);
-      maps.q(a.y[1], T::kBlockColumns);
-      maps.q(a.z, T::kBlockColumns);
+      descriptors.v(a.x[0], T::kBlockRows);
+      descriptors.dout(a.y[0], T::kBlockColumns);
+      descriptors.k(a.x[1], T::kBlockRows);
+      descriptors.q(a.y[1], T::kBlockColumns);
+      descriptors.q(a.z, T::kBlockColumns);
     } else {
-      maps.k(a.x[0], T::kBlockRows);
-      maps.q(a.y[0], T::kBlockColumns);
-      maps.dout(a.z, T::kBlockColumns);
+      descriptors.k(a.x[0], T::kBlockRows);
+      descriptors.q(a.y[0], T::kBlockColumns);
+      descriptors.dout(a.z, T::kBlockColumns);
     }
     a.walks = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
-    return maps.made;
+    return descriptors.made;
   }
   template <typename T>
   static int32_t launch_pass(void (*kernel)(PassSm90Arguments, TileList), Common const& common, int ctas,
@@ -177,7 +177,7 @@ struct BackwardSm90Entry {
     PassSm90Arguments arguments;
     if (!fill<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
-    arguments.turn = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
+    arguments.scale_sign = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
     int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * p.batch * T::kSlices;

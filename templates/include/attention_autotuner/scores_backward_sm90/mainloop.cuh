@@ -1,4 +1,4 @@
-// One result of retnet's backward with an explicit mask, for compute capability 9.0, by warpgroup products.
+// One result of retnet's backward with an explicit mask, for compute capability 9.0, by WGMMA.
 //
 // With r a constant, each result is the product of weights with a tensor, and the weights are scores times the mask:
 //
@@ -7,13 +7,13 @@
 //   dV = (scale K Q^T / r * M^T) dO    rows are keys        X = K    Y = Q    Z = dO
 //
 // so a pass is the forward kernel with other tensors: result = (X Y^T * M * factors) Z. Where r has a gradient, dQ and
-// dK have a second walk over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
+// dK have a second pass over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
 // that of common/backward_arguments.cuh, as is base = 1 / r.
 //
-// A CTA has 64 rows for each of its multiplying warpgroups, and some threads of another that keep the stages full. The
-// scores of a tile are issued before the product of the last tile's weights with Z, so that they are weighed while
-// that product runs. Y may come in parts of its columns, where shared memory has no room for more; X of few columns
-// stays in registers. CTAs take several tiles, and what loads runs ahead into the next.
+// A CTA has 64 rows for each of its consumer warpgroups, and a producer warpgroup of which three warps load. The GEMM
+// of a tile's scores is issued before that of the last tile's weights with Z, so that scores are modified while the
+// latter runs. Y may come in parts of its columns, where shared memory holds no more; X of few columns stays in
+// registers. CTAs take several tiles, and what loads runs ahead into the next.
 #pragma once
 
 #include "attention_autotuner/common/backward_arguments.cuh"
@@ -121,7 +121,8 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     cute::warpgroup_commit_batch();
   }
 
-  // --- weights -------------------------------------------------------------------------------------------------------
+  // --- score modification
+  // -------------------------------------------------------------------------------------------------------
 
   template <bool Signs, bool Hides>
   __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, int stage) {
@@ -150,7 +151,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       }
     }
   }
-  // With a tile's scores complete, the last of a walk perhaps: weighs them.
+  // With a tile's scores complete, the last of a pass perhaps: modifies them.
   __device__ __forceinline__ void take_scores(int index, bool last, bool signs, Cursor const& now) {
     fence_accumulators(s);
     consumer_release(y_ring().empty(YRing::stage(part - 1)));
@@ -184,7 +185,7 @@ struct PassSm90Consumer : PassSm90Stages<T> {
                                    common.statistics_offset(tile.batch, tile.head) + tile.row_block * T::kBlockRows +
                                    consumer_row();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) factor[half] = factors[8 * half] * (signs ? arguments.turn : 1.0f);
+      for (int half = 0; half < 2; ++half) factor[half] = factors[8 * half] * (signs ? arguments.scale_sign : 1.0f);
     }
   }
   __device__ __forceinline__ void multiply() {

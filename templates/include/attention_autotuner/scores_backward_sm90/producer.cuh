@@ -18,7 +18,7 @@ struct PassSm90Arguments {
   TmaTensor x[2], y[2], z, mask;  // x and y of each walk
   BackwardArguments<attention_autotuner_retnet_backward_params> common;
   int walks;
-  float turn;  // the sign of scale
+  float scale_sign;
 };
 
 // Those of X, of the slots of Y's parts, then of Z and the mask, stage after stage.
@@ -86,7 +86,8 @@ struct PassSm90Stages : PassSm90Barriers<T> {
     steps = walk.tiles();
   }
 
-  // --- the threads that load, in three warps: none may wait for the room that another's tiles lack -------------------
+  // --- producers, a warp for each operand, so that a full ring of one does not stall another
+  // --------------------------
 
   // By one thread: X and Y.
   __device__ __forceinline__ void load_scores() const {
@@ -133,7 +134,9 @@ struct PassSm90Stages : PassSm90Barriers<T> {
       if constexpr (!T::kByQueries) {
         float const* const factors =
             (index < steps ? common.base : common.shift) + common.statistics_offset(tile.batch, now.head) + other;
-        float const all = index >= steps ? arguments.turn : T::kResult == Result::kDv ? common.params.scale : 1.0f;
+        float const all = index >= steps              ? arguments.scale_sign
+                          : T::kResult == Result::kDv ? common.params.scale
+                                                      : 1.0f;
         for (int i = 2 * lane_index(); i < T::kBlockColumns; i += 64) {
           float2 const pair = *reinterpret_cast<float2 const*>(factors + i);
           store_shared_float2(smem + T::kFactorOffset + stage * T::kFactorBytes + 4 * i,

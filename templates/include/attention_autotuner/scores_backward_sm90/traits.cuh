@@ -1,4 +1,4 @@
-// Compile-time shape of a pass of retnet's backward by warpgroup products, and its shared-memory map.
+// Compile-time shape of a pass of retnet's backward in family sm90, and its shared-memory layout.
 //
 // Every static_assert here is the twin of a named predicate in kernels/scores_backward_sm90/rules.py.
 #pragma once
@@ -6,6 +6,7 @@
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
@@ -36,7 +37,7 @@ struct PassSm90Traits {
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 152;
   static constexpr int kRegistersBesideFragments = 40;
   static constexpr int kFragmentRegisters = kColumns / 2 + kBlockColumns / 2 + kBlockColumns / 4;  // result, S and W
-  // X of 64 columns stays in registers where there is room: shared memory is what narrow head dims wait for.
+  // X of 64 columns stays in registers where there are enough: shared memory is what narrow head dims wait for.
   static constexpr bool kKeepsX =
       kDepth == 64 && kFragmentRegisters + kDepth / 4 + kRegistersBesideFragments <= kConsumerRegisters;
 

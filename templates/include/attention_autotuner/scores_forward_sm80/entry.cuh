@@ -12,7 +12,7 @@
 
 namespace attention_autotuner {
 
-// What a launch of the weights' kernels takes beside the shapes: the factor of the scores, and whether params are
+// What a launch takes beside the shapes: the factor of the scores, and whether params are
 // whole.
 inline float score_factor(attention_autotuner_attention_forward_params const& p) {
   return p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;  // 0 clears Q: see apply_scale_sign

@@ -1,5 +1,5 @@
-// Host side of a parallel retention artifact: attention's forward kernel with the decay as weights, and, where there
-// are states, what the initial one adds to the output, and a pass over chunks for the final one.
+// Host side of a parallel retention artifact: attention's forward kernel with the decay as score modification, and,
+// where there are states, what the initial one adds to the output, and a pass over chunks for the final one.
 #pragma once
 
 #include <limits>

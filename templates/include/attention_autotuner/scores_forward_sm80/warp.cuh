@@ -14,7 +14,8 @@
 //   by tile   kStages whole K/V pairs in flight, one barrier per pair
 //   ahead     by tile, and the next tile's Q K^T is issued between the exponentials of this one
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_forward_sm80/traits.cuh (map).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_forward_sm80/traits.cuh (its
+// layout).
 #pragma once
 
 #include "attention_autotuner/common/convert.cuh"

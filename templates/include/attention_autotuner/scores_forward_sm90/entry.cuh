@@ -1,4 +1,4 @@
-// Host side of a retnet forward artifact of family sm90: checks, tensor maps, preparation and launch.
+// Host side of a retnet forward artifact of family sm90: checks, TMA descriptors, preparation and launch.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -51,12 +51,12 @@ struct ForwardSm90Entry {
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     ForwardSm90Arguments arguments;
     using Element = typename T::Element;
-    bool const mapped =
+    bool const described =
         TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&
         TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         TmaDescriptors::make<Element>(arguments.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, T::kBlockM);
-    if (!mapped) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    if (!described) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.params = p;
     arguments.list = {int(tiles),
                       p.causal != 0,

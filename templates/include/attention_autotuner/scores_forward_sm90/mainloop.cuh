@@ -1,9 +1,9 @@
-// Retnet forward with an explicit mask, for compute capability 9.0: X = scale S * M, O = (X / r) V by warpgroup
-// products, with tiles of Q, K, V and the mask brought by tensor maps.
+// Retnet forward with an explicit mask, for compute capability 9.0: X = scale S * M, O = (X / r) V by WGMMA, with tiles
+// of Q, K, V and the mask loaded by TMA.
 //
-// A CTA has 64 rows of queries for each of its multiplying warpgroups, and some threads of another that keep the
-// stages full. The scores of a tile are issued before the product of the last tile's P with V, so that they are weighed
-// while that product runs. P grows unnormalised; r meets O once, at the end.
+// A CTA has 64 rows of queries for each of its consumer warpgroups, and three producer threads. The GEMM of a tile's
+// scores is issued before that of the last tile's P with V, so that scores are modified while the latter runs. P grows
+// unnormalised; r meets O once, at the end.
 //
 // In fp16, P may leave the range of its type. A row's factor, scale at first, then goes down by a power of two, and its
 // O with it: rare, decided by each lane's sum of |P| in a tile. bf16 has the range of fp32, and its factor is 1.
@@ -71,7 +71,7 @@ struct ForwardSm90Stages {
 
   // --- the threads that load -----------------------------------------------------------------------------------------
 
-  // Three threads load, as none may wait for the room that another's tiles lack.
+  // One producer thread for each operand, so that a full ring of one does not stall another.
   __device__ __forceinline__ void load_keys() const {
     if (tiles == 0) return;
     fill_stage<T::kBlockM, T::kDepth>(smem, arguments.q, q_full(), tile.row_block * T::kBlockM, 0, tile.head,
@@ -173,7 +173,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     for (int half = 0; half < 2; ++half) sum[half] += found[half];
   }
 
-  // Lowers the factors of rows whose P might leave the range of fp16. No product may be under way.
+  // Lowers the factors of rows whose P might leave the range of fp16. No MMA may be in flight.
   __device__ __forceinline__ void lower(float (&found)[2]) {
     bool due = false;
 #pragma unroll
@@ -255,7 +255,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     }
     mask.release(mask_ring().empty(stage));
   }
-  // With no product under way: makes them the operand of the next.
+  // With no MMA in flight: makes scores the operand of the next.
   __device__ __forceinline__ void take_p(float (&found)[2]) {
     if constexpr (kGuarded) lower(found);
     pack_p();

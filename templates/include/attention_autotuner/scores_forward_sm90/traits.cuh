@@ -1,16 +1,18 @@
-// Compile-time shape of retnet's forward kernel for warpgroup products.
+// Compile-time shape of retnet's forward kernel of family sm90.
 //
 // Every static_assert here is the twin of a named predicate in kernels/scores_forward_sm90/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
 template <typename Config>
 struct ForwardSm90Traits {
   using Element = typename Config::Element;
-  static constexpr int kWarpgroups = Config::kWarpgroups;  // that multiply; one more loads
+  static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
   static constexpr int kBlockM = 64 * kWarpgroups;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr bool kByQueries = true;  // a tile's rows are queries

@@ -1,0 +1,28 @@
+"""The params that kernels of attention are launched with."""
+
+from __future__ import annotations
+
+import ctypes
+
+from ...core.abi import AttentionBackwardParams, AttentionForwardParams
+from ...core.problem import Direction, Problem
+
+STRUCTS: dict[Direction, type[ctypes.Structure]] = {
+    "forward": AttentionForwardParams,
+    "backward": AttentionBackwardParams,
+}
+"""Direction -> the struct of the ABI."""
+
+
+def scalars(problem: Problem, scale: float) -> dict[str, float]:
+    """The scalars of both directions beside sizes and head dims.
+
+    Args:
+        problem: gives them.
+        scale: the factor of Q K^T.
+    """
+    return {
+        "causal": int(problem.causal),
+        "causal_offset": problem.causal_offset,
+        "softmax_scale": scale,
+    }
