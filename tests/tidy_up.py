@@ -20,7 +20,7 @@ from pathlib import Path
 from attention_autotuner import templates
 from attention_autotuner.cli import main as command
 from attention_autotuner.codegen.environment import environment
-from attention_autotuner.codegen.render import NAMESPACE
+from attention_autotuner.codegen.render import NAMESPACE, TEMPLATE
 
 MOVED = "common/scalars.cuh"  # the header that gets another name and place
 PLACE = "numbers.cuh"  # these
@@ -54,6 +54,11 @@ def tidy_up(sources: Path) -> None:
     (headers / MOVED).rename(headers / PLACE)
     for path in (*sources.rglob("*.*h"), *sources.rglob("*.jinja")):
         path.write_text(_tidied(path.read_text(encoding="utf-8")), encoding="utf-8")
+    template = sources / TEMPLATE
+    head, start, rest = template.read_text(encoding="utf-8").partition("\nnamespace {\n")
+    # The words of knobs are rendered with the usual name before them.
+    alias = f"\nnamespace {NAMESPACE} = kernels_of_ours;\n"
+    template.write_text(head + alias + start + rest, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
