@@ -51,7 +51,7 @@ def code_digest(object_path: Path, disassembler: Path) -> str:
 
     Args:
         object_path: an object file that nvcc compiled, not linked.
-        disassembler: ``cuobjdump``, see :func:`.toolchain.find_disassembler`.
+        disassembler: ``cuobjdump``, see ``toolchain.find_disassembler``.
 
     Returns:
         64 hex characters.

@@ -36,7 +36,7 @@ def source_digest(kernel: RenderedKernel, root: Path | None = None) -> str:
 
     Args:
         kernel: the rendered kernel.
-        root: folder that includes are resolved in; default :func:`.render.include_root`.
+        root: folder that includes are resolved in; default ``render.include_root()``.
 
     Returns:
         64 hex characters.

@@ -19,11 +19,15 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|typing|pathlib|collections|dataclasses|numpy)(\..*)?"),
 ]
 nitpick_ignore = [
-    # What tests and the command line put in another's place; no page tells of them.
+    # What tests and the command line put in another's place, and names of types; no page tells of them.
     ("py:class", "attention_autotuner.arch.probe.Driver"),
+    ("py:class", "attention_autotuner.codegen.render.RenderedKernel"),
     ("py:class", "attention_autotuner.tuning.pipeline.Pipeline"),
     ("py:class", "attention_autotuner.tuning.pipeline.StepPipeline"),
     ("py:class", "attention_autotuner.tuning.records.RecordStore"),
+    ("py:class", "CausalAlignment"),
+    ("py:class", "Mask"),
+    ("py:class", "Score"),
 ]
 
 # A link's #anchor may be any heading down to this level, as on a forge.

@@ -20,9 +20,10 @@ from pathlib import Path
 from attention_autotuner import templates
 from attention_autotuner.cli import main as command
 from attention_autotuner.codegen.environment import environment
-from attention_autotuner.codegen.render import NAMESPACE
+from attention_autotuner.codegen.render import NAMESPACE, TEMPLATE
 
-MOVED = "scalars.cuh"  # the header that gets another name and place
+MOVED = "common/scalars.cuh"  # the header that gets another name and place
+PLACE = "numbers.cuh"  # these
 
 
 @contextmanager
@@ -44,16 +45,20 @@ def _tidied(text: str) -> str:
     text = re.sub(rf"\bnamespace {NAMESPACE}\b", "namespace kernels_of_ours", text)
     text = re.sub(rf"\b{NAMESPACE}::", "kernels_of_ours::", text)
     text = re.sub(r"\b(column|token)\b", r"\1_of_tile", text)
-    return text.replace(f'"{MOVED}"', f"<{NAMESPACE}/common/numbers.cuh>")
+    return text.replace(f'"{NAMESPACE}/{MOVED}"', f"<{NAMESPACE}/{PLACE}>")
 
 
 def tidy_up(sources: Path) -> None:
     """Give all sources another namespace, other names for some variables, and a header another name and place."""
     headers = sources / "include" / NAMESPACE
-    (headers / "common").mkdir()
-    (headers / MOVED).rename(headers / "common" / "numbers.cuh")
+    (headers / MOVED).rename(headers / PLACE)
     for path in (*sources.rglob("*.*h"), *sources.rglob("*.jinja")):
         path.write_text(_tidied(path.read_text(encoding="utf-8")), encoding="utf-8")
+    template = sources / TEMPLATE
+    head, start, rest = template.read_text(encoding="utf-8").partition("\nnamespace {\n")
+    # The words of knobs are rendered with the usual name before them.
+    alias = f"\nnamespace {NAMESPACE} = kernels_of_ours;\n"
+    template.write_text(head + alias + start + rest, encoding="utf-8")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

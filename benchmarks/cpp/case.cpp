@@ -9,7 +9,7 @@
 namespace attention_autotuner::benchmarks {
 namespace {
 
-// As in tuning/tensors.py: elements before and after an output, bytes before and after the workspace.
+// As in operations/shared/tensors.py: elements before and after an output, bytes before and after the workspace.
 constexpr size_t kGuard = 4096;
 constexpr int kGuardByte = 0x5A, kNanByte = 0xFF;  // the latter, repeated, is a NaN in every float type
 constexpr uint64_t kSeedStep = 16;                 // seeds of one set, more than it has tensors

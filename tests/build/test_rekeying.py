@@ -102,7 +102,7 @@ def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
         carried = path.read_bytes()
         assert carried != filled
 
-        recurrent = source / "include" / "attention_autotuner" / "retention_recurrent.cuh"
+        recurrent = source / "include" / "attention_autotuner" / "recurrent_sm80" / "mainloop.cuh"
         text = recurrent.read_text(encoding="utf-8")
         changed = text.replace("__syncthreads();", "__syncthreads(); __syncthreads();", 1)
         assert changed != text

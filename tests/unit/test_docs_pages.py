@@ -125,7 +125,7 @@ def test_sources_that_pages_name_are_there(repository: Path) -> None:
     for page in pages():
         text = page.read_text(encoding="utf-8")
         for name in re.findall(r"`([\w./-]+\.(?:cpp|cu|cuh|h|hpp|jinja|py|toml))`", text):
-            module = f"/{name.replace('.', '/')}.py"  # `codegen.cpp` is one
+            module = f"/{name.replace('.', '/')}.py"  # `core.cpp` is one
             there = any(file.endswith((f"/{name}", module)) for file in files)
             assert there, f"{page.name}: there is no {name}"
 

@@ -101,13 +101,18 @@ def test_a_header_may_be_split_off_into_an_empty_one(headers: Path) -> None:
     digest = source_digest(KERNEL, headers)
     assert digest == source_digest(KERNEL)
     (headers / "attention_autotuner" / "all.cuh").write_text(
-        '#pragma once\n#include "scalars.cuh"\n'
+        '#pragma once\n#include "common/scalars.cuh"\n'
     )
-    edited(headers, "softmax.cuh", '#include "scalars.cuh"', '#include "all.cuh"')
+    edited(
+        headers,
+        "score/softmax.cuh",
+        '#include "attention_autotuner/common/scalars.cuh"',
+        '#include "attention_autotuner/all.cuh"',
+    )
     assert source_digest(KERNEL, headers) == digest
 
 
 def test_a_changed_token_counts(headers: Path) -> None:
     digest = source_digest(KERNEL, headers)
-    edited(headers, "softmax.cuh", "namespace attention_autotuner {", "namespace another {")
+    edited(headers, "score/softmax.cuh", "namespace attention_autotuner {", "namespace another {")
     assert source_digest(KERNEL, headers) != digest

@@ -83,7 +83,7 @@ char const* name_of(Mask value);
 char const* name_of(Form value);
 char const* name_of(Layer value);
 
-// One operation on one shape: the twin of Problem in codegen/problem.py, field by field.
+// One operation on one shape: the twin of Problem in core/problem.py, field by field.
 struct Problem {
   Op op = Op::kAttention;
   Direction direction = Direction::kForward;

@@ -36,7 +36,7 @@ class KernelKnobs:
 
     @property
     def label(self) -> str:
-        """The knobs' part of a candidate's name: unique, readable, valid in C++ and file names."""
+        """The knobs' part of a candidate's name, unique, readable, and valid in C++ and file names."""
         raise NotImplementedError
 
     @property

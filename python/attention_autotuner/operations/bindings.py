@@ -1,8 +1,8 @@
 """What differs between the directions of an operation for those who check and time kernels.
 
 A *binding* makes a direction's inputs, names its outputs, and knows the truth they are held against; the rest of
-:mod:`~..verify` and :mod:`~..measure` is the same for all. One direction may have several ways to be called, e.g. with
-and without a gradient of LSE; the first is what is timed.
+:mod:`~..tuning.verify` and :mod:`~..tuning.measure` is the same for all. One direction may have several ways to be
+called, e.g. with and without a gradient of LSE; the first is what is timed.
 """
 
 from __future__ import annotations

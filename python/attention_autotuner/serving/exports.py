@@ -47,7 +47,7 @@ def common_problems(shapes: Sequence[tuple[int, int, int]] = SHAPES) -> list[Pro
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from a JSON file: a list of objects with fields of :class:`~.codegen.problem.Problem`, all optional.
+    """Problems from a JSON file: a list of objects with fields of :class:`~..core.problem.Problem`, all optional.
 
     Raises:
         UnsupportedProblemError: the file holds something else, or a problem that no kernel here solves.

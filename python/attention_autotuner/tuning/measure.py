@@ -203,7 +203,7 @@ class InProcessMeasurer:
     """Measures on the current CUDA device in this process.
 
     A kernel that kills the CUDA context takes the process's other CUDA work with it: entries not yet timed then carry
-    :class:`~..codegen.outcome.Crashed`.
+    :class:`~..core.outcome.Crashed`.
 
     Args:
         seed: of the inputs and of the order.

@@ -81,9 +81,9 @@ class CandidateEntry:
     Attributes:
         candidate: the candidate.
         outcome: Ok, or why it fell out.
-        source_digest: what its source says, see :mod:`~attention_autotuner.codegen.source_digest`; empty where it is
+        source_digest: what its source says, see :func:`~.source_digest`; empty where it is
             known by ``kernel_digest`` alone.
-        code_digest: its machine code, see :mod:`~attention_autotuner.codegen.code_digest`; None where it is not known.
+        code_digest: its machine code, see :func:`~.code_digest`; None where it is not known.
             The timing holds while either of the two is as it was.
         knob_schema: what its kernel's knobs could say when it was written; by default what they can say now.
         kernel_digest: identity of its source, byte by byte, in records of schema 2; else None.

@@ -35,7 +35,7 @@ def check_spills(candidate: Candidate, report: ResourceReport, *, timed: bool) -
         timed: measured, or about to be; otherwise only the model ranks it.
 
     Returns:
-        :class:`~..codegen.outcome.Ok`, or :class:`~..codegen.outcome.Spilled` with its reason.
+        :class:`~..core.outcome.Ok`, or :class:`~..core.outcome.Spilled` with its reason.
     """
     spilled = spilled_bytes(report)
     unseen = report.loop_spills is None and not timed

@@ -3,7 +3,7 @@
 What is asked of the reference is bounded: batch, heads and, where one head alone would be too much, sequence lengths
 are reduced first (:func:`reduced`; remainders modulo the tile survive). Beside the problem itself two shapes of odd
 length run, causal and not where both are possible, with enough heads for persistent kernels to loop. What differs
-between directions is in :mod:`.bindings`.
+between directions is in :mod:`..operations.bindings`.
 """
 
 from __future__ import annotations

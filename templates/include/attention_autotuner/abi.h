@@ -3,7 +3,7 @@
  * Every artifact is a shared library that exports the functions declared at the end of this header. Structs are plain
  * C: pointers, sizes, scalars and 64-bit strides counted in elements. A minor version appends fields and never moves
  * one; `struct_size` tells an artifact how many of them the caller knows. The Python mirror is
- * python/attention_autotuner/abi.py, and a test compares the two field by field.
+ * python/attention_autotuner/core/abi.py, and a test compares the two field by field.
  */
 #ifndef ATTENTION_AUTOTUNER_ABI_H_
 #define ATTENTION_AUTOTUNER_ABI_H_

@@ -17,7 +17,7 @@ class ChunkwiseSm90Knobs(Warpgroups, Sm90Knobs):
     Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by tensor maps.
 
     Attributes:
-        super_chunk: as in :class:`~..chunks_sm80.knobs.ChunksKnobs`.
+        super_chunk: as in :class:`~.ChunksKnobs`.
         warpgroups: that have states.
         num_stages: shared-memory stages of Q, K and V.
         ctas_per_sm: resident CTAs that the compiler must leave registers for.

@@ -50,7 +50,7 @@ class BackwardSm90Knobs(Sm90Knobs):
 
     Attributes:
         dq, dk, dv: the passes.
-        cta_order: as in :class:`ForwardSm90Knobs`, for every pass.
+        cta_order: as in :class:`~.ForwardSm90Knobs`, for every pass.
     """
 
     kernel: ClassVar[str] = "scores_backward_sm90"

@@ -6,7 +6,7 @@ the output dtype at ``max|ref|``. It holds for every head and band of rows by it
 ``low - ref`` are those of the part, so that large values excuse nothing elsewhere.
 
 Callers move ``low`` off the reference by what rounding that no kernel can avoid is worth there, since within a small
-part the formula may be exact by luck or by construction: see the ``truths`` of :mod:`~..tuning.bindings`.
+part the formula may be exact by luck or by construction: see the ``truths`` of :mod:`..bindings`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 //   dk      X = V,  Y = dO, Z = Q    from the last chunk on, S the state's gradient transposed
 //   dv      X = K,  Y = Q,  Z = dO   from the last chunk on, S the state's gradient
 //
-// Every static_assert here is the twin of a named predicate in arch/.
+// Every static_assert here is the twin of a named predicate in kernels/chunks_sm80/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/chunk_arguments.cuh"

@@ -1,6 +1,6 @@
 // Compile-time shape of retention's pass over chunks in family sm90, with an output or for states alone.
 //
-// Every static_assert here is the twin of a named predicate in arch/wgmma_retention_legality.py.
+// Every static_assert here is the twin of a named predicate in kernels/chunks_sm90/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"

@@ -1,7 +1,7 @@
 // Compile-time shapes of the passes of a backward and their shared-memory layouts.
 //
-// Every static_assert here is the twin of a named predicate in arch/, and kSmemBytes of the shared-memory formulas
-// there.
+// Every static_assert here is the twin of a named predicate in kernels/scores_backward_sm80/rules.py, and
+// kSmemBytes of the formulas in resources.py beside it.
 #pragma once
 
 #include "attention_autotuner/common/backward_arguments.cuh"

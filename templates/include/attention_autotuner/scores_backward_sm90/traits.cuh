@@ -1,6 +1,6 @@
 // Compile-time shape of a pass of retnet's backward in family sm90, and its shared-memory layout.
 //
-// Every static_assert here is the twin of a named predicate in arch/wgmma_backward_legality.py.
+// Every static_assert here is the twin of a named predicate in kernels/scores_backward_sm90/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/backward_arguments.cuh"

@@ -1,7 +1,7 @@
 // Compile-time shape of one attention forward kernel: who owns which rows and columns, and the shared-memory layout.
 //
-// Every static_assert here is the twin of a named predicate in arch/forward_legality.py, and kSmemBytes of
-// arch/forward_resources.py.
+// Every static_assert here is the twin of a named predicate in kernels/scores_forward_sm80/rules.py, and
+// kSmemBytes of smem_bytes in resources.py beside it.
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"

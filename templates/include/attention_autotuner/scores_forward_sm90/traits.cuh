@@ -1,6 +1,6 @@
 // Compile-time shape of retnet's forward kernel of family sm90.
 //
-// Every static_assert here is the twin of a named predicate in arch/wgmma_legality.py.
+// Every static_assert here is the twin of a named predicate in kernels/scores_forward_sm90/rules.py.
 #pragma once
 
 #include "attention_autotuner/common/scalars.cuh"
