@@ -15,12 +15,10 @@ from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage, limiter_of
 from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.workspace import pieces_of
 from .knobs import ChunkPass, knobs_of
 from .pass_cost import STATE_BYTES, Walk, walk_time
 
-# As SuperChunks in chunks_sm80/launch.cuh has them: CTAs that are enough, and pieces of a stretch where they are fewer.
-ENOUGH_PIECES = 128
-MAX_PIECES = 4
 MAX_DEPTH_WARPS = 4
 SCORES_EFFICIENCY = 0.5  # of the tensor rate, in the kernel that only computes scores
 BESIDE_BANDWIDTH = 0.7  # of the peak, that kernels beside the passes reach
@@ -118,14 +116,9 @@ def _summing(walk: Walk) -> Walk:
 
     Its warps take twice the columns and half the depth where they can, as ``StatesPass`` in the traits says.
     """
-    knobs, pieces = walk.knobs, 1
+    knobs = walk.knobs
     ctas = walk.heads * walk.slices * (walk.stretches - 1)
-    while (
-        pieces < MAX_PIECES
-        and walk.stretch % (2 * pieces * walk.chunk) == 0
-        and 2 * pieces * ctas <= ENOUGH_PIECES
-    ):
-        pieces *= 2
+    pieces = pieces_of(walk.stretch, walk.chunk, ctas)
     deep = 32 * knobs.depth_warps
     if (
         knobs.columns == 16 * knobs.column_warps

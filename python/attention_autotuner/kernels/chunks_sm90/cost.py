@@ -13,11 +13,12 @@ from ...arch import occupancy
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..chunks_sm80.cost import ENOUGH_PIECES, MAX_PIECES, Beside, total
+from ..chunks_sm80.cost import Beside, total
 from ..chunks_sm80.pass_cost import STATE_BYTES
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage, limiter_of
 from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.workspace import pieces_of
 from . import resources
 from .resources import ChunkSm90Shape
 
@@ -62,13 +63,7 @@ def predict(
         return _walk(problem, shape, Stretches(tokens=tokens, stretch=tokens), spec, usage)
     output = Stretches(tokens=tokens, stretch=stretch)
     count = -(-tokens // stretch) - 1
-    pieces, ctas = 1, heads * shape.slices * count
-    while (
-        pieces < MAX_PIECES
-        and stretch % (2 * pieces * shape.knobs.chunk) == 0
-        and 2 * pieces * ctas <= ENOUGH_PIECES
-    ):
-        pieces *= 2
+    pieces = pieces_of(stretch, shape.knobs.chunk, heads * shape.slices * count)
     before = replace(output, tokens=stretch * count, stretch=stretch // pieces, states_only=True)
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
     beside = Beside().plus(4 * states * count * pieces, spec)  # written, scanned, read
