@@ -14,7 +14,16 @@ import pytest
 
 pytestmark = pytest.mark.build
 
-SOURCES = ("arch", "codegen", "python", "templates", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "arch",
+    "codegen",
+    "python",
+    "templates",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 
 # A call on the CPU, a kernel's text, and a kernel built.
 PROGRAM = """
