@@ -32,6 +32,7 @@ from attention_autotuner.serving.loader import load
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from attention_autotuner.tuning.why import explain
+from tests.candidates import of_every_service
 from tests.measured import entry
 from tests.toy_family.naive_sm80.knobs import NaiveKnobs
 from tests.toy_family.naive_sm80.rules import NAIVE_PREDICATES
@@ -48,29 +49,6 @@ TOO_WIDE = replace(CANDIDATE, class_qk=80)
 POLICIES: tuple[Policy, ...] = (A100(), RTX4090(), H100())
 TARGET = BuildTarget(arch="80")
 SHIPPED = 146  # picks at least
-
-
-def others() -> list[Candidate]:
-    """A candidate of every kernel but the toy, for each thing that it serves."""
-    found = []
-    masks = {"softmax": "none", "masked": "explicit", "decayed": "decay"}
-    for name, kernel in KERNELS.items():
-        for op, direction, score in sorted(kernel.serves) if name != TOY.name else ():
-            mask: Any = masks[score] if op == "retnet" else "none"
-            problem = Problem(
-                op=op,
-                direction=direction,
-                mask=mask,
-                causal=score == "decayed",
-                seqlen_q=64,
-                seqlen_k=64,
-                dim_qk=64,
-                dim_v=64,
-            )
-            legal = (p for p in kernel.points(problem, H100.default_spec))
-            knobs = next(point for point in legal if not isinstance(point, Rejection))
-            found.append(Candidate.of(problem, knobs))
-    return found
 
 
 @dataclass(frozen=True)
@@ -91,7 +69,9 @@ def present() -> Present:
     configs.knob_schema.cache_clear()
     toolchain = find_toolchain()
     kernels = {}
-    for one in others():
+    for one in of_every_service():
+        if one.kernel == TOY.name:
+            continue
         kernel = render(one)
         digests = (source_digest(kernel), artifact_digest(kernel, TARGET, toolchain))
         kernels[one.name] = (one.kernel, configs.knob_schema(one.kernel), *digests)

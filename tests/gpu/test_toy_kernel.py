@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 PLAIN = Problem(
     batch=2, heads_q=4, heads_kv=2, seqlen_q=131, seqlen_k=200, dim_qk=56, dim_v=40, causal=True
 )
-PROBLEMS = {
+NAMED = {
     "causal": PLAIN,
     "whole": replace(PLAIN, causal=False, dim_qk=64, dim_v=48),
     "rows that see no key": replace(PLAIN, seqlen_k=77),
@@ -64,10 +64,10 @@ def kernels(
 
 
 @pytest.mark.parametrize("dtype", KNOBS)
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", NAMED)
 def test_it_is_right(
     kernels: dict[str, loader.LoadedKernel], name: str, dtype: DType, device: torch.device
 ) -> None:
-    case = Case(problem=replace(PROBLEMS[name], dtype=dtype))
+    case = Case(problem=replace(NAMED[name], dtype=dtype))
     for seed in harness.SEEDS:
         assert harness.judge(kernels[dtype], case, seed=seed, device=device) == []
