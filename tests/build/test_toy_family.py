@@ -68,7 +68,7 @@ def present() -> Present:
     """All that, as it is now."""
     configs.knob_schema.cache_clear()
     toolchain = find_toolchain()
-    kernels = {}
+    kernels: dict[str, tuple[str, ...]] = {}
     for one in of_every_service():
         if one.kernel == TOY.name:
             continue

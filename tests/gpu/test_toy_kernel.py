@@ -43,7 +43,7 @@ KNOBS: dict[DType, NaiveKnobs] = {
 @pytest.fixture(scope="module")
 def kernels(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, loader.LoadedKernel]]:
+) -> Iterator[dict[DType, loader.LoadedKernel]]:
     """A kernel for each dtype."""
     folder = tmp_path_factory.mktemp("toy")
     with toy_family(folder):
@@ -55,7 +55,7 @@ def kernels(
             toolchain=find_toolchain(),
             store=Store(folder / "store"),
         )
-        loaded = {}
+        loaded: dict[DType, loader.LoadedKernel] = {}
         for dtype, result in zip(KNOBS, results, strict=True):
             assert isinstance(result, Artifact), result
             loaded[dtype] = loader.load(result)
@@ -66,7 +66,7 @@ def kernels(
 @pytest.mark.parametrize("dtype", KNOBS)
 @pytest.mark.parametrize("name", NAMED)
 def test_it_is_right(
-    kernels: dict[str, loader.LoadedKernel], name: str, dtype: DType, device: torch.device
+    kernels: dict[DType, loader.LoadedKernel], name: str, dtype: DType, device: torch.device
 ) -> None:
     case = Case(problem=replace(NAMED[name], dtype=dtype))
     for seed in harness.SEEDS:
