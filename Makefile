@@ -14,7 +14,7 @@ TEST_ARGUMENTS ?=
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
-cpp_sources = $(shell find templates/include templates/ceilings benchmarks client examples tests/build -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+cpp_sources = $(shell find templates/include templates/ceilings benchmarks client examples tests/build tests/toy_family -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
 .PHONY: tune test smoke lint docs venv clean
 

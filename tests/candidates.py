@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
     ChunksKnobs,
 )
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.kernels.scores_backward_sm80.knobs import (
     BackwardKnobs,
     KeyPass,
@@ -72,3 +75,27 @@ RETNET = (
     replace(backward("pair"), op="retnet", mask="explicit"),
     replace(backward("fused"), op="retnet", mask="decay"),
 )
+
+
+def of_every_service() -> list[Candidate]:
+    """The first candidate of every kernel there is, for each thing that it serves, of small head dims on an H100."""
+    found = []
+    for kernel in KERNELS.values():
+        for op, direction, score in sorted(kernel.serves):
+            mask: Any = (
+                {"masked": "explicit", "decayed": "decay"}[score] if op == "retnet" else "none"
+            )
+            problem = Problem(
+                op=op,
+                direction=direction,
+                mask=mask,
+                causal=score == "decayed",
+                seqlen_q=64,
+                seqlen_k=64,
+                dim_qk=64,
+                dim_v=64,
+            )
+            points = kernel.points(problem, H100.default_spec)
+            knobs = next(point for point in points if not isinstance(point, Rejection))
+            found.append(Candidate.of(problem, knobs))
+    return found

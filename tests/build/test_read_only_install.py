@@ -14,7 +14,16 @@ import pytest
 
 pytestmark = pytest.mark.build
 
-SOURCES = ("arch", "codegen", "python", "templates", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "arch",
+    "codegen",
+    "python",
+    "templates",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
 
 # A call on the CPU, a kernel's text, and a kernel built.
 PROGRAM = """
@@ -25,7 +34,7 @@ from attention_autotuner import flash_attn_func
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.kernels.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import find_toolchain

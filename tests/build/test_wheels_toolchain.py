@@ -18,7 +18,7 @@ from attention_autotuner.codegen import toolchain
 from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.kernels.knobs import ForwardKnobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 

@@ -69,6 +69,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_a_graph_of_a_decay",
         "test_compiled_training_of_any_length",
     ),
+    "test_toy_kernel": ("test_it_is_right",),
     "test_training_step": (
         "test_a_block_compiles_into_one_graph",
         "test_a_whole_step_is_captured",

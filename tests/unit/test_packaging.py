@@ -14,13 +14,24 @@ from pathlib import Path
 import pytest
 
 from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12
+from attention_autotuner.kernels.registry import KERNELS
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomli")
 
-SOURCES = ("arch", "codegen", "python", "templates", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = (
+    "arch",
+    "codegen",
+    "python",
+    "templates",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+)
+TOY, INCLUDE = "naive_sm80", "templates/include/attention_autotuner"
 PROGRAM = """
 import json, sys
 import attention_autotuner
@@ -38,9 +49,18 @@ print(json.dumps({
 """
 
 
+def toy_folders(repository: Path) -> dict[str, Path]:
+    """The folders of a kernel family that the package does not have, by where they would lie in the sources."""
+    toy = repository / "tests" / "toy_family"
+    return {
+        f"python/attention_autotuner/kernels/{TOY}": toy / TOY,
+        f"{INCLUDE}/{TOY}": toy / "include" / TOY,
+    }
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
-    """A wheel built from a copy of the sources, so that the tree stays clean."""
+    """A wheel built from a copy of the sources with a kernel family more, so that the tree stays clean."""
     copy = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         if (repository / name).is_dir():
@@ -51,6 +71,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
             )
         else:
             shutil.copy(repository / name, copy / name)
+    for target, folder in toy_folders(repository).items():
+        shutil.copytree(folder, copy / target, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet"]
     command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(copy / "dist"), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -80,20 +102,23 @@ def test_the_wheel_holds_every_source_and_every_template(wheel: Path, repository
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
+    wanted |= {
+        f"{target}/{path.relative_to(folder).as_posix()}".removeprefix("python/").replace(
+            INCLUDE, "attention_autotuner/templates/include/attention_autotuner"
+        )
+        for target, folder in toy_folders(repository).items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert not wanted - held
     assert {name for name in held if name.startswith("attention_autotuner/")} == wanted
 
 
-def test_the_package_list_names_every_package(repository: Path) -> None:
-    listed = configuration(repository)["tool"]["setuptools"]
-    package = repository / "python" / "attention_autotuner"
-    folders = {
-        ".".join(["attention_autotuner", *path.parent.relative_to(package).parts])
-        for path in package.rglob("__init__.py")
-    }
-    folders |= {f"attention_autotuner.{name}" for name in ("arch", "codegen", "templates")}
-    assert isinstance(listed, dict)
-    assert set(listed["packages"]) == folders
+def test_no_file_that_packs_names_a_kernel(repository: Path) -> None:
+    packing = [
+        (repository / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "setup.py")
+    ]
+    assert not [name for name in KERNELS for text in packing if name in text]
 
 
 def test_an_installed_wheel_imports_and_renders_from_its_own_files(

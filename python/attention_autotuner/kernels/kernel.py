@@ -120,6 +120,13 @@ class Kernel(Protocol[K]):
         """The time of a candidate, given what each of its passes takes from an SM."""
         raise NotImplementedError
 
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors, known without a GPU and without a build.
+
+        Of a call that wants no more than it must: without a final state, the gradient of gamma or that of r.
+        """
+        raise NotImplementedError
+
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
         raise NotImplementedError

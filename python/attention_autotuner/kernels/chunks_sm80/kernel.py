@@ -12,7 +12,7 @@ from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.passes import Pass
-from . import cost, passes, space
+from . import cost, passes, space, workspace
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
 
 
@@ -49,6 +49,10 @@ class ChunksSm80(Kernel[ChunksKnobs]):
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors."""
+        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

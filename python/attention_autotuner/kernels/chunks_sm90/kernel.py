@@ -12,7 +12,7 @@ from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.passes import Pass
-from . import cost, passes, space
+from . import cost, passes, space, workspace
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 
@@ -47,6 +47,10 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors."""
+        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

@@ -50,6 +50,10 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
 
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """0: states stay in registers."""
+        return 0
+
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
         knobs = knobs_of(candidate)

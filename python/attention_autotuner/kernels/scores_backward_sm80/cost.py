@@ -19,6 +19,7 @@ from ..shared.kernel_cost import KernelWork, predict_kernel
 from ..shared.schedule import tiles_of
 from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
+from ..shared.workspace import count_head_splits
 from .knobs import knobs_of
 from .resources import (
     STATISTICS_BYTES,
@@ -55,16 +56,9 @@ def predict(
 
 
 def shares_of_group(problem: Problem, candidate: Candidate) -> int:
-    """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads.
-
-    The least divisor of the group that makes enough of them, or the group; the twin of ``count_head_splits`` in
-    ``host/head_splits.cuh``.
-    """
+    """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads."""
     block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
-    group = problem.heads_q // problem.heads_kv
-    ctas = -(-problem.seqlen_k // block) * problem.heads_kv * problem.batch
-    divisors = (n for n in range(1, group + 1) if group % n == 0)
-    return next((n for n in divisors if ctas * n >= ENOUGH_CTAS), group)
+    return count_head_splits(problem, block, ENOUGH_CTAS)
 
 
 def _auxiliary_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.passes import Pass
-from . import cost, defaults, passes, space
+from . import cost, defaults, passes, space, workspace
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
 
 
@@ -57,6 +57,10 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors."""
+        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...arch.h100 import H100_SPEC
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
@@ -13,10 +12,8 @@ from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
 from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.passes import Pass
-from . import cost, passes, space
+from . import cost, passes, space, workspace
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
-
-ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
 
 
 class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
@@ -26,7 +23,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="BackwardSm90Entry", enough_ctas=ENOUGH_CTAS)
+        return Entry(cpp_type="BackwardSm90Entry", enough_ctas=workspace.ENOUGH_CTAS)
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
         """Every point of a problem's space; see :func:`.space.points`."""
@@ -50,6 +47,10 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors."""
+        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

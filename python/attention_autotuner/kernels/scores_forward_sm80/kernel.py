@@ -14,7 +14,7 @@ from ..shared.coefficients import Coefficients
 from ..shared.estimates import Estimate, Usage
 from ..shared.passes import Pass
 from ..shared.rules import Rule
-from . import cost, passes, space
+from . import cost, passes, space, workspace
 from .knobs import ForwardKnobs, knobs_of
 from .rules import PRUNING_PREDICATES
 
@@ -55,6 +55,10 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
+
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """Bytes of device memory that a launch takes beside its tensors."""
+        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

@@ -48,6 +48,10 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
         """The time of a candidate; see :func:`.cost.predict`."""
         return cost.predict(problem, candidate, spec, usages, coefficients)
 
+    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
+        """0: nothing is kept."""
+        return 0
+
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
         knobs = knobs_of(candidate)

@@ -1,6 +1,8 @@
-"""Super-chunks of retention: how the pass that sums their states divides them."""
+"""Super-chunks of retention: how a sequence is cut, and how the pass that sums their states divides them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 STATE_BYTES = 4  # of an element, fp32
 
@@ -25,3 +27,41 @@ def pieces_of(super_chunk: int, *, chunk: int, ctas: int) -> int:
     ):
         pieces *= 2
     return pieces
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuperChunks:
+    """How a sequence is cut; the twin of ``SuperChunks`` in ``host/super_chunks.cuh``.
+
+    Attributes:
+        chunks: of the sequence.
+        super_chunk: tokens.
+        supers: super-chunks of the sequence.
+        slots: states of the sequence that are stored, one a piece.
+    """
+
+    chunks: int
+    super_chunk: int
+    supers: int
+    slots: int
+
+    @classmethod
+    def of(cls, seqlen: int, chunk: int, wanted: int, ctas: int) -> SuperChunks:
+        """The cut of a sequence.
+
+        Args:
+            seqlen: its tokens.
+            chunk: tokens of a step.
+            wanted: tokens of a super-chunk; 0 for the whole sequence.
+            ctas: that work on each super-chunk.
+        """
+        chunks = -(-seqlen // chunk)
+        super_chunk = wanted if 0 < wanted < seqlen else chunks * chunk
+        supers = -(-seqlen // super_chunk)
+        pieces = 1 if supers == 1 else pieces_of(super_chunk, chunk=chunk, ctas=ctas * (supers - 1))
+        return cls(
+            chunks=chunks,
+            super_chunk=super_chunk,
+            supers=supers,
+            slots=-(-seqlen // (super_chunk // pieces)),
+        )

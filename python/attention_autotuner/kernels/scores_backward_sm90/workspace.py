@@ -1,0 +1,17 @@
+"""Device memory of a backward candidate of family ``sm90`` beside its tensors: the twin of its ``Workspace``."""
+
+from __future__ import annotations
+
+from ...arch.h100 import H100_SPEC
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.workspace import count_head_splits, shared_gradient_bytes, statistics_bytes
+from .knobs import knobs_of
+
+ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of statistics, and parts of dK and dV."""
+    splits = count_head_splits(problem, knobs_of(candidate).dk.block_rows, ENOUGH_CTAS)
+    return statistics_bytes(problem) + shared_gradient_bytes(problem, splits)

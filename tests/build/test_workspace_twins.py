@@ -1,0 +1,221 @@
+"""What Python says of the device memory that launches take beside their tensors, and what the entries say, is the same.
+
+Entries whose ``Workspace`` names no kernel answer in a program of the host; of the others, artifacts do.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_sm80 import workspace as chunks
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.registry import KERNELS, kernel_of
+from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
+from attention_autotuner.kernels.scores_forward_sm80 import workspace as scores_forward
+from attention_autotuner.operations.params import workspace_bytes
+from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
+from tests.twins import compile_host
+
+pytestmark = pytest.mark.build
+
+# batch, heads_q, heads_kv, tokens: few CTAs and many, groups of heads, a rest, one token.
+SHAPES = ((1, 2, 1, 1), (1, 1, 1, 4097), (1, 4, 2, 1000), (2, 8, 1, 2048), (8, 16, 16, 520))
+NARROWER = 8  # of true head dims than padded ones
+PROGRAM = """
+template <typename Entry>
+void answer(int dim_qk, int dim_v) {
+  using Params = typename Entry::Params;
+  int const shapes[][4] = {%s};
+  for (auto const& shape : shapes) {
+    for (bool more : {false, true}) {
+      Params p{};
+      p.struct_size = sizeof(p);
+      p.abi_version = ATTENTION_AUTOTUNER_ABI_VERSION;
+      p.batch = shape[0], p.heads_q = shape[1], p.heads_kv = shape[2];
+      p.dim_qk = dim_qk, p.dim_v = dim_v;
+      float* const somewhere = reinterpret_cast<float*>(256);
+      if constexpr (std::is_same_v<Params, attention_autotuner_retention_forward_params>) {
+        p.seqlen = shape[3], p.log2_gamma = somewhere, p.final_state = more ? somewhere : nullptr;
+      } else if constexpr (std::is_same_v<Params, attention_autotuner_retention_backward_params>) {
+        p.seqlen = shape[3], p.log2_gamma = somewhere, p.dlog2_gamma = more ? somewhere : nullptr;
+      } else {
+        p.seqlen_q = p.seqlen_k = shape[3];
+      }
+      std::printf("%%zu\\n", Entry::workspace_bytes(p));
+    }
+  }
+}
+"""
+
+
+def sm90(**options: Any) -> Candidate:
+    problem = Problem(dim_qk=64, dim_v=64, **options)
+    return next(one for one in H100().legal(problem) if one.family == "sm90")
+
+
+def passes(names: str, **knobs: Any) -> dict[str, Any]:
+    """Passes over chunks by name, the middling one but for its knobs."""
+    return {name: replace(CHUNKS, **knobs) for name in names.split()}
+
+
+def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
+    made = replace(RETENTION[kind], **knobs)
+    return retention(kind, knobs=made, class_qk=classes[0], class_v=classes[1])
+
+
+GRADIENTS = "dq dk dv"
+CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
+ON_HOST = [
+    PLAIN,
+    *RETNET[:2],
+    sm90(op="retnet", mask="explicit"),
+    retention("recurrent"),
+    *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
+    *(
+        chunked("chunkwise", (64, 128), super_chunk=tokens, **passes("output", scores=scores))
+        for tokens, scores in product((0, 256, 512, 2048), ("inline", "given"))
+    ),
+    *(
+        chunked("backward", (64, 256), super_chunk=tokens, **passes(GRADIENTS, depth_warps=2))
+        for tokens in (0, 64, 512, 1024)
+    ),
+    chunked("backward", (64, 64), super_chunk=512, **passes("dq"), **passes("dv", scores="given")),
+    chunked("backward", (128, 64), **passes("dk dv", scores="given"), **passes("dq")),
+    chunked("backward", (64, 64), chunk=32, super_chunk=128, **passes("dq", scores="given")),
+    *(
+        replace(CHUNKWISE_SM90, knobs=replace(CHUNKWISE_SM90.knobs, super_chunk=tokens))
+        for tokens in (0, 256, 1024)
+    ),
+]
+
+
+def source_of(candidates: list[Candidate]) -> str:
+    """A program that prints the workspace of each candidate, by shape, without and with optional results."""
+    lines = ["#include <cstdio>", "#include <type_traits>"]
+    body = []
+    includes = []
+    for index, one in enumerate(candidates):
+        entry, text = kernel_of(one).entry(one), render(one).text
+        found = re.search(r"struct Config \{.*?\n\};", text, re.DOTALL)
+        assert found is not None
+        includes.append(f"#include <attention_autotuner/{one.kernel}/{entry.header}>")
+        body.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
+    shapes = ", ".join("{" + ", ".join(map(str, shape)) + "}" for shape in SHAPES)
+    calls = [
+        f"answer<attention_autotuner::{kernel_of(one).entry(one).cpp_type}<Config{index}>>"
+        f"({one.class_qk - NARROWER}, {one.class_v - NARROWER});"
+        for index, one in enumerate(candidates)
+    ]
+    lines += dict.fromkeys(includes)
+    return "\n".join([*lines, *body, PROGRAM % shapes, "int main() {", *calls, "}", ""])
+
+
+def problem_of(one: Candidate, shape: tuple[int, int, int, int], **options: Any) -> Problem:
+    batch, heads_q, heads_kv, tokens = shape
+    return Problem(
+        op=one.op,
+        direction=one.direction,
+        mask=one.mask,
+        causal=one.score == "decayed",
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=tokens,
+        seqlen_k=tokens,
+        dim_qk=one.class_qk - NARROWER,
+        dim_v=one.class_v - NARROWER,
+        **options,
+    )
+
+
+def with_more(problem: Problem, one: Candidate) -> int:
+    """The workspace of a call that also wants the final state, or the gradient of gamma."""
+    if one.form == "parallel":
+        return scores_forward.workspace_bytes(problem, one, final_state=True)
+    if one.direction == "backward":
+        return chunks.workspace_bytes(problem, one, dgamma=True)
+    return kernel_of(one).workspace_bytes(problem, one)
+
+
+def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
+    assert not list(filter(None, map(check_kernel, ON_HOST)))
+    result = compile_host(tmp_path, source_of(ON_HOST))
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
+    printed = list(map(int, ran.stdout.split()))
+    counted = []
+    for one, shape in product(ON_HOST, SHAPES):
+        problem = problem_of(one, shape)
+        counted += [kernel_of(one).workspace_bytes(problem, one), with_more(problem, one)]
+    assert counted == printed
+    answers = len(SHAPES) * 2
+    taking = {one.kernel for i, one in enumerate(ON_HOST) if any(printed[answers * i :][:answers])}
+    assert taking == {"scores_forward_sm80", "chunks_sm80", "chunks_sm90"}
+
+
+KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
+ROWS = RowPass(block_rows=64, block_columns=32, warps=2, num_stages=1)
+SMALL: dict[str, Any] = {"class_qk": 32, "class_v": 16}
+BUILT = {
+    "fused": (backward("fused", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
+    "pair": (
+        replace(backward("pair", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
+        "80",
+    ),
+    "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),
+    "chunks": (
+        chunked(
+            "chunkwise",
+            (32, 16),
+            super_chunk=256,
+            **passes("output", columns=16, column_warps=1, depth_warps=2),
+        ),
+        "80",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Artifacts by their names above."""
+    store, toolchain = Store(tmp_path_factory.mktemp("store")), find_toolchain()
+    paths = {}
+    for arch in ("80", "90"):
+        kernels = {name: render(one) for name, (one, target) in BUILT.items() if target == arch}
+        results = build(
+            list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=store
+        )
+        for name, result in zip(kernels, results, strict=True):
+            assert isinstance(result, Artifact), result
+            paths[name] = result.path
+    return paths
+
+
+def test_every_kernel_is_compared() -> None:
+    assert {one.kernel for one in (*ON_HOST, *(one for one, _ in BUILT.values()))} == set(KERNELS)
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_artifacts(libraries: dict[str, Path], name: str) -> None:
+    one, _ = BUILT[name]
+    problems = [problem_of(one, shape) for shape in SHAPES]
+    if one.op != "retention":
+        problems += [replace(problem, seqlen_q=77) for problem in problems[:3]]
+    answers = [workspace_bytes(problem, libraries[name]) for problem in problems]
+    assert [kernel_of(one).workspace_bytes(problem, one) for problem in problems] == answers
+    assert len(set(answers)) > 2
