@@ -21,13 +21,7 @@ from ..core.problem import Problem
 from ..errors import AttentionAutotunerError
 from ..operations.bindings import make_inputs, make_outputs, ways_of
 from ..operations.params import field_names
-from ..operations.shared.tensors import (
-    Inputs,
-    Outputs,
-    SharedWorkspace,
-    bind,
-    current_device,
-)
+from ..operations.shared.tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
 from ..serving import loader
 from .racing import SETTLED_ROUNDS, Race, Timing
 from .verify import classify
