@@ -1,6 +1,7 @@
 // Host side of an artifact of the toy kernel: checks, preparation and launch.
 #pragma once
 
+#include "attention_autotuner/host/checks.cuh"
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/naive_sm80/mainloop.cuh"
 
