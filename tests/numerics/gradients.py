@@ -3,7 +3,9 @@
 The truth is the gradient in fp32, the excuse that of the formula run eagerly in the input dtype. A gradient of
 attention is a sum of differences ``dP - delta``, and where they cancel (a row that sees one key, or nearly) the eager
 formula can be exact while no kernel that is handed a rounded O and sums in fp32 can. So the excuse is widened by the
-rounding of those two, to first order: far below the eager formula's own error everywhere else.
+rounding of those two, to first order: far below the eager formula's own error everywhere else. Where probabilities are
+so small that they, or the gradients of their scores, are below the normal numbers of a dtype, it is widened by what is
+lost there.
 """
 
 from __future__ import annotations
@@ -26,6 +28,15 @@ OTHER_OUTPUT: dict[Layout, Layout] = {
     "padded": "dense",
 }  # how o lies, given how the gradients do
 FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
+
+
+def underflow_of(dtype: torch.dtype) -> float:
+    """The most that a number loses below the normal ones: half the distance of subnormals, or all of it in fp32.
+
+    The exponentials of GPUs flush subnormal fp32 results to zero.
+    """
+    info = torch.finfo(dtype)
+    return max(info.tiny * info.eps / 2, torch.finfo(torch.float32).tiny)
 
 
 def scalars_of(case: Case) -> dict[str, float]:
@@ -105,7 +116,7 @@ def rounding_of_lse(
 
 
 def rounding(case: Case, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the rounding of O to the input dtype, and of fp32 sums, is worth in each gradient; elementwise, fp32.
+    """What the rounding of O, fp32 sums, and underflow of P and dS are worth in each gradient; elementwise, fp32.
 
     Args:
         case: gives mask and scale.
@@ -130,9 +141,17 @@ def rounding(case: Case, given: Mapping[str, torch.Tensor]) -> dict[str, torch.T
     of_delta = of_delta.maximum((dout * (exact - o)).sum(-1, keepdim=True).abs())
     of_sums = FP32_ROUNDING * (dout.abs() @ v.abs().mT)
     squares = (weights * (of_delta + of_sums)).square()
-    dk = (squares.mT @ q.square()).unflatten(1, (p.heads_kv, group)).sum(2)
+    seen = torch.ones_like(weights).masked_fill(lse.isinf(), 0.0)
+    if p.causal:
+        seen = seen.masked_fill(hidden, 0.0)
+
+    def over_queries(terms: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Root of the sum of squares over the queries of all heads of a group."""
+        return (terms.mT @ rows.square()).unflatten(1, (p.heads_kv, group)).sum(2).sqrt()
+
+    lost = underflow_of(TORCH_DTYPES[p.dtype])
     return {
-        "dq": abs(scale) * (squares @ k.square()).sqrt(),
-        "dk": abs(scale) * dk.sqrt(),
-        "dv": torch.zeros_like(given["v"], dtype=torch.float32),
+        "dq": abs(scale) * ((squares @ k.square()).sqrt() + lost * (seen @ k.square()).sqrt()),
+        "dk": abs(scale) * (over_queries(squares, q) + lost * over_queries(seen, q)),
+        "dv": lost * over_queries(seen, dout),
     }
