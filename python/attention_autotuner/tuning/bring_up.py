@@ -34,7 +34,7 @@ from .environment import Environment, collect
 from .pipeline import LocalPipeline, SweepPipeline
 from .records import RecordStore
 from .shipped import shipped_name
-from .shipping import ship, shipped
+from .shipping import evidence_path, ship, shipped
 from .spec_measuring import keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
 from .sweep_plan import Plan, make_plan
@@ -324,6 +324,7 @@ def _files(folder: Path, gpu_name: str) -> dict[str, Path]:
     return {
         "spec": folder / f"{name}.spec.json",
         "picks": folder / shipped_name(gpu_name),
+        "evidence": evidence_path(folder, gpu_name),
         "properties": folder / f"{name}.properties.json",
         "report": folder / f"{name}.bring_up.json",
     }
