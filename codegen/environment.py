@@ -18,11 +18,15 @@ def template_root() -> Path:
     return Path(next(iter(templates.__path__))).resolve()
 
 
-@lru_cache(maxsize=1)
 def environment() -> Environment:
     """The environment: an undefined name is an error, output is C++ and never HTML-escaped."""
+    return _environment_over(template_root())
+
+
+@lru_cache(maxsize=2)
+def _environment_over(root: Path) -> Environment:
     env = Environment(
-        loader=FileSystemLoader(template_root()),
+        loader=FileSystemLoader(root),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from attention_autotuner import templates
 from attention_autotuner.cli import main as command
-from attention_autotuner.codegen.environment import environment
 from attention_autotuner.codegen.render import NAMESPACE, TEMPLATE
 
 MOVED = "common/scalars.cuh"  # the header that gets another name and place
@@ -33,12 +32,10 @@ def copied_sources(folder: Path) -> Iterator[Path]:
     usual = list(templates.__path__)
     shutil.copytree(usual[0], copy)
     templates.__path__ = [str(copy)]
-    environment.cache_clear()
     try:
         yield copy
     finally:
         templates.__path__ = usual
-        environment.cache_clear()
 
 
 def _tidied(text: str) -> str:

@@ -24,7 +24,7 @@ from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
-from attention_autotuner.kernels.shared.knobs import ForwardSm90Knobs
+from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Knobs
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 

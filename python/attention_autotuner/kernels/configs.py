@@ -14,7 +14,6 @@ from ..core.problem import operations
 from .registry import KERNELS
 
 
-@cache
 def knob_schema(kernel: str) -> str:
     """Digest of what the knobs of a kernel can say: their names, those of nested ones, and the words that some take.
 
@@ -23,7 +22,13 @@ def knob_schema(kernel: str) -> str:
     Raises:
         KeyError: there is no such kernel.
     """
-    return digest16("knobs", kernel, list(_vocabulary(KERNELS[kernel].knobs)))
+    return schema_of(KERNELS[kernel].knobs)
+
+
+@cache
+def schema_of(kind: type[KernelKnobs]) -> str:
+    """Digest of what knobs of a class can say; see :func:`knob_schema`."""
+    return digest16("knobs", kind.kernel, list(_vocabulary(kind)))
 
 
 def _vocabulary(kind: type[Any]) -> Iterator[object]:
