@@ -11,6 +11,8 @@ PYTHON ?= python3
 PIP_ARGUMENTS ?=
 TUNE_ARGUMENTS ?=
 TEST_ARGUMENTS ?=
+# Processes that share the tests; one where a GPU is timed.
+TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,2)
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
@@ -22,7 +24,7 @@ tune: venv
 	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
 
 test: lint
-	$(bin)/python -m pytest -q $(TEST_ARGUMENTS)
+	$(bin)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(TEST_ARGUMENTS)
 
 smoke: venv
 	$(bin)/python -m pytest -q tests/gpu -m smoke $(TEST_ARGUMENTS)

@@ -22,7 +22,8 @@ def knob_schema(kernel: str) -> str:
     Raises:
         KeyError: there is no such kernel.
     """
-    return schema_of(KERNELS[kernel].knobs)
+    kind: type[KernelKnobs] = KERNELS[kernel].knobs
+    return schema_of(kind)
 
 
 @cache
