@@ -24,7 +24,7 @@ tune: venv
 	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
 
 test: lint
-	$(bin)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(TEST_ARGUMENTS)
+	$(if $(filter 0,$(TEST_PROCESSES)),,OMP_NUM_THREADS=1) $(bin)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(TEST_ARGUMENTS)
 
 smoke: venv
 	$(bin)/python -m pytest -q tests/gpu -m smoke $(TEST_ARGUMENTS)
