@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate, Rejection
 from .registry import kernel_of
-from .shared.passes import kernel_violation, limit_violation, rejection_of, violation_of
+from .shared.passes import check_passes, kernel_violation, limit_violation, rejection_of
 
 __all__ = ["Rejection", "check", "check_kernel", "check_limits"]
 
@@ -13,8 +13,7 @@ __all__ = ["Rejection", "check", "check_kernel", "check_limits"]
 def check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
     """The first rule that a candidate breaks on a GPU, or None."""
     kernel = kernel_of(candidate)
-    broken = violation_of(candidate, kernel.passes(candidate), spec, kernel.pruning)
-    return rejection_of(candidate, broken)
+    return check_passes(candidate, kernel.passes, spec, kernel.pruning)
 
 
 def check_kernel(candidate: Candidate) -> Rejection | None:

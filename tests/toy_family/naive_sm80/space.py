@@ -8,7 +8,7 @@ from itertools import product
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.shared.passes import rejection_of, violation_of
+from attention_autotuner.kernels.shared.passes import check_passes
 
 from .knobs import Exponential, NaiveKnobs
 from .passes import passes_of
@@ -21,6 +21,4 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[NaiveKnobs | Rejection]
     """Every point of the space, as knobs or as the rejection that says why not."""
     for warps, exponential in product(WARPS, EXPONENTIALS):
         knobs = NaiveKnobs(warps=warps, exponential=exponential)
-        candidate = Candidate.of(problem, knobs)
-        broken = violation_of(candidate, passes_of(candidate), spec)
-        yield rejection_of(candidate, broken) or knobs
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs

@@ -11,7 +11,7 @@ from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..chunks_sm80.space import ChunkPasses
 from ..shared.forms import forms
-from ..shared.passes import rejection_of, violation_of
+from ..shared.passes import check_passes
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseSm90Knobs
 from .passes import passes_of
@@ -46,7 +46,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Re
         return
     passes = ChunkPasses(problem, spec)
     for knobs in _points(problem, SPACES.get(spec.name, ChunkSm90Space())):
-        rejection = _check(Candidate.of(problem, knobs), spec)
+        rejection = check_passes(Candidate.of(problem, knobs), passes_of, spec)
         if rejection is not None:
             yield rejection
             continue
@@ -68,13 +68,9 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
         size = passes.default_super_chunk(knobs.columns, problem.class_v)
         whole: Iterable[ChunkwiseSm90Knobs] = _whole(passes, problem, space, spec) if size else ()
         for chosen in (*whole, replace(knobs, super_chunk=size)):
-            if _check(Candidate.of(problem, chosen), spec) is None:
+            if check_passes(Candidate.of(problem, chosen), passes_of, spec) is None:
                 return chosen
     return None
-
-
-def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
-    return rejection_of(candidate, violation_of(candidate, passes_of(candidate), spec))
 
 
 def _whole(

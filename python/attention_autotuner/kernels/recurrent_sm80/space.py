@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.forms import default_form, forms
-from ..shared.passes import rejection_of, violation_of
+from ..shared.passes import check_passes
 from .knobs import RecurrentKnobs
 from .passes import passes_of
 
@@ -48,6 +48,4 @@ def _points(problem: Problem, spec: ArchSpec) -> Iterator[RecurrentKnobs | Rejec
     space = SPACES.get(spec.name, RecurrentSpace())
     for (columns, warps), ctas in product(space.tiles, space.ctas_per_sm):
         knobs = RecurrentKnobs(columns=columns, warps=warps, ctas_per_sm=ctas)
-        candidate = Candidate.of(problem, knobs)
-        broken = violation_of(candidate, passes_of(candidate), spec)
-        yield rejection_of(candidate, broken) or knobs
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs

@@ -14,7 +14,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import rejection_of, violation_of
+from ..shared.passes import check_passes
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs, Sm90Pass
 from .passes import pass_of, passes_of
@@ -43,7 +43,7 @@ SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have
 def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     for knobs in _points(problem, SPACES.get(spec.name, BackwardSm90Space()), spec):
-        yield _check(Candidate.of(problem, knobs), spec) or knobs
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
 
 
 def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
@@ -58,13 +58,9 @@ def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     legal = (
         knobs
         for knobs in _points(problem, chosen, spec)
-        if _check(Candidate.of(problem, knobs), spec) is None
+        if check_passes(Candidate.of(problem, knobs), passes_of, spec) is None
     )
     return next(legal, None)
-
-
-def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
-    return rejection_of(candidate, violation_of(candidate, passes_of(candidate), spec))
 
 
 def _points(

@@ -13,7 +13,7 @@ from ..chunks_sm80.knobs import ChunkPass
 from ..chunks_sm80.space import ChunkPasses
 from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
-from ..shared.passes import rejection_of, violation_of
+from ..shared.passes import check_passes
 from .knobs import ForwardKnobs
 from .passes import passes_of
 from .rules import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, PRUNING_PREDICATES, narrow_slices
@@ -146,7 +146,10 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
                 chunk=chunk,
                 states=states,
             )
-            if _check(Candidate.of(problem, knobs), spec) is None:
+            if (
+                check_passes(Candidate.of(problem, knobs), passes_of, spec, PRUNING_PREDICATES)
+                is None
+            ):
                 return knobs
     return None
 
@@ -188,17 +191,14 @@ def _row_points(
                 chunk=chunk,
                 states=states,
             )
-            rejection = _check(Candidate.of(problem, knobs), spec)
+            rejection = check_passes(
+                Candidate.of(problem, knobs), passes_of, spec, PRUNING_PREDICATES
+            )
             if rejection is not None:
                 yield rejection
                 continue
             for persistent, order in space.schedules:
                 yield replace(knobs, persistent=persistent, cta_order=order)
-
-
-def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
-    broken = violation_of(candidate, passes_of(candidate), spec, PRUNING_PREDICATES)
-    return rejection_of(candidate, broken)
 
 
 def _v_slices(problem: Problem, space: ForwardSpace) -> list[int]:

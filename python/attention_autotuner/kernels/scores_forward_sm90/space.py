@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import rejection_of, violation_of
+from ..shared.passes import check_passes
 from ..shared.sm90_tiles import MAX_COLUMNS
 from .knobs import ForwardSm90Knobs
 from .passes import passes_of
@@ -37,7 +37,7 @@ SPACES: dict[str, ForwardSm90Space] = {}  # by the spec's name; the others have 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     for knobs in _points(problem, spec):
-        yield _check(Candidate.of(problem, knobs), spec) or knobs
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
 
 
 def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
@@ -46,13 +46,10 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
     legal = (
         knobs
         for knobs in _points(problem, spec)
-        if knobs.cta_order == order and _check(Candidate.of(problem, knobs), spec) is None
+        if knobs.cta_order == order
+        and check_passes(Candidate.of(problem, knobs), passes_of, spec) is None
     )
     return next(legal, None)
-
-
-def _check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
-    return rejection_of(candidate, violation_of(candidate, passes_of(candidate), spec))
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs]:

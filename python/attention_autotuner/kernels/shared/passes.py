@@ -59,18 +59,27 @@ def limit_violation(passes: Iterable[Pass], spec: ArchSpec) -> Violation | None:
     return next(filter(None, (limit_broken(one.needs, spec) for one in passes)), None)
 
 
-def violation_of(
+def check_passes(
     candidate: Candidate,
-    passes: tuple[Pass, ...],
+    passes_of: Callable[[Candidate], tuple[Pass, ...]],
     spec: ArchSpec,
     pruning: Mapping[str, Rule[Candidate]] | None = None,
-) -> Violation | None:
-    """The first rule that a candidate breaks on a GPU: of the headers, of what never pays, of the GPU's limits."""
-    return (
+) -> Rejection | None:
+    """A candidate's rejection on a GPU by the first rule that it breaks; None where it may exist.
+
+    Args:
+        candidate: the candidate.
+        passes_of: gives its launches. Their rules come first, and last whether a GPU has room for them.
+        spec: the GPU.
+        pruning: rules for what never pays, between the two.
+    """
+    passes = passes_of(candidate)
+    broken = (
         kernel_violation(candidate, passes)
         or first_broken(pruning or {}, candidate)
         or limit_violation(passes, spec)
     )
+    return rejection_of(candidate, broken)
 
 
 def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection | None:
