@@ -115,9 +115,9 @@ class Kernel(Protocol[K]):
         candidate: Candidate,
         spec: ArchSpec,
         usages: tuple[Usage, ...],
-        coefficients: Coefficients,
+        fit: Coefficients,
     ) -> Estimate:
-        """The time of a candidate, given what each of its passes takes from an SM."""
+        """The time of a candidate, given what each of its passes takes from an SM and the fitted constants."""
         raise NotImplementedError
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:

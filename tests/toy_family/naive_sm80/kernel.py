@@ -46,10 +46,10 @@ class NaiveSm80(Kernel[NaiveKnobs]):
         candidate: Candidate,
         spec: ArchSpec,
         usages: tuple[Usage, ...],
-        coefficients: Coefficients,
+        fit: Coefficients,
     ) -> Estimate:
         """The time of a candidate; see :func:`.cost.predict`."""
-        return cost.predict(problem, candidate, spec, usages, coefficients)
+        return cost.predict(problem, candidate, spec, usages, fit)
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
         """None is taken."""

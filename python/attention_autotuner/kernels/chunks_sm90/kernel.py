@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
-from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage
-from ..shared.passes import Pass
 from . import cost, passes, space, workspace
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
@@ -20,33 +14,14 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
     """WGMMA over chunks; one warpgroup computes scores and loads by TMA, the others hold states."""
 
     knobs = ChunkwiseSm90Knobs
+    points = staticmethod(space.points)
+    default = staticmethod(space.default)
+    passes = staticmethod(passes.passes_of)
+    predict = staticmethod(cost.predict)
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         return Entry(cpp_type="ChunksSm90Entry")
-
-    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Rejection]:
-        """Every point of a problem's space; see :func:`.space.points`."""
-        return space.points(problem, spec)
-
-    def default(self, problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
-        """What serves a problem that nobody tuned; see :func:`.space.default`."""
-        return space.default(problem, spec)
-
-    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
-        """The launches that the knobs size, in the order they run."""
-        return passes.passes_of(candidate)
-
-    def predict(
-        self,
-        problem: Problem,
-        candidate: Candidate,
-        spec: ArchSpec,
-        usages: tuple[Usage, ...],
-        coefficients: Coefficients,
-    ) -> Estimate:
-        """The time of a candidate; see :func:`.cost.predict`."""
-        return cost.predict(problem, candidate, spec, usages, coefficients)
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
         """Bytes of device memory that a launch takes beside its tensors."""

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
-from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage
-from ..shared.passes import Pass
 from . import cost, defaults, passes, space, workspace
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
 
@@ -20,6 +14,10 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
     """mma.sync in one pass with atomics, two kernels, or three."""
 
     knobs = BackwardKnobs
+    points = staticmethod(space.points)
+    default = staticmethod(defaults.default)
+    passes = staticmethod(passes.passes_of)
+    predict = staticmethod(cost.predict)
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
@@ -34,29 +32,6 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
             header="retnet_entry.cuh",
             enough_ctas=cost.ENOUGH_CTAS,
         )
-
-    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejection]:
-        """Every point of a problem's space; see :func:`.space.points`."""
-        return space.points(problem, spec)
-
-    def default(self, problem: Problem, spec: ArchSpec) -> BackwardKnobs | None:
-        """What serves a problem that nobody tuned; see :func:`.defaults.default`."""
-        return defaults.default(problem, spec)
-
-    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
-        """The launches that the knobs size, in the order they run."""
-        return passes.passes_of(candidate)
-
-    def predict(
-        self,
-        problem: Problem,
-        candidate: Candidate,
-        spec: ArchSpec,
-        usages: tuple[Usage, ...],
-        coefficients: Coefficients,
-    ) -> Estimate:
-        """The time of a candidate; see :func:`.cost.predict`."""
-        return cost.predict(problem, candidate, spec, usages, coefficients)
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
         """Bytes of device memory that a launch takes beside its tensors."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
-from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage
-from ..shared.passes import Pass
 from ..shared.rules import Rule
 from . import cost, passes, space, workspace
 from .knobs import ForwardKnobs, knobs_of
@@ -23,6 +19,10 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     """mma.sync over blocks of query rows, with softmax, a mask or a decay."""
 
     knobs = ForwardKnobs
+    points = staticmethod(space.points)
+    default = staticmethod(space.default)
+    passes = staticmethod(passes.passes_of)
+    predict = staticmethod(cost.predict)
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -32,29 +32,6 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
         if candidate.score == "softmax":
             return Entry(cpp_type="AttentionForwardEntry", header="attention_entry.cuh")
         return Entry(cpp_type="RetNetForwardEntry", header="retnet_entry.cuh")
-
-    def points(self, problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
-        """Every point of a problem's space; see :func:`.space.points`."""
-        return space.points(problem, spec)
-
-    def default(self, problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
-        """What serves a problem that nobody tuned; see :func:`.space.default`."""
-        return space.default(problem, spec)
-
-    def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
-        """The launches that the knobs size, in the order they run."""
-        return passes.passes_of(candidate)
-
-    def predict(
-        self,
-        problem: Problem,
-        candidate: Candidate,
-        spec: ArchSpec,
-        usages: tuple[Usage, ...],
-        coefficients: Coefficients,
-    ) -> Estimate:
-        """The time of a candidate; see :func:`.cost.predict`."""
-        return cost.predict(problem, candidate, spec, usages, coefficients)
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
         """Bytes of device memory that a launch takes beside its tensors."""
