@@ -162,7 +162,7 @@ TABLE: tuple[Setting, ...] = (
         "mode",
         ("off", "cached", "tune"),
         "cached",
-        "What a call does about tuning: the default alone; recorded, shipped and predicted picks; or a search where "
+        "What a call does about tuning: the default alone; recorded and shipped picks; or a search where "
         "nothing measured serves.",
     ),
     _choice(

@@ -83,5 +83,5 @@ def test_the_main_job_tunes_and_serves(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["why", *small[:4], "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["source"].startswith("record of ")
-    kept = [each for each in explained["explanations"] if each["verdict"] == "kept"]
+    kept = [each for each in explained["explanations"] if each["fate"] == "kept"]
     assert [each["name"] for each in kept] == [result["pick"]]

@@ -1,4 +1,4 @@
-"""The rule on spills, and that search, sweep and predicted picks ask it."""
+"""The rule on spills, and that search and sweep ask it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,6 @@ from typing import Literal
 
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
-from ..arch.resolution import KNOWN
 from ..codegen.cutlass import find_cutlass
 from ..codegen.installed import bundles
 from ..codegen.jobs import job_count
@@ -30,7 +29,7 @@ from ..codegen.toolchain import (
     find_nvcc,
 )
 from ..errors import AttentionAutotunerError, SettingsError
-from ..serving.picks import Layers
+from ..serving.picks import CacheHierarchy
 from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__
@@ -208,19 +207,14 @@ def check_cache() -> Finding:
 
 
 def check_picks() -> Finding:
-    """What answers for a problem, in the order in which it is asked."""
-    policies = sorted({policy.name for _, policy in KNOWN})
+    """The cache hierarchy, in the order in which it is asked."""
     try:
-        layers = Layers(current())
+        hierarchy = CacheHierarchy(current())
         gpu = collect().gpu_name
-        shipped = "needs a GPU" if gpu is None else f"{layers.shipped.count(gpu)} for {gpu}"
-        foretold = ", ".join(f"{len(layers.predicted.picks(name))} for {name}" for name in policies)
+        shipped = "needs a GPU" if gpu is None else f"{hierarchy.shipped.count(gpu)} for {gpu}"
     except AttentionAutotunerError as error:
         return Finding(name="picks", state="missing", detail="not all readable", fix=str(error))
-    detail = (
-        f"asked in this order: record ({layers.records.count()} of your own), shipped ({shipped}), "
-        f"predicted ({foretold}), default"
-    )
+    detail = f"asked in this order: record ({hierarchy.records.count()} of your own), shipped ({shipped}), default"
     return Finding(name="picks", state="ok", detail=detail)
 
 

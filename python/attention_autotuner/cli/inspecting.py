@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..arch import Policy, Rejection
 from ..codegen.artifact import BuildTarget
@@ -16,11 +15,10 @@ from ..codegen.render import kernel_digest, render
 from ..core.candidate import Candidate
 from ..kernels.cost_model import rank
 from ..kernels.resources import smem_bytes
-from ..serving.picks import Found, Layers, Pick
+from ..serving.picks import CacheHierarchy, Pick
 from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
-from ..tuning.predicted import PredictedHit
 from ..tuning.why import Explanation, explain
 from .console import finite, microseconds, print_json, print_line, print_table
 from .knob_cells import knob_headings, knobs
@@ -191,14 +189,11 @@ def register_why(commands: Commands) -> None:
 def run_why(arguments: argparse.Namespace) -> int:
     """Print which layer answers, and the fate of every candidate."""
     problem, policy = problem_of(arguments), policy_of(arguments)
-    pick, found = Layers(current()).choose(problem.bucketed(), policy, collect())
-    explanations = explain(
-        problem,
-        policy,
-        found.record if isinstance(found, Hit) else None,
-        found if isinstance(found, PredictedHit) else None,
-    )
-    source = source_of(pick, found, policy)
+    hierarchy = CacheHierarchy(current())
+    environment = hierarchy.environment_of(policy, collect())
+    pick, hit = hierarchy.choose(problem.bucketed(), policy, environment)
+    explanations = explain(problem, policy, None if hit is None else hit.record)
+    source = source_of(pick, hit, policy)
     if arguments.json:
         print_json(
             {
@@ -209,7 +204,6 @@ def run_why(arguments: argparse.Namespace) -> int:
                 "exact": pick.exact,
                 "unverified": list(pick.unverified),
                 "passed": [asdict(each) for each in pick.passed],
-                "predicted": prediction_json(found) if isinstance(found, PredictedHit) else None,
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
         )
@@ -217,17 +211,15 @@ def run_why(arguments: argparse.Namespace) -> int:
     print_line(source)
     for each in pick.passed:
         print_line(f"not by {each}")
-    counts = Counter(explanation.verdict for explanation in explanations)
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    tried = [row for row in explanations if row.verdict != "rejected"]
+    counts = Counter(explanation.fate for explanation in explanations)
+    summary = ", ".join(f"{count} {fate}" for fate, count in counts.items())
+    tried = [row for row in explanations if row.fate != "rejected"]
     print_table(
         f"{problem.describe()} on {policy.spec.name}: {summary}",
         ["fate", "candidate", "estimate us", "measured us", "reason"],
         _cells(tried, arguments.limit),
     )
-    reasons = Counter(
-        row.reason.split(":", 1)[0] for row in explanations if row.verdict == "rejected"
-    )
+    reasons = Counter(row.reason.split(":", 1)[0] for row in explanations if row.fate == "rejected")
     print_table(
         "not legal",
         ["rule", "rejected"],
@@ -236,35 +228,19 @@ def run_why(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def source_of(pick: Pick, found: Found | None, policy: Policy) -> str:
-    """One line: the layer that answers, and what it rests on."""
-    if found is None:
+def source_of(pick: Pick, hit: Hit | None, policy: Policy) -> str:
+    """One line: the level of the cache hierarchy that serves, and what it rests on."""
+    if hit is None:
         return f"default of {policy.name}" + ("" if pick.passed else f": {pick.reason}")
-    problem = found.record.problem if isinstance(found, Hit) else found.pick.problem
-    exact = "" if found.exact else f", of the neighbour {problem.describe()}"
-    if isinstance(found, Hit):
-        doubts = f"; unverified: {', '.join(found.unverified)} differ" if found.unverified else ""
-        gpu = found.record.environment.gpu_name
-        return f"{found.layer} of {gpu}, tuned for {found.record.purpose}{exact}{doubts}"
-    doubts = f"; {policy.spec.name} is not the spec predicted for" if found.unverified else ""
-    what = ": the default" if found.is_default else ""
-    return f"predicted for {policy.name} by the cost model, never measured{what}{exact}{doubts}"
-
-
-def prediction_json(found: PredictedHit) -> dict[str, Any]:
-    """What the cost model says of a prediction that serves, microseconds."""
-    return {
-        "by": "default" if found.is_default else "model",
-        "estimate_us": found.pick.estimate_us,
-        "default_us": found.pick.default_us,
-        "runner_up_us": found.pick.runner_up_us,
-    }
+    exact = "" if hit.exact else f", of the neighbour {hit.record.problem.describe()}"
+    doubts = f"; unverified: {', '.join(hit.unverified)} differ" if hit.unverified else ""
+    return f"{hit.layer} of {hit.gpu_name}, tuned for {hit.record.purpose}{exact}{doubts}"
 
 
 def _cells(explanations: list[Explanation], limit: int) -> list[list[str]]:
     return [
         [
-            row.verdict,
+            row.fate,
             row.name,
             microseconds(row.estimate_us),
             microseconds(row.median_us),
