@@ -130,7 +130,7 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
     if _needs_workspace(result):
         taken = workspace_of(result, row)
         workspace = ["-" if taken is None else f"{taken / MIB:,.1f}"]
-    fate = row.outcome.kind if row.outcome.ok else f"{row.outcome.kind}: {row.outcome.reason}"
+    fate = row.fate if row.outcome.ok else f"{row.outcome.kind}: {row.outcome.reason}"
     if row.candidate == result.pick:
         fate = "pick"
     elif row.outcome.ok and row.candidate == result.default:
