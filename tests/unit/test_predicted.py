@@ -44,7 +44,7 @@ from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.shipping import write_shipped
 from tests.candidates import forward
 from tests.devices import RTX3090
-from tests.measured import entry
+from tests.record_entries import entry
 
 POLICY = A100()
 PROBLEM = Problem(batch=8, heads_q=16, heads_kv=16, seqlen_q=2048, seqlen_k=2048)
