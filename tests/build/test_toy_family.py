@@ -33,7 +33,7 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from attention_autotuner.tuning.why import explain
 from tests.candidates import of_every_service
-from tests.measured import entry
+from tests.record_entries import entry
 from tests.toy_family.naive_sm80.knobs import NaiveKnobs
 from tests.toy_family.naive_sm80.rules import NAIVE_PREDICATES
 from tests.toy_family.placing import TOY, toy_family

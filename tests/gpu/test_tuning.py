@@ -1,4 +1,4 @@
-"""What tuning is for: the next call runs what was measured, and nothing is measured twice."""
+"""Tuning and the next call: the call runs the measured pick, and nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PROBLEM = Problem(
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Only what these tests tune is served."""
+    """Serve only the picks that these tests tune."""
     monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path / "tuned"))
     with settings.override(cache_dir=tmp_path, mode="cached", effort="quick", budget_seconds=100.0):
         yield
 
 
-def test_the_next_dispatch_hits_what_was_tuned() -> None:
+def test_the_next_dispatch_serves_the_tuned_pick() -> None:
     policy = detect()
     before = dispatch.lookup(PROBLEM, policy)
     assert before.layer == "default"

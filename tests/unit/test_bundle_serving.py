@@ -32,8 +32,8 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.tuning.environment import Environment
-from tests.bundling import make_bundle, publish
 from tests.devices import A100_80GB, H200, RTX3090
+from tests.fake_bundles import make_bundle, publish
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)

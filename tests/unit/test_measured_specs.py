@@ -22,8 +22,8 @@ from attention_autotuner.errors import ArchSpecError
 from attention_autotuner.tuning.exhaustive import Regret
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
-from tests.bringing_up import CEILINGS, ENVIRONMENT
 from tests.devices import H200, RTX3090
+from tests.fake_machine import CEILINGS, ENVIRONMENT
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
 RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json"

@@ -26,7 +26,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.shipping import evidence, evidence_path, write_shipped
 from attention_autotuner.tuning.validity import PresentKernels
-from tests import measured
+from tests import record_entries
 from tests.candidates import forward
 from tests.knob_schemas import KnobsOfAnotherDay
 
@@ -49,7 +49,7 @@ FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 
 def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
     digest = f"digest of {one.name}"
-    return measured.entry(
+    return record_entries.entry(
         one, us, outcome, environment=H200.digest, source_digest=digest, estimate_us=us
     )
 

@@ -22,7 +22,7 @@ from attention_autotuner.tuning.printing import Pace
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
-from tests.searching import GPU, FakePipeline, fast
+from tests.fake_pipeline import GPU, FakePipeline, fast
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
@@ -111,7 +111,7 @@ def test_failures_of_every_stage_are_kept_with_their_reasons(
         time_us=fast(rival, 80.0),
         confirmed_ratio=1.2,
         build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
-        verdict=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
+        verify_outcome=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
         timing_outcome=lambda n: LaunchFailed(reason="gone") if n == crashed else None,
     )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
@@ -193,7 +193,7 @@ def test_when_all_spill_those_that_spill_little_come_first(
     ("pipeline", "words"),
     [
         (FakePipeline(build_outcome=lambda n: BuildFailed(reason="no nvcc", log="/x")), "no nvcc"),
-        (FakePipeline(verdict=lambda n: Wrong(reason="all zeros")), "wrong: all zeros"),
+        (FakePipeline(verify_outcome=lambda n: Wrong(reason="all zeros")), "wrong: all zeros"),
         (FakePipeline(timing_outcome=lambda n: LaunchFailed(reason="busy")), "launch_failed: busy"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Files of picks that come with the package: who writes them, and when."""
+"""Files of picks that come with the package: concurrent writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = "NVIDIA H200"
 FIRST, SECOND = shipped(Path(str(files("attention_autotuner.tuned"))), GPU)[:2]
 
 
-def test_who_ships_waits_for_another_and_keeps_what_that_one_wrote(tmp_path: Path) -> None:
+def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
     late = threading.Thread(target=ship, args=(tmp_path, GPU, [SECOND]))
     with filelock.FileLock(tmp_path / "nvidia-h200.lock"):
         late.start()
@@ -26,11 +26,11 @@ def test_who_ships_waits_for_another_and_keeps_what_that_one_wrote(tmp_path: Pat
         write_shipped(tmp_path, GPU, [FIRST])
     late.join(10.0)
     assert not late.is_alive()
-    found = {record.problem for record in shipped(tmp_path, GPU)}
-    assert found == {FIRST.problem, SECOND.problem}
+    problems = {record.problem for record in shipped(tmp_path, GPU)}
+    assert problems == {FIRST.problem, SECOND.problem}
 
 
-def test_who_holds_a_file_for_too_long_is_named(
+def test_a_file_locked_for_too_long_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locking, "LOCK_TIMEOUT_SECONDS", 0.05)

@@ -17,7 +17,7 @@ from attention_autotuner.tuning.record_schema import (
 )
 from attention_autotuner.tuning.why import ORDER, Explanation, explain
 from tests.candidates import forward
-from tests.measured import entry
+from tests.record_entries import entry
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024, dim_qk=256)
 POLICY = A100()
