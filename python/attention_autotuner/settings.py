@@ -144,7 +144,7 @@ TABLE: tuple[Setting, ...] = (
         "MODE",
         Mode,
         "cached",
-        "What a call does about tuning: the default alone; recorded, shipped and predicted picks; or a search where "
+        "What a call does about tuning: the default alone; recorded and shipped picks; or a search where "
         "nothing measured serves.",
     ),
     _choice(

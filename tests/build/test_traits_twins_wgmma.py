@@ -14,7 +14,7 @@ from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Kno
 from attention_autotuner.kernels.scores_forward_sm90.resources import shape_of
 from attention_autotuner.kernels.scores_forward_sm90.rules import FORWARD_SM90_PREDICATES
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
+from tests.cpp_mirror import asserted, compile_host, counted, of_warpgroups, printed, source_of
 
 pytestmark = pytest.mark.build
 

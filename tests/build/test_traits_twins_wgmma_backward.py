@@ -24,7 +24,7 @@ from attention_autotuner.kernels.scores_backward_sm90.rules import (
 )
 from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
+from tests.cpp_mirror import asserted, compile_host, counted, of_warpgroups, printed, source_of
 
 pytestmark = pytest.mark.build
 

@@ -28,8 +28,6 @@ from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.resources import smem_bytes
-from attention_autotuner.serving import picks
-from attention_autotuner.tuning.predicted import PredictedPicks
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
 PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -38,9 +36,8 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty cache of its own for each test, and no predictions."""
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "none"))
+def cache(tmp_path: Path) -> Any:
+    """An empty cache of its own for each test."""
     with settings.override(cache_dir=tmp_path / "cache") as changed:
         yield changed.cache_dir
 
@@ -229,10 +226,10 @@ def test_why_gives_every_point_its_fate(capsys: Capture) -> None:
     said = run_json(capsys, "why", *SMALL)
     policy = resolve("A100")
     assert len(said["explanations"]) == len(policy.candidates(PROBLEM))
-    kept = [row for row in said["explanations"] if row["verdict"] == "kept"]
+    kept = [row for row in said["explanations"] if row["fate"] == "kept"]
     assert [row["name"] for row in kept] == [policy.default(PROBLEM).name]
     assert all(row["reason"] for row in said["explanations"])
-    assert [row["layer"] for row in said["passed"]] == ["record", "shipped", "predicted"]
+    assert [row["layer"] for row in said["passed"]] == ["record", "shipped"]
     assert (said["layer"], said["source"]) == ("default", "default of A100")
     assert main(["why", *SMALL, "--limit", "2"]) == 0
     assert "not legal" in capsys.readouterr().out

@@ -20,9 +20,9 @@ from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.sweep_plan import make_plan
 from attention_autotuner.tuning.sweeps import default_sweep, only
-from tests.bringing_up import FakeMachine, FakeSweepPipeline
 from tests.conftest import REPOSITORY
 from tests.devices import H200
+from tests.fake_machine import FakeMachine, FakeSweepPipeline
 
 PROPERTIES = REPOSITORY / "tests" / "data" / "properties"
 D64 = ["--only", "forward", "d64"]
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_with_its_status_and_what_is_done(
 def test_a_problem_without_a_usable_kernel_is_a_failure(
     capsys: Capture, machine: FakeMachine
 ) -> None:
-    machine.work = FakeSweepPipeline(verdict=lambda name: Wrong(reason="off by one"))
+    machine.work = FakeSweepPipeline(verify_outcome=lambda name: Wrong(reason="off by one"))
     said = run_json(capsys, "bring-up", *D64, status=1)
     assert {row["status"] for row in said["problems"]} == {"failed"}
 

@@ -25,14 +25,12 @@ from attention_autotuner.cli.names import short_names
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome, Wrong
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.serving import picks
 from attention_autotuner.tuning import search
 from attention_autotuner.tuning.pipeline import Built
-from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
 from tests.conftest import REPOSITORY
-from tests.searching import GPU, FakePipeline, report
+from tests.fake_pipeline import GPU, FakePipeline, report
 
 GOLDEN = REPOSITORY / "tests" / "data" / "cli"
 WIDTH = 80
@@ -113,7 +111,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pipeline = Pipeline(
         time_us=lambda name: 430.0 if name == default else 400.0 + names.index(name) % 17,
         spills=lambda name: "_s3_" in name,
-        verdict=lambda name: Wrong(reason="o is off by 0.25") if "_m192" in name else Ok(),
+        verify_outcome=lambda name: Wrong(reason="o is off by 0.25") if "_m192" in name else Ok(),
         confirmed_ratio=1.07,
     )
 
@@ -122,7 +120,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             result = search.tune(asked, policy, records=records, pipeline=pipeline, **options)
         return replace(result, record_path=Path("/cache/records/record.json"))
 
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "none"))
     monkeypatch.setattr(inspecting, "collect", lambda: GPU)
     monkeypatch.setattr(tuning, "tune", tune)
     monkeypatch.setattr(results, "artifact_of", lambda row: SimpleNamespace(report=report()))

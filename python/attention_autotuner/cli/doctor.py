@@ -18,7 +18,6 @@ from typing import Literal
 
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
-from ..arch.resolution import KNOWN
 from ..codegen.cutlass import find_cutlass
 from ..codegen.installed import bundles
 from ..codegen.jobs import job_count
@@ -31,7 +30,7 @@ from ..codegen.toolchain import (
     find_nvcc,
 )
 from ..errors import AttentionAutotunerError, SettingsError
-from ..serving.picks import Layers
+from ..serving.picks import CacheHierarchy
 from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__
@@ -265,16 +264,10 @@ def check_bundles() -> str:
 
 @check("picks", failing="missing")
 def check_picks() -> str:
-    """The layers that may answer for a problem, in the order in which they are asked."""
-    policies = sorted({policy.name for _, policy in KNOWN})
-    layers = Layers(current())
-    gpu = collect().gpu_name
-    shipped = "needs a GPU" if gpu is None else f"{layers.shipped.count(gpu)} for {gpu}"
-    foretold = ", ".join(f"{len(layers.predicted.picks(name))} for {name}" for name in policies)
-    return (
-        f"asked in this order: record ({layers.records.count()} of your own), shipped ({shipped}), "
-        f"predicted ({foretold}), default"
-    )
+    """The cache hierarchy, in the order in which it is asked."""
+    hierarchy, gpu = CacheHierarchy(current()), collect().gpu_name
+    shipped = "needs a GPU" if gpu is None else f"{hierarchy.shipped.count(gpu)} for {gpu}"
+    return f"asked in this order: record ({hierarchy.records.count()} of your own), shipped ({shipped}), default"
 
 
 @check("torch")

@@ -25,7 +25,7 @@ from ..serving.exports import (
     own_records,
     read_problems,
 )
-from ..serving.picks import Layers
+from ..serving.picks import CacheHierarchy
 from ..settings import current
 from ..tuning.environment import Environment
 from .console import print_json, print_line, print_table
@@ -63,7 +63,7 @@ def register_export(commands: Commands) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="write a wheel into the folder: shipped and predicted picks of the common classes",
+        help="write a wheel into the folder: shipped picks and defaults of the common classes",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
     add_jobs(parser)
@@ -72,17 +72,19 @@ def register_export(commands: Commands) -> None:
 
 def run_export(arguments: argparse.Namespace) -> int:
     """Build what is missing, and write the bundle or the wheel."""
-    policy, layers = policy_of(arguments), Layers(current())
-    environment = environment_of(policy, layers, arguments.gpu_name)
+    policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
+    environment = environment_of(policy, hierarchy, arguments.gpu_name)
     problems = _problems(arguments)
     if arguments.bundle:
         problems = common_problems(SHAPES[:1]) if problems is None else problems
-        picks = choose_picks(problems, policy, layers, environment, own=False, lean=True)
+        picks = choose_picks(
+            problems, policy, hierarchy, environment, with_records=False, lean=True
+        )
         return _export_wheel(arguments, policy, picks, environment)
     if problems is None:
-        recorded = [record.problem for record in own_records(policy, layers, environment)]
+        recorded = [record.problem for record in own_records(policy, hierarchy, environment)]
         problems = [*recorded, *common_problems()]
-    picks = choose_picks(problems, policy, layers, environment)
+    picks = choose_picks(problems, policy, hierarchy, environment)
     check_output(arguments.output, force=arguments.force)
     bundle = _export(arguments, arguments.output, policy, picks, environment)
     _report(arguments, bundle, picks, {"bundle": str(arguments.output.absolute())})

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..arch import Policy, Rejection
 from ..codegen.artifact import BuildTarget
@@ -16,11 +15,10 @@ from ..codegen.render import kernel_digest, render
 from ..core.candidate import Candidate
 from ..kernels.cost_model import rank
 from ..kernels.resources import smem_bytes
-from ..serving.picks import Found, Layers, Pick
+from ..serving.picks import CacheHierarchy, Pick
 from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
-from ..tuning.predicted import PredictedHit
 from ..tuning.why import explain
 from .console import finite, microseconds, named, print_json, print_line, print_table
 from .names import knob_headings, knobs
@@ -192,13 +190,10 @@ def register_why(commands: Commands) -> None:
 def run_why(arguments: argparse.Namespace) -> int:
     """Print which layer answers, and the fate of every candidate."""
     problem, policy = problem_of(arguments), policy_of(arguments)
-    pick, hit = Layers(current()).choose(problem.bucketed(), policy, collect())
-    explanations = explain(
-        problem,
-        policy,
-        hit.record if isinstance(hit, Hit) else None,
-        hit if isinstance(hit, PredictedHit) else None,
-    )
+    hierarchy = CacheHierarchy(current())
+    environment = hierarchy.environment_of(policy, collect())
+    pick, hit = hierarchy.choose(problem.bucketed(), policy, environment)
+    explanations = explain(problem, policy, None if hit is None else hit.record)
     source = source_of(pick, hit, policy)
     if arguments.json:
         print_json(
@@ -209,25 +204,24 @@ def run_why(arguments: argparse.Namespace) -> int:
                 "source": source,
                 "exact": pick.exact,
                 "unverified": list(pick.unverified),
-                "passed": [asdict(layer) for layer in pick.passed],
-                "predicted": prediction_json(hit) if isinstance(hit, PredictedHit) else None,
+                "passed": [asdict(level) for level in pick.passed],
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
         )
         return 0
     print_line(f"serves: {source}")
-    for layer in pick.passed:
-        print_line(f"not by {layer}")
-    counts = Counter(explanation.verdict for explanation in explanations)
+    for level in pick.passed:
+        print_line(f"not by {level}")
+    counts = Counter(explanation.fate for explanation in explanations)
     summary = ", ".join(f"{count} {fate}" for fate, count in counts.items())
-    tried = [row for row in explanations if row.verdict != "rejected"][: arguments.limit]
+    tried = [row for row in explanations if row.fate != "rejected"][: arguments.limit]
     print_table(
         f"{problem.describe()} on {policy.spec.name}: {summary}",
         ["#", "fate", "candidate", "rank", "limiter", "estimate us", "measured us", "of best"],
         [
             [
                 str(place),
-                row.verdict,
+                row.fate,
                 named(row.name),
                 "-" if row.rank is None else str(row.rank),
                 row.limiter or "-",
@@ -242,34 +236,18 @@ def run_why(arguments: argparse.Namespace) -> int:
         notes=[
             (str(place), named(row.reason))
             for place, row in enumerate(tried, start=1)
-            if row.verdict != "untried" or row.rank is None
+            if row.fate != "untried" or row.rank is None
         ],
     )
-    rejected = [row for row in explanations if row.verdict == "rejected"]
+    rejected = [row for row in explanations if row.fate == "rejected"]
     print_rejections("not legal", Counter(row.reason.split(":", 1)[0] for row in rejected))
     return 0
 
 
-def source_of(pick: Pick, hit: Found | None, policy: Policy) -> str:
-    """One line: the layer that answers, and what it rests on."""
+def source_of(pick: Pick, hit: Hit | None, policy: Policy) -> str:
+    """One line: the level of the cache hierarchy that serves, and what it rests on."""
     if hit is None:
         return f"default of {policy.name}" + ("" if pick.passed else f": {pick.reason}")
-    problem = hit.record.problem if isinstance(hit, Hit) else hit.pick.problem
-    exact = "" if hit.exact else f", of the neighbour {problem.describe()}"
-    if isinstance(hit, Hit):
-        doubts = f"; unverified: {', '.join(hit.unverified)} differ" if hit.unverified else ""
-        gpu = hit.record.environment.gpu_name
-        return f"{hit.layer} of {gpu}, tuned for {hit.record.purpose}{exact}{doubts}"
-    doubts = f"; {policy.spec.name} is not the spec predicted for" if hit.unverified else ""
-    what = ": the default" if hit.is_default else ""
-    return f"predicted for {policy.name} by the cost model, never measured{what}{exact}{doubts}"
-
-
-def prediction_json(hit: PredictedHit) -> dict[str, Any]:
-    """The cost model's times behind a prediction that serves, microseconds."""
-    return {
-        "by": "default" if hit.is_default else "model",
-        "estimate_us": hit.pick.estimate_us,
-        "default_us": hit.pick.default_us,
-        "runner_up_us": hit.pick.runner_up_us,
-    }
+    exact = "" if hit.exact else f", of the neighbour {hit.record.problem.describe()}"
+    doubts = f"; unverified: {', '.join(hit.unverified)} differ" if hit.unverified else ""
+    return f"{hit.layer} of {hit.gpu_name}, tuned for {hit.record.purpose}{exact}{doubts}"

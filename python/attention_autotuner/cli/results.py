@@ -120,9 +120,11 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
     if result.problem.direction == "backward":
         size = workspace_of(result, row)
         workspace = ["-" if size is None else f"{size / MIB:,.1f}"]
-    fate = "pick" if row.candidate == result.pick else row.outcome.kind
-    if fate == "ok":
-        fate = "default" if row.candidate == result.default else _stage_of(row, result)
+    fate = "lost" if row.fate == "ok" else row.fate
+    if row.candidate == result.pick:
+        fate = "pick"
+    elif row.outcome.ok and row.candidate == result.default:
+        fate = "default"
     return [
         str(place),
         named(row.candidate.name),
@@ -136,10 +138,3 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         "-" if timing is None else f"{timing.ratio_to_best:.3f}",
         fate,
     ]
-
-
-def _stage_of(row: Row, result: TuneResult) -> str:
-    """The stage that a good candidate came to."""
-    if row.timing is not None:
-        return "lost"
-    return "ranked" if row.artifact is None else "built"
