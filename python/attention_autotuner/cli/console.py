@@ -95,7 +95,10 @@ def print_table(
             padding=(0, 0 if console.is_terminal else 1),
         )
         if console.is_terminal and not full:
-            headings = [heading.replace(" ", "\n") for heading in headings]
+            headings = [
+                "\n".join(wrapped(heading, max(map(len, (*heading.split(), *column)))))
+                for heading, column in zip(headings, zip(*cells, strict=True), strict=True)
+            ]
             cells = _fitted(headings, cells, console.width)
         for heading, column in zip(headings, zip(*cells, strict=True), strict=True):
             numbers = all(_is_number(cell) for cell in column)

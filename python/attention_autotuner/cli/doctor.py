@@ -18,17 +18,11 @@ from typing import Literal
 
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
+from ..codegen import toolchain
 from ..codegen.cutlass import find_cutlass
 from ..codegen.installed import bundles
 from ..codegen.jobs import job_count
 from ..codegen.store import default_store
-from ..codegen.toolchain import (
-    find_cmake,
-    find_disassembler,
-    find_host_cxx,
-    find_ninja,
-    find_nvcc,
-)
 from ..errors import AttentionAutotunerError, SettingsError
 from ..serving.picks import CacheHierarchy
 from ..settings import TABLE, current
@@ -200,14 +194,14 @@ def check_gpu() -> Finding | str:
 @check("nvcc")
 def check_nvcc() -> str:
     """The CUDA compiler."""
-    nvcc = find_nvcc(current().nvcc)
+    nvcc = toolchain.find_nvcc(current().nvcc)
     return f"{nvcc.version} at {nvcc.path}, toolkit {nvcc.root}"
 
 
 @check("C++ compiler")
 def check_host_cxx() -> str:
     """The C++ compiler that nvcc calls."""
-    path, version = find_host_cxx()
+    path, version = toolchain.find_host_cxx()
     return f"{path}: {version}"
 
 
@@ -221,8 +215,8 @@ def check_cutlass() -> str:
 @check("CMake, Ninja")
 def check_cmake() -> str:
     """CMake and Ninja."""
-    path, version = find_cmake()
-    ninja, ninja_version = find_ninja()
+    path, version = toolchain.find_cmake()
+    ninja, ninja_version = toolchain.find_ninja()
     jobs = job_count(MANY_KERNELS, current().jobs)
     return (
         f"cmake {version} at {path}, ninja {ninja_version} at {ninja}; {jobs} compilers at a time"
@@ -234,7 +228,7 @@ def check_disassembler() -> Finding | str:
     """The disassembler, which looks for spills inside main loops."""
     advice = "spills in main loops go unseen; pip install 'attention-autotuner[inspect]'"
     missing = Finding("disassembler", "missing", "no cuobjdump with nvdisasm", advice)
-    path = find_disassembler()
+    path = toolchain.find_disassembler()
     return missing if path is None else str(path)
 
 

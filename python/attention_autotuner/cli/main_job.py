@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..arch import Policy, detect
@@ -25,7 +25,7 @@ from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
 from .console import Show, print_json, print_line, print_table, progress
 from .options import problem_json, problem_of
-from .results import artifact_of, files_of, print_result, print_step, result_json
+from .results import artifact_of, files_of, print_result, result_json
 from .serving import Served, serve
 from .status import FAILED, INTERRUPTED, OK
 
@@ -66,7 +66,7 @@ LEFT_OUT = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Finished:
     """The end of the main job.
 
@@ -77,8 +77,8 @@ class Finished:
         served: what ``flash_attn_func`` and its gradient gave, where there is a GPU.
     """
 
-    results: tuple[TuneResult, ...]
-    interrupted: bool
+    results: list[TuneResult] = field(default_factory=list)
+    interrupted: bool = False
     step: StepResult | None = None
     served: tuple[Served, ...] = ()
 
@@ -131,33 +131,27 @@ def run_all(arguments: argparse.Namespace) -> int:
 
 
 def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Policy) -> Finished:
-    """Tune the present GPU for the step, then run the picks on real input."""
-    with progress(quiet=arguments.json) as show:
-        step = tune_step(
-            problem,
-            present,
-            backward_budget_seconds=arguments.backward_budget,
-            **search_options(arguments, show),
-        )
-    if not arguments.json:
-        print_step(step)
-        print_line()
-    interrupted = step.interrupted
-    served = () if interrupted else serve(problem)
-    results = list(step.results)
-    for small in small_steps(problem):
-        if interrupted:
-            break
+    """Tune the present GPU for the step and run the picks on real input, then tune the small steps."""
+    finished = Finished()
+    for asked in (problem, *small_steps(problem)):
         with progress(quiet=arguments.json) as show:
             options = search_options(arguments, show)
-            options |= {"top_k": SMALL_TOP_K, "budget_seconds": SMALL_BUDGET_SECONDS}
-            step_of_small = tune_step(small, present, **options)
+            if asked is problem:
+                options["backward_budget_seconds"] = arguments.backward_budget
+            else:
+                options |= {"top_k": SMALL_TOP_K, "budget_seconds": SMALL_BUDGET_SECONDS}
+            step = tune_step(asked, present, **options)
         if not arguments.json:
-            print_step(step_of_small)
+            print_result(step)
             print_line()
-        results += step_of_small.results
-        interrupted = step_of_small.interrupted
-    return Finished(results=tuple(results), interrupted=interrupted, step=step, served=served)
+        finished.results += step.results
+        finished.step = finished.step or step
+        finished.interrupted = step.interrupted
+        if step.interrupted:
+            break
+        if asked is problem:
+            finished.served = serve(problem)
+    return finished
 
 
 def small_steps(problem: Problem) -> list[Problem]:
@@ -175,16 +169,17 @@ def rank_everywhere(arguments: argparse.Namespace, problem: Problem) -> Finished
         for device in devices
         for half in problems_of_step(step)
     ]
-    results: list[TuneResult] = []
+    finished = Finished()
     for device, half in wanted:
         result = search(arguments, half, device, widths=widths_of(arguments, half, problem.op))
-        results.append(result)
+        finished.results.append(result)
+        finished.interrupted = result.interrupted
         if not arguments.json:
             print_result(result)
             print_line()
         if result.interrupted:
-            return Finished(results=tuple(results), interrupted=True)
-    return Finished(results=tuple(results), interrupted=False)
+            break
+    return finished
 
 
 def widths_of(arguments: argparse.Namespace, problem: Problem, asked: Op) -> list[int]:

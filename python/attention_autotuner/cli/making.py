@@ -81,6 +81,7 @@ def build_candidates(
     """Build candidates for a policy's target with the present toolchain and store, showing progress."""
     settings = current()
     with progress(quiet=quiet) as show:
+        show("build", 0, len(candidates))  # compilers are silent until the first is done
         return build(
             [render(candidate) for candidate in candidates],
             BuildTarget(arch=policy.build_arch),

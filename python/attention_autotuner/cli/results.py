@@ -37,25 +37,22 @@ def workspace_of(result: TuneResult, row: Row) -> int | None:
         return None
 
 
-def result_json(result: TuneResult) -> dict[str, Any]:
-    """A search for ``--json``: the result, with each kernel's workspace."""
+def result_json(result: TuneResult | StepResult) -> dict[str, Any]:
+    """A search or a step for ``--json``: the result, with each kernel's workspace."""
     said = result.to_json()
+    if isinstance(result, StepResult):
+        halves = {half.problem.direction: result_json(half) for half in result.results}
+        return said | halves
     for shown, row in zip(said["candidates"], result.rows, strict=True):
         shown["workspace_bytes"] = workspace_of(result, row)
     return said
 
 
-def step_json(result: StepResult) -> dict[str, Any]:
-    """A step for ``--json``: the result, with each kernel's workspace."""
-    backward = result.backward
-    return result.to_json() | {
-        "forward": result_json(result.forward),
-        "backward": None if backward is None else result_json(backward),
-    }
-
-
-def print_result(result: TuneResult) -> None:
-    """Print a ranking, best first, and where its record and kernels are kept."""
+def print_result(result: TuneResult | StepResult) -> None:
+    """Print a ranking, best first, and where its record and kernels are kept; of a step both, and its time."""
+    if isinstance(result, StepResult):
+        _print_step(result)
+        return
     headings = knob_headings(result.problem)
     title = f"{result.problem.describe()} on {result.arch}: {result.status} ranking of {len(result.rows)} candidates"
     if result.record is not None:
@@ -88,8 +85,7 @@ def print_result(result: TuneResult) -> None:
         print_line(f"kernels: {len(kernels)} in {kernels[0].parent.parent}")
 
 
-def print_step(result: StepResult) -> None:
-    """Print both rankings, and what a whole step takes."""
+def _print_step(result: StepResult) -> None:
     for ranking in result.results:
         print_result(ranking)
         print_line()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from ..serving.dispatch import tune, tune_step
+from ..tuning.result import TuneResult
+from ..tuning.step import StepResult
 from .console import print_json, progress
 from .main_job import TOP_K, run_all, search_options
 from .options import (
@@ -17,7 +20,7 @@ from .options import (
     problem_of,
     seconds,
 )
-from .results import print_result, print_step, result_json, step_json
+from .results import print_result, result_json
 from .status import INTERRUPTED, OK
 
 
@@ -74,31 +77,17 @@ def run_tune(arguments: argparse.Namespace) -> int:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")
         arguments.direction = STEP  # whatever it says: the main job is about both
         return run_all(arguments)
-    if arguments.direction == STEP:
-        return _run_step(arguments)
-    if arguments.backward_budget is not None:
-        arguments.usage_error("--backward-budget is for --direction step and for --all")
     problem, policy = problem_of(arguments), policy_of(arguments)
+    find: Callable[..., TuneResult | StepResult] = tune
+    budget = {}
+    if arguments.direction == STEP:
+        find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
+    elif arguments.backward_budget is not None:
+        arguments.usage_error("--backward-budget is for --direction step and for --all")
     with progress(quiet=arguments.json) as show:
-        result = tune(problem, policy, **search_options(arguments, show))
+        result = find(problem, policy, **budget, **search_options(arguments, show))
     if arguments.json:
         print_json(result_json(result))
     else:
         print_result(result)
-    return INTERRUPTED if result.interrupted else OK
-
-
-def _run_step(arguments: argparse.Namespace) -> int:
-    problem, policy = problem_of(arguments), policy_of(arguments)
-    with progress(quiet=arguments.json) as show:
-        result = tune_step(
-            problem,
-            policy,
-            backward_budget_seconds=arguments.backward_budget,
-            **search_options(arguments, show),
-        )
-    if arguments.json:
-        print_json(step_json(result))
-    else:
-        print_step(result)
     return INTERRUPTED if result.interrupted else OK
