@@ -23,7 +23,7 @@ from ..core.outcome import Outcome
 from ..core.problem import DTYPES
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, LocalMachine, bring_up
-from ..tuning.ceilings import SECONDS
+from ..tuning.peaks import SECONDS
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
@@ -41,9 +41,9 @@ def register_bring_up(commands: Commands) -> None:
     """Add the command ``bring-up``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "bring-up",
-        help="measure a new GPU's limits and ceilings, and tune it",
+        help="measure a new GPU's limits and peaks, and tune it",
         description=(
-            "Probe the GPU's limits, measure its ceilings, write its spec, and tune a sweep of problems under a "
+            "Probe the GPU's limits, measure its peaks, write its spec, and tune a sweep of problems under a "
             "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
             "is taken; CUDA_VISIBLE_DEVICES chooses another."
         ),
@@ -62,7 +62,7 @@ def register_bring_up(commands: Commands) -> None:
         type=seconds,
         default=SECONDS,
         metavar="S",
-        help=f"of timing for each ceiling ({SECONDS:g})",
+        help=f"of timing for each peak ({SECONDS:g})",
     )
     option(
         "--only",
@@ -104,7 +104,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
                 problems,
                 settings,
                 budget_seconds=arguments.budget_seconds,
-                ceiling_seconds=arguments.ceiling_seconds,
+                peak_seconds=arguments.ceiling_seconds,
                 output=arguments.output,
                 again=arguments.again,
                 tell=_teller(show),

@@ -27,7 +27,7 @@ from ..codegen.tools import run_tool
 from ..core.identity import digest16
 from ..core.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
 from ..errors import BuildError, ToolchainError
-from .ceilings_worker import GO_ON_IN_ANOTHER
+from .peaks_worker import GO_ON_IN_ANOTHER
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
 NAMES = (
@@ -48,13 +48,13 @@ EACH_SECONDS = 20.0  # for the warm-up and set-up of one, beside its samples
 COMPILE_SECONDS = 600.0
 LOG_CHARACTERS = 2000
 BAD_DEVICE = 4  # abi.h
-LIBRARY = "ceilings.so"
+LIBRARY = "peaks.so"
 
-Progress = Callable[[str, "Ceiling | Outcome"], None]
+Progress = Callable[[str, "Peak | Outcome"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceiling:
+class Peak:
     """One measured rate.
 
     Attributes:
@@ -78,7 +78,7 @@ class Ceiling:
         return asdict(self)
 
 
-Ceilings = Mapping[str, Ceiling | Outcome]
+Peaks = Mapping[str, Peak | Outcome]
 
 
 def names_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
@@ -103,9 +103,7 @@ def build_library(target: BuildTarget, *, toolchain: Toolchain, store: Store) ->
     """
     source = template_root() / "ceilings" / "ceilings.cu"
     text = source.read_text(encoding="utf-8")
-    identity = digest16(
-        "ceilings", text, include_closure(text), target.flags(), toolchain.identity()
-    )
+    identity = digest16("peaks", text, include_closure(text), target.flags(), toolchain.identity())
     folder = store.root / "ceilings" / f"{target.arch}.{identity}"
     if (folder / LIBRARY).is_file():
         return folder / LIBRARY
@@ -136,14 +134,14 @@ def _compile(source: Path, library: Path, target: BuildTarget, toolchain: Toolch
         )
 
 
-def measure_ceilings(
+def measure_peaks(
     library: Path,
     names: Sequence[str],
     *,
     seconds: float = SECONDS,
     progress: Progress = lambda name, found: None,
-) -> dict[str, Ceiling | Outcome]:
-    """Measure ceilings of the first visible GPU.
+) -> dict[str, Peak | Outcome]:
+    """Measure peaks of the first visible GPU.
 
     One that breaks CUDA or kills its process is marked, and the rest are measured in another process.
 
@@ -154,9 +152,9 @@ def measure_ceilings(
         progress: told each as it comes.
 
     Returns:
-        For each name, in order: its ceiling, or why there is none.
+        For each name, in order: its peak, or why there is none.
     """
-    found: dict[str, Ceiling | Outcome] = {}
+    found: dict[str, Peak | Outcome] = {}
     while missing := [name for name in names if name not in found]:
         limit = START_SECONDS + len(missing) * (EACH_SECONDS + seconds)
         for name, result in _run(library, missing, seconds, limit):
@@ -167,9 +165,9 @@ def measure_ceilings(
 
 def _run(
     library: Path, names: Sequence[str], seconds: float, limit: float
-) -> Iterator[tuple[str, Ceiling | Outcome]]:
+) -> Iterator[tuple[str, Peak | Outcome]]:
     """What one process comes to: its answers, and a failure for the name that it ended at."""
-    command = [sys.executable, "-m", f"{__package__}.ceilings_worker", str(library), str(seconds)]
+    command = [sys.executable, "-m", f"{__package__}.peaks_worker", str(library), str(seconds)]
     waiting = list(names)
     expired = threading.Event()
     with (
@@ -207,9 +205,9 @@ def _run(
         )
 
 
-def _judge(answer: Mapping[str, Any]) -> Ceiling | Outcome:
+def _judge(answer: Mapping[str, Any]) -> Peak | Outcome:
     if answer["status"] == 0:
-        return Ceiling(
+        return Peak(
             **{name: value for name, value in answer.items() if name not in ("which", "status")}
         )
     reason = f"{answer['reason']} (status {answer['status']})"
