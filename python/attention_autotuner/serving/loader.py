@@ -215,7 +215,7 @@ def _identify(artifact: ArtifactLike | str | os.PathLike[str]) -> tuple[str, str
     if known:
         return str(path), artifact.digest  # type: ignore[union-attr]
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ArtifactError(f"cannot load the kernel library {path}: {error}") from error
-    return str(path), f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return str(path), f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"

@@ -185,7 +185,7 @@ class BroughtUp:
             else {name: outcome.to_json() for name, outcome in self.sweep.failures.items()},
             "problems": []
             if self.sweep is None
-            else [each.to_json() for each in self.sweep.settled],
+            else [settled.to_json() for settled in self.sweep.settled],
             "exhausted": self.sweep is not None and self.sweep.exhausted,
             "why_no_sweep": self.why_no_sweep,
             "interrupted": self.interrupted,
@@ -304,10 +304,10 @@ def _measure_peaks(
     names = peaks_module.names_for(properties.compute_capability)
     done = 0
 
-    def progress(name: str, found: Peak | Outcome) -> None:
+    def progress(name: str, result: Peak | Outcome) -> None:
         nonlocal done
         done += 1
-        said = f"{found.value:.3e} {found.unit}" if isinstance(found, Peak) else found.reason
+        said = f"{result.value:.3e} {result.unit}" if isinstance(result, Peak) else result.reason
         tell("peaks", done, len(names), f"{name}: {said}")
 
     tell("peaks", 0, len(names), "compiling")
@@ -344,14 +344,14 @@ def _write(result: BroughtUp, folder: Path) -> None:
     try:
         write_atomic(paths["spec"], _text(result.measured.to_json()))
         write_atomic(paths["properties"], _text(asdict(result.properties)))
-        settled = [] if result.sweep is None else result.sweep.settled
+        settled = () if result.sweep is None else result.sweep.settled
         ship(
             folder,
             result.properties.name,
             [
-                each.record
-                for each in settled
-                if each.record is not None and each.status in ("measured", "recorded")
+                outcome.record
+                for outcome in settled
+                if outcome.record is not None and outcome.status in ("measured", "recorded")
             ],
         )
         write_atomic(paths["report"], _text(result.to_json()))
@@ -379,7 +379,7 @@ def _kept(
     except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: measured again, and replaced
     same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
-    whole = all(isinstance(found, Peak) for found in peaks.values())
+    whole = all(isinstance(result, Peak) for result in peaks.values())
     return (measured, peaks, policy) if same and whole else None
 
 

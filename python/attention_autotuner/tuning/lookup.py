@@ -131,7 +131,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     return apart if apart <= bound else None
 
 
-def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
+def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     """Compare a parsed file with a query, hard fields first.
 
     Raises:

@@ -139,7 +139,7 @@ def measure_peaks(
     names: Sequence[str],
     *,
     seconds: float = SECONDS,
-    progress: Progress = lambda name, found: None,
+    progress: Progress = lambda name, result: None,
 ) -> dict[str, Peak | Outcome]:
     """Measure peaks of the first visible GPU.
 
@@ -154,13 +154,13 @@ def measure_peaks(
     Returns:
         For each name, in order: its peak, or why there is none.
     """
-    found: dict[str, Peak | Outcome] = {}
-    while missing := [name for name in names if name not in found]:
+    results: dict[str, Peak | Outcome] = {}
+    while missing := [name for name in names if name not in results]:
         limit = START_SECONDS + len(missing) * (EACH_SECONDS + seconds)
         for name, result in _run(library, missing, seconds, limit):
-            found[name] = result
+            results[name] = result
             progress(name, result)
-    return {name: found[name] for name in names}
+    return {name: results[name] for name in names}
 
 
 def _run(
@@ -187,7 +187,7 @@ def _run(
             for line in process.stdout or ():
                 answer = json.loads(line)
                 waiting.remove(answer["which"])
-                yield answer["which"], _judge(answer)
+                yield answer["which"], _result(answer)
             status = process.wait()
         finally:
             timer.cancel()
@@ -205,7 +205,7 @@ def _run(
         )
 
 
-def _judge(answer: Mapping[str, Any]) -> Peak | Outcome:
+def _result(answer: Mapping[str, Any]) -> Peak | Outcome:
     if answer["status"] == 0:
         return Peak(
             **{name: value for name, value in answer.items() if name not in ("which", "status")}

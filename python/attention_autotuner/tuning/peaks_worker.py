@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> int:
     path, seconds, *names = arguments
     library = open_library(path)
     for which in names:
-        found = measure(library, which, float(seconds))
-        sys.stdout.write(json.dumps(found) + "\n")
+        answer = measure(library, which, float(seconds))
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-        if found["status"] >= CUDA_ERROR:
+        if answer["status"] >= CUDA_ERROR:
             return GO_ON_IN_ANOTHER
     return 0
 

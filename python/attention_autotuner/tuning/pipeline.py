@@ -212,7 +212,8 @@ class LocalPipeline:
 
         measurer = InProcessMeasurer(on_round=on_round)
         entries = [
-            KernelEntry(name=name, path=each.path, problem=problem) for name, each in built.items()
+            KernelEntry(name=name, path=kernel.path, problem=problem)
+            for name, kernel in built.items()
         ]
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         self.environment = replace(
@@ -246,15 +247,17 @@ class LocalPipeline:
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         """See :meth:`SweepPipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
-        found = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
-        if len(doubts) > 1 and not any(found):
-            return [ratio for one in doubts for ratio in self._confirmed([one], CONFIRM_SECONDS)]
-        return found
+        ratios = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
+        if len(doubts) > 1 and not any(ratios):
+            return [
+                ratio for doubt in doubts for ratio in self._confirmed([doubt], CONFIRM_SECONDS)
+            ]
+        return ratios
 
     def _confirmed(self, doubts: Sequence[Doubt], seconds: float) -> list[float | None]:
         races = [
-            (one.problem, {name: built.path for name, built in (one.default, one.pick)})
-            for one in doubts
+            (doubt.problem, {name: built.path for name, built in (doubt.default, doubt.pick)})
+            for doubt in doubts
         ]
         try:
             answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
@@ -262,8 +265,8 @@ class LocalPipeline:
             LOGGER.warning("what was picked is not confirmed: %s", error)
             return [None] * len(doubts)
         ratios: list[float | None] = []
-        for one, timings in zip(doubts, answers, strict=True):
+        for doubt, timings in zip(doubts, answers, strict=True):
             timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
             both = len(timed) == 2
-            ratios.append(timed[one.default[0]] / timed[one.pick[0]] if both else None)
+            ratios.append(timed[doubt.default[0]] / timed[doubt.pick[0]] if both else None)
         return ratios

@@ -1,4 +1,4 @@
-"""Progress of a search: events for whoever listens, and the clock of the budget."""
+"""Progress of a search: its events, and the clock of the budget."""
 
 from __future__ import annotations
 

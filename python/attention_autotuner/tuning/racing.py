@@ -24,7 +24,9 @@ EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
 SETTLED_ROUNDS = 10  # before statistics may end a race
-DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the final verdict
+DROP_CONFIDENCE = (
+    4.0  # standard errors; many looks are taken, so more than for the final comparison
+)
 TIE_CONFIDENCE = 3.0
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samples agree better
@@ -95,7 +97,7 @@ class Race:
 
     @property
     def balanced(self) -> bool:
-        """Whether every order so far has had its reverse: before that nothing is judged."""
+        """Whether every order so far has had its reverse: before that nothing is compared."""
         return not self._order
 
     def order(self) -> list[str]:

@@ -38,10 +38,10 @@ class Measured:
     per_sm: bool = True
     per_operation: float = 1.0
 
-    def rate(self, found: Peak, num_sms: int) -> float:
+    def rate(self, peak: Peak, num_sms: int) -> float:
         """The field's value: per clock, or per clock and SM."""
-        return found.value / (
-            found.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
+        return peak.value / (
+            peak.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
         )
 
 
@@ -70,7 +70,7 @@ def measured_spec(
         peaks: what was measured; failures leave the policy's numbers.
         environment: of the measurement.
     """
-    known = any(type(policy) is each for _, each in KNOWN)
+    known = any(type(policy) is known_policy for _, known_policy in KNOWN)
     before = "policy's" if known else "generation's"
     date = (environment.time_utc or "")[:10]
     here = f"measured on {properties.name}, {date}, driver {environment.driver or 'unknown'}"
@@ -84,9 +84,9 @@ def measured_spec(
         **dict.fromkeys(LIMITS, "driver"),
     }
     for name, how in RATES.items():
-        found = peaks.get(how.peak)
-        if isinstance(found, Peak) and found.sm_clock_hz > 0:
-            values[name] = how.rate(found, properties.num_sms)
+        peak = peaks.get(how.peak)
+        if isinstance(peak, Peak) and peak.sm_clock_hz > 0:
+            values[name] = how.rate(peak, properties.num_sms)
             sources[name] = f"{here}: {how.peak}"
     clock = peaks.get(CLOCK_FROM)
     if isinstance(clock, Peak) and clock.sm_clock_hz > 0:
