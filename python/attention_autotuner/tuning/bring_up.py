@@ -48,10 +48,10 @@ class Machine(Protocol):
     """Where a GPU is brought up."""
 
     def properties(self) -> DeviceProperties:
-        """What the GPU says of itself."""
+        """The limits that the GPU reports."""
 
     def environment(self) -> Environment:
-        """What stands beside every figure."""
+        """The environment that stands beside every figure."""
 
     def measure_peaks(
         self,
@@ -62,7 +62,7 @@ class Machine(Protocol):
         """Build the library and measure everything that this compute capability has."""
 
     def pipeline(self, policy: Policy) -> SweepPipeline:
-        """What builds, verifies and measures kernels here."""
+        """The pipeline that builds, verifies and measures kernels here."""
 
     def jobs(self) -> int:
         """Compilations at once, while others are measured."""
@@ -115,7 +115,7 @@ class LocalMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class BroughtUp:
-    """What bringing a GPU up came to.
+    """The result of bringing a GPU up.
 
     Attributes:
         properties: the GPU's own limits.
@@ -194,7 +194,7 @@ class BroughtUp:
 
 
 def expected_peaks(policy: Policy) -> dict[str, float]:
-    """What a spec promises of each peak, in the peak's unit; wgmma only where there is some."""
+    """The peaks that a spec promises, each in its unit; wgmma only where there is some."""
     spec = policy.spec
     clocks = spec.sm_clock_mhz * 1e6
     all_sms = clocks * spec.num_sms
@@ -366,7 +366,7 @@ def _text(value: Mapping[str, Any]) -> str:
 def _kept(
     properties: DeviceProperties, environment: Environment, folder: Path, settings: Settings
 ) -> tuple[MeasuredSpec, Peaks, Policy] | None:
-    """What an earlier run measured on this GPU under this driver, if its spec and its report are both here."""
+    """The measurements of an earlier run on this GPU under this driver, if its spec and its report are both here."""
     path = measured_specs.user_path(settings.cache_dir, properties.name)
     report = _files(folder, properties.name)["report"]
     if not path.is_file() or not report.is_file():

@@ -62,12 +62,12 @@ class BuildAhead:
         return result
 
     def ready(self, candidates: Collection[Candidate]) -> bool:
-        """Whether all of some candidates have been built, have failed, or will not be built any more."""
+        """True when all of some candidates have been built, have failed, or will not be built any more."""
         self._tell()
         return all(self._futures[candidate].done() for candidate in candidates)
 
     def wait(self, candidates: Collection[Candidate], seconds: float) -> bool:
-        """Wait until :meth:`ready`, or for some seconds; answers :meth:`ready`."""
+        """Wait until :meth:`ready`, or for some seconds; returns :meth:`ready`."""
         pending = [
             self._futures[candidate]
             for candidate in candidates
@@ -78,7 +78,7 @@ class BuildAhead:
         return self.ready(candidates)
 
     def results(self, candidates: Collection[Candidate]) -> Mapping[Candidate, Built | Outcome]:
-        """What has become of some candidates; those that are not built are missing.
+        """The results of some candidates; those that are not built are missing.
 
         Raises:
             ToolchainError, StoreError, BuildError: the build of one could not be attempted.
@@ -110,7 +110,7 @@ class BuildAhead:
 
     @property
     def built(self) -> int:
-        """How many builds are over, failures included."""
+        """The number of builds that are over, failures included."""
         return sum(
             future.done()
             and not future.cancelled()

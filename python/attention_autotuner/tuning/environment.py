@@ -1,4 +1,4 @@
-"""What stands beside every figure: the GPU and its state, the driver, the libraries, the time of day.
+"""The environment of a figure: the GPU and its state, the driver, the libraries, the time of day.
 
 Read through the CUDA driver and ``nvidia-smi``, never through an import of torch (the CUDA it was built with is noted
 when it is loaded already). On a machine without a GPU the GPU's fields are None and the rest is filled in.

@@ -23,7 +23,7 @@ PICKS = (1, 3, 5, 8, 10)
 
 
 def stratum_of(candidate: Candidate) -> tuple[object, ...]:
-    """What candidates of one stratum share: tiles, warps and stages, of several passes those of every pass."""
+    """The traits that a stratum shares: tiles, warps and stages, of several passes those of every pass."""
     return kernel_of(candidate).describe(candidate).stratum
 
 
@@ -51,7 +51,7 @@ def sample(
     first: int = FIRST,
     seed: int = 0,
 ) -> list[Candidate]:
-    """What is measured for one problem.
+    """The candidates that are measured for one problem.
 
     Args:
         ranked: all legal candidates, best first by the model.
@@ -81,7 +81,7 @@ def sample(
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """What the model's first picks lose on one problem.
+    """The loss of the model's first picks on one problem.
 
     Attributes:
         best: name of the fastest candidate measured.

@@ -1,4 +1,4 @@
-"""What earlier searches left for a problem, and what a search adds to it."""
+"""The records of earlier searches, and what a search adds to them."""
 
 from __future__ import annotations
 

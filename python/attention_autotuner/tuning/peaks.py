@@ -1,4 +1,4 @@
-"""What a GPU can do at best, measured: a small CUDA library is compiled for it and run in a process of its own.
+"""The peaks of a GPU, measured: a small CUDA library is compiled for it and run in a process of its own.
 
 The library is ``templates/ceilings/ceilings.cu``; it lies in the cache under ``ceilings/<arch>.<digest16>`` and, like a
 kernel's, its folder's existence is its validity.
@@ -82,14 +82,14 @@ Peaks = Mapping[str, Peak | Outcome]
 
 
 def names_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
-    """What can be measured on a GPU: wgmma on capability 9.0 alone."""
+    """The peaks that can be measured on a GPU: wgmma on capability 9.0 alone."""
     return tuple(
         name for name in NAMES if not name.startswith("wgmma") or compute_capability == (9, 0)
     )
 
 
 def target_of(compute_capability: tuple[int, int]) -> BuildTarget:
-    """What the library is compiled for: the GPU itself, with what is its architecture's alone on 9.0."""
+    """The build target of the library: the GPU itself, with what is its architecture's alone on 9.0."""
     arch = native_arch(compute_capability)
     return BuildTarget(arch="90a", ptx=False) if arch == "90" else BuildTarget(arch=arch)
 
@@ -166,7 +166,7 @@ def measure_peaks(
 def _run(
     library: Path, names: Sequence[str], seconds: float, limit: float
 ) -> Iterator[tuple[str, Peak | Outcome]]:
-    """What one process comes to: its answers, and a failure for the name that it ended at."""
+    """The answers of one process, and a failure for the name that it ended at."""
     command = [sys.executable, "-m", f"{__package__}.peaks_worker", str(library), str(seconds)]
     waiting = list(names)
     expired = threading.Event()

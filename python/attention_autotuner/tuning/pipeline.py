@@ -1,4 +1,4 @@
-"""What a search does to the world: build, verify, measure, confirm. A search takes any :class:`Pipeline`.
+"""The side effects of a search: build, verify, measure, confirm. A search takes any :class:`Pipeline`.
 
 :class:`LocalPipeline` is this machine's; tests use others. Modules that need torch are imported when a step first needs
 them, so that a search on a machine without a GPU never loads it.
@@ -35,7 +35,7 @@ CONFIRM_EACH_SECONDS = 1.5  # the same, where it confirms many
 
 
 class Built(Protocol):
-    """What a search reads of a built artifact (``codegen``'s Artifact has it)."""
+    """The fields of a built artifact that a search reads (``codegen``'s Artifact has it)."""
 
     @property
     def path(self) -> Path:
@@ -43,7 +43,7 @@ class Built(Protocol):
 
     @property
     def report(self) -> CompilerReport:
-        """What the compiler said."""
+        """The compiler's report."""
 
     @property
     def code_digest(self) -> str | None:
@@ -65,7 +65,7 @@ class Pipeline(Protocol):
         """Build kernels, in their order; called with (done, total, message) as it goes."""
 
     def can_measure(self) -> bool:
-        """Whether a GPU that runs these kernels is here, with torch to drive it."""
+        """True where a GPU that runs these kernels is here, with torch to drive it."""
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """Check a kernel against the reference, and for equal bits of two runs where it claims them."""

@@ -37,7 +37,7 @@ TIE_LOG_RATIO = log(1.005)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What the race found about one entry.
+    """The result of a race for one entry.
 
     Attributes:
         name: the entry's.
@@ -97,7 +97,7 @@ class Race:
 
     @property
     def balanced(self) -> bool:
-        """Whether every order so far has had its reverse: before that nothing is compared."""
+        """True when every order so far has had its reverse: before that nothing is compared."""
         return not self._order
 
     def order(self) -> list[str]:
@@ -145,7 +145,7 @@ class Race:
         return dropped
 
     def settled(self, *, precision: float = 0.002, min_rounds: int = SETTLED_ROUNDS) -> bool:
-        """Whether more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
+        """True when more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
         if not self._running:
             return True
         if len(self._rounds) < min_rounds or not self.balanced:
@@ -168,7 +168,7 @@ class Race:
         return sorted(timings, key=key)
 
     def compare(self, name: str, other: str) -> tuple[float, float]:
-        """How much longer a name takes than another, from the rounds they share.
+        """The ratio of the times of two names, from the rounds they share.
 
         Returns:
             The ratio of their times (above 1: ``name`` is the slower), and the standard error of its logarithm; both

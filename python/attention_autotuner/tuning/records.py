@@ -96,7 +96,7 @@ class RecordStore:
         return record
 
     def count(self) -> int:
-        """How many files there are, whether or not they can be read."""
+        """The number of files, whether or not they can be read."""
         return sum(1 for _ in self.root.glob("*/*/*.json"))
 
     def records(self) -> Iterator[tuple[Path, TuningRecord]]:

@@ -132,7 +132,7 @@ class ShippedRecords:
         return missed or Miss(field="problem", expected=described, recorded="no shipped record")
 
     def count(self, gpu_name: str) -> int:
-        """How many records there are for a GPU, by the driver's name for it.
+        """The number of records for a GPU, by the driver's name for it.
 
         Raises:
             RecordError: its file is damaged.

@@ -26,7 +26,7 @@ MHZ = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How a field of a spec follows from a peak.
+    """The derivation of a field of a spec from a peak.
 
     Attributes:
         peak: which one.

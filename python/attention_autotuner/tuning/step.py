@@ -31,7 +31,7 @@ Source = Literal["measured", "predicted", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """How tuning a step ended.
+    """The result of tuning a step.
 
     Attributes:
         forward: the forward search.

@@ -48,7 +48,7 @@ MIN_DOUBTS = 3  # worth a second process while builds keep the GPU idle
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a sweep came to for one problem.
+    """The result of a sweep for one problem.
 
     Attributes:
         problem: the problem.
@@ -90,7 +90,7 @@ def measured_us(record: TuningRecord, name: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """How a sweep ended.
+    """The result of a sweep.
 
     Attributes:
         settled: every problem, in the order of the plan.
@@ -387,7 +387,7 @@ class Sweep:
 
 
 def _recorded_gain(record: TuningRecord) -> float | None:
-    """How much faster a record's pick is than its default, where both were timed in one run."""
+    """The gain of a record's pick over its default, where both were timed in one run."""
     timed = [
         entry.measurement
         for entry in (record.entry(record.pick), record.entry(record.default))

@@ -1,4 +1,4 @@
-"""What a sweep will build and race, and how long that should take: arithmetic on the cost model, before any of it."""
+"""The plan of a sweep: its candidates, and the time that building and racing them should take, by the cost model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a sweep will do.
+    """The work of a sweep.
 
     Attributes:
         groups: in the order in which they are built and raced.
@@ -67,7 +67,7 @@ class Plan:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """What is built, each once, in order."""
+        """The candidates to build, each once, in order."""
         return tuple(dict.fromkeys(candidate for group in self.groups for candidate in group.pool))
 
     @property
@@ -148,7 +148,7 @@ def _kind(key: ClassKey, problems: Sequence[Problem]) -> tuple[Op, Direction]:
 
 
 def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:
-    """What the cost model expects of a problem, for a table: how many are legal, its first, and the default."""
+    """The expectation of the cost model for a problem, for a table: how many are legal, its first, and the default."""
     ranked = rank(problem, policy.legal(problem), policy.spec)
     default = policy.default(problem)
     by_candidate = dict(ranked)

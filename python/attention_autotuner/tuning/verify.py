@@ -1,4 +1,4 @@
-"""Whether a built kernel is right: against fp32, twice the same, every element written, nothing beside the outputs.
+"""The check of a built kernel: against fp32, twice the same, every element written, nothing beside the outputs.
 
 What is asked of the reference is bounded: batch, heads and, where one head alone would be too much, sequence lengths
 are reduced first (:func:`reduced`; remainders modulo the tile survive). Beside the problem itself two shapes of odd
@@ -87,7 +87,7 @@ def reduced(problem: Problem) -> Problem:
 
 
 def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> list[Problem]:
-    """What is run to verify a kernel for a problem: its reduced self, and what its operation adds of odd lengths."""
+    """The problems that a kernel is verified on: the problem reduced, and what its operation adds of odd lengths."""
     heads = 16
     busy = replace(
         problem,
