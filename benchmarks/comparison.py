@@ -24,7 +24,7 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.measure import Entry, KernelEntry, Measurer, StepEntry
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
-from attention_autotuner.tuning.search import MIN_GAIN
+from attention_autotuner.tuning.stages import MIN_GAIN
 from attention_autotuner.tuning.verify import classify
 
 from .calls import OTHERS, Call, ForwardCall, StepCall, ours

@@ -42,8 +42,8 @@ from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.measure import warm_up
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.shipping import ship
+from attention_autotuner.tuning.stages import MIN_GAIN
 
 from . import class_search, verdict
 from .cases import DECODE

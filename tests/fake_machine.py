@@ -11,8 +11,8 @@ from typing import Any
 from attention_autotuner.arch import DeviceProperties, Policy
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.core.outcome import Outcome
-from attention_autotuner.tuning.ceilings import Ceiling, Ceilings, names_for
 from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.peaks import Peak, Peaks, names_for
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Timing
 from tests.devices import H200
@@ -28,24 +28,24 @@ ENVIRONMENT = Environment(
 )
 
 
-def ceiling(value: float, unit: str, mhz: float) -> Ceiling:
-    return Ceiling(
+def peak(value: float, unit: str, mhz: float) -> Peak:
+    return Peak(
         value=value, unit=unit, spread=value / 500, samples=11, sm_clock_hz=mhz * 1e6, seconds=1.0
     )
 
 
 # Near published figures of an H200: 2688 FLOP a clock of mma.sync, copies of 4.27 TB/s, GEMMs of 730 to 797 TFLOP/s.
-CEILINGS: dict[str, Ceiling | Outcome] = {
-    "launch": ceiling(2.3e-6, "s", 0),
-    "mma_fp16": ceiling(632e12, "FLOP/s", 1785),
-    "mma_bf16": ceiling(630e12, "FLOP/s", 1780),
-    "wgmma_fp16": ceiling(790e12, "FLOP/s", 1480),
-    "wgmma_bf16": ceiling(785e12, "FLOP/s", 1475),
-    "exp": ceiling(4.15e12, "results/s", 1980),
-    "fp32": ceiling(66.1e12, "FLOP/s", 1965),
-    "smem": ceiling(33.2e12, "bytes/s", 1980),
-    "l2": ceiling(7.1e12, "bytes/s", 1900),
-    "hbm_copy": ceiling(4.27e12, "bytes/s", 0),
+PEAKS: dict[str, Peak | Outcome] = {
+    "launch": peak(2.3e-6, "s", 0),
+    "mma_fp16": peak(632e12, "FLOP/s", 1785),
+    "mma_bf16": peak(630e12, "FLOP/s", 1780),
+    "wgmma_fp16": peak(790e12, "FLOP/s", 1480),
+    "wgmma_bf16": peak(785e12, "FLOP/s", 1475),
+    "exp": peak(4.15e12, "results/s", 1980),
+    "fp32": peak(66.1e12, "FLOP/s", 1965),
+    "smem": peak(33.2e12, "bytes/s", 1980),
+    "l2": peak(7.1e12, "bytes/s", 1900),
+    "hbm_copy": peak(4.27e12, "bytes/s", 0),
 }
 
 
@@ -85,7 +85,7 @@ class FakeMachine:
     """A machine with one GPU whose kernels a :class:`FakeSweepPipeline` times."""
 
     device: DeviceProperties = H200
-    peaks: Ceilings = field(default_factory=lambda: dict(CEILINGS))
+    peaks: Peaks = field(default_factory=lambda: dict(PEAKS))
     work: FakeSweepPipeline = field(default_factory=FakeSweepPipeline)
     job_count: int = 2
     measured: list[tuple[str, ...]] = field(default_factory=list)
@@ -97,12 +97,12 @@ class FakeMachine:
     def environment(self) -> Environment:
         return self.work.environment
 
-    def ceilings(
+    def measure_peaks(
         self,
         capability: tuple[int, int],
         seconds: float,
-        progress: Callable[[str, Ceiling | Outcome], None],
-    ) -> Ceilings:
+        progress: Callable[[str, Peak | Outcome], None],
+    ) -> Peaks:
         names = names_for(capability)
         self.measured.append(names)
         for name in names:

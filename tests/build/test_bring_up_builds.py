@@ -1,4 +1,4 @@
-"""What bringing a GPU up compiles: the library of ceilings, read back as machine code, and kernels for GPUs unseen."""
+"""What bringing a GPU up compiles: the library of peaks, read back as machine code, and kernels for GPUs unseen."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attention_autotuner.codegen.artifact import BuildTarget
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_disassembler, find_toolchain
 from attention_autotuner.errors import BuildError
-from attention_autotuner.tuning import ceilings
-from attention_autotuner.tuning.ceilings import build_library, measure_ceilings
+from attention_autotuner.tuning import peaks as peaks_module
+from attention_autotuner.tuning.peaks import build_library, measure_peaks
 from tests.conftest import REPOSITORY, why_no_gpu
 
 pytestmark = pytest.mark.build
@@ -108,10 +108,10 @@ def test_the_library_is_compiled_once(hopper: Path, store: Store) -> None:
 
 
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU here")
-def test_without_a_gpu_every_ceiling_says_so(hopper: Path) -> None:
-    found = measure_ceilings(hopper, ["launch", "wgmma_fp16"], seconds=0.1)
+def test_without_a_gpu_every_peak_says_so(hopper: Path) -> None:
+    found = measure_peaks(hopper, ["launch", "wgmma_fp16"], seconds=0.1)
     for one in found.values():
-        assert not isinstance(one, ceilings.Ceiling)
+        assert not isinstance(one, peaks_module.Peak)
         assert "driver" in one.reason or "device" in one.reason
 
 

@@ -16,9 +16,9 @@ from attention_autotuner.tuning.bring_up import (
     BroughtUp,
     LocalMachine,
     bring_up,
-    expected_ceilings,
+    expected_peaks,
 )
-from attention_autotuner.tuning.ceilings import Ceiling, names_for
+from attention_autotuner.tuning.peaks import Peak, names_for
 from attention_autotuner.tuning.sweep import measured_us
 from attention_autotuner.tuning.sweeps import default_sweep
 
@@ -54,7 +54,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             PROBLEMS,
             current,
             budget_seconds=240.0,
-            ceiling_seconds=0.5,
+            peak_seconds=0.5,
             output=folder / "out",
         )
         yield Run(result=result, output=folder / "out")
@@ -62,11 +62,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def test_every_peak_is_plausible_beside_the_spec(run: Run) -> None:
-    peaks = run.result.ceilings
+    peaks = run.result.peaks
     assert tuple(peaks) == names_for(probe().compute_capability)
-    promised = expected_ceilings(run.result.described)
+    promised = expected_peaks(run.result.described)
     for name, peak in peaks.items():
-        assert isinstance(peak, Ceiling), f"{name}: {peak}"
+        assert isinstance(peak, Peak), f"{name}: {peak}"
         low, high = RANGES.get(name, TENSOR)
         assert low < peak.value / promised[name] < high, f"{name}: {peak.value:.3e} {peak.unit}"
         assert peak.spread < 0.1 * peak.value, name
@@ -76,9 +76,9 @@ def test_every_peak_is_plausible_beside_the_spec(run: Run) -> None:
 
 def test_both_dtypes_run_at_one_rate(run: Run) -> None:
     for kind in ("mma", "wgmma"):
-        pair = [run.result.ceilings.get(f"{kind}_{dtype}") for dtype in ("fp16", "bf16")]
-        if all(isinstance(peak, Ceiling) for peak in pair):
-            first, second = (peak.value for peak in pair if isinstance(peak, Ceiling))
+        pair = [run.result.peaks.get(f"{kind}_{dtype}") for dtype in ("fp16", "bf16")]
+        if all(isinstance(peak, Peak) for peak in pair):
+            first, second = (peak.value for peak in pair if isinstance(peak, Peak))
             assert first == pytest.approx(second, rel=0.1)
 
 

@@ -15,7 +15,7 @@ from attention_autotuner.core.outcome import BuildFailed, Infeasible, Ok, Outcom
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import sweep
-from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_ceilings
+from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_peaks
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.sweep_plan import (
@@ -26,7 +26,7 @@ from attention_autotuner.tuning.sweep_plan import (
 )
 from attention_autotuner.tuning.sweeps import default_sweep, only
 from tests.devices import H200
-from tests.fake_machine import CEILINGS, FakeMachine, FakeSweepPipeline
+from tests.fake_machine import PEAKS, FakeMachine, FakeSweepPipeline
 
 FEW = only(default_sweep(), ["retention", "forward"])
 D64 = only(default_sweep(), ["forward", "d64"])
@@ -67,7 +67,7 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
         assert each.record.entry(each.record.default) is not None  # it was in the race
     assert sorted(machine.work.built) == sorted(one.name for one in result.plan.candidates)
     assert sorted(machine.work.verified) == sorted(machine.work.built)
-    assert {phase for phase, *_ in said} == {"ceilings", "build", "verify", "race", "confirm"}
+    assert {phase for phase, *_ in said} == {"peaks", "build", "verify", "race", "confirm"}
     # What is written: the picks in the form of the package, the spec, the properties, and all of it as a report.
     assert sorted(path.name for path in out.iterdir()) == [
         "nvidia-h200.bring_up.json",
@@ -114,7 +114,7 @@ def test_from_then_on_the_gpu_is_what_was_measured(
 
 
 def test_what_could_not_be_measured_keeps_its_number(here: Settings) -> None:
-    machine = FakeMachine(peaks={**CEILINGS, "l2": Infeasible(reason="no code")})
+    machine = FakeMachine(peaks={**PEAKS, "l2": Infeasible(reason="no code")})
     result = bring_up(machine, D64, here)
     assert result.measured.spec.l2_bytes_per_clk == H200_SPEC.l2_bytes_per_clk
     assert result.measured.sources["l2_bytes_per_clk"] == "not measured, the policy's"
@@ -326,7 +326,7 @@ def test_where_kernels_cannot_run_the_spec_is_measured_all_the_same(here: Settin
 
 
 def test_what_a_spec_promises_is_the_vendors_peak() -> None:
-    promised = expected_ceilings(POLICY)
+    promised = expected_peaks(POLICY)
     assert promised["wgmma_fp16"] == pytest.approx(989.4e12, rel=2e-3)
     assert promised["hbm_copy"] == 4.8e12
-    assert "wgmma_fp16" not in expected_ceilings(resolve("A100"))
+    assert "wgmma_fp16" not in expected_peaks(resolve("A100"))

@@ -24,7 +24,7 @@ from attention_autotuner.tuning.exhaustive import Regret
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
 from tests.devices import H200, RTX3090
-from tests.fake_machine import CEILINGS, ENVIRONMENT
+from tests.fake_machine import ENVIRONMENT, PEAKS
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
 RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json.gz"
@@ -231,7 +231,7 @@ def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
     run = json.loads(read_text(RUN))
     before = regrets(cost_model_regret.spec_from(run["spec"]))
     policy = H100(H200_SPEC)
-    specs = [measured_spec(policy, H200, CEILINGS, ENVIRONMENT).spec]
+    specs = [measured_spec(policy, H200, PEAKS, ENVIRONMENT).spec]
     specs += [read(path).spec for path in SHIPPED if path.stem == "nvidia-h200"]
     for spec in specs:
         after = regrets(spec)

@@ -8,8 +8,8 @@ from typing import Any
 from ..arch.measured_specs import LIMITS
 from ..arch.spec import ArchSpec
 from ..core.problem import Problem
-from ..tuning.bring_up import BroughtUp, expected_ceilings
-from ..tuning.ceilings import Ceiling
+from ..tuning.bring_up import BroughtUp, expected_peaks
+from ..tuning.peaks import Peak
 from ..tuning.sweep import Settled, SweepResult, measured_us
 from ..tuning.sweep_plan import Plan
 from .console import microseconds, named, print_line, print_table
@@ -17,7 +17,7 @@ from .console import microseconds, named, print_line, print_table
 # Prefixes by thousands, for figures of hardware.
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PHASES = {
-    "ceilings": "limits, ceilings and spec",
+    "peaks": "limits, peaks and spec",
     "plan": "choosing what to build",
     "build": "building (beside the rest)",
     "wait": "waiting for builds",
@@ -30,9 +30,9 @@ _PHASES = {
 
 
 def print_report(result: BroughtUp) -> None:
-    """Print the spec, the ceilings, the picks, and the time that it took."""
+    """Print the spec, the peaks, the picks, and the time that it took."""
     print_spec(result)
-    print_ceilings(result)
+    print_peaks(result)
     if result.sweep is not None:
         print_picks(result.sweep)
     elif result.why_no_sweep:
@@ -74,13 +74,13 @@ def print_spec(result: BroughtUp) -> None:
     )
 
 
-def print_ceilings(result: BroughtUp) -> None:
-    """Print every ceiling beside what the spec before had promised."""
-    promised = expected_ceilings(result.described)
+def print_peaks(result: BroughtUp) -> None:
+    """Print every peak beside what the spec before had promised."""
+    promised = expected_peaks(result.described)
     rows = []
-    for name, peak in result.ceilings.items():
+    for name, peak in result.peaks.items():
         expected = promised.get(name)
-        if not isinstance(peak, Ceiling):
+        if not isinstance(peak, Peak):
             rows.append([name, *["-"] * 5, f"{peak.kind}: {peak.reason}"])
             continue
         rows.append(
@@ -96,8 +96,8 @@ def print_ceilings(result: BroughtUp) -> None:
         )
     kept = " (of an earlier run)" if result.reused else ""
     print_table(
-        f"ceilings{kept}",
-        ["ceiling", "measured", "spread %", "SM MHz", "spec before", "ratio", "fate"],
+        f"peaks{kept}",
+        ["peak", "measured", "spread %", "SM MHz", "spec before", "ratio", "fate"],
         rows,
     )
 

@@ -19,7 +19,7 @@ from ..core.outcome import Outcome
 from ..core.problem import DTYPES
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, LocalMachine, bring_up
-from ..tuning.ceilings import SECONDS
+from ..tuning.peaks import SECONDS
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
@@ -40,8 +40,8 @@ def register_bring_up(commands: Commands) -> None:
         commands,
         "bring-up",
         run_bring_up,
-        "measure a new GPU's limits and ceilings, and tune it",
-        "Probe the GPU's limits, measure its ceilings, write its spec, and tune a sweep of problems under a "
+        "measure a new GPU's limits and peaks, and tune it",
+        "Probe the GPU's limits, measure its peaks, write its spec, and tune a sweep of problems under a "
         "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
         "is taken; CUDA_VISIBLE_DEVICES chooses another.",
     )
@@ -55,11 +55,12 @@ def register_bring_up(commands: Commands) -> None:
         help="wall time of all of it",
     )
     option(
+        "--peak-seconds",
         "--ceiling-seconds",
         type=seconds,
         default=SECONDS,
         metavar="S",
-        help="of timing for each ceiling",
+        help="of timing for each peak",
     )
     option(
         "--only",
@@ -99,7 +100,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
                 problems,
                 settings,
                 budget_seconds=arguments.budget_seconds,
-                ceiling_seconds=arguments.ceiling_seconds,
+                peak_seconds=arguments.peak_seconds,
                 output=arguments.output,
                 again=arguments.again,
                 tell=show,

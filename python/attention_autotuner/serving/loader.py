@@ -22,7 +22,7 @@ LIBRARY_NAME = "kernel.so"
 
 
 class ArtifactLike(Protocol):
-    """What the loader needs to know of a built artifact; see ``codegen.build.Artifact``."""
+    """The fields of a built artifact that the loader reads; see ``codegen.build.Artifact``."""
 
     @property
     def digest(self) -> str:
@@ -35,7 +35,7 @@ class ArtifactLike(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelDescription:
-    """What an artifact says of itself.
+    """The description that an artifact gives of itself.
 
     Attributes:
         name: the candidate's name.
@@ -102,7 +102,7 @@ class LoadedKernel:
         return f"LoadedKernel({self.info.name}, {self.path})"
 
     def is_prepared(self, device: int) -> bool:
-        """Whether :meth:`prepare` has succeeded on a device."""
+        """True once :meth:`prepare` has succeeded on a device."""
         return device in self._prepared
 
     def prepare(self, device: int) -> None:
@@ -215,7 +215,7 @@ def _identify(artifact: ArtifactLike | str | os.PathLike[str]) -> tuple[str, str
     if known:
         return str(path), artifact.digest  # type: ignore[union-attr]
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ArtifactError(f"cannot load the kernel library {path}: {error}") from error
-    return str(path), f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+    return str(path), f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"

@@ -1,4 +1,4 @@
-"""A GPU that nobody described: its limits, its ceilings, its spec, and the picks of a sweep, within one budget.
+"""A GPU that nobody described: its limits, its peaks, its spec, and the picks of a sweep, within one budget.
 
 :class:`Machine` is what this does to the world; :class:`LocalMachine` is this one, tests use others. What comes out is
 kept in the cache, and written as files that can be put into the package.
@@ -28,9 +28,9 @@ from ..core.outcome import Outcome, outcome_from_json
 from ..core.problem import Problem
 from ..errors import AttentionAutotunerError, StoreError
 from ..settings import Settings
-from . import ceilings as ceilings_module
-from .ceilings import Ceiling, Ceilings
+from . import peaks as peaks_module
 from .environment import Environment, collect
+from .peaks import Peak, Peaks
 from .pipeline import LocalPipeline, SweepPipeline
 from .records import RecordStore
 from .shipped import shipped_name
@@ -48,21 +48,21 @@ class Machine(Protocol):
     """Where a GPU is brought up."""
 
     def properties(self) -> DeviceProperties:
-        """What the GPU says of itself."""
+        """The limits that the GPU reports."""
 
     def environment(self) -> Environment:
-        """What stands beside every figure."""
+        """The environment that stands beside every figure."""
 
-    def ceilings(
+    def measure_peaks(
         self,
         capability: tuple[int, int],
         seconds: float,
-        progress: Callable[[str, Ceiling | Outcome], None],
-    ) -> Ceilings:
+        progress: Callable[[str, Peak | Outcome], None],
+    ) -> Peaks:
         """Build the library and measure everything that this compute capability has."""
 
     def pipeline(self, policy: Policy) -> SweepPipeline:
-        """What builds, verifies and measures kernels here."""
+        """The pipeline that builds, verifies and measures kernels here."""
 
     def jobs(self) -> int:
         """Compilations at once, while others are measured."""
@@ -86,20 +86,20 @@ class LocalMachine:
         """See :meth:`Machine.environment`."""
         return collect()
 
-    def ceilings(
+    def measure_peaks(
         self,
         capability: tuple[int, int],
         seconds: float,
-        progress: Callable[[str, Ceiling | Outcome], None],
-    ) -> Ceilings:
-        """See :meth:`Machine.ceilings`."""
-        library = ceilings_module.build_library(
-            ceilings_module.target_of(capability),
+        progress: Callable[[str, Peak | Outcome], None],
+    ) -> Peaks:
+        """See :meth:`Machine.measure_peaks`."""
+        library = peaks_module.build_library(
+            peaks_module.target_of(capability),
             toolchain=find_toolchain(self.settings),
             store=Store(self.settings.cache_dir),
         )
-        names = ceilings_module.names_for(capability)
-        return ceilings_module.measure_ceilings(library, names, seconds=seconds, progress=progress)
+        names = peaks_module.names_for(capability)
+        return peaks_module.measure_peaks(library, names, seconds=seconds, progress=progress)
 
     def pipeline(self, policy: Policy) -> SweepPipeline:
         """See :meth:`Machine.pipeline`."""
@@ -115,15 +115,15 @@ class LocalMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class BroughtUp:
-    """What bringing a GPU up came to.
+    """The result of bringing a GPU up.
 
     Attributes:
         properties: the GPU's own limits.
         described: the policy that it would have had without this.
         policy: the policy that it has now.
         measured: its spec with sources.
-        ceilings: what was measured.
-        reused: the ceilings are an earlier run's.
+        peaks: what was measured.
+        reused: the peaks are an earlier run's.
         plan: what the sweep was to do; None where nothing can be measured.
         sweep: how it ended; None likewise.
         why_no_sweep: why there is none.
@@ -137,7 +137,7 @@ class BroughtUp:
     described: Policy
     policy: Policy
     measured: MeasuredSpec
-    ceilings: Ceilings
+    peaks: Peaks
     reused: bool
     plan: Plan | None
     sweep: SweepResult | None
@@ -150,19 +150,17 @@ class BroughtUp:
     @property
     def gpu_seconds(self) -> float:
         """Seconds in which the GPU was measured on or checked with."""
-        return sum(
-            self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm")
-        )
+        return sum(self.seconds.get(name, 0.0) for name in ("peaks", "verify", "race", "confirm"))
 
     @property
-    def peaks(self) -> dict[str, float]:
+    def roofline(self) -> dict[str, float]:
         """The fastest tensor rate that was measured, FLOP/s, and the copy's bandwidth, bytes/s."""
-        found = {name: one.value for name, one in self.ceilings.items() if isinstance(one, Ceiling)}
-        tensor = [value for name, value in found.items() if "mma_" in name]
-        peaks = {"tensor_flops_per_second": max(tensor)} if tensor else {}
-        if "hbm_copy" in found:
-            peaks["hbm_bytes_per_second"] = found["hbm_copy"]
-        return peaks
+        rates = {name: peak.value for name, peak in self.peaks.items() if isinstance(peak, Peak)}
+        tensor = [rate for name, rate in rates.items() if "mma_" in name]
+        roofline = {"tensor_flops_per_second": max(tensor)} if tensor else {}
+        if "hbm_copy" in rates:
+            roofline["hbm_bytes_per_second"] = rates["hbm_copy"]
+        return roofline
 
     def to_json(self) -> dict[str, Any]:
         """The report."""
@@ -175,9 +173,9 @@ class BroughtUp:
             "seconds": dict(self.seconds),
             "gpu_seconds": self.gpu_seconds,
             "ceilings_reused": self.reused,
-            "ceilings": {name: found.to_json() for name, found in self.ceilings.items()},
-            "peaks": self.peaks,
-            "expected": expected_ceilings(self.described),
+            "ceilings": {name: result.to_json() for name, result in self.peaks.items()},
+            "peaks": self.roofline,
+            "expected": expected_peaks(self.described),
             "spec": self.measured.to_json()["spec"],
             "sources": dict(self.measured.sources),
             "plan": None if self.plan is None else self.plan.to_json(),
@@ -187,7 +185,7 @@ class BroughtUp:
             else {name: outcome.to_json() for name, outcome in self.sweep.failures.items()},
             "problems": []
             if self.sweep is None
-            else [each.to_json() for each in self.sweep.settled],
+            else [settled.to_json() for settled in self.sweep.settled],
             "exhausted": self.sweep is not None and self.sweep.exhausted,
             "why_no_sweep": self.why_no_sweep,
             "interrupted": self.interrupted,
@@ -195,8 +193,8 @@ class BroughtUp:
         }
 
 
-def expected_ceilings(policy: Policy) -> dict[str, float]:
-    """What a spec promises of each ceiling, in the ceiling's unit; wgmma only where there is some."""
+def expected_peaks(policy: Policy) -> dict[str, float]:
+    """The peaks that a spec promises, each in its unit; wgmma only where there is some."""
     spec = policy.spec
     clocks = spec.sm_clock_mhz * 1e6
     all_sms = clocks * spec.num_sms
@@ -221,7 +219,7 @@ def bring_up(
     settings: Settings,
     *,
     budget_seconds: float = BUDGET_SECONDS,
-    ceiling_seconds: float = ceilings_module.SECONDS,
+    peak_seconds: float = peaks_module.SECONDS,
     output: Path | None = None,
     again: bool = False,
     tell: Tell = lambda phase, done, total, message: None,
@@ -233,7 +231,7 @@ def bring_up(
         problems: what to tune for.
         settings: whose cache keeps the spec and the records.
         budget_seconds: wall time for all of it.
-        ceiling_seconds: of timed samples for each ceiling.
+        peak_seconds: of timed samples for each peak.
         output: folder for the files; by default one in the cache.
         again: measure what was measured before, too.
         tell: told (phase, done, total, message).
@@ -254,10 +252,10 @@ def bring_up(
     shipped(folder, properties.name)  # or what was tuned could not be put beside it
     kept = None if again else _kept(properties, environment, folder, settings)
     if kept is not None:
-        measured, ceilings, policy = kept
+        measured, peaks, policy = kept
     else:
-        ceilings = _measure_ceilings(machine, properties, ceiling_seconds, tell)
-        measured = measured_spec(described, properties, ceilings, environment)
+        peaks = _measure_peaks(machine, properties, peak_seconds, tell)
+        measured = measured_spec(described, properties, peaks, environment)
         policy, _ = keep(measured, properties.name, settings.cache_dir)
     seconds["ceilings"] = time.monotonic() - start
     plan, sweep, why = None, None, ""
@@ -286,7 +284,7 @@ def bring_up(
         described=described,
         policy=policy,
         measured=measured,
-        ceilings=ceilings,
+        peaks=peaks,
         reused=kept is not None,
         plan=plan,
         sweep=sweep,
@@ -300,20 +298,20 @@ def bring_up(
     return result
 
 
-def _measure_ceilings(
+def _measure_peaks(
     machine: Machine, properties: DeviceProperties, seconds: float, tell: Tell
-) -> Ceilings:
-    names = ceilings_module.names_for(properties.compute_capability)
+) -> Peaks:
+    names = peaks_module.names_for(properties.compute_capability)
     done = 0
 
-    def progress(name: str, found: Ceiling | Outcome) -> None:
+    def progress(name: str, result: Peak | Outcome) -> None:
         nonlocal done
         done += 1
-        said = f"{found.value:.3e} {found.unit}" if isinstance(found, Ceiling) else found.reason
-        tell("ceilings", done, len(names), f"{name}: {said}")
+        said = f"{result.value:.3e} {result.unit}" if isinstance(result, Peak) else result.reason
+        tell("peaks", done, len(names), f"{name}: {said}")
 
-    tell("ceilings", 0, len(names), "compiling")
-    return machine.ceilings(properties.compute_capability, seconds, progress)
+    tell("peaks", 0, len(names), "compiling")
+    return machine.measure_peaks(properties.compute_capability, seconds, progress)
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -346,14 +344,14 @@ def _write(result: BroughtUp, folder: Path) -> None:
     try:
         write_atomic(paths["spec"], _text(result.measured.to_json()))
         write_atomic(paths["properties"], _text(asdict(result.properties)))
-        settled = [] if result.sweep is None else result.sweep.settled
+        settled = () if result.sweep is None else result.sweep.settled
         ship(
             folder,
             result.properties.name,
             [
-                each.record
-                for each in settled
-                if each.record is not None and each.status in ("measured", "recorded")
+                outcome.record
+                for outcome in settled
+                if outcome.record is not None and outcome.status in ("measured", "recorded")
             ],
         )
         write_atomic(paths["report"], _text(result.to_json()))
@@ -367,8 +365,8 @@ def _text(value: Mapping[str, Any]) -> str:
 
 def _kept(
     properties: DeviceProperties, environment: Environment, folder: Path, settings: Settings
-) -> tuple[MeasuredSpec, Ceilings, Policy] | None:
-    """What an earlier run measured on this GPU under this driver, if its spec and its report are both here."""
+) -> tuple[MeasuredSpec, Peaks, Policy] | None:
+    """The measurements of an earlier run on this GPU under this driver, if its spec and its report are both here."""
     path = measured_specs.user_path(settings.cache_dir, properties.name)
     report = _files(folder, properties.name)["report"]
     if not path.is_file() or not report.is_file():
@@ -377,13 +375,13 @@ def _kept(
         measured = measured_specs.read(path)
         policy = policy_with(measured)
         said = json.loads(report.read_text(encoding="utf-8"))
-        ceilings = {name: _ceiling(data) for name, data in said["ceilings"].items()}
+        peaks = {name: _peak(data) for name, data in said["ceilings"].items()}
     except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # damaged: measured again, and replaced
     same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
-    whole = all(isinstance(found, Ceiling) for found in ceilings.values())
-    return (measured, ceilings, policy) if same and whole else None
+    whole = all(isinstance(result, Peak) for result in peaks.values())
+    return (measured, peaks, policy) if same and whole else None
 
 
-def _ceiling(data: Mapping[str, Any]) -> Ceiling | Outcome:
-    return outcome_from_json(dict(data)) if "kind" in data else Ceiling(**data)
+def _peak(data: Mapping[str, Any]) -> Peak | Outcome:
+    return outcome_from_json(dict(data)) if "kind" in data else Peak(**data)

@@ -13,7 +13,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from .pipeline import Built, Pipeline
 
-Told = Callable[[int, int, str], None]
+OnBuilt = Callable[[int, int, str], None]
 SWITCH_SECONDS = (
     0.0005  # a race must not wait for a thread that reads a compiler's report (Python's own: 0.005)
 )
@@ -38,11 +38,11 @@ class BuildAhead:
         candidates: Sequence[Candidate],
         *,
         jobs: int,
-        on_built: Told = lambda done, total, name: None,
+        on_built: OnBuilt = lambda done, total, name: None,
     ) -> None:
         self._pipeline = pipeline
         self._on_built = on_built
-        self._told = 0
+        self._reported = 0
         self._stopped = threading.Event()
         self._started = time.monotonic()
         self._switch_seconds = sys.getswitchinterval()
@@ -50,7 +50,8 @@ class BuildAhead:
         self._finished = 0.0
         self._executor = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build")
         self._futures: dict[Candidate, Future[Built | Outcome | None]] = {
-            one: self._executor.submit(self._build, one) for one in dict.fromkeys(candidates)
+            candidate: self._executor.submit(self._build, candidate)
+            for candidate in dict.fromkeys(candidates)
         }
 
     def _build(self, candidate: Candidate) -> Built | Outcome | None:
@@ -61,31 +62,35 @@ class BuildAhead:
         return result
 
     def ready(self, candidates: Collection[Candidate]) -> bool:
-        """Whether all of some candidates have been built, have failed, or will not be built any more."""
+        """True when all of some candidates have been built, have failed, or will not be built any more."""
         self._tell()
-        return all(self._futures[one].done() for one in candidates)
+        return all(self._futures[candidate].done() for candidate in candidates)
 
     def wait(self, candidates: Collection[Candidate], seconds: float) -> bool:
-        """Wait until :meth:`ready`, or for some seconds; answers :meth:`ready`."""
-        pending = [self._futures[one] for one in candidates if not self._futures[one].done()]
+        """Wait until :meth:`ready`, or for some seconds; returns :meth:`ready`."""
+        pending = [
+            self._futures[candidate]
+            for candidate in candidates
+            if not self._futures[candidate].done()
+        ]
         if pending and seconds > 0:
             wait(pending, timeout=seconds, return_when=FIRST_COMPLETED)
         return self.ready(candidates)
 
     def results(self, candidates: Collection[Candidate]) -> Mapping[Candidate, Built | Outcome]:
-        """What has become of some candidates; those that are not built are missing.
+        """The results of some candidates; those that are not built are missing.
 
         Raises:
             ToolchainError, StoreError, BuildError: the build of one could not be attempted.
         """
-        found: dict[Candidate, Built | Outcome] = {}
-        for one in candidates:
-            future = self._futures[one]
+        results: dict[Candidate, Built | Outcome] = {}
+        for candidate in candidates:
+            future = self._futures[candidate]
             if future.done() and not future.cancelled():
                 result = future.result()
                 if result is not None:
-                    found[one] = result
-        return found
+                    results[candidate] = result
+        return results
 
     def stop(self) -> None:
         """Begin no more builds; those that run go on."""
@@ -105,7 +110,7 @@ class BuildAhead:
 
     @property
     def built(self) -> int:
-        """How many builds are over, failures included."""
+        """The number of builds that are over, failures included."""
         return sum(
             future.done()
             and not future.cancelled()
@@ -116,9 +121,14 @@ class BuildAhead:
 
     def _tell(self) -> None:
         done = sum(future.done() for future in self._futures.values())
-        if done != self._told:
-            self._told = done
+        if done != self._reported:
+            self._reported = done
             name = next(
-                (one.name for one, future in reversed(self._futures.items()) if future.done()), ""
+                (
+                    candidate.name
+                    for candidate, future in reversed(self._futures.items())
+                    if future.done()
+                ),
+                "",
             )
             self._on_built(done, len(self._futures), name)

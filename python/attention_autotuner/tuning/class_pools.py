@@ -11,7 +11,7 @@ from itertools import islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Infeasible, Outcome
+from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..kernels.cost_model import estimate, rank, refine
 from ..kernels.legality import check
@@ -19,9 +19,8 @@ from ..kernels.registry import kernel_of
 from .failures import require_usable
 from .pipeline import Built, Pipeline
 from .result import Row, gain_over
-from .search import MIN_GAIN
 from .shortlist import Ranked, shortlist
-from .spills import check_spills
+from .stages import MIN_GAIN, examine, time_rows
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -30,7 +29,7 @@ COMPANIONS = 3
 
 
 def class_of(problem: Problem) -> ClassKey:
-    """What problems share that can run the same kernels."""
+    """The fields that problems share which can run the same kernels."""
     p = problem
     kind = (p.op, p.mask, p.direction, p.form, p.dtype)
     return (*kind, p.class_qk, p.class_v, p.alignment_bytes)
@@ -39,7 +38,7 @@ def class_of(problem: Problem) -> ClassKey:
 def pools(
     problems: Iterable[Problem], policy: Policy, *, top_k: int, class_limit: int | None = None
 ) -> dict[ClassKey, list[Candidate]]:
-    """What is raced in each class, without repeats.
+    """The candidates that each class races, without repeats.
 
     Args:
         problems: of any classes.
@@ -49,22 +48,29 @@ def pools(
         class_limit: how many the problems of a class contribute beside their defaults, those of deterministic mode by
             themselves; every problem's best go before any problem's second. None is no limit.
     """
-    found: dict[ClassKey, dict[Candidate, None]] = {}
+    pool_of: dict[ClassKey, dict[Candidate, None]] = {}
     wanted: dict[tuple[ClassKey, bool], list[list[Candidate]]] = {}
     for problem in problems:
         default = policy.default(problem)
         ranked = rank(problem, policy.legal(problem), policy.spec)
-        own = [one for one, _ in shortlist(ranked, default, top_k) if one != default]
+        preferred = [
+            candidate for candidate, _ in shortlist(ranked, default, top_k) if candidate != default
+        ]
         if problem.deterministic:
             # Each problem tries another one, after its own two best.
             place = len(wanted.get((class_of(problem), True), ())) % COMPANIONS
-            own[2:2] = other_companions(ranked)[place : place + 1]
-        found.setdefault(class_of(problem), {}).setdefault(default)
-        wanted.setdefault((class_of(problem), problem.deterministic), []).append(own)
+            preferred[2:2] = other_companions(ranked)[place : place + 1]
+        pool_of.setdefault(class_of(problem), {}).setdefault(default)
+        wanted.setdefault((class_of(problem), problem.deterministic), []).append(preferred)
     for (key, _), lists in wanted.items():
-        in_turn = (one for place in zip_longest(*lists) for one in place if one is not None)
-        found[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
-    return {key: list(pool) for key, pool in found.items()}
+        in_turn = (
+            candidate
+            for place in zip_longest(*lists)
+            for candidate in place
+            if candidate is not None
+        )
+        pool_of[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
+    return {key: list(pool) for key, pool in pool_of.items()}
 
 
 def known_pools(
@@ -77,16 +83,16 @@ def known_pools(
         policy: whose candidates; what it does not allow is left out.
         known: candidates of any classes.
     """
-    found: dict[ClassKey, dict[Candidate, None]] = {}
+    pool_of: dict[ClassKey, dict[Candidate, None]] = {}
     for problem in problems:
-        found.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
-    for one in known:
-        dims = (one.dtype, one.class_qk, one.class_v, one.copy_bytes)
-        for form in dict.fromkeys(("auto", one.form)):
-            key = (one.op, one.mask, one.direction, form, *dims)
-            if key in found and check(one, policy.spec) is None:
-                found[key].setdefault(one)
-    return {key: list(pool) for key, pool in found.items()}
+        pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
+    for candidate in known:
+        dims = (candidate.dtype, candidate.class_qk, candidate.class_v, candidate.copy_bytes)
+        for form in dict.fromkeys(("auto", candidate.form)):
+            key = (candidate.op, candidate.mask, candidate.direction, form, *dims)
+            if key in pool_of and check(candidate, policy.spec) is None:
+                pool_of[key].setdefault(candidate)
+    return {key: list(pool) for key, pool in pool_of.items()}
 
 
 def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
@@ -98,10 +104,10 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
         ranked: all legal candidates, best first.
     """
     best: dict[object, Candidate] = {}
-    for one, _ in ranked:
-        companion = kernel_of(one).describe(one).companion
+    for candidate, _ in ranked:
+        companion = kernel_of(candidate).describe(candidate).companion
         if companion is not None:
-            best.setdefault(companion, one)
+            best.setdefault(companion, candidate)
     return list(islice(best.values(), 1, 1 + COMPANIONS))
 
 
@@ -119,34 +125,30 @@ def choose(raced: Sequence[Row], default: Candidate) -> Row:
     return best if gain_over(best, base) >= MIN_GAIN else base
 
 
-def small_problem(one: Candidate) -> Problem:
+def small_problem(candidate: Candidate) -> Problem:
     """A problem that a candidate is verified on: of odd length where its copies allow that."""
-    seqlen = MASKED_SEQLEN if one.mask == "explicit" else VERIFIED_SEQLEN
+    seqlen = MASKED_SEQLEN if candidate.mask == "explicit" else VERIFIED_SEQLEN
     return Problem(
-        op=one.op,
-        direction=one.direction,
-        dtype=one.dtype,
+        op=candidate.op,
+        direction=candidate.direction,
+        dtype=candidate.dtype,
         batch=1,
         heads_q=2,
         heads_kv=2,
         seqlen_q=seqlen,
         seqlen_k=seqlen,
-        dim_qk=one.class_qk,
-        dim_v=one.class_v,
-        causal=one.score == "decayed",
-        alignment_bytes=one.copy_bytes,
-        mask=one.mask,
-        form=one.form,
+        dim_qk=candidate.class_qk,
+        dim_v=candidate.class_v,
+        causal=candidate.score == "decayed",
+        alignment_bytes=candidate.copy_bytes,
+        mask=candidate.mask,
+        form=candidate.form,
     )
 
 
-def usable(problem: Problem, one: Candidate, result: Built, policy: Policy) -> Outcome:
-    """Whether the compiler's report leaves a kernel worth timing, as a search judges it."""
-    report = result.report
-    outcome = check_spills(one, report, timed=True)
-    if outcome.ok and refine(problem, one, policy.spec, report).occupancy == 0:
-        return Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-    return outcome
+def usable(problem: Problem, candidate: Candidate, result: Built, policy: Policy) -> Outcome:
+    """Ok for a kernel that its compiler's report leaves worth timing; see :func:`~.stages.examine`."""
+    return examine(problem, candidate, result, policy, timed=True)[1]
 
 
 def race(
@@ -175,31 +177,14 @@ def race(
     """
     estimated = []
     for row in rows:
-        one = row.candidate
-        found = estimate(problem, one, policy.spec)
-        if one.name in built:
-            found = refine(problem, one, policy.spec, built[one.name].report)
-        estimated.append(replace(row, estimate=found))
+        candidate = row.candidate
+        expected = estimate(problem, candidate, policy.spec)
+        if candidate.name in built:
+            expected = refine(problem, candidate, policy.spec, built[candidate.name].report)
+        estimated.append(replace(row, estimate=expected))
     require_usable(problem, policy.name, estimated)
-    running = sorted(
-        (row for row in estimated if row.outcome.ok),
-        key=lambda row: (row.candidate != default, row.estimate.us),
-    )
-    names = [row.candidate.name for row in running]
-    timings, interrupted = pipeline.measure(
-        problem,
-        {name: built[name] for name in names},
-        budget_seconds=seconds,
-        keep=[default.name] if default.name in names else [],
-        on_round=lambda rounds, still: None,
-    )
+    raced, interrupted = time_rows(problem, default, estimated, built, pipeline, seconds)
     if interrupted:
         raise KeyboardInterrupt
-    by_name = {row.candidate.name: row for row in estimated}
-    raced = [
-        replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
-        for timing in timings
-    ]
-    raced += by_name.values()
     require_usable(problem, policy.name, raced)
     return raced

@@ -1,4 +1,4 @@
-"""What stands beside every figure: the GPU and its state, the driver, the libraries, the time of day.
+"""The environment of a figure: the GPU and its state, the driver, the libraries, the time of day.
 
 Read through the CUDA driver and ``nvidia-smi``, never through an import of torch (the CUDA it was built with is noted
 when it is loaded already). On a machine without a GPU the GPU's fields are None and the rest is filled in.
@@ -145,9 +145,9 @@ def _driver_version() -> str | None:
     """The driver's version as its kernel module says it; None where it cannot be read."""
     for path in _DRIVER_FILES:
         with contextlib.suppress(OSError):
-            found = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
-            if found is not None:
-                return found[0]
+            match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", path.read_text(encoding="utf-8"))
+            if match is not None:
+                return match[0]
     return None
 
 
@@ -167,24 +167,24 @@ def _read_driver(device: int) -> dict[str, Any]:
     handle, version = ctypes.c_int(), ctypes.c_int()
     if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(handle), device) != 0:
         return {}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        found["cuda_driver"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        values["cuda_driver"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
     name = ctypes.create_string_buffer(256)
     if cuda.cuDeviceGetName(name, len(name), handle) == 0:
-        found["gpu_name"] = name.value.decode()
+        values["gpu_name"] = name.value.decode()
     numbers = {}
     for key in (_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR):
         value = ctypes.c_int()
         if cuda.cuDeviceGetAttribute(ctypes.byref(value), key, handle) == 0:
             numbers[key] = value.value
-    found["num_sms"] = numbers.get(_MULTIPROCESSOR_COUNT)
+    values["num_sms"] = numbers.get(_MULTIPROCESSOR_COUNT)
     if _CAPABILITY_MAJOR in numbers and _CAPABILITY_MINOR in numbers:
-        found["compute_capability"] = f"{numbers[_CAPABILITY_MAJOR]}.{numbers[_CAPABILITY_MINOR]}"
+        values["compute_capability"] = f"{numbers[_CAPABILITY_MAJOR]}.{numbers[_CAPABILITY_MINOR]}"
     raw = (ctypes.c_ubyte * 16)()
     if cuda.cuDeviceGetUuid(raw, handle) == 0:
-        found["uuid"] = f"GPU-{uuid.UUID(bytes=bytes(raw))}"
-    return found
+        values["uuid"] = f"GPU-{uuid.UUID(bytes=bytes(raw))}"
+    return values
 
 
 def _read_smi(gpu_uuid: str) -> dict[str, Any]:

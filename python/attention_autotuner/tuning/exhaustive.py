@@ -23,15 +23,15 @@ PICKS = (1, 3, 5, 8, 10)
 
 
 def stratum_of(candidate: Candidate) -> tuple[object, ...]:
-    """What candidates of one stratum share: tiles, warps and stages, of several passes those of every pass."""
+    """The traits that a stratum shares: tiles, warps and stages, of several passes those of every pass."""
     return kernel_of(candidate).describe(candidate).stratum
 
 
 def stratified(candidates: Sequence[Candidate], seed: int) -> Iterator[Candidate]:
     """All candidates in an order whose every prefix is spread over the strata, the same for the same seed."""
     strata: dict[tuple[object, ...], list[Candidate]] = {}
-    for one in sorted(candidates, key=lambda c: c.name):
-        strata.setdefault(stratum_of(one), []).append(one)
+    for candidate in sorted(candidates, key=lambda c: c.name):
+        strata.setdefault(stratum_of(candidate), []).append(candidate)
     source = random.Random(seed)
     groups = list(strata.values())
     for group in groups:
@@ -51,7 +51,7 @@ def sample(
     first: int = FIRST,
     seed: int = 0,
 ) -> list[Candidate]:
-    """What is measured for one problem.
+    """The candidates that are measured for one problem.
 
     Args:
         ranked: all legal candidates, best first by the model.
@@ -66,22 +66,22 @@ def sample(
     Raises:
         ValueError: ``size`` does not hold the default and the model's picks.
     """
-    own = [one for one, _ in ranked[:first]]
-    own += [one for one, _ in shortlist(ranked, default, first)]
-    chosen = list(dict.fromkeys([default, *own]))
+    first_picks = [candidate for candidate, _ in ranked[:first]]
+    first_picks += [candidate for candidate, _ in shortlist(ranked, default, first)]
+    chosen = list(dict.fromkeys([default, *first_picks]))
     if len(chosen) > size:
         raise ValueError(f"size must be at least {len(chosen)}, got {size}")
-    for one in stratified([one for one, _ in ranked], seed):
+    for candidate in stratified([candidate for candidate, _ in ranked], seed):
         if len(chosen) == size:
             break
-        if one not in chosen:
-            chosen.append(one)
+        if candidate not in chosen:
+            chosen.append(candidate)
     return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """What the model's first picks lose on one problem.
+    """The loss of the model's first picks on one problem.
 
     Attributes:
         best: name of the fastest candidate measured.
@@ -113,7 +113,9 @@ def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, fl
         raise ValueError("nothing was measured")
     fastest = min(ratios.values())
     listed = [pair for pair in shortlist(ranked, default, max(PICKS)) if pair[0] != default]
-    measured = [(one.name, found.us) for one, found in ranked if one.name in ratios]
+    measured = [
+        (candidate.name, estimate.us) for candidate, estimate in ranked if candidate.name in ratios
+    ]
     return Regret(
         best=min(ratios, key=lambda name: (ratios[name], name)),
         ranked={k: _best_of(ranked[:k], ratios) / fastest for k in PICKS},
@@ -133,7 +135,7 @@ def correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _best_of(pairs: Sequence[Ranked], ratios: Mapping[str, float]) -> float:
-    return min((ratios.get(one.name, inf) for one, _ in pairs), default=inf)
+    return min((ratios.get(candidate.name, inf) for candidate, _ in pairs), default=inf)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

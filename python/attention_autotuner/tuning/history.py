@@ -1,4 +1,4 @@
-"""What earlier searches left for a problem, and what a search adds to it."""
+"""The records of earlier searches, and what a search adds to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .validity import Changed, PresentKernels, check
 
 def source_digests(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
     """The present source digest of each candidate."""
-    return {one: source_digest(render(one)) for one in candidates}
+    return {candidate: source_digest(render(candidate)) for candidate in candidates}
 
 
 def recall(
@@ -47,10 +47,10 @@ def recall(
         kernels=kernels,
         strict=True,
     )
-    found = records.find(query)
-    if not isinstance(found, Hit) or not found.exact:
+    answer = records.find(query)
+    if not isinstance(answer, Hit) or not answer.exact:
         return None
-    record = found.record
+    record = answer.record
     return replace(record, entries=tuple(_holding(record, digests, kernels)))
 
 

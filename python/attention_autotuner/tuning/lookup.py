@@ -1,4 +1,4 @@
-"""How a tuning record is matched to a problem: hard and soft fields, and the nearest bucket.
+"""The match of a tuning record to a problem: hard and soft fields, and the nearest bucket.
 
 Hard fields make a miss that names the field (schema, the kernel's knobs, policy, GPU, SM count, the kernel itself);
 soft ones (driver, CUDA, compiler, torch, the list of candidates) are served, marked unverified.
@@ -54,13 +54,13 @@ class Hit:
 
     @property
     def median_us(self) -> float | None:
-        """What was measured, microseconds."""
+        """The measured time, microseconds."""
         timing = self.record.picked.measurement
         return None if timing is None else timing.median_us
 
     @property
     def estimate_us(self) -> float | None:
-        """What the cost model said to it, microseconds."""
+        """The cost model's time, microseconds."""
         return self.record.picked.estimate_us
 
 
@@ -90,7 +90,7 @@ class Miss:
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What a lookup asks for.
+    """The question of a lookup.
 
     Attributes:
         problem: as called; bucketed by the lookup.
@@ -110,7 +110,7 @@ class Query:
 
 
 def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE) -> float | None:
-    """How far a record's problem is from a bucketed one, in doublings; None where it cannot stand in."""
+    """The distance of a record's problem from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
         "op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes",
         "deterministic", "mask", "form",
@@ -131,7 +131,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     return apart if apart <= bound else None
 
 
-def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
+def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     """Compare a parsed file with a query, hard fields first.
 
     Raises:
@@ -190,7 +190,7 @@ def by_distance(
         try:
             recorded = Problem(**document["problem"])
         except (KeyError, TypeError, ValueError):
-            continue  # judged, and set aside, when its own bucket is asked for
+            continue  # compared, and set aside, when its own bucket is asked for
         apart = distance(problem, recorded)
         if apart is not None and document.get("arch") == query.arch:
             near.append((apart, index, path, document))

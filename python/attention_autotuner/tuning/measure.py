@@ -81,8 +81,8 @@ class KernelEntry:
         kernel = loader.load(self.path)
         kernel.prepare(torch.cuda.current_device())
         self._launches = [
-            bind(kernel, self.problem, given, taken)
-            for given, taken in zip(inputs, outputs, strict=True)
+            bind(kernel, self.problem, read_set, memory)
+            for read_set, memory in zip(inputs, outputs, strict=True)
         ]
 
     def run(self, index: int) -> None:
@@ -114,17 +114,17 @@ class StepEntry:
         shapes = ways_of(forward)[0].output_shapes(forward)
         names = set(field_names(forward))
         read, written = [], []
-        for given, taken in zip(inputs, outputs, strict=True):
-            tensors = {n: t for n, t in given.tensors.items() if n in names and n not in shapes}
-            scalars = {n: value for n, value in given.scalars.items() if n in names}
+        for read_set, memory in zip(inputs, outputs, strict=True):
+            tensors = {n: t for n, t in read_set.tensors.items() if n in names and n not in shapes}
+            scalars = {n: value for n, value in read_set.scalars.items() if n in names}
             read.append(Inputs(tensors=tensors, scalars=scalars))
             made = {
-                name: torch.empty(shape, dtype=dtype, device=given.q.device)
-                if name not in given.tensors
-                else given.tensors[name]
+                name: torch.empty(shape, dtype=dtype, device=read_set.q.device)
+                if name not in read_set.tensors
+                else read_set.tensors[name]
                 for name, (shape, dtype) in shapes.items()
             }
-            written.append(Outputs(tensors=made, workspace=taken.workspace))
+            written.append(Outputs(tensors=made, workspace=memory.workspace))
         self._forward.prepare(read, written)
         self._backward.prepare(inputs, outputs)
 
@@ -154,8 +154,8 @@ class CallableEntry:
 
     def run(self, index: int) -> None:
         """Call the function."""
-        each = self._inputs[index]
-        self.function(each.q, each.k, each.v)
+        tensors = self._inputs[index]
+        self.function(tensors.q, tensors.k, tensors.v)
 
 
 class Measurer(Protocol):
@@ -364,7 +364,7 @@ class _Prepared:
 
 
 def _timing_event() -> torch.cuda.Event:
-    """An event that a graph records anew at every replay, if it is recorded under capture."""
+    """An event that a graph records again at every replay, if it is recorded under capture."""
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""What a search does to the world: build, verify, measure, confirm. A search takes any :class:`Pipeline`.
+"""The side effects of a search: build, verify, measure, confirm. A search takes any :class:`Pipeline`.
 
 :class:`LocalPipeline` is this machine's; tests use others. Modules that need torch are imported when a step first needs
 them, so that a search on a machine without a GPU never loads it.
@@ -35,7 +35,7 @@ CONFIRM_EACH_SECONDS = 1.5  # the same, where it confirms many
 
 
 class Built(Protocol):
-    """What a search reads of a built artifact (``codegen``'s Artifact has it)."""
+    """The fields of a built artifact that a search reads (``codegen``'s Artifact has it)."""
 
     @property
     def path(self) -> Path:
@@ -43,7 +43,7 @@ class Built(Protocol):
 
     @property
     def report(self) -> CompilerReport:
-        """What the compiler said."""
+        """The compiler's report."""
 
     @property
     def code_digest(self) -> str | None:
@@ -65,7 +65,7 @@ class Pipeline(Protocol):
         """Build kernels, in their order; called with (done, total, message) as it goes."""
 
     def can_measure(self) -> bool:
-        """Whether a GPU that runs these kernels is here, with torch to drive it."""
+        """True where a GPU that runs these kernels is here, with torch to drive it."""
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """Check a kernel against the reference, and for equal bits of two runs where it claims them."""
@@ -212,7 +212,8 @@ class LocalPipeline:
 
         measurer = InProcessMeasurer(on_round=on_round)
         entries = [
-            KernelEntry(name=name, path=each.path, problem=problem) for name, each in built.items()
+            KernelEntry(name=name, path=kernel.path, problem=problem)
+            for name, kernel in built.items()
         ]
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         self.environment = replace(
@@ -246,15 +247,17 @@ class LocalPipeline:
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         """See :meth:`SweepPipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
-        found = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
-        if len(doubts) > 1 and not any(found):
-            return [ratio for one in doubts for ratio in self._confirmed([one], CONFIRM_SECONDS)]
-        return found
+        ratios = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
+        if len(doubts) > 1 and not any(ratios):
+            return [
+                ratio for doubt in doubts for ratio in self._confirmed([doubt], CONFIRM_SECONDS)
+            ]
+        return ratios
 
     def _confirmed(self, doubts: Sequence[Doubt], seconds: float) -> list[float | None]:
         races = [
-            (one.problem, {name: built.path for name, built in (one.default, one.pick)})
-            for one in doubts
+            (doubt.problem, {name: built.path for name, built in (doubt.default, doubt.pick)})
+            for doubt in doubts
         ]
         try:
             answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
@@ -262,8 +265,8 @@ class LocalPipeline:
             LOGGER.warning("what was picked is not confirmed: %s", error)
             return [None] * len(doubts)
         ratios: list[float | None] = []
-        for one, timings in zip(doubts, answers, strict=True):
+        for doubt, timings in zip(doubts, answers, strict=True):
             timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
             both = len(timed) == 2
-            ratios.append(timed[one.default[0]] / timed[one.pick[0]] if both else None)
+            ratios.append(timed[doubt.default[0]] / timed[doubt.pick[0]] if both else None)
         return ratios

@@ -73,12 +73,12 @@ class LinePrinter:
 
 def describe(message: str, best_us: float | None, seconds_left: float | None) -> str:
     """A message with the best time so far and the time left, as far as they are known."""
-    parts = [message] if message else []
+    notes = [message] if message else []
     if best_us is not None and isfinite(best_us):
-        parts.append(f"best {best_us:,.1f} us")
+        notes.append(f"best {best_us:,.1f} us")
     if seconds_left is not None:
-        parts.append(f"{seconds_left:.0f} s left")
-    return ", ".join(parts)
+        notes.append(f"{seconds_left:.0f} s left")
+    return ", ".join(notes)
 
 
 def print_ranking(result: TuneResult) -> None:

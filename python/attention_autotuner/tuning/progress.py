@@ -1,4 +1,4 @@
-"""Progress of a search: events for whoever listens, and the clock of the budget."""
+"""Progress of a search: its events, and the clock of the budget."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Progress:
         return max(0.0, self._budget_seconds - self.elapsed_seconds)
 
     def seconds_for_rounds(self, otherwise: float) -> float:
-        """How long to time: what is left of the budget, or ``otherwise`` without one."""
+        """Seconds to time: what is left of the budget, or ``otherwise`` without one."""
         left = self.seconds_left
         return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left)
 

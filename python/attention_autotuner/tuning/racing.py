@@ -24,7 +24,9 @@ EARLY_ROUNDS = 2
 EARLY_LOG_RATIO = log(1.3)  # this much slower in every pair: gone without statistics
 MIN_ROUNDS = 4  # before statistics may drop anything
 SETTLED_ROUNDS = 10  # before statistics may end a race
-DROP_CONFIDENCE = 4.0  # standard errors; many looks are taken, so more than for the final verdict
+DROP_CONFIDENCE = (
+    4.0  # standard errors; many looks are taken, so more than for the final comparison
+)
 TIE_CONFIDENCE = 3.0
 MEDIAN_ERROR = 1.2533  # standard error of a median over that of a mean, normal distribution
 NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samples agree better
@@ -35,7 +37,7 @@ TIE_LOG_RATIO = log(1.005)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What the race found about one entry.
+    """The result of a race for one entry.
 
     Attributes:
         name: the entry's.
@@ -95,7 +97,7 @@ class Race:
 
     @property
     def balanced(self) -> bool:
-        """Whether every order so far has had its reverse: before that nothing is judged."""
+        """True when every order so far has had its reverse: before that nothing is compared."""
         return not self._order
 
     def order(self) -> list[str]:
@@ -143,7 +145,7 @@ class Race:
         return dropped
 
     def settled(self, *, precision: float = 0.002, min_rounds: int = SETTLED_ROUNDS) -> bool:
-        """Whether more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
+        """True when more rounds would change nothing: every ratio left is known to ``precision`` (standard error)."""
         if not self._running:
             return True
         if len(self._rounds) < min_rounds or not self.balanced:
@@ -166,7 +168,7 @@ class Race:
         return sorted(timings, key=key)
 
     def compare(self, name: str, other: str) -> tuple[float, float]:
-        """How much longer a name takes than another, from the rounds they share.
+        """The ratio of the times of two names, from the rounds they share.
 
         Returns:
             The ratio of their times (above 1: ``name`` is the slower), and the standard error of its logarithm; both

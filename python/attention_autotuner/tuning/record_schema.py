@@ -1,4 +1,4 @@
-"""What a tuning record holds, and its JSON form.
+"""The content of a tuning record, and its JSON form.
 
 A record remembers one (bucketed) problem on one GPU: every candidate that was tried, with its own timing or the reason
 why it fell out, and the pick. So adding a candidate to the search space means measuring one kernel, and a change of one
@@ -76,7 +76,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateEntry:
-    """What became of one candidate.
+    """One candidate in a record, with its outcome.
 
     Attributes:
         candidate: the candidate.

@@ -22,7 +22,7 @@ from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
-from .lookup import Document, Hit, Miss, Query, by_distance, judge
+from .lookup import Document, Hit, Miss, Query, by_distance, compare
 from .record_migration import OLDEST, SCHEMA
 from .record_schema import TuningRecord, is_present
 
@@ -50,18 +50,18 @@ class RecordStore:
     def find(self, query: Query) -> Hit | Miss:
         """The record of a problem: its own bucket's, else the nearest one's, else why not."""
         gpu = query.environment.gpu_name
-        own = self.path(query.problem, query.arch, gpu)
-        others = sorted(own.parent.parent.glob(f"*/{own.name}"))
+        path = self.path(query.problem, query.arch, gpu)
+        others = sorted(path.parent.parent.glob(f"*/{path.name}"))
         if gpu is None and others:
-            own = others[0]  # without a GPU any GPU's record may be looked at
+            path = others[0]  # without a GPU any GPU's record may be looked at
         missed: Miss | None = None
-        document = self._read(own)
+        document = self._read(path)
         if document is not None:
-            found = self._judge(own, document, query)
-            if isinstance(found, Hit):
-                return found
-            missed = found
-        near = self._nearest(own.parent, query)
+            answer = self._compare(path, document, query)
+            if isinstance(answer, Hit):
+                return answer
+            missed = answer
+        near = self._nearest(path.parent, query)
         if near is not None:
             return near
         if missed is None:
@@ -69,9 +69,9 @@ class RecordStore:
             for path in others:
                 document = self._read(path)
                 if document is not None:
-                    found = self._judge(path, document, query)
-                    if isinstance(found, Miss):
-                        return found
+                    answer = self._compare(path, document, query)
+                    if isinstance(answer, Miss):
+                        return answer
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, recorded="no record")
 
@@ -96,7 +96,7 @@ class RecordStore:
         return record
 
     def count(self) -> int:
-        """How many files there are, whether or not they can be read."""
+        """The number of files, whether or not they can be read."""
         return sum(1 for _ in self.root.glob("*/*/*.json"))
 
     def records(self) -> Iterator[tuple[Path, TuningRecord]]:
@@ -142,9 +142,9 @@ class RecordStore:
                 write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
         return record is not None
 
-    def _judge(self, path: Path, document: Document, query: Query) -> Hit | Miss:
+    def _compare(self, path: Path, document: Document, query: Query) -> Hit | Miss:
         try:
-            return judge(document, query, "record")
+            return compare(document, query, "record")
         except RecordError as error:
             self._quarantine(path, str(error))
             return Miss(field="record", expected="a readable record", recorded=str(error))
@@ -155,7 +155,7 @@ class RecordStore:
             document = self._read(path)
             if document is not None:
                 pairs.append((path, document))
-        hits = (self._judge(path, doc, query) for path, doc in by_distance(pairs, query))
+        hits = (self._compare(path, doc, query) for path, doc in by_distance(pairs, query))
         return next((hit for hit in hits if isinstance(hit, Hit)), None)
 
     def _read(self, path: Path) -> Document | None:

@@ -1,4 +1,4 @@
-"""What a search says while it runs and when it ends."""
+"""The rows and the result of a search."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Status = Literal["measured", "recorded", "predicted"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What became of one candidate of the shortlist.
+    """One candidate of the shortlist, with its outcome.
 
     Attributes:
         candidate: the candidate.
@@ -49,7 +49,7 @@ class Row:
         return "not built" if self.artifact is None else "not timed"
 
     def entry(self, environment: str) -> CandidateEntry:
-        """What a record keeps of it.
+        """The entry that a record keeps of it.
 
         Args:
             environment: digest of the environment it was measured in.
@@ -109,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult:
-    """How a search ended.
+    """The result of a search.
 
     Attributes:
         problem: what was tuned.
@@ -159,7 +159,7 @@ class TuneResult:
 
 
 def gain_over(row: Row, base: Row) -> float:
-    """How much faster a row is than another of the same race, from paired rounds: 0.04 is 4 %.
+    """The gain of a row over another of the same race, from paired rounds: 0.04 is 4 %.
 
     Raises:
         ValueError: one of them was not timed.

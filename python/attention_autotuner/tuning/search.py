@@ -19,10 +19,10 @@ from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render, unique
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate, Rejection
-from ..core.outcome import Infeasible, Ok, Outcome, Spilled
+from ..core.outcome import Ok, Outcome, Spilled
 from ..core.problem import Problem
 from ..errors import SettingsError
-from ..kernels.cost_model import rank, refine
+from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
@@ -33,10 +33,11 @@ from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, gain_over, median_us
 from .shortlist import shortlist
-from .spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
+from .spills import SPILL_WORTH_TIMING, spilled_bytes
+from .stages import MIN_GAIN as MIN_GAIN
+from .stages import examine, time_rows
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
-MIN_GAIN = 0.01
 
 
 def tune(
@@ -243,11 +244,8 @@ class _Search:
         return built, sorted(refined, key=by_estimate)
 
     def _refine(self, row: Row, built: Built) -> Row:
-        report = built.report
-        estimate = refine(self.problem, row.candidate, self.policy.spec, report)
-        outcome = check_spills(row.candidate, report, timed=self.pipeline.can_measure())
-        if outcome.ok and estimate.occupancy == 0:
-            outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
+        timed = self.pipeline.can_measure()
+        estimate, outcome = examine(self.problem, row.candidate, built, self.policy, timed=timed)
         return replace(
             row,
             estimate=estimate,
@@ -284,32 +282,17 @@ class _Search:
     def _measure(self, built: dict[str, Built], rows: list[Row]) -> list[Row]:
         if self.interrupted:
             return rows
-        running = sorted((row for row in rows if row.outcome.ok), key=self._default_first)
-        names = [row.candidate.name for row in running]
+        count = sum(row.outcome.ok for row in rows)
 
-        def on_round(rounds: int, still: list[str]) -> None:
-            self.progress.tell(
-                "measure", rounds, rounds, f"{len(still)} of {len(names)} in the race"
-            )
+        def on_round(rounds: int, running: list[str]) -> None:
+            self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
-        timings, interrupted = self.pipeline.measure(
-            self.problem,
-            {name: built[name] for name in names},
-            budget_seconds=self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.effort]),
-            keep=[name for name in names if name == self.default.name],
-            on_round=on_round,
+        seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.effort])
+        measured, self.interrupted = time_rows(
+            self.problem, self.default, rows, built, self.pipeline, seconds, on_round
         )
-        self.interrupted = interrupted
-        by_name = {timing.name: timing for timing in timings}
-        order = {timing.name: index for index, timing in enumerate(timings)}
-        measured = []
-        for row in rows:
-            timing = by_name.get(row.candidate.name)
-            if timing is not None:
-                row = replace(row, outcome=timing.outcome, timing=timing)
-            measured.append(row)
         require_usable(self.problem, self.policy.name, measured)
-        return sorted(measured, key=lambda row: order.get(row.candidate.name, len(order)))
+        return measured
 
     def _decide(
         self,
@@ -378,7 +361,7 @@ class _Search:
         )
 
     def _predicted(self, rows: list[Row]) -> TuneResult:
-        """What the model says; the default where an interrupted search knows nothing of the rest."""
+        """The model's ranking; the default serves where an interrupted search knows nothing of the rest."""
         good = [row for row in rows if row.outcome.ok]
         pick = self.default if self.interrupted or not good else good[0].candidate
         return self._result("predicted", pick, rows)
@@ -413,6 +396,3 @@ class _Search:
     def _record_path(self) -> Path:
         gpu_name = self.pipeline.environment.gpu_name
         return self.records.path(self.problem, self.policy.name, gpu_name)
-
-    def _default_first(self, row: Row) -> tuple[bool, float, str]:
-        return (row.candidate != self.default, row.estimate.us, row.candidate.name)

@@ -13,7 +13,7 @@ from ..codegen.files import write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
 from .environment import Environment
-from .lookup import Document, Hit, Miss, Query, by_distance, judge
+from .lookup import Document, Hit, Miss, Query, by_distance, compare
 from .record_schema import SCHEMA
 from .shipped_lines import to_document
 
@@ -124,7 +124,7 @@ class ShippedRecords:
         pairs = [(Path(str(index)), document) for index, document in enumerate(documents)]
         missed: Miss | None = None
         for _, document in by_distance(pairs, query):
-            answer = judge(document, query, "shipped")
+            answer = compare(document, query, "shipped")
             if isinstance(answer, Hit):
                 return answer
             missed = missed or answer
@@ -132,7 +132,7 @@ class ShippedRecords:
         return missed or Miss(field="problem", expected=described, recorded="no shipped record")
 
     def count(self, gpu_name: str) -> int:
-        """How many records there are for a GPU, by the driver's name for it.
+        """The number of records for a GPU, by the driver's name for it.
 
         Raises:
             RecordError: its file is damaged.

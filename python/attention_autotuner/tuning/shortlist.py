@@ -13,12 +13,12 @@ Ranked = tuple[Candidate, Estimate]
 
 
 def shape_of(candidate: Candidate) -> tuple[object, ...]:
-    """What two candidates share that differ in pipelining, launch bounds or scheduling only."""
+    """The traits of candidates that differ in pipelining, launch bounds or scheduling only."""
     return kernel_of(candidate).describe(candidate).tile
 
 
 def kind_of(candidate: Candidate) -> tuple[object, ...]:
-    """What makes two candidates of one shape worth trying both: how they feed the MMAs and order the tiles."""
+    """The traits that make two candidates of one shape both worth a try: how they feed the MMAs and order the tiles."""
     traits = kernel_of(candidate).describe(candidate)
     return (*traits.tile, *traits.feed)
 

@@ -18,40 +18,40 @@ from ..arch.resolution import KNOWN, forget_measured, policy_with
 from ..arch.spec import ArchSpec
 from ..codegen.files import write_atomic
 from ..errors import StoreError
-from .ceilings import Ceiling, Ceilings
 from .environment import Environment
+from .peaks import Peak, Peaks
 
 MHZ = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How a field of a spec follows from a ceiling.
+    """The derivation of a field of a spec from a peak.
 
     Attributes:
-        ceiling: which one.
+        peak: which one.
         per_sm: whether the field is one SM's share.
-        per_operation: operations that the ceiling counts for one of the field.
+        per_operation: operations that the peak counts for one of the field.
     """
 
-    ceiling: str
+    peak: str
     per_sm: bool = True
     per_operation: float = 1.0
 
-    def rate(self, found: Ceiling, num_sms: int) -> float:
+    def rate(self, peak: Peak, num_sms: int) -> float:
         """The field's value: per clock, or per clock and SM."""
-        return found.value / (
-            found.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
+        return peak.value / (
+            peak.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
         )
 
 
 RATES: Mapping[str, Measured] = {
-    "mma_flops_per_clk_per_sm": Measured(ceiling="mma_fp16"),
-    "wgmma_flops_per_clk_per_sm": Measured(ceiling="wgmma_fp16"),
-    "exp_per_clk_per_sm": Measured(ceiling="exp"),
-    "fp32_lanes_per_clk_per_sm": Measured(ceiling="fp32", per_operation=2.0),
-    "smem_bytes_per_clk_per_sm": Measured(ceiling="smem"),
-    "l2_bytes_per_clk": Measured(ceiling="l2", per_sm=False),
+    "mma_flops_per_clk_per_sm": Measured(peak="mma_fp16"),
+    "wgmma_flops_per_clk_per_sm": Measured(peak="wgmma_fp16"),
+    "exp_per_clk_per_sm": Measured(peak="exp"),
+    "fp32_lanes_per_clk_per_sm": Measured(peak="fp32", per_operation=2.0),
+    "smem_bytes_per_clk_per_sm": Measured(peak="smem"),
+    "l2_bytes_per_clk": Measured(peak="l2", per_sm=False),
 }
 CLOCK_FROM = "mma_fp16"
 
@@ -59,7 +59,7 @@ CLOCK_FROM = "mma_fp16"
 def measured_spec(
     policy: Policy,
     properties: DeviceProperties,
-    ceilings: Ceilings,
+    peaks: Peaks,
     environment: Environment,
 ) -> MeasuredSpec:
     """The spec of a device.
@@ -67,10 +67,10 @@ def measured_spec(
     Args:
         policy: what the device gets without measuring: its policy, and what could not be measured.
         properties: of the device.
-        ceilings: what was measured; failures leave the policy's numbers.
+        peaks: what was measured; failures leave the policy's numbers.
         environment: of the measurement.
     """
-    known = any(type(policy) is each for _, each in KNOWN)
+    known = any(type(policy) is known_policy for _, known_policy in KNOWN)
     before = "policy's" if known else "generation's"
     date = (environment.time_utc or "")[:10]
     here = f"measured on {properties.name}, {date}, driver {environment.driver or 'unknown'}"
@@ -84,20 +84,20 @@ def measured_spec(
         **dict.fromkeys(LIMITS, "driver"),
     }
     for name, how in RATES.items():
-        found = ceilings.get(how.ceiling)
-        if isinstance(found, Ceiling) and found.sm_clock_hz > 0:
-            values[name] = how.rate(found, properties.num_sms)
-            sources[name] = f"{here}: {how.ceiling}"
-    clock = ceilings.get(CLOCK_FROM)
-    if isinstance(clock, Ceiling) and clock.sm_clock_hz > 0:
+        peak = peaks.get(how.peak)
+        if isinstance(peak, Peak) and peak.sm_clock_hz > 0:
+            values[name] = how.rate(peak, properties.num_sms)
+            sources[name] = f"{here}: {how.peak}"
+    clock = peaks.get(CLOCK_FROM)
+    if isinstance(clock, Peak) and clock.sm_clock_hz > 0:
         values["sm_clock_mhz"] = clock.sm_clock_hz / MHZ
         sources["sm_clock_mhz"] = f"{here}: under {CLOCK_FROM}"
-    copy = ceilings.get("hbm_copy")
-    if isinstance(copy, Ceiling):
+    copy = peaks.get("hbm_copy")
+    if isinstance(copy, Peak):
         values["hbm_bytes_per_second"] = copy.value
         sources["hbm_bytes_per_second"] = f"{here}: hbm_copy"
-    launch = ceilings.get("launch")
-    if isinstance(launch, Ceiling):
+    launch = peaks.get("launch")
+    if isinstance(launch, Peak):
         values["launch_overhead_us"] = launch.value * 1e6
         sources["launch_overhead_us"] = f"{here}: launch"
     for item in fields(ArchSpec):

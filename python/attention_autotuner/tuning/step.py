@@ -31,7 +31,7 @@ Source = Literal["measured", "predicted", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """How tuning a step ended.
+    """The result of tuning a step.
 
     Attributes:
         forward: the forward search.
@@ -128,22 +128,22 @@ def tune_step(
     if printing:
         listener = LinePrinter().listen
 
-    def search(one: Problem, seconds: float | None) -> TuneResult:
-        found = tune(
-            one,
+    def search(problem: Problem, seconds: float | None) -> TuneResult:
+        result = tune(
+            problem,
             policy,
             effort=effort,
             budget_seconds=seconds,
             top_k=top_k,
             confirm=confirm,
             for_step=True,
-            listener=_naming(one.direction, listener),
+            listener=_naming(problem.direction, listener),
             records=records,
             pipeline=pipeline,
         )
         if printing:
-            print_ranking(found)
-        return found
+            print_ranking(result)
+        return result
 
     forward, backward = problems_of_step(problem)
     first = search(forward, budget_seconds)
@@ -174,10 +174,10 @@ def _naming(direction: Direction, listener: Listener | None) -> Listener | None:
     return named
 
 
-def _predicted_us(*parts: tuple[TuneResult, Candidate]) -> float | None:
+def _predicted_us(*picked: tuple[TuneResult, Candidate]) -> float | None:
     """The model's times of candidates, added up; None where one is unknown or cannot run."""
     total = 0.0
-    for result, candidate in parts:
+    for result, candidate in picked:
         row = next((row for row in result.rows if row.candidate == candidate), None)
         if row is None or not row.outcome.ok or not isfinite(row.estimate.us):
             return None
@@ -192,7 +192,7 @@ def _timed(
     wanted = {PICKS: (first.pick, second.pick), DEFAULTS: (first.default, second.default)}
     if wanted[PICKS] == wanted[DEFAULTS]:
         del wanted[DEFAULTS]
-    built = _built([one for pair in wanted.values() for one in pair], pipeline)
+    built = _built([candidate for pair in wanted.values() for candidate in pair], pipeline)
     steps = {
         name: (built[forward], built[backward])
         for name, (forward, backward) in wanted.items()

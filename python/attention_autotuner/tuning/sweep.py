@@ -27,7 +27,7 @@ from .pipeline import Built, Doubt, SweepPipeline
 from .record_schema import TuningRecord
 from .records import RecordStore
 from .result import Row, gain_over
-from .search import MIN_GAIN
+from .stages import MIN_GAIN
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -48,7 +48,7 @@ MIN_DOUBTS = 3  # worth a second process while builds keep the GPU idle
 
 @dataclass(frozen=True, kw_only=True)
 class Settled:
-    """What a sweep came to for one problem.
+    """The result of a sweep for one problem.
 
     Attributes:
         problem: the problem.
@@ -90,7 +90,7 @@ def measured_us(record: TuningRecord, name: str) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """How a sweep ended.
+    """The result of a sweep.
 
     Attributes:
         settled: every problem, in the order of the plan.
@@ -160,7 +160,7 @@ class Sweep:
         groups = [group for group in map(self._unsettled, self.plan.groups) if group.problems]
         ahead = BuildAhead(
             self.pipeline,
-            [one for group in groups for one in group.pool],
+            [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
             on_built=lambda done, total, name: self.tell("build", done, total, name),
         )
@@ -186,7 +186,7 @@ class Sweep:
             kernels=ahead.built,
             failures=self._failures,
             interrupted=interrupted,
-            exhausted=not interrupted and any(each.status == "left" for each in settled),
+            exhausted=not interrupted and any(problem.status == "left" for problem in settled),
         )
 
     # --- the order of things ------------------------------------------------------------------------
@@ -231,8 +231,8 @@ class Sweep:
     def _spare(self, waiting: Waiting) -> float:
         """Seconds beyond what the waiting problems take, with the least of each group verified."""
         races, groups = waiting
-        each = (self._seconds["verify"] + VERIFY_SECONDS) / (self._verified + 1)
-        return self._left() - self._needed(races) - groups * LEAST_VERIFIED * each
+        verify_seconds = (self._seconds["verify"] + VERIFY_SECONDS) / (self._verified + 1)
+        return self._left() - self._needed(races) - groups * LEAST_VERIFIED * verify_seconds
 
     def _needed(self, races: int) -> float:
         """Seconds that some races and all confirmations still take."""
@@ -257,7 +257,7 @@ class Sweep:
         """A group without the problems that an earlier sweep has settled."""
         if self.again:
             return group
-        names = {one.name: self._digests[one] for one in group.pool}
+        names = {candidate.name: self._digests[candidate] for candidate in group.pool}
         missing = []
         for problem in group.problems:
             known = recall(self.records, problem, self.policy, self.pipeline.environment, names)
@@ -278,32 +278,32 @@ class Sweep:
         rows: list[Row] = []
         built: dict[str, Built] = {}
         results = ahead.results(group.pool)
-        for index, (one, result) in enumerate(results.items()):
+        for index, (candidate, result) in enumerate(results.items()):
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
                 break
-            self.tell("verify", index, len(results), one.name)
-            small = small_problem(one)
+            self.tell("verify", index, len(results), candidate.name)
+            small = small_problem(candidate)
             if isinstance(result, Outcome):
                 outcome = result
             else:
-                built[one.name] = result
-                outcome = usable(small, one, result, self.policy)
-                # A default serves whoever has not tuned: its time is what the others must beat.
-                if outcome.ok or one in self._defaults:
+                built[candidate.name] = result
+                outcome = usable(small, candidate, result, self.policy)
+                # The default serves untuned callers: its time is what the others must beat.
+                if outcome.ok or candidate in self._defaults:
                     self._verified += 1
                     with self._timed("verify"):
                         outcome = self.pipeline.verify(
-                            small, result, deterministic=one.deterministic
+                            small, result, deterministic=candidate.deterministic
                         )
             if not outcome.ok:
-                self._failures[one.name] = outcome
+                self._failures[candidate.name] = outcome
             rows.append(
                 Row(
-                    candidate=one,
-                    estimate=estimate(small, one, self.policy.spec),
+                    candidate=candidate,
+                    estimate=estimate(small, candidate, self.policy.spec),
                     outcome=outcome,
                     artifact=None if isinstance(result, Outcome) else result.path,
-                    source_digest=self._digests[one],
+                    source_digest=self._digests[candidate],
                     code_digest=None if isinstance(result, Outcome) else result.code_digest,
                 )
             )
@@ -370,24 +370,24 @@ class Sweep:
         asked, self._doubts = self._doubts, []
         self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
-            ratios = self.pipeline.confirm_all([each.doubt for each in asked])
-        for each, ratio in zip(asked, ratios, strict=True):
+            ratios = self.pipeline.confirm_all([doubtful.doubt for doubtful in asked])
+        for doubtful, ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
             won = ratio - 1.0 >= MIN_GAIN
-            name = each.pick.candidate.name if won else each.record.default
-            record = self.records.put(replace(each.record, pick=name, confirmed=True))
-            self._settled[each.problem] = Settled(
-                problem=each.problem,
+            name = doubtful.pick.candidate.name if won else doubtful.record.default
+            record = self.records.put(replace(doubtful.record, pick=name, confirmed=True))
+            self._settled[doubtful.problem] = Settled(
+                problem=doubtful.problem,
                 status="measured",
                 record=record,
-                gain=gain_over(each.pick, each.base) if won else 0.0,
+                gain=gain_over(doubtful.pick, doubtful.base) if won else 0.0,
             )
         self.tell("confirm", len(asked), len(asked), "")
 
 
 def _recorded_gain(record: TuningRecord) -> float | None:
-    """How much faster a record's pick is than its default, where both were timed in one run."""
+    """The gain of a record's pick over its default, where both were timed in one run."""
     timed = [
         entry.measurement
         for entry in (record.entry(record.pick), record.entry(record.default))

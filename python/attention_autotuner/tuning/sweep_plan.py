@@ -1,4 +1,4 @@
-"""What a sweep will build and race, and how long that should take: arithmetic on the cost model, before any of it."""
+"""The plan of a sweep: its candidates, and the time that building and racing them should take, by the cost model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a sweep will do.
+    """The work of a sweep.
 
     Attributes:
         groups: in the order in which they are built and raced.
@@ -67,13 +67,15 @@ class Plan:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """What is built, each once, in order."""
-        return tuple(dict.fromkeys(one for group in self.groups for one in group.pool))
+        """The candidates to build, each once, in order."""
+        return tuple(dict.fromkeys(candidate for group in self.groups for candidate in group.pool))
 
     @property
     def build_seconds(self) -> float:
         """Expected wall time of the builds, with nothing in the cache."""
-        core_seconds = sum(BUILD_SECONDS[one.op, one.direction] for one in self.candidates)
+        core_seconds = sum(
+            BUILD_SECONDS[candidate.op, candidate.direction] for candidate in self.candidates
+        )
         return core_seconds / min(self.jobs, max(1, len(self.candidates)))
 
     @property
@@ -99,7 +101,7 @@ class Plan:
             "groups": [
                 {
                     "problems": [problem.describe() for problem in group.problems],
-                    "kernels": [one.name for one in group.pool],
+                    "kernels": [candidate.name for candidate in group.pool],
                 }
                 for group in self.groups
             ],
@@ -129,7 +131,7 @@ def make_plan(
     keys = list(dict.fromkeys(class_of(problem) for problem in problems))
     defaults = {policy.default(problem) for problem in problems}
     affordable = BUILD_SHARE * budget_seconds * jobs
-    affordable -= sum(BUILD_SECONDS[one.op, one.direction] for one in defaults)
+    affordable -= sum(BUILD_SECONDS[candidate.op, candidate.direction] for candidate in defaults)
     per_step = sum(BUILD_SECONDS[_kind(key, problems)] for key in keys)
     limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
     pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
@@ -146,17 +148,17 @@ def _kind(key: ClassKey, problems: Sequence[Problem]) -> tuple[Op, Direction]:
 
 
 def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:
-    """What the cost model expects of a problem, for a table: how many are legal, its first, and the default."""
+    """The expectation of the cost model for a problem, for a table: how many are legal, its first, and the default."""
     ranked = rank(problem, policy.legal(problem), policy.spec)
     default = policy.default(problem)
     by_candidate = dict(ranked)
-    best, found = ranked[0]
+    best, estimate = ranked[0]
     return {
         "problem": problem.describe(),
         "legal": len(ranked),
         "best": best.name,
-        "best_us": found.us,
-        "limiter": found.limiter,
+        "best_us": estimate.us,
+        "limiter": estimate.limiter,
         "default": default.name,
         "default_us": by_candidate[default].us if default in by_candidate else None,
     }

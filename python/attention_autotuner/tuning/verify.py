@@ -1,4 +1,4 @@
-"""Whether a built kernel is right: against fp32, twice the same, every element written, nothing beside the outputs.
+"""The check of a built kernel: against fp32, twice the same, every element written, nothing beside the outputs.
 
 What is asked of the reference is bounded: batch, heads and, where one head alone would be too much, sequence lengths
 are reduced first (:func:`reduced`; remainders modulo the tile survive). Beside the problem itself two shapes of odd
@@ -87,7 +87,7 @@ def reduced(problem: Problem) -> Problem:
 
 
 def variants(problem: Problem, *, block_m: int, block_n: int, num_sms: int) -> list[Problem]:
-    """What is run to verify a kernel for a problem: its reduced self, and what its operation adds of odd lengths."""
+    """The problems that a kernel is verified on: the problem reduced, and what its operation adds of odd lengths."""
     heads = 16
     busy = replace(
         problem,
@@ -157,14 +157,14 @@ class _Check:
         """Launch twice, look beside the outputs and the workspaces, compare."""
         workspaces = [PoisonedWorkspace(self._device) for _ in range(2)]
         shapes = self._way.output_shapes(self._problem)
-        runs = [guarded_outputs(shapes, each, self._device) for each in workspaces]
+        runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
         for outputs in runs:
             bind(loaded, self._problem, self._inputs, outputs)()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         for what, intact in (
             ("the outputs", all(outputs.intact() for outputs in runs)),
-            ("the workspace", all(each.intact() for each in workspaces)),
+            ("the workspace", all(workspace.intact() for workspace in workspaces)),
         ):
             if not intact:
                 return Leaked(reason=f"bytes beside {what} changed for {self._where}")
@@ -172,15 +172,15 @@ class _Check:
         same = all(same_bits(first[name], second[name]) for name in first)
         if deterministic and not same:
             return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
-        truths = list(self._way.truths(self._problem, self._inputs))
-        reason = _disagreement(self._problem, runs[:1] if same else runs, truths)
+        references = list(self._way.truths(self._problem, self._inputs))
+        reason = _disagreement(self._problem, runs[:1] if same else runs, references)
         return Wrong(reason=f"{reason} for {self._where}") if reason else Ok()
 
 
-def _disagreement(problem: Problem, runs: Sequence[Outputs], truths: Sequence[Truth]) -> str:
+def _disagreement(problem: Problem, runs: Sequence[Outputs], references: Sequence[Truth]) -> str:
     """Why some run's outputs do not follow the rule; empty when all do."""
     for outputs in runs:
-        for name, ref, low in truths:
+        for name, ref, low in references:
             bands = Bands.of(problem, name, ref.dim())
             comparison = check(outputs.tensors[name], ref, low, bands)
             if not comparison.ok:

@@ -102,7 +102,9 @@ def main(arguments: list[str]) -> int:
             budget_seconds=request["budget_seconds"],
             keep=[entry.name for entry in entries],
         )
-        answers.append([{**asdict(each), "outcome": each.outcome.to_json()} for each in timings])
+        answers.append(
+            [{**asdict(timing), "outcome": timing.outcome.to_json()} for timing in timings]
+        )
     answered.write_text(json.dumps(answers), encoding="utf-8")
     return 0
 

@@ -1,6 +1,6 @@
-"""A process of its own that measures ceilings: a kernel that breaks the CUDA context breaks nothing else.
+"""A process of its own that measures peaks: a kernel that breaks the CUDA context breaks nothing else.
 
-Run as ``python -m attention_autotuner.tuning.ceilings_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
+Run as ``python -m attention_autotuner.tuning.peaks_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
 each name as soon as that is known, and ends after one at which CUDA failed. The library's interface is
 ``templates/include/attention_autotuner/peaks/ceilings.h``.
 """
@@ -17,7 +17,7 @@ CUDA_ERROR = 1000  # abi.h
 GO_ON_IN_ANOTHER = 3  # exit status: CUDA failed, and what is left deserves a context that did not
 
 
-class CeilingResult(ctypes.Structure):
+class PeakResult(ctypes.Structure):
     """``attention_autotuner_ceiling_result`` of the header; a test compares the two."""
 
     _fields_ = (
@@ -35,7 +35,7 @@ def open_library(path: str) -> ctypes.CDLL:
     library = ctypes.CDLL(path)
     measure = getattr(library, PREFIX + "measure_ceiling")
     measure.restype = ctypes.c_int32
-    measure.argtypes = (ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(CeilingResult))
+    measure.argtypes = (ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(PeakResult))
     unit = getattr(library, PREFIX + "ceiling_unit")
     unit.restype, unit.argtypes = ctypes.c_char_p, (ctypes.c_char_p,)
     text = getattr(library, PREFIX + "ceiling_status_string")
@@ -44,8 +44,8 @@ def open_library(path: str) -> ctypes.CDLL:
 
 
 def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
-    """One ceiling as a JSON-ready object: its figures, or the status and what that means."""
-    result = CeilingResult(struct_size=ctypes.sizeof(CeilingResult))
+    """One peak as a JSON-ready object: its figures, or the status and what that means."""
+    result = PeakResult(struct_size=ctypes.sizeof(PeakResult))
     name = which.encode()
     status = getattr(library, PREFIX + "measure_ceiling")(name, seconds, ctypes.byref(result))
     if status != 0:
@@ -69,10 +69,10 @@ def main(arguments: list[str]) -> int:
     path, seconds, *names = arguments
     library = open_library(path)
     for which in names:
-        found = measure(library, which, float(seconds))
-        sys.stdout.write(json.dumps(found) + "\n")
+        answer = measure(library, which, float(seconds))
+        sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
-        if found["status"] >= CUDA_ERROR:
+        if answer["status"] >= CUDA_ERROR:
             return GO_ON_IN_ANOTHER
     return 0
 

@@ -1,4 +1,4 @@
-"""What a GPU can do at best, measured: a small CUDA library is compiled for it and run in a process of its own.
+"""The peaks of a GPU, measured: a small CUDA library is compiled for it and run in a process of its own.
 
 The library is ``templates/ceilings/ceilings.cu``; it lies in the cache under ``ceilings/<arch>.<digest16>`` and, like a
 kernel's, its folder's existence is its validity.
@@ -27,7 +27,7 @@ from ..codegen.tools import run_tool
 from ..core.identity import digest16
 from ..core.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
 from ..errors import BuildError, ToolchainError
-from .ceilings_worker import GO_ON_IN_ANOTHER
+from .peaks_worker import GO_ON_IN_ANOTHER
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
 NAMES = (
@@ -48,13 +48,13 @@ EACH_SECONDS = 20.0  # for the warm-up and set-up of one, beside its samples
 COMPILE_SECONDS = 600.0
 LOG_CHARACTERS = 2000
 BAD_DEVICE = 4  # abi.h
-LIBRARY = "ceilings.so"
+LIBRARY = "peaks.so"
 
-Progress = Callable[[str, "Ceiling | Outcome"], None]
+Progress = Callable[[str, "Peak | Outcome"], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceiling:
+class Peak:
     """One measured rate.
 
     Attributes:
@@ -78,18 +78,18 @@ class Ceiling:
         return asdict(self)
 
 
-Ceilings = Mapping[str, Ceiling | Outcome]
+Peaks = Mapping[str, Peak | Outcome]
 
 
 def names_for(compute_capability: tuple[int, int]) -> tuple[str, ...]:
-    """What can be measured on a GPU: wgmma on capability 9.0 alone."""
+    """The peaks that can be measured on a GPU: wgmma on capability 9.0 alone."""
     return tuple(
         name for name in NAMES if not name.startswith("wgmma") or compute_capability == (9, 0)
     )
 
 
 def target_of(compute_capability: tuple[int, int]) -> BuildTarget:
-    """What the library is compiled for: the GPU itself, with what is its architecture's alone on 9.0."""
+    """The build target of the library: the GPU itself, with what is its architecture's alone on 9.0."""
     arch = native_arch(compute_capability)
     return BuildTarget(arch="90a", ptx=False) if arch == "90" else BuildTarget(arch=arch)
 
@@ -103,9 +103,7 @@ def build_library(target: BuildTarget, *, toolchain: Toolchain, store: Store) ->
     """
     source = template_root() / "ceilings" / "ceilings.cu"
     text = source.read_text(encoding="utf-8")
-    identity = digest16(
-        "ceilings", text, include_closure(text), target.flags(), toolchain.identity()
-    )
+    identity = digest16("peaks", text, include_closure(text), target.flags(), toolchain.identity())
     folder = store.root / "ceilings" / f"{target.arch}.{identity}"
     if (folder / LIBRARY).is_file():
         return folder / LIBRARY
@@ -136,14 +134,14 @@ def _compile(source: Path, library: Path, target: BuildTarget, toolchain: Toolch
         )
 
 
-def measure_ceilings(
+def measure_peaks(
     library: Path,
     names: Sequence[str],
     *,
     seconds: float = SECONDS,
-    progress: Progress = lambda name, found: None,
-) -> dict[str, Ceiling | Outcome]:
-    """Measure ceilings of the first visible GPU.
+    progress: Progress = lambda name, result: None,
+) -> dict[str, Peak | Outcome]:
+    """Measure peaks of the first visible GPU.
 
     One that breaks CUDA or kills its process is marked, and the rest are measured in another process.
 
@@ -154,22 +152,22 @@ def measure_ceilings(
         progress: told each as it comes.
 
     Returns:
-        For each name, in order: its ceiling, or why there is none.
+        For each name, in order: its peak, or why there is none.
     """
-    found: dict[str, Ceiling | Outcome] = {}
-    while missing := [name for name in names if name not in found]:
+    results: dict[str, Peak | Outcome] = {}
+    while missing := [name for name in names if name not in results]:
         limit = START_SECONDS + len(missing) * (EACH_SECONDS + seconds)
         for name, result in _run(library, missing, seconds, limit):
-            found[name] = result
+            results[name] = result
             progress(name, result)
-    return {name: found[name] for name in names}
+    return {name: results[name] for name in names}
 
 
 def _run(
     library: Path, names: Sequence[str], seconds: float, limit: float
-) -> Iterator[tuple[str, Ceiling | Outcome]]:
-    """What one process comes to: its answers, and a failure for the name that it ended at."""
-    command = [sys.executable, "-m", f"{__package__}.ceilings_worker", str(library), str(seconds)]
+) -> Iterator[tuple[str, Peak | Outcome]]:
+    """The answers of one process, and a failure for the name that it ended at."""
+    command = [sys.executable, "-m", f"{__package__}.peaks_worker", str(library), str(seconds)]
     waiting = list(names)
     expired = threading.Event()
     with (
@@ -189,7 +187,7 @@ def _run(
             for line in process.stdout or ():
                 answer = json.loads(line)
                 waiting.remove(answer["which"])
-                yield answer["which"], _judge(answer)
+                yield answer["which"], _result(answer)
             status = process.wait()
         finally:
             timer.cancel()
@@ -207,9 +205,9 @@ def _run(
         )
 
 
-def _judge(answer: Mapping[str, Any]) -> Ceiling | Outcome:
+def _result(answer: Mapping[str, Any]) -> Peak | Outcome:
     if answer["status"] == 0:
-        return Ceiling(
+        return Peak(
             **{name: value for name, value in answer.items() if name not in ("which", "status")}
         )
     reason = f"{answer['reason']} (status {answer['status']})"

@@ -9,15 +9,15 @@ import pytest
 
 from attention_autotuner.codegen.environment import template_root
 from attention_autotuner.core.outcome import Crashed, Infeasible, LaunchFailed, TimedOut
-from attention_autotuner.tuning import ceilings
-from attention_autotuner.tuning.ceilings import (
+from attention_autotuner.tuning import peaks as peaks_module
+from attention_autotuner.tuning.peaks import (
     NAMES,
-    Ceiling,
-    measure_ceilings,
+    Peak,
+    measure_peaks,
     names_for,
     target_of,
 )
-from attention_autotuner.tuning.ceilings_worker import CeilingResult
+from attention_autotuner.tuning.peaks_worker import PeakResult
 
 HEADER = template_root() / "include" / "attention_autotuner" / "peaks/ceilings.h"
 SOURCE = template_root() / "ceilings" / "ceilings.cu"
@@ -33,7 +33,7 @@ def test_the_struct_matches_the_header() -> None:
     text = HEADER.read_text()
     body = text[text.index("typedef struct") : text.index("} attention_autotuner_ceiling_result")]
     declared = re.findall(r"^\s+(\w+) (\w+);", body, re.MULTILINE)
-    assert [(name, C_TYPES[kind]) for kind, name in declared] == list(CeilingResult._fields_)
+    assert [(name, C_TYPES[kind]) for kind, name in declared] == list(PeakResult._fields_)
 
 
 def test_the_header_the_library_and_python_name_the_same_peaks() -> None:
@@ -53,48 +53,48 @@ def test_wgmma_is_measured_and_compiled_for_on_one_capability_alone() -> None:
 
 def test_figures_are_reported_with_their_units_as_they_are_measured(library: Path) -> None:
     seen: list[str] = []
-    peaks = measure_ceilings(
+    peaks = measure_peaks(
         library, ["launch", "exp"], seconds=0.25, progress=lambda name, _: seen.append(name)
     )
     assert seen == ["launch", "exp"]
-    assert peaks["launch"] == Ceiling(
+    assert peaks["launch"] == Peak(
         value=6e12, unit="s", spread=1e9, samples=11, sm_clock_hz=1.8e9, seconds=0.25
     )
-    assert isinstance(peaks["exp"], Ceiling)
+    assert isinstance(peaks["exp"], Peak)
     assert peaks["exp"].unit == "FLOP/s"
 
 
 def test_a_peak_that_cannot_be_measured_has_a_reason_and_the_rest_are_measured(
     library: Path,
 ) -> None:
-    peaks = measure_ceilings(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
+    peaks = measure_peaks(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
     assert peaks["wgmma_fp16"] == Infeasible(reason="no code for this device (status 4)")
     assert peaks["l2"] == LaunchFailed(reason="out of memory (status 1002)")
-    assert isinstance(peaks["smem"], Ceiling)
+    assert isinstance(peaks["smem"], Peak)
 
 
 def test_a_measurement_that_kills_its_process_costs_no_other(
     fake_kernel: Callable[..., Path],
 ) -> None:
     deadly = fake_kernel('-DDIES_AT="exp"', source="fake_ceilings.c")
-    peaks = measure_ceilings(deadly, ["launch", "exp", "fp32"], seconds=0.1)
+    peaks = measure_peaks(deadly, ["launch", "exp", "fp32"], seconds=0.1)
     assert list(peaks) == ["launch", "exp", "fp32"]
     assert isinstance(peaks["exp"], Crashed)
     assert "status -6" in peaks["exp"].reason
-    assert isinstance(peaks["launch"], Ceiling)
-    assert isinstance(peaks["fp32"], Ceiling)
+    assert isinstance(peaks["launch"], Peak)
+    assert isinstance(peaks["fp32"], Peak)
 
 
 def test_a_measurement_that_never_ends_is_stopped(
     library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ceilings, "START_SECONDS", -1.0)
-    monkeypatch.setattr(ceilings, "EACH_SECONDS", 0.95)
-    peaks = measure_ceilings(library, ["exp"], seconds=0.06)
+    monkeypatch.setattr(peaks_module, "START_SECONDS", -1.0)
+    monkeypatch.setattr(peaks_module, "EACH_SECONDS", 0.95)
+    peaks = measure_peaks(library, ["exp"], seconds=0.06)
     assert isinstance(peaks["exp"], TimedOut)
 
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    peaks = measure_ceilings(tmp_path / "none.so", ["exp"])
+    peaks = measure_peaks(tmp_path / "none.so", ["exp"])
     assert isinstance(peaks["exp"], Crashed)
     assert "none.so" in peaks["exp"].reason

@@ -1,0 +1,80 @@
+"""The stages that searches and sweeps put candidates through after the build: the compiler's report, and the race."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ..arch.policy import Policy
+from ..core.candidate import Candidate
+from ..core.outcome import Infeasible, Outcome
+from ..core.problem import Problem
+from ..kernels.cost_model import Estimate, refine
+from .pipeline import Built, Pipeline
+from .result import Row
+from .spills import check_spills
+
+MIN_GAIN = 0.01  # over the default, or it stays
+
+
+def examine(
+    problem: Problem, candidate: Candidate, built: Built, policy: Policy, *, timed: bool
+) -> tuple[Estimate, Outcome]:
+    """The estimate with the compiler's report, and whether that leaves the kernel worth timing.
+
+    Args:
+        problem: what it computes.
+        candidate: the kernel.
+        built: what was built of it.
+        policy: whose candidate.
+        timed: measured, or about to be; otherwise only the model ranks it.
+    """
+    estimate = refine(problem, candidate, policy.spec, built.report)
+    outcome = check_spills(candidate, built.report, timed=timed)
+    if outcome.ok and estimate.occupancy == 0:
+        registers = built.report.registers
+        outcome = Infeasible(reason=f"no CTA fits an SM with {registers} registers")
+    return estimate, outcome
+
+
+def time_rows(
+    problem: Problem,
+    default: Candidate,
+    rows: Sequence[Row],
+    built: Mapping[str, Built],
+    pipeline: Pipeline,
+    seconds: float,
+    on_round: Callable[[int, list[str]], None] = lambda rounds, running: None,
+) -> tuple[list[Row], bool]:
+    """Race the usable rows, the default first, then by their estimates.
+
+    Args:
+        problem: what is timed.
+        default: the policy's own; timed in every round.
+        rows: after build and verification.
+        built: candidate name -> kernel.
+        pipeline: measures.
+        seconds: of timing rounds.
+        on_round: called after each round with (rounds, names still in the race).
+
+    Returns:
+        The rows with their timings, the fastest first, those without one last; and whether Ctrl-C cut it short.
+    """
+    usable = sorted(
+        (row for row in rows if row.outcome.ok),
+        key=lambda row: (row.candidate != default, row.estimate.us),
+    )
+    names = [row.candidate.name for row in usable]
+    timings, interrupted = pipeline.measure(
+        problem,
+        {name: built[name] for name in names},
+        budget_seconds=seconds,
+        keep=[name for name in names if name == default.name],
+        on_round=on_round,
+    )
+    by_name = {row.candidate.name: row for row in rows}
+    raced = [
+        replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
+        for timing in timings
+    ]
+    return [*raced, *by_name.values()], interrupted
