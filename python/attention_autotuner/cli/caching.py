@@ -11,7 +11,7 @@ from ..codegen.entries import Entry
 from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
-from .console import print_json, print_line, print_table
+from .console import named, print_json, print_line, print_table
 from .options import Commands, add_command
 from .status import FAILED, OK
 
@@ -81,39 +81,26 @@ def run_ls(arguments: argparse.Namespace) -> int:
     """List kernels and records."""
     root = current().cache_dir
     entries = default_store().ls()
-    records = list(RecordStore(root / "records").records())
+    records = [
+        {
+            "path": str(path),
+            "problem": record.problem.describe(),
+            "purpose": record.purpose,
+            "arch": record.arch,
+            "gpu": record.environment.gpu_name,
+            "pick": record.pick,
+            "confirmed": record.confirmed,
+        }
+        for path, record in RecordStore(root / "records").records()
+    ]
     if arguments.json:
-        print_json(
-            {
-                "root": str(root),
-                "kernels": [entry_json(entry) for entry in entries],
-                "records": [
-                    {
-                        "path": str(path),
-                        "problem": record.problem.describe(),
-                        "purpose": record.purpose,
-                        "arch": record.arch,
-                        "gpu": record.environment.gpu_name,
-                        "pick": record.pick,
-                        "confirmed": record.confirmed,
-                    }
-                    for path, record in records
-                ],
-            }
-        )
-        return 0
+        kernels = [entry_json(entry) for entry in entries]
+        print_json({"root": str(root), "kernels": kernels, "records": records})
+        return OK
     total = sum(entry.size_bytes for entry in entries)
     print_entries(f"{root}: {len(entries)} kernels, {total / 1024**2:,.1f} MiB", entries)
-    rows = [
-        [
-            record.problem.describe(),
-            record.purpose,
-            record.arch,
-            record.environment.gpu_name or "-",
-            record.pick,
-        ]
-        for _, record in records
-    ]
+    shown = ("problem", "purpose", "arch", "gpu", "pick")
+    rows = [[named(str(record[name] or "-")) for name in shown] for record in records]
     print_table(f"{len(rows)} records", ["problem", "tuned for", "policy", "GPU", "pick"], rows)
     return 0
 
