@@ -159,7 +159,7 @@ def print_line(text: str = "") -> None:
     """Print a line on stdout, on a terminal wrapped between words."""
     console = stdout_console()
     if len(text) <= console.width:
-        print(text)
+        print(text, flush=True)  # work of minutes may follow, and a pipe would hold the line back
         return
     indent = " " * (len(text) - len(text.lstrip()))
     first, *others = wrapped(text, console.width - len(indent) - 2)

@@ -12,7 +12,7 @@ from ..codegen.render import render
 from ..codegen.store import default_store
 from ..codegen.toolchain import find_toolchain
 from ..core.candidate import Candidate
-from ..core.outcome import Outcome
+from ..core.outcome import BuildFailed, Outcome
 from ..serving.dispatch import lookup
 from ..settings import current
 from ..tuning.spills import spilled_bytes
@@ -66,7 +66,7 @@ def run_build(arguments: argparse.Namespace) -> int:
         print_json({"problem": problem_fields, "arch": policy.name, "kernels": kernels})
     else:
         print_results(f"{problem.describe()} on {policy.spec.name}", candidates, results)
-        print_folder(results)
+        print_end(results)
     return status_of(results)
 
 
@@ -127,11 +127,13 @@ def print_results(title: str, candidates: Sequence[Candidate], results: Sequence
     print_table(title, columns, rows, rare=("library",), notes=notes)
 
 
-def print_folder(results: Sequence[Built]) -> None:
-    """Print once the folder that built kernels lie in, each in a folder of its name."""
+def print_end(results: Sequence[Built]) -> None:
+    """Print once the folder that built kernels lie in, each in a folder of its name, and how to retry others."""
     built = [result.path for result in results if isinstance(result, Artifact)]
     if built:
         print_line(f"kernels: {len(built)} in {built[0].parent.parent}")
+    if any(isinstance(result, BuildFailed) for result in results):
+        print_line("a failed build is remembered; `build --retry` compiles it again")
 
 
 def register_warmup(commands: Commands) -> None:
@@ -166,5 +168,5 @@ def run_warmup(arguments: argparse.Namespace) -> int:
             title = f"{problem.describe()} on {policy.spec.name}"
             print_results(title, [pick.candidate], [result])
             print_line(f"picked by: {pick.layer}")
-        print_folder(results)
+        print_end(results)
     return status_of(results)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from ..tuning.records import RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX
 from ..tuning.validity import Changed, built_here, check
-from .console import microseconds, named, print_json, print_line, print_table
+from .console import microseconds, named, print_json, print_line, print_table, progress
 from .options import Commands, add_command, add_jobs
 from .status import FAILED
 
@@ -236,63 +234,55 @@ def run_rm(arguments: argparse.Namespace) -> int:
 def run_rekey(arguments: argparse.Namespace) -> int:
     """Bring digests to the present where measurements hold; status 1 where one does not."""
     said: list[Rekeyed] = []
-    written = 0
-    for place in places(arguments):
-        kept = matching(place, arguments.pattern)
-        said += [unread(item) for item in kept if item.record is None]
-        records = [item.record for item in kept if item.record is not None]
-        keys = wanted(records, every=arguments.all)
-        codes: Codes = {}
-        compiler: Mapping[str, str] | None = None
-        if keys:
-            if find_disassembler() is None:
-                raise ToolchainError(
-                    "comparing machine code needs cuobjdump and nvdisasm: pip install 'attention-autotuner[inspect]'"
-                )
-            toolchain = find_toolchain()
-            compiler = toolchain.identity()
+    written = sum([_rekey_place(place, arguments, said) for place in places(arguments)])
+    lost = [item for item in said if item.state in ("changed", "unknown")]
+    counts = Counter(item.state for item in said)
+    if arguments.json:
+        entries = [asdict(item) for item in said]
+        print_json({"written": written, "states": counts, "entries": entries})
+    else:
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
+        rows = [
+            [item.state, item.problem, named(item.candidate), item.reason]
+            for item in said
+            if item.reason
+        ]
+        if rows:
+            print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
+    return FAILED if lost else 0
+
+
+def _rekey_place(place: RecordPlace, arguments: argparse.Namespace, said: list[Rekeyed]) -> int:
+    """Rewrite the records of a place; returns how many, and adds reports on their entries to ``said``."""
+    kept = matching(place, arguments.pattern)
+    said += [unread(item) for item in kept if item.record is None]
+    records = {item.key: item.record for item in kept if item.record is not None}
+    keys = wanted(list(records.values()), every=arguments.all)
+    codes: Codes = {}
+    compiler: Mapping[str, str] | None = None
+    if keys:
+        if find_disassembler() is None:
+            raise ToolchainError(
+                "comparing machine code needs cuobjdump and nvdisasm: pip install 'attention-autotuner[inspect]'"
+            )
+        toolchain = find_toolchain()
+        compiler = toolchain.identity()
+        with progress(quiet=arguments.json) as show:
             codes = build_codes(
                 keys,
                 toolchain=toolchain,
                 store=default_store(),
                 jobs=arguments.jobs or current().jobs,
-                progress=_progress,
+                progress=lambda done, total, name, _seconds: show("build", done, total, name),
             )
 
-        written += place.rewrite(
-            {item.key for item in kept if item.record is not None},
-            partial(_rekeyed, said=said, codes=codes, compiler=compiler, every=arguments.all),
-        )
-    lost = [item for item in said if item.state in ("changed", "unknown")]
-    counts = Counter(item.state for item in said)
-    if arguments.json:
-        print_json(
-            {"written": written, "states": counts, "entries": [asdict(item) for item in said]}
-        )
-    else:
-        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
-        print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
-        notes = [item for item in said if item.reason]
-        if notes:
-            rows = [
-                [item.state, item.problem, named(item.candidate), item.reason] for item in notes
-            ]
-            print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
-    return FAILED if lost else 0
+    def renewed(record: TuningRecord) -> TuningRecord | None:
+        new, reports = rekey(record, codes, compiler=compiler, every=arguments.all)
+        said.extend(reports)
+        return new
 
-
-def _rekeyed(
-    record: TuningRecord,
-    *,
-    said: list[Rekeyed],
-    codes: Codes,
-    compiler: Mapping[str, str] | None,
-    every: bool,
-) -> TuningRecord | None:
-    """The record's new form; reports on its entries are added to ``said``."""
-    new, about = rekey(record, codes, compiler=compiler, every=every)
-    said.extend(about)
-    return new
+    return place.rewrite(set(records), renewed)
 
 
 def unread(kept: KeptRecord) -> Rekeyed:
@@ -300,7 +290,3 @@ def unread(kept: KeptRecord) -> Rekeyed:
     return Rekeyed(
         problem=kept.problem, arch="", candidate="", pick=True, state="unknown", reason=kept.reason
     )
-
-
-def _progress(done: int, total: int, name: str, seconds: float) -> None:
-    print(f"built {done}/{total}: {name} in {seconds:.0f} s", file=sys.stderr, flush=True)
