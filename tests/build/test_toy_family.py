@@ -163,7 +163,7 @@ def test_it_is_ranked_and_explained(toy: Path, capsys: pytest.CaptureFixture[str
     place = [one for one, _ in ranked].index(CANDIDATE) + 1
     assert len({one.kernel for one, _ in ranked}) == 2
     (row,) = (row for row in explain(PROBLEM, policy) if row.name == CANDIDATE.name)
-    assert (row.verdict, row.rank) == ("untried", place)
+    assert (row.fate, row.rank) == ("untried", place)
     said = answer(capsys, "why", "--device-type", "A100", *COMMAND)
     (printed,) = (one for one in said["explanations"] if one["name"] == CANDIDATE.name)
     assert printed == asdict(row)

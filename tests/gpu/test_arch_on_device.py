@@ -83,5 +83,5 @@ def test_the_main_job_tunes_and_serves(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["why", *small[:4], "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["source"].startswith("record of ")
-    kept = [row for row in explained["explanations"] if row["verdict"] == "kept"]
+    kept = [row for row in explained["explanations"] if row["fate"] == "kept"]
     assert [row["name"] for row in kept] == [result["pick"]]

@@ -14,7 +14,6 @@ from attention_autotuner.arch import detect
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving import dispatch, picks
-from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
@@ -30,7 +29,6 @@ PROBLEM = Problem(
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Serve only the picks that these tests tune."""
     monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path / "tuned"))
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "tuned"))
     with settings.override(cache_dir=tmp_path, mode="cached", effort="quick", budget_seconds=100.0):
         yield
 

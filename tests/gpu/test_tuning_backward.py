@@ -21,7 +21,6 @@ from attention_autotuner.tuning.measure import (
     KernelEntry,
     StepEntry,
 )
-from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.step import StepResult
@@ -62,7 +61,6 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: Tuned) -> Iterator[None]:
     """Serve only the picks that were tuned here."""
     monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path))
     with settings.override(cache_dir=tuned.cache, mode="cached"):
         dispatch.invalidate()
         yield

@@ -35,7 +35,7 @@ from attention_autotuner.serving.exports import (
     environment_of,
     read_problems,
 )
-from attention_autotuner.serving.picks import Layers
+from attention_autotuner.serving.picks import CacheHierarchy
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
@@ -79,9 +79,9 @@ def record(problem: Problem, gpu_name: str) -> TuningRecord:
 
 
 @pytest.fixture
-def layers(tmp_path: Path) -> Layers:
-    """Layers over an empty store of user records."""
-    return Layers(settings.Settings(cache_dir=tmp_path / "cache"))
+def hierarchy(tmp_path: Path) -> CacheHierarchy:
+    """A cache hierarchy over an empty store of user records."""
+    return CacheHierarchy(settings.Settings(cache_dir=tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -120,27 +120,27 @@ def test_common_problems_cover_every_kind_of_every_class() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["A100", "RTX4090", "H100", "H200"])
-def test_every_common_problem_is_served_by_few_kernels(gpu: str, layers: Layers) -> None:
+def test_every_common_problem_is_served_by_few_kernels(gpu: str, hierarchy: CacheHierarchy) -> None:
     policy = resolve(gpu)
-    environment = environment_of(policy, layers)
+    environment = environment_of(policy, hierarchy)
     assert gpu in str(environment.gpu_name)
     lean = choose_picks(
-        common_problems(SHAPES[:1]), policy, layers, environment, own=False, lean=True
+        common_problems(SHAPES[:1]), policy, hierarchy, environment, with_records=False, lean=True
     )
     kinds = {exports.kind_of(pick.problem) for pick in lean}
     assert {exports.kind_of(pick.problem) for pick in lean if pick.layer == "default"} == kinds
     assert len({pick.candidate for pick in lean}) <= len(kinds) == 72
-    whole = choose_picks(common_problems(), policy, layers, environment, own=False)
+    whole = choose_picks(common_problems(), policy, hierarchy, environment, with_records=False)
     for pick in whole:
         if pick.layer == "default":
             assert pick.candidate == policy.default(pick.problem)
 
 
-def test_the_users_record_comes_first_and_the_default_stays(layers: Layers) -> None:
-    layers.records.put(record(PROBLEM, "NVIDIA A100-SXM4-80GB"))
-    environment = environment_of(POLICY, layers)
+def test_the_users_record_comes_first_and_the_default_stays(hierarchy: CacheHierarchy) -> None:
+    hierarchy.records.put(record(PROBLEM, "NVIDIA A100-SXM4-80GB"))
+    environment = environment_of(POLICY, hierarchy)
     assert environment == Environment(gpu_name="NVIDIA A100-SXM4-80GB")
-    first, last = choose_picks([PROBLEM], POLICY, layers, environment)
+    first, last = choose_picks([PROBLEM], POLICY, hierarchy, environment)
     assert (first.layer, first.candidate) == ("record", OTHER)
     assert (first.gpu_name, first.median_us, first.estimate_us) == (
         "NVIDIA A100-SXM4-80GB",
@@ -149,24 +149,24 @@ def test_the_users_record_comes_first_and_the_default_stays(layers: Layers) -> N
     )
     assert (last.layer, last.candidate) == ("default", POLICY.default(PROBLEM))
     # From a neighbouring problem come the pick and not the time.
-    first, last = choose_picks([replace(PROBLEM, batch=8)], POLICY, layers, environment)
+    first, last = choose_picks([replace(PROBLEM, batch=8)], POLICY, hierarchy, environment)
     assert (first.layer, first.median_us, first.estimate_us) == ("record", None, None)
     # Without the user's records, and with one kernel for all.
-    without = choose_picks([PROBLEM], POLICY, layers, environment, own=False)
+    without = choose_picks([PROBLEM], POLICY, hierarchy, environment, with_records=False)
     assert all(pick.layer != "record" for pick in without)
-    lean = choose_picks([PROBLEM], POLICY, layers, environment, lean=True)
+    lean = choose_picks([PROBLEM], POLICY, hierarchy, environment, lean=True)
     assert {pick.candidate for pick in lean} == {OTHER}
 
 
-def test_the_gpu_of_an_export(layers: Layers) -> None:
-    assert environment_of(H100(), layers) == Environment(gpu_name="H100")
-    assert environment_of(resolve("H200"), layers) == Environment(gpu_name="NVIDIA H200")
+def test_the_gpu_of_an_export(hierarchy: CacheHierarchy) -> None:
+    assert environment_of(H100(), hierarchy) == Environment(gpu_name="H100")
+    assert environment_of(resolve("H200"), hierarchy) == Environment(gpu_name="NVIDIA H200")
     for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"):
-        layers.records.put(record(PROBLEM, name))
+        hierarchy.records.put(record(PROBLEM, name))
     with pytest.raises(UnsupportedArchitectureError, match="--gpu-name: NVIDIA A100 80GB PCIe, "):
-        environment_of(POLICY, layers)
-    named = environment_of(POLICY, layers, "NVIDIA A100 80GB PCIe")
-    assert len(exports.own_records(POLICY, layers, named)) == 1
+        environment_of(POLICY, hierarchy)
+    named = environment_of(POLICY, hierarchy, "NVIDIA A100 80GB PCIe")
+    assert len(exports.own_records(POLICY, hierarchy, named)) == 1
 
 
 def test_export_writes_a_bundle_of_one_problem(
@@ -216,7 +216,7 @@ def test_export_without_a_problem_takes_the_common_classes_and_the_users_records
     entry = replace(kept.entries[0], candidate=mine, source_digest=source_digest(render(mine)))
     measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
     entry = replace(entry, measurement=measured)
-    Layers(settings.current()).records.put(
+    CacheHierarchy(settings.current()).records.put(
         replace(kept, pick=mine.name, entries=(entry, kept.entries[1]))
     )
     assert export("--output", tmp_path / "b", "--device-type", "A100") == 0
