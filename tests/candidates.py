@@ -77,7 +77,7 @@ RETNET = (
 )
 
 
-def of_every_service() -> list[Candidate]:
+def candidates_of_every_service() -> list[Candidate]:
     """The first candidate of every kernel for every service that the kernel offers, with small head dims on an H100."""
     candidates = []
     for kernel in KERNELS.values():

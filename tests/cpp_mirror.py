@@ -121,7 +121,7 @@ def counted(candidates: list[Candidate]) -> list[int]:
     ]
 
 
-def of_warpgroups(direction: Direction) -> list[Candidate]:
+def sm90_retnet_candidates(direction: Direction) -> list[Candidate]:
     """Every masked retnet candidate of family sm90 that an H100 offers over some head dims."""
     dims = ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
     problems = (

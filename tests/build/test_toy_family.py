@@ -32,7 +32,7 @@ from attention_autotuner.serving.loader import load
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from attention_autotuner.tuning.why import explain
-from tests.candidates import of_every_service
+from tests.candidates import candidates_of_every_service
 from tests.record_entries import entry
 from tests.toy_family.naive_sm80.knobs import NaiveKnobs
 from tests.toy_family.naive_sm80.rules import NAIVE_PREDICATES
@@ -68,7 +68,7 @@ def present() -> Present:
     """All that, as it is now."""
     toolchain = find_toolchain()
     kernels: dict[str, tuple[str, ...]] = {}
-    for one in of_every_service():
+    for one in candidates_of_every_service():
         if one.kernel == TOY.name:
             continue
         kernel = render(one)

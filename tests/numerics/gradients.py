@@ -90,9 +90,8 @@ class BackwardCall:
         read = tuple(inputs[name] for name in ("q", "k", "v"))
         dout = inputs["dout"]
         dlse = inputs["dlse"][..., 0] if case.lse else None
-        read_fp32 = (
-            tensor.float() for tensor in read
-        )  # otherwise the reference would be rounded to their dtype
+        # In fp32, as the reference would otherwise be rounded to the dtype of its inputs.
+        read_fp32 = (tensor.float() for tensor in read)
         refs = attention_backward(dout, dlse, *read_fp32, **case.options)
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in read]

@@ -236,11 +236,11 @@ def rounding_of_dgamma(case: RetentionCase, inputs: Views) -> torch.Tensor:
         case.true_scale * weighted_powers(index + 1),
         weighted_powers(p.seqlen_q - 1 - index),
     )
-    for held, powers, read, met in ((state, scaled, q, do), (dstate, leaving, k, v)):
-        if held is not None:
+    for tensor, powers, left, right in ((state, scaled, q, do), (dstate, leaving, k, v)):
+        if tensor is not None:
             # A product is rounded on its own, but an element of a state once for all tokens that read it.
-            rounded = powers[..., None] * read
-            for terms in ((rounded @ held) * met, (rounded.mT @ met) * held):
+            rounded = powers[..., None] * left
+            for terms in ((rounded @ tensor) * right, (rounded.mT @ right) * tensor):
                 total += terms.square().sum((-2, -1), dtype=torch.float64)
     unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 2
     return (unit * math.log(2) * total.sqrt()).float()[None, None]

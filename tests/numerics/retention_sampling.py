@@ -46,8 +46,9 @@ class Sampled:
 PLACES = [Sampled(kind=kind, index=index) for kind in KINDS for index in range(MAX_SAMPLE)]
 
 
-def offered(policy: Policy, kind: str) -> list[Candidate]:
-    """All candidates of a kind that a policy offers for the sampled classes."""
+@functools.cache
+def offered(policy: Policy, kind: str) -> dict[Candidate, frozenset[tuple[str, object]]]:
+    """All candidates of a kind that a policy offers for the sampled classes, each with the values of its knobs."""
     candidates: list[Candidate] = []
     for base in KINDS[kind]:
         for side, dtype, width in ((64, "fp16", 16), (128, "bf16", 16), (64, "fp16", 2)):
@@ -59,28 +60,28 @@ def offered(policy: Policy, kind: str) -> list[Candidate]:
                 alignment_bytes=width,  # type: ignore[arg-type]  # a literal
             )
             candidates += policy.legal(problem)
-    return candidates
+    return {candidate: frozenset(values(candidate)) for candidate in candidates}
 
 
 @functools.cache
 def sample(policy: Policy, kind: str, seed: int = 0) -> tuple[Candidate, ...]:
     """A small set of candidates in which every value of every knob occurs; at most :data:`MAX_SAMPLE`."""
-    pool = offered(policy, kind)
+    pool = list(offered(policy, kind).items())
     random.Random(seed).shuffle(pool)
-    shown = {candidate: frozenset(values(candidate)) for candidate in pool}
-    wanted = set().union(*shown.values()) if shown else set()
+    wanted = set().union(*(shown for _, shown in pool))
     chosen: list[Candidate] = []
     while wanted and len(chosen) < MAX_SAMPLE:
-        best = max(pool, key=lambda candidate: len(wanted & shown[candidate]))
+        best, shown = max(pool, key=lambda pair: len(wanted & pair[1]))
         chosen.append(best)
-        wanted -= shown[best]
+        wanted -= shown
     return tuple(chosen)
 
 
 def uncovered(policy: Policy, kind: str) -> set[tuple[str, object]]:
     """(knob, value) pairs that a policy offers and its sample lacks."""
-    every = {value for candidate in offered(policy, kind) for value in values(candidate)}
-    return every - {value for candidate in sample(policy, kind) for value in values(candidate)}
+    shown = offered(policy, kind)
+    every = set().union(*shown.values())
+    return every.difference(*(shown[candidate] for candidate in sample(policy, kind)))
 
 
 def values(candidate: Candidate) -> Iterator[tuple[str, object]]:

@@ -143,9 +143,8 @@ class RetnetForwardCall:
         o_ref, r_ref = retnet_attention(q, k, v, mask, **options_of(case))
         small = 2.0**-case.shrink
         o_low, r_low = retnet_attention_low(q, k, v, mask, **options_of(case, small))
-        if (
-            case.shrink
-        ):  # rows that the smaller scale takes below r's least value have no bound of their own
+        if case.shrink:
+            # Rows that the smaller scale takes below r's least value have no error bound of their own.
             o_low = torch.where((r_ref * small > 2.0)[..., None], o_low.float(), o_ref)
         yield "o", o_ref, o_low
         if case.r:

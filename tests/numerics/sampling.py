@@ -13,6 +13,8 @@ from attention_autotuner.core.problem import Direction, Problem
 
 from .cases import Case, Layout
 
+Values = frozenset[tuple[str, object]]
+
 SAMPLE = 24
 KNOBS = (
     "block_m", "block_n", "warps_m", "warps_n", "num_stages", "q_in_registers", "qk_ahead",
@@ -62,37 +64,40 @@ def sample(
         size: number of candidates.
         seed: seed of the choice.
     """
-    pool = _offered(policy, direction)
+    pool = list(_offered(policy, direction).items())
     random.Random(seed).shuffle(pool)
-    wanted = {value for candidate in pool for value in _values(candidate)}
-    chosen: dict[Candidate, None] = {}
+    wanted = set().union(*(values for _, values in pool))
+    chosen: list[Candidate] = []
     of_class: Counter[tuple[object, ...]] = Counter()
-    while len(chosen) < min(size, len(pool)):
+    while pool and len(chosen) < size:
         # Small head dims have most candidates: among equals, the class with the fewest in the sample is next.
-        best = max(
-            (candidate for candidate in pool if candidate not in chosen),
-            key=lambda candidate: (
-                len(wanted & _values(candidate)),
-                -of_class[_class_of(candidate)],
-            ),
+        place = max(
+            range(len(pool)),
+            key=lambda i: (len(wanted & pool[i][1]), -of_class[_class_of(pool[i][0])]),
         )
-        chosen[best] = None
+        best, values = pool.pop(place)
+        chosen.append(best)
         of_class[_class_of(best)] += 1
-        wanted -= _values(best)
+        wanted -= values
     return tuple(chosen)
 
 
 def uncovered(policy: Policy, direction: Direction = "forward") -> set[tuple[str, object]]:
     """(knob, value) pairs that a policy offers somewhere and its sample lacks."""
-    offered = {value for candidate in _offered(policy, direction) for value in _values(candidate)}
-    return offered - {
-        value for candidate in sample(policy, direction) for value in _values(candidate)
-    }
+    values = _offered(policy, direction)
+    every = set().union(*values.values())
+    return every.difference(*(values[candidate] for candidate in sample(policy, direction)))
 
 
-def _offered(policy: Policy, direction: Direction) -> list[Candidate]:
+@functools.cache
+def _offered(policy: Policy, direction: Direction) -> dict[Candidate, Values]:
+    """The candidates that a policy offers for the sampled problems, each with the values of its knobs."""
     problems = (replace(problem, direction=direction) for problem in PROBLEMS)
-    return [candidate for problem in problems for candidate in policy.legal(problem)]
+    return {
+        candidate: frozenset(_values(candidate))
+        for problem in problems
+        for candidate in policy.legal(problem)
+    }
 
 
 def cases_of(candidate: Candidate) -> list[Case]:

@@ -11,7 +11,14 @@ from attention_autotuner.codegen.render import NAMESPACE, include_closure, inclu
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.registry import KERNELS
-from tests.candidates import PLAIN, RETENTION, RETNET, backward, of_every_service, retention
+from tests.candidates import (
+    PLAIN,
+    RETENTION,
+    RETNET,
+    backward,
+    candidates_of_every_service,
+    retention,
+)
 
 
 def _sm90(**options: Any) -> Candidate:
@@ -27,7 +34,7 @@ CANDIDATES = [
     _sm90(op="retnet", mask="explicit"),
     _sm90(op="retnet", mask="explicit", direction="backward"),
     _sm90(op="retention", causal=True, form="chunkwise"),
-    *of_every_service(),
+    *candidates_of_every_service(),
 ]
 
 

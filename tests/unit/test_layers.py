@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,10 +84,16 @@ def layer(name: str) -> int:
     raise AssertionError(f"{name} belongs to no layer; add it to LAYERS")
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(name: str, path: Path) -> Iterator[str]:
     """Full names of the imports of a module, including those inside functions."""
     base = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -144,7 +151,7 @@ def test_torch_and_cupy_are_imported_only_where_tensors_are_handled(name: str) -
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_inside_the_package_are_relative(name: str) -> None:
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in nodes(MODULES[name]):
         if isinstance(node, ast.Import):
             assert all(not alias.name.startswith(PACKAGE) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:

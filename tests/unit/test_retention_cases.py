@@ -9,7 +9,8 @@ from attention_autotuner.core.problem import DIRECTIONS, Direction
 from attention_autotuner.kernels.legality import check
 from tests.numerics import retention_cases, retention_sampling, retnet_cases
 
-POLICIES = ("A100", "RTX4090", "H100", "H200")
+# One object of each policy: samples are remembered by it.
+POLICIES = {name: resolve(name) for name in ("A100", "RTX4090", "H100", "H200")}
 CASES = retention_cases.make_cases()
 BACKWARD = ("retnet-backward", "retention-backward")
 
@@ -55,7 +56,7 @@ def test_retnets_list_is_as_varied_as_promised(direction: Direction) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_lists_need_few_builds(policy: str) -> None:
-    present = resolve(policy)
+    present = POLICIES[policy]
     wanted = retention_cases.builds(CASES, present)
     assert len(wanted) <= 4 * len(retention_cases.GROUPS)
     assert {candidate.form for candidate in wanted} == {*retention_cases.RETENTION_FORMS, "auto"}
@@ -76,7 +77,7 @@ def test_the_lists_need_few_builds(policy: str) -> None:
 @pytest.mark.parametrize("kind", retention_sampling.KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_samples_hold_every_value_of_every_knob(policy: str, kind: str) -> None:
-    present = resolve(policy)
+    present = POLICIES[policy]
     candidates = retention_sampling.sample(present, kind)
     assert len(set(candidates)) == len(candidates) >= 2
     assert not retention_sampling.uncovered(present, kind)
@@ -101,7 +102,7 @@ def test_backward_kernels_of_several_stages_and_of_narrow_tiles_are_in_the_sampl
     for kind in BACKWARD:
         shown = {
             (name.rpartition(".")[2], value)
-            for candidate in retention_sampling.sample(resolve(policy), kind)
+            for candidate in retention_sampling.sample(POLICIES[policy], kind)
             for name, value in retention_sampling.values(candidate)
         }
         assert ("num_stages", 2) in shown
