@@ -1,4 +1,4 @@
-"""What the cost model's first picks lose against an exhaustive measurement, and the fit of its coefficients to one.
+"""The loss of the cost model's first picks against an exhaustive measurement, and a fit of its coefficients.
 
     python benchmarks/cost_model_regret.py measure --output regret.json     # needs a GPU
     python benchmarks/cost_model_regret.py measure --build-only             # fills the kernel cache, no GPU needed
@@ -108,11 +108,11 @@ def measure(options: argparse.Namespace) -> int:
         if not pipeline.can_measure():
             print("no GPU here: nothing can be measured", file=sys.stderr)
             return 1
-        verdicts: dict[str, Outcome] = {}
+        checks: dict[str, Outcome] = {}
         documents = []
         for problem, candidates in samples.items():
-            verify_all(pipeline, problem, candidates, built, verdicts)
-            document = measure_one(pipeline, policy, problem, candidates, built, verdicts, options)
+            verify_all(pipeline, problem, candidates, built, checks)
+            document = measure_one(pipeline, policy, problem, candidates, built, checks, options)
             documents.append(document)
     summary = summarise(documents)
     result = {
@@ -132,7 +132,7 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def sample_of(problem: Problem, policy: Policy, options: argparse.Namespace) -> list[Candidate]:
-    """What is measured for a problem."""
+    """The candidates that are measured for a problem."""
     ranked = rank(problem, policy.legal(problem), policy.spec)
     return sample(ranked, policy.default(problem), size=options.size, seed=options.seed)
 
@@ -141,14 +141,16 @@ def build_all(
     pipeline: LocalPipeline, samples: dict[Problem, list[Candidate]]
 ) -> dict[str, Built | Outcome]:
     """Every candidate of every sample, each built once."""
-    wanted = list(dict.fromkeys(one for candidates in samples.values() for one in candidates))
+    wanted = list(
+        dict.fromkeys(candidate for candidates in samples.values() for candidate in candidates)
+    )
     start = time.monotonic()
 
     def progress(done: int, total: int, message: str) -> None:
         print(f"[{time.monotonic() - start:6.0f} s] {done}/{total} {message}", file=sys.stderr)
 
-    results = pipeline.build([render(one) for one in wanted], progress)
-    return {one.name: result for one, result in zip(wanted, results, strict=True)}
+    results = pipeline.build([render(candidate) for candidate in wanted], progress)
+    return {candidate.name: result for candidate, result in zip(wanted, results, strict=True)}
 
 
 def verify_all(
@@ -156,20 +158,22 @@ def verify_all(
     problem: Problem,
     candidates: Sequence[Candidate],
     built: dict[str, Built | Outcome],
-    verdicts: dict[str, Outcome],
+    checks: dict[str, Outcome],
 ) -> None:
     """Check every kernel once, on a small problem of the class."""
     small = replace(problem, batch=1, heads_q=2, heads_kv=2, seqlen_q=515, seqlen_k=515)
-    for one in candidates:
-        result = built[one.name]
-        if one.name in verdicts:
+    for candidate in candidates:
+        result = built[candidate.name]
+        if candidate.name in checks:
             continue
         if isinstance(result, Outcome):
-            verdicts[one.name] = result
+            checks[candidate.name] = result
         else:
-            verdicts[one.name] = pipeline.verify(small, result, deterministic=one.deterministic)
-        if not verdicts[one.name].ok:
-            print(f"{one.name}: {verdicts[one.name]}", file=sys.stderr)
+            checks[candidate.name] = pipeline.verify(
+                small, result, deterministic=candidate.deterministic
+            )
+        if not checks[candidate.name].ok:
+            print(f"{candidate.name}: {checks[candidate.name]}", file=sys.stderr)
 
 
 def measure_one(
@@ -178,15 +182,15 @@ def measure_one(
     problem: Problem,
     candidates: Sequence[Candidate],
     built: dict[str, Built | Outcome],
-    verdicts: dict[str, Outcome],
+    checks: dict[str, Outcome],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Race one problem's sample; the document that is saved."""
     running: dict[str, Built] = {}
-    for one in candidates:
-        result = built[one.name]
-        if verdicts[one.name].ok and not isinstance(result, Outcome):
-            running[one.name] = result
+    for candidate in candidates:
+        result = built[candidate.name]
+        if checks[candidate.name].ok and not isinstance(result, Outcome):
+            running[candidate.name] = result
     timings, interrupted = pipeline.measure(
         problem,
         running,
@@ -198,17 +202,24 @@ def measure_one(
         raise KeyboardInterrupt
     by_name = {timing.name: timing for timing in timings}
     rows = [
-        row_of(problem, policy, one, built[one.name], verdicts[one.name], by_name.get(one.name))
-        for one in candidates
+        row_of(
+            problem,
+            policy,
+            candidate,
+            built[candidate.name],
+            checks[candidate.name],
+            by_name.get(candidate.name),
+        )
+        for candidate in candidates
     ]
     ratios = {t.name: t.ratio_to_best for t in timings if t.outcome.ok and t.samples}
     ranked = rank(problem, policy.legal(problem), policy.spec)
-    found = regret(ranked, policy.default(problem), ratios)
-    print(f"{problem.describe()}: {found}", file=sys.stderr)
+    result = regret(ranked, policy.default(problem), ratios)
+    print(f"{problem.describe()}: {result}", file=sys.stderr)
     return {
         "problem": asdict(problem),
         "environment": pipeline.environment.to_json(),
-        "regret": asdict(found),
+        "regret": asdict(result),
         "candidates": rows,
     }
 
@@ -216,22 +227,22 @@ def measure_one(
 def row_of(
     problem: Problem,
     policy: Policy,
-    one: Candidate,
+    candidate: Candidate,
     result: Built | Outcome,
-    verdict: Outcome,
+    check: Outcome,
     timing: Timing | None,
 ) -> dict[str, Any]:
     """One candidate of the saved document."""
     row: dict[str, Any] = {
-        "name": one.name,
-        "config": one.config,
-        "outcome": (verdict if timing is None else timing.outcome).to_json(),
-        "estimate_us": estimate(problem, one, policy.spec).us,
-        "limiter": estimate(problem, one, policy.spec).limiter,
+        "name": candidate.name,
+        "config": candidate.config,
+        "outcome": (check if timing is None else timing.outcome).to_json(),
+        "estimate_us": estimate(problem, candidate, policy.spec).us,
+        "limiter": estimate(problem, candidate, policy.spec).limiter,
     }
     if not isinstance(result, Outcome):
         row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
-        row["refined_us"] = refine(problem, one, policy.spec, result.report).us
+        row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
     if timing is not None and timing.samples:
         row |= {
             "median_us": timing.median_us,
@@ -247,12 +258,12 @@ def summarise(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     regrets = [document["regret"] for document in documents]
     kinds = {
         kind: {
-            str(picks): geometric_mean([one[kind][picks] for one in regrets])
+            str(picks): geometric_mean([losses[kind][picks] for losses in regrets])
             for picks in regrets[0][kind]
         }
         for kind in ("ranked", "shortlisted")
     }
-    return {**kinds, "default": geometric_mean([one["default"] for one in regrets])}
+    return {**kinds, "default": geometric_mean([losses["default"] for losses in regrets])}
 
 
 # --- fit ------------------------------------------------------------------------------------------
@@ -295,15 +306,15 @@ def samples_of(
     samples = []
     for row in timed:
         # Saved rows may be older than masks are.
-        one = candidate_from_config({"mask": "none"} | row["config"])
+        candidate = candidate_from_config({"mask": "none"} | row["config"])
         report = SavedReport(**row["report"])
 
         def predict(
             coefficients: Coefficients,
-            one: Candidate = one,
+            candidate: Candidate = candidate,
             report: SavedReport = report,
         ) -> float:
-            return refine(problem, one, policy.spec, report, coefficients).us
+            return refine(problem, candidate, policy.spec, report, coefficients).us
 
         samples.append(
             Sample(
@@ -319,9 +330,9 @@ def regret_under(
     coefficients: Coefficients, policy: Policy, problem: Problem, document: dict[str, Any]
 ) -> str:
     """One line: what the first picks lose under given coefficients, among the candidates measured."""
-    found = regret_of(policy, problem, document, coefficients)
-    shares = ", ".join(f"{k}: {v:.4f}" for k, v in found.shortlisted.items())
-    return f"correlation {found.correlation:.3f}, shortlisted {shares}"
+    result = regret_of(policy, problem, document, coefficients)
+    shares = ", ".join(f"{k}: {v:.4f}" for k, v in result.shortlisted.items())
+    return f"correlation {result.correlation:.3f}, shortlisted {shares}"
 
 
 def regret_of(
@@ -330,7 +341,7 @@ def regret_of(
     document: dict[str, Any],
     coefficients: Coefficients = FITTED,
 ) -> Regret:
-    """What the first picks lose, among the candidates that a saved document has measured.
+    """The loss of the first picks among the candidates that a saved document has measured.
 
     Args:
         policy: with the spec to predict under.
@@ -343,7 +354,7 @@ def regret_of(
         for row in document["candidates"]
         if "ratio_to_best" in row and row["outcome"]["kind"] == Ok.kind
     }
-    offered = [one for one in policy.legal(problem) if one.name in ratios]
+    offered = [candidate for candidate in policy.legal(problem) if candidate.name in ratios]
     ranked = rank(problem, offered, policy.spec, coefficients)
     return regret(ranked, policy.default(problem), ratios)
 

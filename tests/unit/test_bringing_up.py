@@ -37,9 +37,9 @@ HEADER = '{"schema": 3, "gpu_name": "NVIDIA H200", "environments": {}}'
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Settings]:
     """Settings with a cache of their own."""
-    with settings.override(cache_dir=tmp_path / "cache") as own:
+    with settings.override(cache_dir=tmp_path / "cache") as changes:
         resolution.forget_measured()
-        yield own
+        yield changes
     resolution.forget_measured()
 
 
@@ -58,14 +58,16 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
 
     assert result.sweep is not None
     assert result.plan is not None
-    assert [each.status for each in result.sweep.settled] == ["measured"] * len(FEW)
-    for each in result.sweep.settled:
-        assert each.record is not None
-        assert each.record.confirmed
-        assert each.record.pick != each.record.default
-        assert each.gain == pytest.approx(0.2, abs=0.02)
-        assert each.record.entry(each.record.default) is not None  # it was in the race
-    assert sorted(machine.work.built) == sorted(one.name for one in result.plan.candidates)
+    assert [settled.status for settled in result.sweep.settled] == ["measured"] * len(FEW)
+    for settled in result.sweep.settled:
+        assert settled.record is not None
+        assert settled.record.confirmed
+        assert settled.record.pick != settled.record.default
+        assert settled.gain == pytest.approx(0.2, abs=0.02)
+        assert settled.record.entry(settled.record.default) is not None  # it was in the race
+    assert sorted(machine.work.built) == sorted(
+        candidate.name for candidate in result.plan.candidates
+    )
     assert sorted(machine.work.verified) == sorted(machine.work.built)
     assert {phase for phase, *_ in said} == {"peaks", "build", "verify", "race", "confirm"}
     # What is written: the picks in the form of the package, the spec, the properties, and all of it as a report.
@@ -136,7 +138,7 @@ def test_an_unknown_gpu_gets_a_policy_of_its_own(here: Settings) -> None:
 
 def statuses(result: BroughtUp) -> list[str]:
     assert result.sweep is not None
-    return [each.status for each in result.sweep.settled]
+    return [settled.status for settled in result.sweep.settled]
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.009, 0.9])
@@ -146,10 +148,10 @@ def test_a_pick_that_a_second_process_does_not_confirm_leaves_the_default(
     work = FakeSweepPipeline(time_us=quicker_than_defaults, confirm_ratio=lambda doubt: ratio)
     result = bring_up(FakeMachine(work=work), FEW, here)
     assert result.sweep is not None
-    for each in result.sweep.settled:
-        assert each.record is not None
-        assert (each.record.pick, each.record.confirmed) == (each.record.default, True)
-        assert each.gain == 0.0
+    for settled in result.sweep.settled:
+        assert settled.record is not None
+        assert (settled.record.pick, settled.record.confirmed) == (settled.record.default, True)
+        assert settled.gain == 0.0
 
 
 def test_a_gain_within_the_noise_is_not_even_asked_about(here: Settings) -> None:
@@ -294,17 +296,17 @@ def test_races_do_not_wait_for_the_last_build(
 
 def test_kernels_that_fail_are_named_and_cost_nobody_else(here: Settings) -> None:
     defaults = {POLICY.default(problem).name for problem in FEW}
-    broken: dict[str, Outcome] = {}
+    damaged: dict[str, Outcome] = {}
 
     def build_outcome(name: str) -> Outcome | None:
-        if name not in defaults and not broken:
-            broken[name] = BuildFailed(reason="ptxas gave up")
-        return broken.get(name)
+        if name not in defaults and not damaged:
+            damaged[name] = BuildFailed(reason="ptxas gave up")
+        return damaged.get(name)
 
     result = bring_up(FakeMachine(work=FakeSweepPipeline(build_outcome=build_outcome)), FEW, here)
     assert statuses(result) == ["measured"] * len(FEW)
     assert result.sweep is not None
-    assert dict(result.sweep.failures) == broken
+    assert dict(result.sweep.failures) == damaged
 
 
 def test_a_class_of_which_nothing_is_right_fails_and_the_others_go_on(here: Settings) -> None:

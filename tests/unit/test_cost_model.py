@@ -142,8 +142,8 @@ def test_the_rtx_4090s_default_at_head_dim_128_has_the_tile_that_the_search_side
         ]
         return min(run.measured_us for run in alike)
 
-    general, own = (policy.default(log.problem).knobs for policy in (A100(), RTX4090()))
-    assert measured_us(general) > 1.08 * measured_us(own)
+    general, specific = (policy.default(log.problem).knobs for policy in (A100(), RTX4090()))
+    assert measured_us(general) > 1.08 * measured_us(specific)
     masked = replace(log.problem, op="retnet", mask="explicit")
     for problem in (replace(log.problem, dim_qk=96, dim_v=96), masked):  # not looked at there
         assert A100().default(problem).knobs == RTX4090().default(problem).knobs
@@ -187,7 +187,7 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
         causal=causal,
     )
     block_m, block_n, warps = H200_TILES[dim]
-    one = forward(
+    candidate = forward(
         class_qk=dim,
         class_v=dim,
         k_slice=dim,
@@ -196,7 +196,7 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
         warps_m=warps,
         cta_order="heads_first" if causal else "rows_first",
     )
-    predicted = problem.flops / estimate(problem, one, H200_SPEC).us * 1e-6
+    predicted = problem.flops / estimate(problem, candidate, H200_SPEC).us * 1e-6
     assert predicted == pytest.approx(tflops, rel=0.2)
 
 
@@ -207,7 +207,7 @@ def predicted_us(problem: Problem, candidate: Candidate, fit: Coefficients) -> f
     return estimate(problem, candidate, SPEC, fit).us
 
 
-def simulated_samples(truth: Coefficients) -> list[Sample]:
+def simulated_samples(coefficients: Coefficients) -> list[Sample]:
     problem = Problem(seqlen_q=2048, seqlen_k=2048, causal=True)
     candidates = [
         forward(block_m=m, block_n=n, warps_m=w, num_stages=s, ctas_per_sm=c)
@@ -216,7 +216,7 @@ def simulated_samples(truth: Coefficients) -> list[Sample]:
     return [
         Sample(
             group="one",
-            measured_us=estimate(problem, c, SPEC, truth).us,
+            measured_us=estimate(problem, c, SPEC, coefficients).us,
             predict=partial(predicted_us, problem, c),
         )
         for c in candidates
@@ -224,8 +224,8 @@ def simulated_samples(truth: Coefficients) -> list[Sample]:
 
 
 def test_calibration_moves_towards_the_coefficients_that_made_the_data() -> None:
-    truth = replace(BY_HAND, load_latency_clk=900.0, smem_efficiency=0.75, cta_clk=4000.0)
-    samples = simulated_samples(truth)
+    coefficients = replace(BY_HAND, load_latency_clk=900.0, smem_efficiency=0.75, cta_clk=4000.0)
+    samples = simulated_samples(coefficients)
     fitted = calibrate(samples, BY_HAND)
     assert loss(samples, fitted) < 0.1 * loss(samples, BY_HAND)
     assert fitted == calibrate(samples, BY_HAND)
@@ -287,7 +287,7 @@ def test_makespan_equals_a_simulation_tile_by_tile(
     rows: int, heads: int, slices: int, slots: int, heads_first: bool, persistent: bool
 ) -> None:
     costs = tuple(3 + 2 * row for row in reversed(range(rows)))
-    found = makespan(
+    predicted = makespan(
         costs,
         heads=heads,
         value_slices=slices,
@@ -295,16 +295,16 @@ def test_makespan_equals_a_simulation_tile_by_tile(
         persistent=persistent,
         slots=slots,
     )
-    assert found == simulate(tile_list(costs, heads, slices, heads_first), slots, persistent)
+    assert predicted == simulate(tile_list(costs, heads, slices, heads_first), slots, persistent)
 
 
 def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     costs = tuple(range(40, 0, -1))
-    found = makespan(
+    predicted = makespan(
         costs, heads=300, value_slices=1, heads_first=False, persistent=False, slots=96
     )
     exact = simulate(tile_list(costs, 300, 1, False), 96, False)
-    assert found == pytest.approx(exact, rel=0.01)
+    assert predicted == pytest.approx(exact, rel=0.01)
 
 
 def test_tiles_of_queries_follow_the_mask() -> None:
@@ -334,7 +334,7 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
         ]
         # From the first tile with a row that sees a key, or would if it existed, to the last of all.
         expected.append(len([start for start in starts if met and start >= met[0]]))
-    found = tiles_of_keys(
+    predicted = tiles_of_keys(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
         block=block,
@@ -342,7 +342,7 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
         causal=True,
         causal_offset=offset,
     )
-    assert found == tuple(expected)
+    assert predicted == tuple(expected)
     full = tiles_of_keys(
         seqlen_q=seqlen_q, seqlen_k=seqlen_k, block=block, step=step, causal=False, causal_offset=0
     )
@@ -354,27 +354,29 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
 
 def test_a_candidate_that_fits_no_sm_takes_forever() -> None:
     usage = Usage(registers=128, smem_bytes=SPEC.smem_per_block_bytes + 1)
-    found = predict(Problem(), forward(), SPEC, (usage,))
-    assert found.us == inf
-    assert found.limiter == "residency"
-    assert found.occupancy == 0
+    predicted = predict(Problem(), forward(), SPEC, (usage,))
+    assert predicted.us == inf
+    assert predicted.limiter == "residency"
+    assert predicted.occupancy == 0
 
 
 def test_terms_have_units_and_the_limiter_is_the_largest() -> None:
-    found = estimate(Problem(), forward(), SPEC)
-    assert all(name.endswith("_us") and value >= 0.0 for name, value in found.terms.items())
-    assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
-    assert found.us >= max(found.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm"))
+    predicted = estimate(Problem(), forward(), SPEC)
+    assert all(name.endswith("_us") and value >= 0.0 for name, value in predicted.terms.items())
+    assert predicted.terms[f"{predicted.limiter}_us"] == max(predicted.terms.values())
+    assert predicted.us >= max(
+        predicted.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm")
+    )
 
 
 def test_no_prediction_beats_the_tensor_cores_or_the_memory() -> None:
     for problem in (Problem(), Problem(seqlen_q=1, batch=64), Problem(causal=True, seqlen_k=8192)):
-        found = estimate(problem, forward(), SPEC)
-        assert found.us >= found.terms["hbm_us"]
-        assert found.us >= found.terms["tensor_us"]
+        predicted = estimate(problem, forward(), SPEC)
+        assert predicted.us >= predicted.terms["hbm_us"]
+        assert predicted.us >= predicted.terms["tensor_us"]
         rate = SPEC.mma_flops_per_clk_per_sm * SPEC.num_sms * SPEC.sm_clock_mhz
         visible = problem.flops if not problem.causal else 0
-        assert found.us >= visible / rate
+        assert predicted.us >= visible / rate
 
 
 def test_time_grows_with_the_work() -> None:
@@ -420,22 +422,22 @@ def test_an_order_that_starts_with_long_tiles_balances_causal_work_better() -> N
 
 def test_narrow_copies_cost_instructions() -> None:
     problem = Problem(alignment_bytes=2)
-    wide = estimate(problem, forward(), SPEC)
+    large = estimate(problem, forward(), SPEC)
     narrow = estimate(problem, forward(copy_bytes=2), SPEC)
-    assert narrow.terms["issue_us"] > 1.2 * wide.terms["issue_us"]
+    assert narrow.terms["issue_us"] > 1.2 * large.terms["issue_us"]
 
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
-    one = forward()
-    (kernel,) = resources.kernels(one)
+    candidate = forward()
+    (kernel,) = resources.kernels(candidate)
     report = FakeReport(registers=registers_per_thread(kernel, SPEC))
-    assert refine(Problem(), one, SPEC, report) == estimate(Problem(), one, SPEC)
+    assert refine(Problem(), candidate, SPEC, report) == estimate(Problem(), candidate, SPEC)
 
 
 def test_registers_of_the_report_decide_occupancy() -> None:
-    one = forward(num_stages=1)
-    few = refine(Problem(), one, SPEC, FakeReport(registers=128))
-    many = refine(Problem(), one, SPEC, FakeReport(registers=255))
+    candidate = forward(num_stages=1)
+    few = refine(Problem(), candidate, SPEC, FakeReport(registers=128))
+    many = refine(Problem(), candidate, SPEC, FakeReport(registers=255))
     assert few.occupancy > many.occupancy
 
 
@@ -449,8 +451,8 @@ def test_spills_cost_time_and_less_so_outside_loops() -> None:
 
 
 def test_static_shared_memory_counts() -> None:
-    found = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
-    assert found.us == inf
+    predicted = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
+    assert predicted.us == inf
 
 
 def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
@@ -458,9 +460,9 @@ def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
     twins = [forward(cta_order=order) for order in ("rows_first", "heads_first")]
     problem = Problem(batch=1, heads_q=2, heads_kv=2)
     ranked = rank(problem, [*reversed(twins), forward(block_m=64)], SPEC)
-    times = [found.us for _, found in ranked]
+    times = [predicted.us for _, predicted in ranked]
     assert times == sorted(times)
-    names = [one.name for one, _ in ranked if one.knobs.block_m == 128]
+    names = [candidate.name for candidate, _ in ranked if candidate.knobs.block_m == 128]
     assert names == sorted(names)
 
 

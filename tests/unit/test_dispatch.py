@@ -56,13 +56,13 @@ class Level:
         if isinstance(self.answer, Exception):
             raise self.answer
         if self.answer is not None:
-            found: Hit | Miss = self.answer
-            return found
+            answer: Hit | Miss = self.answer
+            return answer
         return Miss(field="problem", expected=query.problem.describe(), recorded="nothing")
 
 
 class Kernel:
-    """What the loader gives: remembers what it was prepared for."""
+    """A kernel from the loader: remembers what it was prepared for."""
 
     def __init__(self, candidate: Candidate, failure: Exception | None) -> None:
         self.candidate = candidate
@@ -104,8 +104,8 @@ class World:
         return candidate
 
     def load(self, candidate: Candidate) -> Kernel:
-        found = self.swapped.get(candidate.name, candidate)
-        return Kernel(found, self.prepare_failures.get(candidate.name))
+        answer = self.swapped.get(candidate.name, candidate)
+        return Kernel(answer, self.prepare_failures.get(candidate.name))
 
     def hit(self, candidate: Candidate, layer: Any, **changes: Any) -> Hit:
         record: Any = SimpleNamespace(candidate=candidate)
@@ -249,7 +249,7 @@ def test_kernels_are_built_for_the_device_that_is_present(
     assert world.obtained[0][1] == arch
 
 
-def test_invalidate_decides_anew_and_keeps_kernels(world: World) -> None:
+def test_invalidate_decides_again_and_keeps_kernels(world: World) -> None:
     policy, before = A100(), dispatch.generation()
     kernel = dispatch.kernel_for(PROBLEM, policy, device=0)
     dispatch.invalidate()

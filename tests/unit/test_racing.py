@@ -155,8 +155,8 @@ def test_the_error_shrinks_with_rounds() -> None:
 
 def test_orders_are_permutations_that_change_and_repeat_with_the_seed() -> None:
     names = [f"k{i}" for i in range(8)]
-    one, two = Race(names, seed=3), Race(names, seed=3)
-    first = [one.order() for _ in range(4)]
+    first_race, two = Race(names, seed=3), Race(names, seed=3)
+    first = [first_race.order() for _ in range(4)]
     assert first == [two.order() for _ in range(4)]
     assert all(sorted(order) == names for order in first)
     assert len({tuple(order) for order in first}) > 1

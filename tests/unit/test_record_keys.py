@@ -30,12 +30,12 @@ RETENTION = Problem(op="retention", causal=True)
 
 
 def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> None:
-    found = {
+    answer = {
         (entry.candidate.kernel, entry.knob_schema)
         for record in shipped(Path(str(files("attention_autotuner.tuned"))), "NVIDIA H200")
         for entry in record.entries
     }
-    assert found >= {
+    assert answer >= {
         ("scores_forward_sm80", knob_schema("scores_forward_sm80")),
         ("scores_backward_sm80", knob_schema("scores_backward_sm80")),
         ("chunks_sm80", knob_schema("chunks_sm80")),

@@ -47,10 +47,10 @@ PROBLEM = Problem(seqlen_q=3000, seqlen_k=3000, causal=True)
 FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 
 
-def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
-    digest = f"digest of {one.name}"
+def entry(known: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
+    digest = f"digest of {known.name}"
     return record_entries.entry(
-        one, us, outcome, environment=H200.digest, source_digest=digest, estimate_us=us
+        known, us, outcome, environment=H200.digest, source_digest=digest, estimate_us=us
     )
 
 
@@ -75,7 +75,7 @@ def record(problem: Problem = PROBLEM, **changes: Any) -> TuningRecord:
     return TuningRecord(**values | changes)
 
 
-EDITED = PresentKernels(source=lambda one: "edited", exact=lambda one: "edited")
+EDITED = PresentKernels(source=lambda known: "edited", exact=lambda known: "edited")
 
 
 def query(problem: Problem = PROBLEM, **changes: Any) -> Query:
@@ -88,22 +88,22 @@ def store(tmp_path: Path) -> RecordStore:
     return RecordStore(tmp_path / "records")
 
 
-def hit(found: Hit | Miss) -> Hit:
-    assert isinstance(found, Hit), found
-    return found
+def hit(answer: Hit | Miss) -> Hit:
+    assert isinstance(answer, Hit), answer
+    return answer
 
 
-def missed(found: Hit | Miss) -> str:
-    assert isinstance(found, Miss), found
-    return found.field
+def missed(answer: Hit | Miss) -> str:
+    assert isinstance(answer, Miss), answer
+    return answer.field
 
 
 # --- what goes in comes out -----------------------------------------------------------------------
 
 
 def test_a_record_survives_json() -> None:
-    one = record()
-    assert TuningRecord.from_json(json.loads(json.dumps(one.to_json()))) == one
+    known = record()
+    assert TuningRecord.from_json(json.loads(json.dumps(known.to_json()))) == known
 
 
 def test_a_record_says_what_it_was_tuned_for(store: RecordStore) -> None:
@@ -142,14 +142,14 @@ def test_a_record_serves_only_calls_that_ask_for_the_same_determinism() -> None:
 
 def test_a_written_record_is_found_with_every_candidates_own_fate(store: RecordStore) -> None:
     store.put(record())
-    found = hit(store.find(query()))
-    assert found.exact
-    assert found.unverified == ()
-    assert found.record == record()
-    assert found.record.candidate == FAST
-    broken = found.record.entry(BROKEN.name)
-    assert broken is not None
-    assert broken.outcome == BuildFailed(reason="ptxas said no", log="/tmp/build.log")
+    answer = hit(store.find(query()))
+    assert answer.exact
+    assert answer.unverified == ()
+    assert answer.record == record()
+    assert answer.record.candidate == FAST
+    damaged = answer.record.entry(BROKEN.name)
+    assert damaged is not None
+    assert damaged.outcome == BuildFailed(reason="ptxas said no", log="/tmp/build.log")
 
 
 def test_lengths_of_one_bucket_share_a_record(store: RecordStore) -> None:
@@ -161,7 +161,7 @@ def test_lengths_of_one_bucket_share_a_record(store: RecordStore) -> None:
 def test_records_list_what_is_there(store: RecordStore) -> None:
     store.put(record())
     store.put(record(replace(PROBLEM, causal=False)))
-    assert {one.problem.causal for _, one in store.records()} == {False, True}
+    assert {candidate.problem.causal for _, candidate in store.records()} == {False, True}
     assert not list(store.root.rglob("*.tmp"))
 
 
@@ -176,8 +176,8 @@ def test_nothing_recorded_is_a_miss_of_the_problem(store: RecordStore) -> None:
 
 def test_another_gpu_is_named_as_the_reason(store: RecordStore) -> None:
     store.put(record())
-    found = store.find(query(environment=replace(H200, gpu_name="NVIDIA A100")))
-    assert found == Miss(field="gpu_name", expected="NVIDIA A100", recorded="NVIDIA H200")
+    answer = store.find(query(environment=replace(H200, gpu_name="NVIDIA A100")))
+    assert answer == Miss(field="gpu_name", expected="NVIDIA A100", recorded="NVIDIA H200")
 
 
 def test_another_sm_count_is_a_miss(store: RecordStore) -> None:
@@ -187,21 +187,21 @@ def test_another_sm_count_is_a_miss(store: RecordStore) -> None:
 
 def test_another_kernel_source_is_a_miss(store: RecordStore) -> None:
     store.put(record())
-    same = query(kernels=PresentKernels(source=lambda one: f"digest of {one.name}"))
+    same = query(kernels=PresentKernels(source=lambda known: f"digest of {known.name}"))
     assert hit(store.find(same)).record.pick == FAST.name
-    found = store.find(query(kernels=EDITED))
-    assert found == Miss(
+    answer = store.find(query(kernels=EDITED))
+    assert answer == Miss(
         field="source_digest", expected="edited", recorded=f"digest of {FAST.name}"
     )
 
 
 def test_the_same_machine_code_is_the_same_kernel(store: RecordStore) -> None:
     store.put(record(entries=(replace(entry(FAST, 100.0), code_digest="code"), entry(SLOW, 110.0))))
-    same = replace(EDITED, code=lambda one: "code")
+    same = replace(EDITED, code=lambda known: "code")
     assert hit(store.find(query(kernels=same))).record.pick == FAST.name
-    other = replace(EDITED, code=lambda one: "other")
-    found = store.find(query(kernels=other))
-    assert found == Miss(field="code_digest", expected="other", recorded="code")
+    other = replace(EDITED, code=lambda known: "other")
+    answer = store.find(query(kernels=other))
+    assert answer == Miss(field="code_digest", expected="other", recorded="code")
     unknown = store.find(query(kernels=EDITED))
     assert isinstance(unknown, Miss)
     assert (unknown.field, unknown.expected) == ("source_digest", "edited")
@@ -216,10 +216,10 @@ def test_other_knobs_of_its_kernel_are_a_miss_that_says_what_helps(
     knobs_of_another_day("chunks_sm80")
     assert hit(store.find(query())).record.pick == FAST.name
     knobs_of_another_day(FAST.kernel)
-    found = store.find(query())
-    assert isinstance(found, Miss)
-    assert (found.field, found.recorded) == ("knob_schema", then)
-    assert "records rekey" in found.advice
+    answer = store.find(query())
+    assert isinstance(answer, Miss)
+    assert (answer.field, answer.recorded) == ("knob_schema", then)
+    assert "records rekey" in answer.advice
     assert list(store.records()) == []
 
 
@@ -238,8 +238,8 @@ def test_soft_fields_are_served_marked_unless_strict(store: RecordStore, name: s
     store.put(record())
     other = Environment.from_json({**H200.to_json(), name: "99"})
     assert hit(store.find(query(environment=other))).unverified == (name,)
-    found = store.find(query(environment=other, strict=True))
-    assert found == Miss(field=name, expected="99", recorded=str(getattr(H200, name)))
+    answer = store.find(query(environment=other, strict=True))
+    assert answer == Miss(field=name, expected="99", recorded=str(getattr(H200, name)))
 
 
 def test_soft_fields_that_are_not_known_now_are_not_compared(store: RecordStore) -> None:
@@ -250,8 +250,8 @@ def test_soft_fields_that_are_not_known_now_are_not_compared(store: RecordStore)
 
 def test_a_changed_list_of_candidates_is_soft(store: RecordStore) -> None:
     store.put(record())
-    found = hit(store.find(query(space_digest=space_digest([FAST]))))
-    assert found.unverified == ("space_digest",)
+    answer = hit(store.find(query(space_digest=space_digest([FAST]))))
+    assert answer.unverified == ("space_digest",)
 
 
 def test_clocks_and_time_of_day_do_not_matter(store: RecordStore) -> None:
@@ -285,9 +285,9 @@ def test_every_environment_field_is_hard_soft_or_only_noted() -> None:
 def test_the_nearest_bucket_serves_and_says_so(store: RecordStore) -> None:
     for seqlen in (512, 16384):
         store.put(record(replace(PROBLEM, seqlen_q=seqlen, seqlen_k=seqlen)))
-    found = hit(store.find(query(replace(PROBLEM, seqlen_q=1000, seqlen_k=1000))))
-    assert not found.exact
-    assert found.record.problem.seqlen_q == 512
+    answer = hit(store.find(query(replace(PROBLEM, seqlen_q=1000, seqlen_k=1000))))
+    assert not answer.exact
+    assert answer.record.problem.seqlen_q == 512
 
 
 @pytest.mark.parametrize(
@@ -331,19 +331,19 @@ def test_adding_a_candidate_keeps_the_others_timings(store: RecordStore) -> None
             environments={later.digest: later},
         )
     )
-    assert {one.candidate.name for one in merged.entries} == {
+    assert {known.candidate.name for known in merged.entries} == {
         new.name,
         FAST.name,
         SLOW.name,
         BROKEN.name,
     }
     assert set(merged.environments) == {later.digest, H200.digest}
-    found = hit(store.find(query(environment=later)))
-    assert found.record.candidate == new
-    kept = found.record.entry(FAST.name)
+    answer = hit(store.find(query(environment=later)))
+    assert answer.record.candidate == new
+    kept = answer.record.entry(FAST.name)
     assert kept is not None
     assert kept.measurement is not None
-    assert found.record.environments[kept.measurement.environment] == H200
+    assert answer.record.environments[kept.measurement.environment] == H200
 
 
 @pytest.mark.parametrize(
@@ -356,8 +356,8 @@ def test_a_damaged_record_is_set_aside_logged_and_missed(
     path.parent.mkdir(parents=True)
     path.write_bytes(text.encode("latin-1"))
     with caplog.at_level(logging.WARNING):
-        found = store.find(query())
-    assert isinstance(found, Miss)
+        answer = store.find(query())
+    assert isinstance(answer, Miss)
     if text != '{"schema": 99}':  # that one is another schema, not damage
         assert not path.exists()
         assert "damaged tuning record" in caplog.text
@@ -395,15 +395,15 @@ def test_an_unwritable_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 def _put_one(arguments: tuple[Path, int]) -> None:
     root, index = arguments
-    one = forward(block_m=64, block_n=16 * (index + 1))
-    RecordStore(root).put(record(pick=one.name, entries=(entry(one, 100.0 + index),)))
+    known = forward(block_m=64, block_n=16 * (index + 1))
+    RecordStore(root).put(record(pick=known.name, entries=(entry(known, 100.0 + index),)))
 
 
 def test_many_processes_lose_nothing(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.map(_put_one, [(tmp_path, index) for index in range(8)])
-    found = hit(RecordStore(tmp_path).find(query()))
-    assert len(found.record.entries) == 8
+    answer = hit(RecordStore(tmp_path).find(query()))
+    assert len(answer.record.entries) == 8
 
 
 # --- shipped picks --------------------------------------------------------------------------------
@@ -413,9 +413,9 @@ def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path
     path = write_shipped(tmp_path, "NVIDIA H200", [record()])
     assert path.name == "nvidia-h200.jsonl"
     shipped = ShippedRecords(tmp_path)
-    found = hit(shipped.find(query()))
-    assert found.layer == "shipped"
-    assert {one.candidate.name for one in found.record.entries} == {FAST.name, SLOW.name}
+    answer = hit(shipped.find(query()))
+    assert answer.layer == "shipped"
+    assert {known.candidate.name for known in answer.record.entries} == {FAST.name, SLOW.name}
     said = evidence(evidence_path(tmp_path, "NVIDIA H200"))
     assert list(said.values()) == [record()]
     assert missed(shipped.find(query(environment=replace(H200, gpu_name="GPU")))) == "problem"
@@ -432,27 +432,27 @@ def test_a_damaged_shipped_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_packages_own_shipped_records_are_readable() -> None:
-    found = ShippedRecords().find(query(environment=replace(H200, gpu_name="no such GPU")))
-    assert missed(found) == "problem"
+    here = ShippedRecords().find(query(environment=replace(H200, gpu_name="no such GPU")))
+    assert missed(here) == "problem"
 
 
 # --- the environment ------------------------------------------------------------------------------
 
 
 def test_the_environment_of_any_machine_has_python_and_time() -> None:
-    found = collect(nvcc="13.0.88")
-    assert found.python
-    assert found.time_utc
-    assert found.nvcc == "13.0.88"
-    assert Environment.from_json(json.loads(json.dumps(found.to_json()))) == found
+    here = collect(nvcc="13.0.88")
+    assert here.python
+    assert here.time_utc
+    assert here.nvcc == "13.0.88"
+    assert Environment.from_json(json.loads(json.dumps(here.to_json()))) == here
 
 
 def test_nvidia_smi_is_read_with_what_it_does_not_know() -> None:
-    found = parse_smi("1980, 3201, 1980, P0, 121.30, [N/A], 40, 580.95.05\n")
-    assert found["sm_clock_mhz"] == 1980.0
-    assert found["power_state"] == "P0"
-    assert found["power_limit_w"] is None
-    assert found["driver"] == "580.95.05"
+    here = parse_smi("1980, 3201, 1980, P0, 121.30, [N/A], 40, 580.95.05\n")
+    assert here["sm_clock_mhz"] == 1980.0
+    assert here["power_state"] == "P0"
+    assert here["power_limit_w"] is None
+    assert here["driver"] == "580.95.05"
     assert parse_smi("No devices were found") == {}
 
 

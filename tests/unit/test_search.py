@@ -35,38 +35,40 @@ def records(tmp_path: Path) -> RecordStore:
 
 
 @pytest.fixture
-def rival() -> str:
+def challenger() -> str:
     """The model's best candidate that is not the default."""
     ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
-    return next(one.name for one, _ in ranked if one != DEFAULT)
+    return next(candidate.name for candidate, _ in ranked if candidate != DEFAULT)
 
 
 # --- what is chosen -------------------------------------------------------------------------------
 
 
 def test_a_confirmed_gain_replaces_the_default_and_is_recorded(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.10)
+    pipeline = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.10)
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.status == "measured"
-    assert result.pick.name == rival
+    assert result.pick.name == challenger
     assert result.gain == pytest.approx(100.0 / 90.0 - 1.0)
     assert result.confirmed
-    assert pipeline.confirmations == [(rival, DEFAULT.name)]
-    assert result.rows[0].candidate.name == rival
-    found = records.find(Query(problem=PROBLEM, arch="H100", environment=GPU))
-    assert isinstance(found, Hit)
-    assert found.record == result.record
-    assert found.record.pick == rival
-    assert {e.candidate.name for e in found.record.entries} == set(pipeline.built)
+    assert pipeline.confirmations == [(challenger, DEFAULT.name)]
+    assert result.rows[0].candidate.name == challenger
+    hit = records.find(Query(problem=PROBLEM, arch="H100", environment=GPU))
+    assert isinstance(hit, Hit)
+    assert hit.record == result.record
+    assert hit.record.pick == challenger
+    assert {e.candidate.name for e in hit.record.entries} == set(pipeline.built)
     assert result.record_path is not None
     assert result.record_path.is_file()
     json.dumps(result.to_json(), allow_nan=False)
 
 
-def test_a_gain_that_the_second_process_denies_is_dropped(records: RecordStore, rival: str) -> None:
-    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.005)
+def test_a_gain_that_the_second_process_denies_is_dropped(
+    records: RecordStore, challenger: str
+) -> None:
+    pipeline = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.005)
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.pick == DEFAULT
     assert result.confirmed
@@ -74,20 +76,20 @@ def test_a_gain_that_the_second_process_denies_is_dropped(records: RecordStore, 
     assert result.record.pick == DEFAULT.name
 
 
-def test_a_pick_that_could_not_be_confirmed_says_so(records: RecordStore, rival: str) -> None:
+def test_a_pick_that_could_not_be_confirmed_says_so(records: RecordStore, challenger: str) -> None:
     for confirm, asked in ((True, 1), (False, 0)):
-        pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=None)
+        pipeline = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=None)
         store = RecordStore(records.root / str(confirm))
         result = tune(PROBLEM, POLICY, records=store, pipeline=pipeline, confirm=confirm)
-        assert result.pick.name == rival
+        assert result.pick.name == challenger
         assert not result.confirmed
         assert len(pipeline.confirmations) == asked
 
 
 def test_less_than_one_percent_does_not_replace_the_default(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    pipeline = FakePipeline(time_us=fast(rival, 99.2), confirmed_ratio=1.2)
+    pipeline = FakePipeline(time_us=fast(challenger, 99.2), confirmed_ratio=1.2)
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.pick == DEFAULT
     assert result.gain == 0.0
@@ -103,24 +105,26 @@ def test_equal_times_keep_the_default(records: RecordStore) -> None:
 
 
 def test_failures_of_every_stage_are_kept_with_their_reasons(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    ranked = [one.name for one, _ in shortlist_of(8)]
-    broken, wrong, crashed = [name for name in ranked if name not in (DEFAULT.name, rival)][:3]
+    ranked = [candidate.name for candidate, _ in shortlist_of(8)]
+    failing, wrong, crashed = [name for name in ranked if name not in (DEFAULT.name, challenger)][
+        :3
+    ]
     pipeline = FakePipeline(
-        time_us=fast(rival, 80.0),
+        time_us=fast(challenger, 80.0),
         confirmed_ratio=1.2,
-        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
+        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == failing else None,
         verify_outcome=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
         timing_outcome=lambda n: LaunchFailed(reason="gone") if n == crashed else None,
     )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
-    assert result.pick.name == rival
+    assert result.pick.name == challenger
     outcomes = {row.candidate.name: row.outcome for row in result.rows}
-    assert outcomes[broken] == BuildFailed(reason="no", log="/l")
+    assert outcomes[failing] == BuildFailed(reason="no", log="/l")
     assert outcomes[wrong] == Wrong(reason="off by 3")
     assert outcomes[crashed] == LaunchFailed(reason="gone")
-    assert broken not in pipeline.verified
+    assert failing not in pipeline.verified
     assert wrong not in pipeline.measured
     assert result.record is not None
     kept = {entry.candidate.name: entry.outcome for entry in result.record.entries}
@@ -128,31 +132,33 @@ def test_failures_of_every_stage_are_kept_with_their_reasons(
 
 
 def test_kernels_that_spill_in_their_loops_are_not_measured(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    pipeline = FakePipeline(spills=lambda name: name == rival)
+    pipeline = FakePipeline(spills=lambda name: name == challenger)
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
-    assert rival not in pipeline.measured
-    row = next(row for row in result.rows if row.candidate.name == rival)
+    assert challenger not in pipeline.measured
+    row = next(row for row in result.rows if row.candidate.name == challenger)
     assert row.outcome.kind == "spilled"
     assert "320 bytes" in row.outcome.reason
 
 
-def test_a_few_spilled_bytes_are_for_the_clock_to_judge(records: RecordStore, rival: str) -> None:
+def test_a_few_spilled_bytes_are_for_the_clock_to_decide(
+    records: RecordStore, challenger: str
+) -> None:
     def pipeline(gpu: bool) -> FakePipeline:
         return FakePipeline(
-            spills=lambda name: name == rival,
+            spills=lambda name: name == challenger,
             spilled_each_way=lambda name: 12,
-            time_us=fast(rival, 80.0),
+            time_us=fast(challenger, 80.0),
             confirmed_ratio=1.2,
             gpu=gpu,
         )
 
-    assert tune(PROBLEM, POLICY, records=records, pipeline=pipeline(True)).pick.name == rival
+    assert tune(PROBLEM, POLICY, records=records, pipeline=pipeline(True)).pick.name == challenger
     blind = tune(
         PROBLEM, POLICY, records=RecordStore(records.root / "blind"), pipeline=pipeline(False)
     )
-    row = next(row for row in blind.rows if row.candidate.name == rival)
+    row = next(row for row in blind.rows if row.candidate.name == challenger)
     assert row.outcome.kind == "spilled"
 
 
@@ -176,16 +182,16 @@ def test_when_all_spill_they_take_part_after_all(records: RecordStore) -> None:
 
 
 def test_when_all_spill_those_that_spill_little_come_first(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
     pipeline = FakePipeline(
         gpu=False,
         spills=lambda name: True,
-        spilled_each_way=lambda name: 12 if name == rival else 160,
+        spilled_each_way=lambda name: 12 if name == challenger else 160,
     )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
-    assert result.pick.name == rival
-    assert [row.candidate.name for row in result.rows if row.outcome.ok] == [rival]
+    assert result.pick.name == challenger
+    assert [row.candidate.name for row in result.rows if row.outcome.ok] == [challenger]
     assert {row.outcome.kind for row in result.rows[1:]} == {"spilled"}
 
 
@@ -232,7 +238,7 @@ def test_effort_none_builds_nothing(records: RecordStore) -> None:
 def test_effort_full_measures_every_legal_candidate(records: RecordStore) -> None:
     pipeline = FakePipeline()
     tune(PROBLEM, POLICY, records=records, pipeline=pipeline, effort="full")
-    assert set(pipeline.measured) == {one.name for one in POLICY.legal(PROBLEM)}
+    assert set(pipeline.measured) == {candidate.name for candidate in POLICY.legal(PROBLEM)}
 
 
 def test_quick_takes_top_k_and_the_default(records: RecordStore) -> None:
@@ -263,12 +269,14 @@ def test_ctrl_c_before_timing_keeps_the_default_and_writes_nothing(
 
 
 def test_ctrl_c_while_timing_keeps_the_best_so_far_unconfirmed(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    pipeline = FakePipeline(interrupt_in="measure", time_us=fast(rival, 70.0), confirmed_ratio=1.4)
+    pipeline = FakePipeline(
+        interrupt_in="measure", time_us=fast(challenger, 70.0), confirmed_ratio=1.4
+    )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
     assert result.interrupted
-    assert result.pick.name == rival
+    assert result.pick.name == challenger
     assert not result.confirmed
     assert pipeline.confirmations == []
     assert result.record is not None
@@ -277,28 +285,28 @@ def test_ctrl_c_while_timing_keeps_the_best_so_far_unconfirmed(
 # --- what it remembers ----------------------------------------------------------------------------
 
 
-def test_a_second_search_measures_nothing(records: RecordStore, rival: str) -> None:
-    first = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+def test_a_second_search_measures_nothing(records: RecordStore, challenger: str) -> None:
+    first = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.1)
     tune(PROBLEM, POLICY, records=records, pipeline=first)
     again = FakePipeline()
     result = tune(PROBLEM, POLICY, records=records, pipeline=again)
     assert result.status == "recorded"
-    assert result.pick.name == rival
+    assert result.pick.name == challenger
     assert again.built == []
     assert result.rows[0].timing is not None
     assert result.rows[0].timing.median_us == 90.0
 
 
 def test_a_larger_search_measures_only_what_is_new_against_the_old_pick(
-    records: RecordStore, rival: str
+    records: RecordStore, challenger: str
 ) -> None:
-    small = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    small = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.1)
     tune(PROBLEM, POLICY, records=records, pipeline=small, top_k=2)
-    large = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    large = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.1)
     result = tune(PROBLEM, POLICY, records=records, pipeline=large, top_k=6)
     again = set(large.built) & set(small.built)
-    assert again == {rival, DEFAULT.name}
-    assert result.pick.name == rival
+    assert again == {challenger, DEFAULT.name}
+    assert result.pick.name == challenger
     assert result.record is not None
     assert len(result.record.entries) == 7
 
@@ -383,9 +391,9 @@ def test_a_bad_budget_of_the_backward_search_is_an_error_before_the_forward_one(
         tune_step(device_type=POLICY, backward_budget_seconds=-1)
 
 
-def test_progress_is_told_by_phase(records: RecordStore, rival: str) -> None:
+def test_progress_is_told_by_phase(records: RecordStore, challenger: str) -> None:
     events: list[Event] = []
-    pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
+    pipeline = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=1.1)
     tune(PROBLEM, POLICY, records=records, pipeline=pipeline, listener=events.append)
     phases = [event.phase for event in events]
     assert list(dict.fromkeys(phases)) == [
@@ -425,17 +433,17 @@ def shortlist_of(top_k: int) -> list[tuple[Candidate, Estimate]]:
 
 
 def test_the_shortlist_starts_with_the_default_and_is_not_all_of_one_shape() -> None:
-    chosen = [one for one, _ in shortlist_of(8)]
+    chosen = [candidate for candidate, _ in shortlist_of(8)]
     assert chosen[0] == DEFAULT
     assert len(chosen) == len(set(chosen)) == 9
-    shapes = [shape_of(one) for one in chosen[1:]]
+    shapes = [shape_of(candidate) for candidate in chosen[1:]]
     assert max(shapes.count(shape) for shape in shapes) <= 2
     assert len(set(shapes)) >= 5
 
 
 def test_the_shortlist_holds_the_models_best() -> None:
     ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
-    best = next(one for one, _ in ranked if one != DEFAULT)
+    best = next(candidate for candidate, _ in ranked if candidate != DEFAULT)
     assert shortlist(ranked, DEFAULT, 1)[1][0] == best
 
 

@@ -23,19 +23,19 @@ BACKWARD = replace(FORWARD, direction="backward")
 POLICY = H100()
 
 
-def rival_of(problem: Problem) -> str:
+def challenger_of(problem: Problem) -> str:
     """The model's best candidate that is not the default."""
     ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
-    return next(one.name for one, _ in ranked if one != POLICY.default(problem))
+    return next(candidate.name for candidate, _ in ranked if candidate != POLICY.default(problem))
 
 
-RIVALS = (rival_of(FORWARD), rival_of(BACKWARD))
+CHALLENGERS = (challenger_of(FORWARD), challenger_of(BACKWARD))
 
 
 def times(name: str) -> float:
-    """Defaults take 100 and 200 us, the rivals a tenth less."""
+    """Defaults take 100 and 200 us, the challengers a tenth less."""
     base = 200.0 if "backward" in name else 100.0
-    return 0.9 * base if name in RIVALS else base
+    return 0.9 * base if name in CHALLENGERS else base
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def records(tmp_path: Path) -> RecordStore:
     return RecordStore(tmp_path / "records")
 
 
-def found(records: RecordStore, problem: Problem) -> Hit:
-    hit = records.find(Query(problem=problem, arch="H100", environment=GPU))
-    assert isinstance(hit, Hit), hit
-    return hit
+def hit(records: RecordStore, problem: Problem) -> Hit:
+    answer = records.find(Query(problem=problem, arch="H100", environment=GPU))
+    assert isinstance(answer, Hit), answer
+    return answer
 
 
 def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
@@ -55,12 +55,16 @@ def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
     pipeline = FakeStepPipeline(time_us=times, confirmed_ratio=1.1)
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=2)
     assert result.backward is not None
-    assert (result.forward.pick.name, result.backward.pick.name) == RIVALS
-    for problem, rival in ((FORWARD, RIVALS[0]), (BACKWARD, RIVALS[1])):
-        hit = found(records, problem)
-        assert (hit.record.pick, hit.record.purpose, hit.exact) == (rival, "step", True)
+    assert (result.forward.pick.name, result.backward.pick.name) == CHALLENGERS
+    for problem, challenger in ((FORWARD, CHALLENGERS[0]), (BACKWARD, CHALLENGERS[1])):
+        answer = hit(records, problem)
+        assert (answer.record.pick, answer.record.purpose, answer.exact) == (
+            challenger,
+            "step",
+            True,
+        )
     defaults = (POLICY.default(FORWARD).name, POLICY.default(BACKWARD).name)
-    assert pipeline.steps == {PICKS: RIVALS, DEFAULTS: defaults}
+    assert pipeline.steps == {PICKS: CHALLENGERS, DEFAULTS: defaults}
     assert pipeline.problems == [FORWARD, BACKWARD, BACKWARD]
     assert (result.source, result.picks_us, result.defaults_us) == ("measured", 270.0, 300.0)
     assert result.gain == pytest.approx(300.0 / 270.0 - 1.0)
@@ -73,7 +77,7 @@ def test_each_direction_alone_is_recorded_as_such(records: RecordStore) -> None:
     for problem in (FORWARD, BACKWARD):
         pipeline = FakeStepPipeline(time_us=times)
         tune(problem, POLICY, records=records, pipeline=pipeline, top_k=1)
-        assert found(records, problem).record.purpose == problem.direction
+        assert hit(records, problem).record.purpose == problem.direction
 
 
 def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) -> None:
@@ -81,7 +85,7 @@ def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) ->
     tune_step(BACKWARD, POLICY, records=records, pipeline=first, top_k=1)
     again = FakeStepPipeline(time_us=times)
     result = tune_step(BACKWARD, POLICY, records=records, pipeline=again, top_k=1)
-    assert [one.status for one in result.results] == ["recorded", "recorded"]
+    assert [candidate.status for candidate in result.results] == ["recorded", "recorded"]
     assert again.measured == []
     assert set(again.built) == {name for pair in again.steps.values() for name in pair}
     assert result.picks_us == 270.0
@@ -92,21 +96,21 @@ def test_halves_that_were_recorded_alone_belong_to_the_step_from_then_on(
 ) -> None:
     for problem in (FORWARD, BACKWARD):
         tune(problem, POLICY, records=records, pipeline=FakeStepPipeline(time_us=times), top_k=1)
-    entries = [found(records, problem).record.entries for problem in (FORWARD, BACKWARD)]
+    entries = [hit(records, problem).record.entries for problem in (FORWARD, BACKWARD)]
     pipeline = FakeStepPipeline(time_us=times)
     result = tune_step(BACKWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
-    assert [one.status for one in result.results] == ["recorded", "recorded"]
-    assert [one.to_json()["purpose"] for one in result.results] == ["step", "step"]
+    assert [candidate.status for candidate in result.results] == ["recorded", "recorded"]
+    assert [candidate.to_json()["purpose"] for candidate in result.results] == ["step", "step"]
     for problem, before in zip((FORWARD, BACKWARD), entries, strict=True):
-        assert found(records, problem).record.purpose == "step"
-        assert found(records, problem).record.entries == before
+        assert hit(records, problem).record.purpose == "step"
+        assert hit(records, problem).record.entries == before
     assert pipeline.measured == []
 
 
 def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
     records: RecordStore,
 ) -> None:
-    for given, expected in ((9.0, 9.0), (None, 5.0)):
+    for order, expected in ((9.0, 9.0), (None, 5.0)):
         pipeline = FakeStepPipeline(time_us=times)
         store = RecordStore(records.root / str(expected))
         seen: list[Event] = []
@@ -118,7 +122,7 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
             top_k=1,
             budget_seconds=5.0,
             listener=seen.append,
-            backward_budget_seconds=given,
+            backward_budget_seconds=order,
         )
         assert expected - 1.0 < pipeline.budget_seconds <= expected
         left = {
@@ -134,7 +138,9 @@ def test_without_a_gpu_the_estimates_are_added_up(records: RecordStore) -> None:
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
     assert result.source == "predicted"
     assert result.backward is not None
-    estimates = {row.candidate: row.estimate.us for one in result.results for row in one.rows}
+    estimates = {
+        row.candidate: row.estimate.us for candidate in result.results for row in candidate.rows
+    }
     assert result.picks_us == pytest.approx(
         estimates[result.forward.pick] + estimates[result.backward.pick]
     )
@@ -152,11 +158,11 @@ def test_equal_picks_and_defaults_are_timed_once(records: RecordStore) -> None:
 
 
 def test_a_default_that_does_not_build_leaves_the_picks_alone(records: RecordStore) -> None:
-    broken = POLICY.default(BACKWARD).name
+    failing = POLICY.default(BACKWARD).name
     pipeline = FakeStepPipeline(
         time_us=times,
         confirmed_ratio=1.1,
-        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
+        build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == failing else None,
     )
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=2)
     assert list(pipeline.steps) == [PICKS]
@@ -184,7 +190,9 @@ def test_determinism_is_asked_of_the_backward_only(records: RecordStore) -> None
     free = FakeStepPipeline(time_us=times)
     tune(BACKWARD, POLICY, records=records, pipeline=free, top_k=4)
     assert free.claims == {
-        one.name: one.deterministic for one in POLICY.legal(BACKWARD) if one.name in free.claims
+        candidate.name: candidate.deterministic
+        for candidate in POLICY.legal(BACKWARD)
+        if candidate.name in free.claims
     }
 
 

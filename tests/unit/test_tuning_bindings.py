@@ -61,9 +61,9 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
     problem: Problem, way: Binding
 ) -> None:
     inputs, shapes = way.inputs(problem, seed=0, device=CPU), way.output_shapes(problem)
-    truths = {name: (ref, low) for name, ref, low in way.truths(problem, inputs)}
-    assert truths.keys() == shapes.keys()
-    for name, (ref, low) in truths.items():
+    references = {name: (ref, low) for name, ref, low in way.truths(problem, inputs)}
+    assert references.keys() == shapes.keys()
+    for name, (ref, low) in references.items():
         shape, dtype = shapes[name]
         assert tuple(ref.shape) == tuple(low.shape) == shape
         bands = Bands.of(problem, name, ref.dim())
@@ -78,14 +78,14 @@ def test_params_point_at_every_tensor_and_at_nothing_else(problem: Problem, way:
     outputs = guarded_outputs(shapes, SharedWorkspace(CPU), CPU)
     kernel = Looking()
     bind(kernel, problem, inputs, outputs)  # type: ignore[arg-type]
-    given = {**inputs.tensors, **outputs.tensors}
+    inputs = {**inputs.tensors, **outputs.tensors}
     for name in field_names(problem):
         value = getattr(kernel.params, name)
         if hasattr(value, "stride_row"):
-            assert (value.data or 0) == (given[name].data_ptr() if name in given else 0)
-        elif name in given:
-            assert value == given[name].data_ptr()
-    assert given.keys() <= set(field_names(problem))
+            assert (value.data or 0) == (inputs[name].data_ptr() if name in inputs else 0)
+        elif name in inputs:
+            assert value == inputs[name].data_ptr()
+    assert inputs.keys() <= set(field_names(problem))
     for name, number in inputs.scalars.items():
         assert getattr(kernel.params, name) == pytest.approx(number)
     assert kernel.params.batch == problem.batch
@@ -114,9 +114,9 @@ def test_what_is_timed_is_the_plain_call_and_decoding_carries_states() -> None:
 
 
 def test_gammas_go_round_the_edges_and_are_the_usual_ones_otherwise() -> None:
-    found = gammas_of(log2_gammas(6, CPU, 1))
+    tensors = gammas_of(log2_gammas(6, CPU, 1))
     expected = torch.tensor([*EDGES[1:], EDGES[0], EDGES[1]], dtype=torch.float64)
-    assert torch.allclose(found, expected, rtol=1e-6)
+    assert torch.allclose(tensors, expected, rtol=1e-6)
     usual = log2_gammas(24, CPU)
     assert bool((usual < 0).all()), "1 - 2^(-5-h) is below 1 for every head"
 

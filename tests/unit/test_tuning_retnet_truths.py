@@ -1,4 +1,4 @@
-"""What retnet's backward is held to through r: right kernels pass, those with a wrong delta or sign fail."""
+"""The bounds of retnet's backward through r: right kernels pass, those with a wrong delta or sign fail."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ def kernel(
         sign: of X, from X and the rounded P.
     """
     dtype, group = inputs.q.dtype, problem.heads_q // problem.heads_kv
-    wide = {name: tensor.float() for name, tensor in inputs.tensors.items()}
-    q, dout, o, r = (wide[name] for name in ("q", "dout", "o", "r"))
-    k, v = (wide[name].repeat_interleave(group, 1) for name in ("k", "v"))
+    large = {name: tensor.float() for name, tensor in inputs.tensors.items()}
+    q, dout, o, r = (large[name] for name in ("q", "dout", "o", "r"))
+    k, v = (large[name].repeat_interleave(group, 1) for name in ("k", "v"))
     if problem.mask == "decay":
-        lengths, gamma = (problem.seqlen_q, problem.seqlen_k), gammas_of(wide["log2_gamma"])
+        lengths, gamma = (problem.seqlen_q, problem.seqlen_k), gammas_of(large["log2_gamma"])
         mask = decay_mask(gamma, problem.heads_q, *lengths, CPU).float()
     else:
-        mask = wide["mask"]
+        mask = large["mask"]
     if problem.causal:
         mask = mask.tril(problem.causal_offset)
     scale, top = inputs.scalars["scale"], inputs.scalars.get("r_clamp_max", math.inf)
@@ -88,19 +88,19 @@ def kernel(
     ds = (dx * mask).to(dtype).float()
     by_kv_head = (problem.heads_kv, group)
     dmask = (dx * s).masked_fill(mask == 0, 0.0).sum(0)
-    found = {
+    tensors = {
         "dq": scale * (ds @ k),
         "dk": scale * (ds.mT @ q).unflatten(1, by_kv_head).sum(2),
         "dv": (p.mT @ dout).unflatten(1, by_kv_head).sum(2),
         "dmask": dmask.sum(0, keepdim=True) if mask.shape[0] == 1 else dmask,
     }
-    return {name: tensor.to(dtype) for name, tensor in found.items()}
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def reasons(problem: Problem, way: Binding, inputs: Inputs, found: Tensors) -> dict[str, str]:
+def reasons(problem: Problem, way: Binding, inputs: Inputs, tensors: Tensors) -> dict[str, str]:
     """Why outputs are wrong, by name; empty for right ones."""
     return {
-        name: check(found[name], ref, low, Bands.of(problem, name, ref.dim())).reason
+        name: check(tensors[name], ref, low, Bands.of(problem, name, ref.dim())).reason
         for name, ref, low in way.truths(problem, inputs)
     }
 
@@ -123,18 +123,18 @@ def test_a_kernel_that_rounds_as_it_must_passes(problem: Problem, way: Binding) 
 def test_a_kernel_with_a_wrong_delta_fails(problem: Problem, delta: Delta) -> None:
     way = next(way for way in ways_of(problem) if "to one mask" in way.note)
     inputs = way.inputs(problem, seed=0, device=CPU)
-    found = reasons(problem, way, inputs, kernel(problem, inputs, delta))
-    assert found["dq"]
-    assert found["dk"]
-    assert not found["dv"]
+    tensors = reasons(problem, way, inputs, kernel(problem, inputs, delta))
+    assert tensors["dq"]
+    assert tensors["dk"]
+    assert not tensors["dv"]
 
 
 def test_a_sign_that_is_lost_where_p_underflows_is_wrong() -> None:
     problem = replace(WIDE, batch=4)
     way = next(way for way in ways_of(problem) if "to one mask" in way.note)
     inputs = way.inputs(problem, seed=0, device=CPU)
-    found = kernel(problem, inputs, sign=lambda x, p: p.sign())
-    assert any(reasons(problem, way, inputs, found).values())
+    tensors = kernel(problem, inputs, sign=lambda x, p: p.sign())
+    assert any(reasons(problem, way, inputs, tensors).values())
 
 
 def test_rows_where_the_order_of_a_sum_decides_a_sign_have_no_gradient() -> None:

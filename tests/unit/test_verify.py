@@ -62,8 +62,8 @@ def outcome_of(
     problem: Problem = PROBLEM,
 ) -> tuple[str, str]:
     kernel = Misbehaving(loader.load(fake_kernel()), mischief)
-    found = verify(problem, kernel, deterministic=True, seeds=(0,), device=CPU)  # type: ignore[arg-type]
-    return found.kind, found.reason
+    outcome = verify(problem, kernel, deterministic=True, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    return outcome.kind, outcome.reason
 
 
 def halves(address: int) -> ctypes.Array[ctypes.c_uint16]:
@@ -139,9 +139,9 @@ def test_a_kernel_that_does_nothing_is_wrong(fake_kernel: FakeKernel) -> None:
 
 def test_refusals_are_typed(fake_kernel: FakeKernel) -> None:
     refused = loader.load(fake_kernel("-DLAUNCH_STATUS=2"))
-    found = verify(PROBLEM, refused, deterministic=True, device=CPU)
-    assert found.kind == "launch_failed"
-    assert "a bad shape" in found.reason
+    outcome = verify(PROBLEM, refused, deterministic=True, device=CPU)
+    assert outcome.kind == "launch_failed"
+    assert "a bad shape" in outcome.reason
     full = loader.load(fake_kernel("-DLAUNCH_STATUS=1002"))
     assert verify(PROBLEM, full, deterministic=True, device=CPU).kind == "out_of_memory"
     unprepared = loader.load(fake_kernel("-DPREPARE_STATUS=4"))

@@ -107,12 +107,12 @@ class HostKernel:
         torch.testing.assert_close(o.float(), o_true, atol=2e-3, rtol=0)
         torch.testing.assert_close(lse, lse_true)
         # As a kernel would: delta from the o that it is given, in another order of the sum.
-        wide = [x.float() for x in (q, k, v)]
+        shape = [x.float() for x in (q, k, v)]
         shift = (dout.float() * o_true).sum(-1) - (dout.float() * o.float()).flip(-1).sum(-1)
-        found = attention_backward(dout, shift if dlse is None else dlse + shift, *wide, **mask)
-        tensor_of(p, "dq", p.heads_q, p.seqlen_q, p.dim_qk).copy_(found[0])
-        tensor_of(p, "dk", p.heads_kv, p.seqlen_k, p.dim_qk).copy_(found[1])
-        tensor_of(p, "dv", p.heads_kv, p.seqlen_k, p.dim_v).copy_(found[2])
+        outcome = attention_backward(dout, shift if dlse is None else dlse + shift, *shape, **mask)
+        tensor_of(p, "dq", p.heads_q, p.seqlen_q, p.dim_qk).copy_(outcome[0])
+        tensor_of(p, "dk", p.heads_kv, p.seqlen_k, p.dim_qk).copy_(outcome[1])
+        tensor_of(p, "dv", p.heads_kv, p.seqlen_k, p.dim_v).copy_(outcome[2])
         self._mischief(p, workspace, len(self.launches))
         self.launches.append((workspace, dlse is not None))
 
@@ -121,8 +121,8 @@ def outcome_of(
     mischief: Mischief, *, deterministic: bool = True, problem: Problem = PROBLEM
 ) -> tuple[str, str]:
     kernel = HostKernel(mischief)
-    found = verify(problem, kernel, deterministic=deterministic, seeds=(0,), device=CPU)  # type: ignore[arg-type]
-    return found.kind, found.reason
+    outcome = verify(problem, kernel, deterministic=deterministic, seeds=(0,), device=CPU)  # type: ignore[arg-type]
+    return outcome.kind, outcome.reason
 
 
 def nudge(tensor: AbiTensor, by: float, element: int = 7) -> None:
@@ -141,12 +141,12 @@ def nudge(tensor: AbiTensor, by: float, element: int = 7) -> None:
 )
 def test_a_right_kernel_passes(problem: Problem) -> None:
     kernel = HostKernel()
-    found = verify(problem, kernel, deterministic=True, device=CPU)  # type: ignore[arg-type]
-    assert (found.kind, found.reason) == ("ok", "")
+    outcome = verify(problem, kernel, deterministic=True, device=CPU)  # type: ignore[arg-type]
+    assert (outcome.kind, outcome.reason) == ("ok", "")
     # Three shapes, two seeds, two launches each; every shape with and without a gradient of LSE.
     assert len(kernel.launches) == 12
     for shape in range(3):
-        assert {given for _, given in kernel.launches[4 * shape : 4 * shape + 4]} == {False, True}
+        assert {inputs for _, inputs in kernel.launches[4 * shape : 4 * shape + 4]} == {False, True}
 
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])

@@ -51,7 +51,7 @@ class Setting:
 
     problem: Problem
     inputs: Inputs
-    truths: dict[str, Truth]
+    references: dict[str, Truth]
     right: Tensors
 
     def compare(self, name: str, out: torch.Tensor) -> tuple[Comparison, Comparison]:
@@ -89,12 +89,12 @@ def attention_backward(
     delta = eased * (dout * read["o"]).sum(-1, keepdim=True)
     delta[:, :, silent] = 0.0
     ds = rounded(p * (dout @ v.mT - delta), dtype)
-    found = {
+    outcome = {
         "dq": scale * (ds @ k),
         "dk": scale * (ds.mT @ q),
         "dv": rounded(p, dtype).mT @ dout,
     }
-    return {name: x.to(dtype) for name, x in found.items()}
+    return {name: x.to(dtype) for name, x in outcome.items()}
 
 
 def retention_forward(problem: Problem, inputs: Inputs) -> Tensors:
@@ -153,7 +153,7 @@ def setting(problem: Problem) -> Setting:
     return Setting(
         problem=problem,
         inputs=inputs,
-        truths={truth[0]: truth for truth in way.truths(problem, inputs)},
+        references={reference[0]: reference for reference in way.truths(problem, inputs)},
         right=kernel[problem.op, problem.direction](problem, inputs),
     )
 

@@ -25,8 +25,8 @@ def test_every_shipped_pick_is_built_once_and_verified(
     assert len(picks) == len(pipeline.verified)
     (batch,) = pipeline.batches
     assert len(batch) == len({candidate for _, candidate in picks}) < len(picks)
-    found = json.loads(output.read_text(encoding="utf-8"))["picks"]
-    assert {one["outcome"] for one in found} == {"ok"}
+    document = json.loads(output.read_text(encoding="utf-8"))["picks"]
+    assert {candidate["outcome"] for candidate in document} == {"ok"}
     assert f"{len(picks)} of {len(picks)} picks are right" in capsys.readouterr().out
 
 
@@ -34,10 +34,10 @@ def test_failures_are_listed_with_their_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picks = verify_picks.picks_of(FOLDER, GPU)
-    broken, wrong = picks[0][1].name, picks[-1][1].name
+    damaged, wrong = picks[0][1].name, picks[-1][1].name
 
     def build_outcome(name: str) -> Outcome | None:
-        return BuildFailed(reason="no room") if name == broken else None
+        return BuildFailed(reason="no room") if name == damaged else None
 
     def outcome_of(name: str) -> Outcome:
         return Wrong(reason="dk: head 3") if wrong in name else Ok()
@@ -48,5 +48,8 @@ def test_failures_are_listed_with_their_reasons(
     printed = capsys.readouterr().out
     assert "no room" in printed
     assert "dk: head 3" in printed
-    kinds = {one["outcome"] for one in json.loads(output.read_text(encoding="utf-8"))["picks"]}
+    kinds = {
+        candidate["outcome"]
+        for candidate in json.loads(output.read_text(encoding="utf-8"))["picks"]
+    }
     assert len(kinds) == 3
