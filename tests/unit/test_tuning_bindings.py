@@ -61,7 +61,7 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
     problem: Problem, way: Binding
 ) -> None:
     inputs, shapes = way.inputs(problem, seed=0, device=CPU), way.output_shapes(problem)
-    truths = {name: (ref, low) for name, ref, low in way.truths(problem, inputs)}
+    truths = {name: (ref, low) for name, ref, low in way.references(problem, inputs)}
     assert truths.keys() == shapes.keys()
     for name, (ref, low) in truths.items():
         shape, dtype = shapes[name]
@@ -135,7 +135,7 @@ def test_rows_lie_at_both_limits_of_r_and_between(problem: Problem, direction: D
     (way,) = (way for way in ways_of(problem) if "at most 4" in way.note)
     inputs = way.inputs(problem, seed=0, device=CPU)
     if direction == "forward":
-        r = next(ref for name, ref, _ in way.truths(problem, inputs) if name == "r")
+        r = next(ref for name, ref, _ in way.references(problem, inputs) if name == "r")
     else:
         r = inputs.tensors["r"]
     for rows in (r, r[..., problem.seqlen_q // 2 :]):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.bindings import TORCH_DTYPES, Binding, Truth, ways_of
+from attention_autotuner.operations.bindings import TORCH_DTYPES, Binding, Reference, ways_of
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.reference import Bands, Comparison, check
 
@@ -51,7 +51,7 @@ class Setting:
 
     problem: Problem
     inputs: Inputs
-    truths: dict[str, Truth]
+    truths: dict[str, Reference]
     right: Tensors
 
     def compare(self, name: str, out: torch.Tensor) -> tuple[Comparison, Comparison]:
@@ -153,7 +153,7 @@ def setting(problem: Problem) -> Setting:
     return Setting(
         problem=problem,
         inputs=inputs,
-        truths={truth[0]: truth for truth in way.truths(problem, inputs)},
+        truths={truth[0]: truth for truth in way.references(problem, inputs)},
         right=kernel[problem.op, problem.direction](problem, inputs),
     )
 

@@ -7,6 +7,7 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 
@@ -88,7 +89,7 @@ def attention_backward(
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
         grad_lse: ``[batch, heads_q, seqlen_q]`` in fp32, any strides; None for zero.
-        q: as given to the forward, on a GPU; k and v likewise.
+        q: as the forward took it, on a GPU; k and v likewise.
         k: see q.
         v: see q.
         o: what the forward returned.
@@ -150,14 +151,15 @@ def _plan_forward(
     return_lse: bool,
 ) -> launch.Plan:
     checks.check_tensors(q, k, v)
+    checks.notice_exchanged(q, k)
     in_force = settings.current()
     scale = _scale(q, softmax_scale)
     outputs = [launch.output(q, v)]
     if return_lse:
-        outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32))
+        outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionForwardParams()
-    if q.shape[0] > 0 and q.shape[1] > 0:
+    if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
         kernel = launch.kernel_of(problem, device_type, q.get_device())
         params = forward_params(problem, q, k, v, scale)
@@ -203,7 +205,7 @@ def _plan_backward(
     outputs = launch.gradients(dq=q, dk=k, dv=v)
     kernel: LoadedKernel | None = None
     params: ctypes.Structure = abi.AttentionBackwardParams()
-    if q.shape[0] > 0 and q.shape[1] > 0:
+    if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(
             q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
         )
@@ -231,7 +233,7 @@ def _plan_backward(
 
 
 def _is_readable(x: torch.Tensor) -> bool:
-    """Whether kernels can read it where it lies: rows by their strides, statistics of rows when they are dense."""
+    """Return True where kernels can read it as it lies: rows by their strides, LSE when it is dense."""
     return launch.is_readable(x) if x.dim() == 4 else x.is_contiguous()
 
 
