@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -159,3 +160,27 @@ except ImportError as error:
     )
     assert "flash_attn_func needs the package torch" in done.stdout
     assert "pip install 'attention-autotuner[torch]'" in done.stdout
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunkwise", "recurrent"])
+def test_the_scale_of_retention(form: Any) -> None:
+    tensors = [x.transpose(1, 2) for x in make(grad=True)]
+    state = torch.randn(2, 4, 16, 24)
+    results = {
+        scale: retention_func(*tensors, 0.9, form=form, scale=scale, initial_state=state)
+        for scale in (None, 0.25, np.float32(0.5))
+    }
+    assert torch.equal(results[None][0], results[0.25][0])  # 1 / sqrt(16)
+    o, final = results[0.5]
+    torch.testing.assert_close(o, 2 * results[0.25][0], rtol=2e-3, atol=2e-3)
+    assert torch.equal(final, results[None][1])
+    grad_o = torch.randn(o.shape).half()
+    pairs = [
+        torch.autograd.grad(results[scale][0], tensors, grad_o, create_graph=True)
+        for scale in (0.25, 0.5)
+    ]
+    for half, whole in zip(*pairs, strict=True):
+        torch.testing.assert_close(whole, 2 * half, rtol=5e-3, atol=5e-3)
+    loss = [sum(g.float().square().sum() for g in gradients) for gradients in pairs]
+    for half, whole in zip(*(torch.autograd.grad(x, tensors) for x in loss), strict=True):
+        torch.testing.assert_close(whole, 4 * half, rtol=2e-2, atol=2e-2 * float(whole.abs().max()))

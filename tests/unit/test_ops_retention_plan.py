@@ -75,6 +75,7 @@ class Call:
         shape = (problem.batch, problem.heads_q, problem.dim_qk, problem.dim_v)
         self.state = torch.randn(shape, generator=generator) if initial else None
         self.form: Form = "auto"
+        self.scale: float | None = None
         self.device_type = ""
         self.grad_o: torch.Tensor | None = torch.randn(
             (*self.q.shape[:3], problem.dim_v), generator=generator
@@ -97,7 +98,7 @@ class Call:
             self.v,
             (self.log2, self.gamma),
             self.state,
-            None,
+            self.scale,
             self.form,
             self.device_type,
             return_state,
@@ -113,14 +114,16 @@ class Call:
             self.v,
             (self.log2, self.gamma),
             self.state,
-            None,
+            self.scale,
             self.device_type,
             self.need_state,
             self.need_gamma,
         )
 
     def true_value(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return retention_recurrent(self.q, self.k, self.v, self.decays, initial_state=self.state)
+        return retention_recurrent(
+            self.q, self.k, self.v, self.decays, scale=self.scale, initial_state=self.state
+        )
 
     def check_results(self, o: torch.Tensor, state: torch.Tensor | None) -> None:
         expected_o, expected_state = self.true_value()
@@ -136,6 +139,7 @@ class Call:
             self.k,
             self.v,
             self.decays,
+            scale=self.scale,
             initial_state=self.state,
             need_dgamma=True,
         )
@@ -178,6 +182,15 @@ def test_gradients_of_what_is_wanted(
     if through == "state":
         call.grad_o = None
     call.check_gradients(call.backward())
+
+
+def test_a_scale_reaches_the_kernels_and_makes_another_plan(desk: Desk) -> None:
+    call = Call()
+    for scale in (None, 0.7, 0.25, 0.7):
+        call.scale = scale
+        call.check_results(*call.forward())
+        call.check_gradients(call.backward())
+    assert len(retention_plan.FORWARD_PLANS) == len(retention_plan.BACKWARD_PLANS) == 3
 
 
 def test_poisoned_memory_shows_in_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

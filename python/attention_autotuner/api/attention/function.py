@@ -94,7 +94,10 @@ def flash_attn_func(
         )
         or (
             top_left is not False
-            and (type(causal_alignment) is not str or causal_alignment != "top_left")
+            and (
+                not isinstance(causal_alignment, str)  # type: ignore[redundant-expr]
+                or causal_alignment != "top_left"
+            )
         )
         or type(deterministic) not in _CHOICES
         or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers

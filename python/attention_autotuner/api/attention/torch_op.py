@@ -60,7 +60,7 @@ def options_of(call: Forward | Backward) -> dict[str, Any]:
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
-    *arguments, _ = call
+    arguments: tuple[Any, ...] = call[:-1]
     o, lse = attention_plan.attention_forward(*arguments)
     return o, nothing(call.q) if lse is None else lse
 

@@ -83,7 +83,8 @@ def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
     ctx.save_for_backward(*call[:6], call.initial_state)
-    ctx.call = call._replace(**dict.fromkeys(Backward._fields[:6]), initial_state=None)
+    ctx.gamma, ctx.scale = call.gamma, call.scale
+    ctx.need_state, ctx.need_gamma = call.need_state, call.need_gamma
 
 
 def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
@@ -102,8 +103,8 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, log2: Gradient, state: Gradient
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """The operation in fp32."""
-            decays = gammas.of_reference(log2, ctx.call.gamma)
-            return retention_chunkwise(q, k, v, decays, scale=ctx.call.scale, initial_state=state)
+            decays = gammas.of_reference(log2, ctx.gamma)
+            return retention_chunkwise(q, k, v, decays, scale=ctx.scale, initial_state=state)
 
         by_inputs, by_gradients = differentiate_again(
             function,
@@ -113,8 +114,8 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
                 dq,
                 dk,
                 dv,
-                dlog2 if ctx.call.need_gamma else None,
-                dstate if ctx.call.need_state else None,
+                dlog2 if ctx.need_gamma else None,
+                dstate if ctx.need_state else None,
             ),
         )
     return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None, None)

@@ -80,7 +80,7 @@ def retention_func(
         options.refuse_others(retention_func, others, options.RETENTION)
     # What is plainly right needs no call of the check that knows what is wrong.
     if (
-        type(form) is not str
+        not isinstance(form, str)  # type: ignore[redundant-expr]  # untyped callers
         or form not in FORMS
         or scale is not None
         or type(output_final_state) is not bool  # type: ignore[redundant-expr]  # untyped callers
@@ -111,7 +111,7 @@ def retention_func(
         )
         return o, initial_state if inplace_state and state is not None else state
     if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
-        return options.call_transposed(
+        results: tuple[Any, Any] = options.call_transposed(
             retention_func,
             q,
             k,
@@ -124,6 +124,7 @@ def retention_func(
             output_final_state=output_final_state,
             inplace_state=inplace_state,
         )
+        return results
     log2_gamma, numbers = (None, None) if gamma is None else gammas.read(gamma, q)
     if inplace_state:
         retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
@@ -158,10 +159,10 @@ def retention_func(
         or (log2_gamma is not None and log2_gamma.requires_grad)
         or (initial_state is not None and initial_state.requires_grad)
     ):
-        results = RetentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
+        pair = RetentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
             q, k, v, log2_gamma, numbers, initial_state, scale, form, name, output_final_state
         )
-        return results if output_final_state else (results, None)
+        return pair if output_final_state else (pair, None)
     return retention_plan.retention_forward(
         q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, output_final_state
     )

@@ -21,6 +21,9 @@ Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
 ]
 
+_FORWARD_INPUTS = ("q", "k", "v", "log2_gamma", "initial_state", "final_state")
+_BACKWARD_INPUTS = (*_FORWARD_INPUTS[:-1], "dout", "dfinal_state")
+
 FORWARD_PLANS = launch.table_of_plans("retention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("retention", "backward")
 
@@ -69,18 +72,42 @@ def retention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None)
     plan = FORWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale, form)
         checks.notice_exchanged(q, k)
         if in_place:
             retention_checks.check_address(retention_checks.check_in_place(initial_state))
-        plan = _plan_forward(
-            q, k, v, decays, initial_state, scale, form, device_type, return_state, in_place
+        in_force = settings.current()
+        outputs = [launch.output(q, v)]
+        if return_state and not in_place:
+            outputs.append(
+                launch.contiguous(
+                    "final_state",
+                    retention_checks.state_shape(q, v),
+                    torch.float32,
+                    "initial_state",
+                )
+            )
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetentionForwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retention_checks.make_problem(q, k, v, form=form)
+            keep = _decays_to_keep(decays, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            params = _params(problem, scale, q, k, v, keep, o=outputs[0].strides)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=[] if in_place else _states_to_copy(initial_state=initial_state),
+            keep=keep,
         )
         FORWARD_PLANS.remember(key, plan)
-    final = initial_state if in_place else None
-    o, *rest = plan.run(q, k, v, log2_gamma, initial_state, final)
+    o, *rest = plan.run(*tensors)
     return o, rest[0] if rest else None
 
 
@@ -135,126 +162,47 @@ def retention_backward(
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale)
         retention_checks.check_gradients(grad_o, grad_state, q, v)
-        plan = _plan_backward(
-            (q, k, v),
-            decays,
-            initial_state,
-            (grad_o, grad_state),
-            scale,
-            device_type,
-            need_state,
-            need_gamma,
+        in_force = settings.current()
+        copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
+        copied = not launch.is_readable(grad_o)
+        if copied:
+            copies.append("dout")
+        outputs = launch.gradients(dq=q, dk=k, dv=v)
+        strides = {layout.name: layout.strides for layout in outputs}
+        if need_state:
+            shape = retention_checks.state_shape(q, v)
+            outputs.append(
+                launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state")
+            )
+        if need_gamma:
+            outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetentionBackwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retention_checks.make_problem(q, k, v, backward=True)
+            keep = _decays_to_keep(decays, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            dout = launch.strides_read(grad_o, copied=copied)
+            params = _params(problem, scale, q, k, v, keep, dout=dout, **strides)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=copies,
+            keep=keep,
         )
         BACKWARD_PLANS.remember(key, plan)
-    dq, dk, dv, *rest = plan.run(q, k, v, log2_gamma, initial_state, grad_o, grad_state)
+    dq, dk, dv, *rest = plan.run(*tensors)
     # Every sequence's share comes alone, as that costs the kernel least.
     dlog2_gamma = rest[-1].sum(0) if need_gamma else None
     return dq, dk, dv, rest[0] if need_state else None, dlog2_gamma
-
-
-def _plan_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    scale: float | None,
-    form: Form,
-    device_type: str,
-    return_state: bool,
-    in_place: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    o = launch.output(q, v)
-    outputs = [o]
-    if return_state and not in_place:
-        outputs.append(
-            launch.contiguous(
-                "final_state", retention_checks.state_shape(q, v), torch.float32, "initial_state"
-            )
-        )
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetentionForwardParams(), None
-    if not checks.is_empty(q, k):
-        problem = retention_checks.make_problem(q, k, v, form=form)
-        keep = _decays_to_keep(decays, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        params = _params(problem, scale, q, k, v, keep, o=o.strides)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "log2_gamma": decays[0],
-            "initial_state": initial_state,
-            "final_state": initial_state if in_place else None,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=[] if in_place else _states_to_copy(initial_state=initial_state),
-        keep=keep,
-    )
-
-
-def _plan_backward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    gradients: tuple[torch.Tensor, torch.Tensor | None],
-    scale: float | None,
-    device_type: str,
-    need_state: bool,
-    need_gamma: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    q, k, v = tensors
-    grad_o, grad_state = gradients
-    copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
-    copied = not launch.is_readable(grad_o)
-    if copied:
-        copies.append("dout")
-    outputs = launch.gradients(dq=q, dk=k, dv=v)
-    strides = {layout.name: layout.strides for layout in outputs}
-    if need_state:
-        shape = retention_checks.state_shape(q, v)
-        outputs.append(launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state"))
-    if need_gamma:
-        outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetentionBackwardParams(), None
-    if not checks.is_empty(q, k):
-        problem = retention_checks.make_problem(q, k, v, backward=True)
-        keep = _decays_to_keep(decays, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        dout = launch.strides_read(grad_o, copied=copied)
-        params = _params(problem, scale, q, k, v, keep, dout=dout, **strides)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "log2_gamma": decays[0],
-            "initial_state": initial_state,
-            "dout": grad_o,
-            "dfinal_state": grad_state,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-        keep=keep,
-    )
 
 
 def _states_to_copy(**states: torch.Tensor | None) -> list[str]:

@@ -89,7 +89,8 @@ def _decays(call: Forward | InPlace | Backward) -> Decays:
 
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
-    o, state = retention_plan.retention_forward(*call[:3], _decays(call), *call[5:])
+    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:])
+    o, state = retention_plan.retention_forward(*arguments)
     return o, nothing(call.q) if state is None else state
 
 
@@ -120,10 +121,8 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_place_cuda(call: InPlace) -> torch.Tensor:
-    o, _ = retention_plan.retention_forward(
-        *call[:3], _decays(call), *call[5:], return_state=False, in_place=True
-    )
-    return o
+    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:])
+    return retention_plan.retention_forward(*arguments, return_state=False, in_place=True)[0]
 
 
 def _in_place_cpu(call: InPlace) -> torch.Tensor:
@@ -146,7 +145,8 @@ def _in_place_counted(keyset: Any, *arguments: Any) -> Any:
 
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
-    gradients = retention_plan.retention_backward(*call[:5], _decays(call), *call[7:])
+    arguments: tuple[Any, ...] = (*call[:5], _decays(call), *call[7:])
+    gradients = retention_plan.retention_backward(*arguments)
     return tuple(nothing(call.q) if x is None else x for x in gradients)
 
 

@@ -20,6 +20,9 @@ Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None
 Factors = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
 """The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
 
+_INPUTS = ("q", "k", "v", "mask", "log2_gamma")
+_BACKWARD_INPUTS = (*_INPUTS, "dout", "o", "r")
+
 FORWARD_PLANS = launch.table_of_plans("retnet", "forward")
 BACKWARD_PLANS = launch.table_of_plans("retnet", "backward")
 
@@ -64,7 +67,26 @@ def retnet_forward(
     if plan is None:
         retnet_checks.check_call(q, k, v, *factors, rules)
         checks.notice_exchanged(q, k)
-        plan = _plan_forward(q, k, v, factors, rules, device_type, return_r)
+        in_force = settings.current()
+        outputs = [launch.output(q, v)]
+        if return_r:
+            outputs.append(launch.contiguous("r", q.shape[:3], torch.float32, 1.0))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetNetForwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retnet_checks.make_problem(q, k, v, mask, rules)
+            keep = _decays_to_keep(factors, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            params = _params(problem, rules, q, k, v, mask, keep, o=outputs[0].strides)
+            params.normalize = int(rules.normalize)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_INPUTS, (q, k, v, mask, log2_gamma), strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            keep=keep,
+        )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(q, k, v, mask, log2_gamma)
     return o, rest[0] if rest else None
@@ -123,107 +145,45 @@ def retnet_backward(
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, mask, log2_gamma, grad_o, o, r)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
         retnet_checks.check_call(q, k, v, *factors, rules)
         retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
-        plan = _plan_backward(
-            (q, k, v), factors, (grad_o, o, r), rules, device_type, need_dmask, deterministic
+        in_force = settings.current()
+        rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
+        copies = [name for name, x in rows.items() if not launch.is_readable(x)]
+        strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
+        if r is not None and not r.is_contiguous():
+            copies.append("r")
+        outputs = launch.gradients(dq=q, dk=k, dv=v)
+        if need_dmask and mask is not None:
+            outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetNetBackwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retnet_checks.make_problem(
+                q, k, v, mask, rules, backward=True, deterministic=deterministic
+            )
+            keep = _decays_to_keep(factors, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            strides |= {layout.name: layout.strides for layout in outputs[:3]}
+            if len(outputs) > 3:
+                strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
+            params = _params(problem, rules, q, k, v, mask, keep, **strides)
+            params.r_grad = int(rules.r_grad)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=copies,
+            keep=keep,
         )
         BACKWARD_PLANS.remember(key, plan)
-    dq, dk, dv, *rest = plan.run(q, k, v, mask, log2_gamma, grad_o, o, r)
+    dq, dk, dv, *rest = plan.run(*tensors)
     return dq, dk, dv, rest[0] if rest else None
-
-
-def _plan_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    factors: Factors,
-    rules: Rules,
-    device_type: str,
-    return_r: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    mask, log2_gamma, _ = factors
-    o = launch.output(q, v)
-    outputs = [o]
-    if return_r:
-        outputs.append(launch.contiguous("r", q.shape[:3], torch.float32, 1.0))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetNetForwardParams(), None
-    if not checks.is_empty(q, k):
-        problem = retnet_checks.make_problem(q, k, v, mask, rules)
-        keep = _decays_to_keep(factors, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        params = _params(problem, rules, q, k, v, mask, keep, o=o.strides)
-        params.normalize = int(rules.normalize)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={"q": q, "k": k, "v": v, "mask": mask, "log2_gamma": log2_gamma},
-        outputs=outputs,
-        in_force=in_force,
-        keep=keep,
-    )
-
-
-def _plan_backward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    factors: Factors,
-    others: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
-    rules: Rules,
-    device_type: str,
-    need_dmask: bool,
-    deterministic: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    q, k, v = tensors
-    mask, log2_gamma, _ = factors
-    grad_o, o, r = others
-    rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
-    copies = [name for name, x in rows.items() if not launch.is_readable(x)]
-    strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
-    if r is not None and not r.is_contiguous():
-        copies.append("r")
-    outputs = launch.gradients(dq=q, dk=k, dv=v)
-    if need_dmask and mask is not None:
-        outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetNetBackwardParams(), None
-    if not checks.is_empty(q, k):
-        problem = retnet_checks.make_problem(
-            q, k, v, mask, rules, backward=True, deterministic=deterministic
-        )
-        keep = _decays_to_keep(factors, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        strides |= {layout.name: layout.strides for layout in outputs[:3]}
-        if len(outputs) > 3:
-            strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
-        params = _params(problem, rules, q, k, v, mask, keep, **strides)
-        params.r_grad = int(rules.r_grad)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "mask": mask,
-            "log2_gamma": log2_gamma,
-            "dout": grad_o,
-            "o": o,
-            "r": r,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-        keep=keep,
-    )
 
 
 def _decays_to_keep(factors: Factors, q: torch.Tensor) -> torch.Tensor | None:

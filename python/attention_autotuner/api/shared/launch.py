@@ -246,9 +246,7 @@ class Plan:
         self,
         kernel: LoadedKernel | None,
         params: ctypes.Structure,
-        device: torch.device,
         *,
-        index: int,
         inputs: Mapping[str, torch.Tensor | None],
         outputs: Sequence[Layout],
         in_force: settings.Settings,
@@ -260,17 +258,17 @@ class Plan:
         Args:
             kernel: to be launched; None where there is nothing to read.
             params: complete but for the pointers of inputs and outputs; other pointers stay as they are.
-            device: of all tensors.
-            index: what ``get_device`` says of them.
-            inputs: by their fields of the params, in the order of :meth:`run`'s arguments.
+            inputs: by their fields of the params, in the order of :meth:`run`'s arguments; q is on the device of all.
             outputs: to be allocated.
             in_force: the present settings.
             copies: those inputs that must be copied before they are read.
             keep: what the params already refer to.
         """
         self.settings = in_force
-        self._allocate = allocator(device)
-        self._index = index
+        q = inputs["q"]
+        assert q is not None
+        self._allocate = allocator(q.device)
+        self._index = index = q.get_device()
         self.keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
         kind = type(params)
