@@ -14,6 +14,10 @@ import torch
 from attention_autotuner import Decay, retention_func, retnet_attn_func
 from tests.bad_calls import Row, calling, check_refusal, parametrize, t
 
+# As an untyped caller sees them.
+retain: Callable[..., Any] = retention_func
+retnet_attn: Callable[..., Any] = retnet_attn_func
+
 Q, V = t(2, 2, 6, 16), t(2, 2, 6, 24)
 MASK = t(2, 6, 6)
 STATE = t(2, 2, 16, 24, dtype=torch.float32)
@@ -29,7 +33,7 @@ def mask(value: Any, **options: Any) -> Callable[[], object]:
 
 
 def of_arrays(**options: Any) -> Callable[[], object]:
-    return lambda: retention_func(*ARRAYS, **options)
+    return lambda: retain(*ARRAYS, **options)
 
 
 RETNET: list[Row] = [
@@ -49,7 +53,7 @@ RETNET: list[Row] = [
     ("stride of mask", mask(t(2, 6, 12)[..., ::2]), "mask must have unit stride", "got 2"),
     ("sparse mask", mask(MASK.to_sparse()), "mask must be a dense", "sparse"),
     ("array as mask", mask(np.zeros((2, 6, 6), "f2")), "arrays of one library", "ndarray"),
-    ("mask backwards", lambda: retnet_attn_func(*ARRAYS, np.zeros((2, 6, 6), "f2")[:, ::-1]),
+    ("mask backwards", lambda: retnet_attn(*ARRAYS, np.zeros((2, 6, 6), "f2")[:, ::-1]),
      "mask must have no negative stride", "-12"),
     ("scale str", retnet(scale="1"), "scale must be a float", "'1'"),
     ("scale None", retnet(scale=None), "scale must be a float", "None"),
@@ -153,7 +157,7 @@ RETENTION: list[Row] = [
     ("retention scale str", retention(scale="1"), "scale must be a float or None", "'1'"),
     ("more keys", retention({1: t(2, 2, 7, 16), 2: t(2, 2, 7, 24)}), "as many queries", "6 and 7"),
     ("no keys", retention({1: t(2, 2, 0, 16), 2: t(2, 2, 0, 24)}), "as many queries", "6 and 0"),
-    ("65536 sequences", lambda: retention_func(*[t(1, 1, 1, 8).expand(64, 1024, 1, 8)] * 3),
+    ("65536 sequences", lambda: retain(*[t(1, 1, 1, 8).expand(64, 1024, 1, 8)] * 3),
      "batch * heads_q must be at most 65535", "65536"),
     ("retention device", retention(None, None, "B300"), "unknown device_type", "B300"),
     ("retention dtype", retention({2: V.float()}), "v must be float16 or bfloat16", "float32"),
@@ -175,7 +179,7 @@ def test_a_read_only_file_is_not_written(tmp_path: Path) -> None:
     check_refusal(
         of_arrays(initial_state=state, inplace_state=True), "must be writable", "read-only memmap"
     )
-    retention_func(*ARRAYS, initial_state=state)  # reading it is fine
+    retain(*ARRAYS, initial_state=state)  # reading it is fine
     assert path.read_bytes() == before
     assert (FROZEN == 0).all()
 

@@ -13,14 +13,18 @@ import pytest
 import torch
 
 from attention_autotuner import Decay, flash_attn_func, retention_func, retnet_attn_func
-from attention_autotuner.api.attention import function as attention_function
+from attention_autotuner.api.attention import function, torch_op
 from attention_autotuner.serving import runtime
+
+# As an untyped caller sees them.
+flash_attn: Callable[..., Any] = flash_attn_func
+retain: Callable[..., Any] = retention_func
 
 Call = Callable[..., Any]
 
 
 def attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return flash_attn_func(q, k, v, causal=True, softmax_scale=0.3, return_lse=True, **options)
+    return flash_attn(q, k, v, causal=True, softmax_scale=0.3, return_lse=True, **options)
 
 
 def retnet(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -28,7 +32,7 @@ def retnet(q: Any, k: Any, v: Any, **options: Any) -> Any:
 
 
 def retention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return retention_func(q, k, v, 0.9, scale=0.3, form="chunkwise", **options)
+    return retain(q, k, v, 0.9, scale=0.3, form="chunkwise", **options)
 
 
 CALLS = pytest.mark.parametrize("call", [attention, retnet, retention])
@@ -70,21 +74,21 @@ def test_arrays_in_bshd(call: Call) -> None:
 
 def test_one_result_in_bshd() -> None:
     tensors = make()
-    o = flash_attn_func(*tensors, layout="bshd")
-    assert torch.equal(o, flash_attn_func(*(x.transpose(1, 2) for x in tensors)).transpose(1, 2))
+    o = flash_attn(*tensors, layout="bshd")
+    assert torch.equal(o, flash_attn(*(x.transpose(1, 2) for x in tensors)).transpose(1, 2))
 
 
 def test_bshd_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[torch.Tensor] = []
-    op = attention_function.FORWARD_OP
+    op = torch_op.FORWARD_OP
 
     def note(*arguments: Any) -> Any:
         seen.extend(arguments[:3])
         return op(*arguments)
 
-    monkeypatch.setattr(attention_function, "FORWARD_OP", note)
+    monkeypatch.setattr(function, "FORWARD_OP", note)
     tensors = make()
-    flash_attn_func(*tensors, layout="bshd")
+    flash_attn(*tensors, layout="bshd")
     for x, original in zip(seen, tensors, strict=True):
         assert x.data_ptr() == original.data_ptr()
         assert x.stride() == original.transpose(1, 2).stride()
@@ -126,7 +130,7 @@ def test_calls_that_look_like_the_other_layout(
     caplog: pytest.LogCaptureFixture, q: tuple[int, ...], k: tuple[int, ...], expected: int
 ) -> None:
     query, key = torch.zeros(q).half(), torch.zeros(k).half()
-    assert notices(caplog, lambda: flash_attn_func(query, key, key)) == expected
+    assert notices(caplog, lambda: flash_attn(query, key, key)) == expected
 
 
 @CALLS
@@ -137,9 +141,9 @@ def test_each_function_notices(caplog: pytest.LogCaptureFixture, call: Call) -> 
 
 def test_views_of_bshd_are_not_taken_for_it(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.zeros(1, 8, 64, 16).half()
-    assert notices(caplog, lambda: flash_attn_func(x, x, x, layout="bshd")) == 0
+    assert notices(caplog, lambda: flash_attn(x, x, x, layout="bshd")) == 0
     views = [x.transpose(1, 2)] * 3
-    assert notices(caplog, lambda: flash_attn_func(*views)) == 0
+    assert notices(caplog, lambda: flash_attn(*views)) == 0
 
 
 def test_without_torch_a_typed_error_names_the_remedy() -> None:
@@ -167,7 +171,7 @@ def test_the_scale_of_retention(form: Any) -> None:
     tensors = [x.transpose(1, 2) for x in make(grad=True)]
     state = torch.randn(2, 4, 16, 24)
     results = {
-        scale: retention_func(*tensors, 0.9, form=form, scale=scale, initial_state=state)
+        scale: retain(*tensors, 0.9, form=form, scale=scale, initial_state=state)
         for scale in (None, 0.25, np.float32(0.5))
     }
     assert torch.equal(results[None][0], results[0.25][0])  # 1 / sqrt(16)
@@ -181,6 +185,6 @@ def test_the_scale_of_retention(form: Any) -> None:
     ]
     for half, whole in zip(*pairs, strict=True):
         torch.testing.assert_close(whole, 2 * half, rtol=5e-3, atol=5e-3)
-    loss = [sum(g.float().square().sum() for g in gradients) for gradients in pairs]
+    loss = [torch.stack([g.float().square().sum() for g in x]).sum() for x in pairs]
     for half, whole in zip(*(torch.autograd.grad(x, tensors) for x in loss), strict=True):
         torch.testing.assert_close(whole, 4 * half, rtol=2e-2, atol=2e-2 * float(whole.abs().max()))

@@ -234,4 +234,4 @@ def test_a_kernel_that_rounds_as_it_must_is_right(problem: Problem) -> None:
     for name, out in made.right.items():
         comparison = made.compare(name, out)[1]
         assert comparison.ok, f"{name}: {comparison.reason}"
-        assert comparison.parts > 1
+        assert comparison.groups > 1

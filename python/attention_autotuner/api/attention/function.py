@@ -137,9 +137,27 @@ def flash_attn_func(
                 return_lse=return_lse,
                 deterministic=deterministic,
             )
-        return _through_dispatcher(
-            q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
+        checks.check_places(q=q, k=k, v=v)
+        plain.refuse_tangents(q, k, v, op="attention")
+        policy = "" if device_type is None else plain.policy_name(device_type)
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
+        differentiable = torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad
         )
+        o, lse = FORWARD_OP(
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            top_left,
+            policy,
+            return_lse or differentiable,
+            deterministic,
+        )
+        return (o, lse) if return_lse else o
     name = "" if device_type is None else naming.policy_name(device_type)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
@@ -157,39 +175,5 @@ def flash_attn_func(
         )
     o, lse = attention_plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, name, return_lse
-    )
-    return (o, lse) if return_lse else o
-
-
-def _through_dispatcher(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    device_type: str | Policy | type[Policy] | None,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    return_lse: bool,
-    deterministic: bool | None,
-) -> Any:
-    checks.check_places(q=q, k=k, v=v)
-    plain.refuse_tangents(q, k, v, op="attention")
-    policy = "" if device_type is None else plain.policy_name(device_type)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad
-    )
-    o, lse = FORWARD_OP(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        top_left,
-        policy,
-        return_lse or differentiable,
-        deterministic,
     )
     return (o, lse) if return_lse else o

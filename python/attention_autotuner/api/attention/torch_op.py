@@ -115,18 +115,8 @@ def _backward_fake(call: Backward) -> Gradients:
 
 
 FORWARD_OP = define(
-    "attention_forward",
-    Forward,
-    results=2,
-    cuda=_forward_cuda,
-    cpu=_forward_cpu,
-    fake=_forward_fake,
+    "attention_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
 )
 BACKWARD_OP = define(
-    "attention_backward",
-    Backward,
-    results=3,
-    cuda=_backward_cuda,
-    cpu=_backward_cpu,
-    fake=_backward_fake,
+    "attention_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=3
 )

@@ -121,8 +121,8 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _in_place_cuda(call: InPlace) -> torch.Tensor:
-    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:])
-    return retention_plan.retention_forward(*arguments, return_state=False, in_place=True)[0]
+    arguments: tuple[Any, ...] = (*call[:3], _decays(call), *call[5:], False, True)
+    return retention_plan.retention_forward(*arguments)[0]
 
 
 def _in_place_cpu(call: InPlace) -> torch.Tensor:
@@ -192,28 +192,18 @@ def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
 
 
 FORWARD_OP = define(
-    "retention_forward",
-    Forward,
-    results=2,
-    cuda=_forward_cuda,
-    cpu=_forward_cpu,
-    fake=_forward_fake,
+    "retention_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
 )
 IN_PLACE_OP = define(
     "retention_forward_",
     InPlace,
+    _in_place_cuda,
+    _in_place_cpu,
+    _in_place_fake,
     results=1,
-    cuda=_in_place_cuda,
-    cpu=_in_place_cpu,
-    fake=_in_place_fake,
     mutates="state",
 )
 LIBRARY.impl(IN_PLACE_OP._opname, _in_place_counted, "ADInplaceOrView", with_keyset=True)
 BACKWARD_OP = define(
-    "retention_backward",
-    Backward,
-    results=5,
-    cuda=_backward_cuda,
-    cpu=_backward_cpu,
-    fake=_backward_fake,
+    "retention_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=5
 )

@@ -167,18 +167,8 @@ def options_of(rules: Rules, mask: torch.Tensor | None) -> dict[str, Any]:
 
 
 FORWARD_OP = define(
-    "retnet_forward",
-    Forward,
-    results=2,
-    cuda=_forward_cuda,
-    cpu=_forward_cpu,
-    fake=_forward_fake,
+    "retnet_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
 )
 BACKWARD_OP = define(
-    "retnet_backward",
-    Backward,
-    results=4,
-    cuda=_backward_cuda,
-    cpu=_backward_cpu,
-    fake=_backward_fake,
+    "retnet_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=4
 )

@@ -54,11 +54,11 @@ def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "
 def define(
     name: str,
     arguments: type[Any],
-    *,
-    results: int,
     cuda: Callable[..., Any],
     cpu: Callable[..., Any],
     fake: Callable[..., Any],
+    *,
+    results: int,
     mutates: str = "",
 ) -> Any:
     """Add an op to the library.
@@ -66,10 +66,10 @@ def define(
     Args:
         name: of the op.
         arguments: as :func:`schema_of` takes them, and ``cuda``, ``cpu`` and ``fake`` one of them.
-        results: how many tensors it returns.
         cuda: computes it on a GPU.
         cpu: computes it on the CPU.
         fake: makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
+        results: how many tensors it returns.
         mutates: the argument that it overwrites, if any.
 
     Returns:
