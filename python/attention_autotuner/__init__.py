@@ -43,11 +43,26 @@ _EXPORTS = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use, so that the import of the package stays free of torch."""
+    """Import a public name on first use, so that the import of the package stays free of torch.
+
+    Raises:
+        AttributeError: there is no such name.
+        MissingPackageError: the name needs torch, which is not installed.
+    """
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module_name, attribute = _EXPORTS[name]
-    value: Any = importlib.import_module(module_name, __name__)
+    try:
+        value: Any = importlib.import_module(module_name, __name__)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from .errors import MissingPackageError
+
+        raise MissingPackageError(
+            f"{name} needs the package torch, which is not installed: pip install 'attention-autotuner[torch]'",
+            name="torch",
+        ) from error
     if attribute:
         value = getattr(value, attribute)
     globals()[name] = value

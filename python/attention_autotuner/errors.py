@@ -15,6 +15,10 @@ class UnsupportedProblemError(AttentionAutotunerError, ValueError):
     """The arguments name a problem that no kernel here can solve; the message names constraint and value."""
 
 
+class UnsupportedArgumentError(UnsupportedProblemError, TypeError):
+    """An argument that the function does not have, or that has no business in its place; the message names both."""
+
+
 class UnsupportedArchitectureError(AttentionAutotunerError, RuntimeError):
     """The requested architecture is unknown, or the present GPU cannot run kernels made for it."""
 
@@ -61,3 +65,7 @@ class SettingsError(AttentionAutotunerError, ValueError):
 
 class NoCandidateError(AttentionAutotunerError, RuntimeError):
     """A search ended without a usable kernel; the message tabulates why each candidate fell out."""
+
+
+class MissingPackageError(AttentionAutotunerError, ImportError):
+    """An optional package is missing; the message names it and the command that installs it."""

@@ -463,15 +463,15 @@ def test_the_ops_follow_torchs_rules(grad: bool) -> None:
     q, k, v, gamma, state = make(replace(HALF, batch=1), requires_grad=grad)
     log2 = gamma.detach().log2().requires_grad_(grad)
     torch.library.opcheck(
-        retention_library.FORWARD_OP, (q, k, v, log2, None, state, "chunkwise", "", True)
+        retention_library.FORWARD_OP, (q, k, v, log2, None, state, None, "chunkwise", "", True)
     )
     grads = [random_like(x).requires_grad_(grad) for x in (q, state)]
     torch.library.opcheck(
-        retention_library.BACKWARD_OP, (*grads, q, k, v, log2, None, state, "", True, True)
+        retention_library.BACKWARD_OP, (*grads, q, k, v, log2, None, state, None, "", True, True)
     )
     if not grad:
         torch.library.opcheck(
-            retention_library.IN_PLACE_OP, (q, k, v, None, GAMMA, state, "recurrent", "")
+            retention_library.IN_PLACE_OP, (q, k, v, None, GAMMA, state, None, "recurrent", "")
         )
 
 

@@ -75,7 +75,7 @@ def test_the_backward_of_a_step_reads_the_outputs_of_its_forward(fake_kernel: Fa
     assert bool((inputs[0].tensors["o"] == 0).all())
     torch.testing.assert_close(inputs[1].tensors["o"], expected[1], atol=2e-3, rtol=0)
     assert bool(outputs[0].tensors["dq"].isnan().all())
-    refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].truths(BACKWARD, inputs[1])}
+    refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].references(BACKWARD, inputs[1])}
     for name, ref in refs.items():
         torch.testing.assert_close(outputs[1].tensors[name].float(), ref, atol=4e-3, rtol=4e-3)
     assert all(tensors.intact() for tensors in outputs)

@@ -70,8 +70,8 @@ def test_autograd_beside_the_dispatcher(fake: FakeDispatch, through: str) -> Non
     grad_o = None if through == "lse" else torch.randn(o.shape).half()
     grad_lse = None if through == "o" else torch.randn(lse.shape)
     pairs = [(x, g) for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
-    found = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
-    wrong = gradients.errors_of(found, grad_o, grad_lse, tensors, softmax_scale=0.4, causal=True)
+    results = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
+    wrong = gradients.errors_of(results, grad_o, grad_lse, tensors, softmax_scale=0.4, causal=True)
     assert not wrong
     assert [problem.direction for problem, _, _ in fake.asked] == ["forward", "backward"]
     assert fake.read("launch_count", direction="backward") == 1
@@ -82,9 +82,9 @@ def test_without_lse_the_gradients_are_the_same(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     alone, (o, _) = fast(tensors, return_lse=False), fast(tensors)
     assert torch.equal(alone, o)
-    weights = torch.randn(o.shape).half()
-    found = torch.autograd.grad(alone, tensors, weights)
-    assert gradients.same_bits(found, torch.autograd.grad(o, tensors, weights))
+    factors = torch.randn(o.shape).half()
+    results = torch.autograd.grad(alone, tensors, factors)
+    assert gradients.same_bits(results, torch.autograd.grad(o, tensors, factors))
     assert len(fake.asked) == 2
 
 
@@ -92,19 +92,19 @@ def test_without_lse_the_gradients_are_the_same(fake: FakeDispatch) -> None:
 def test_gradients_of_views_and_of_sums(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     o = fast(tensors, return_lse=False)
-    weights = torch.zeros(o.shape)
+    factors = torch.zeros(o.shape)
     for sum_of, weight in (
-        (o.sum(), torch.ones_like(weights)),
+        (o.sum(), torch.ones_like(factors)),
         (o.transpose(1, 2).reshape(2, 6, -1)[..., ::2].sum(), None),
-        (o[:, :, 3].sum(), weights.index_fill(2, torch.tensor(3), 1.0)),
+        (o[:, :, 3].sum(), factors.index_fill(2, torch.tensor(3), 1.0)),
     ):
-        found = torch.autograd.grad(sum_of, tensors, retain_graph=True)
+        results = torch.autograd.grad(sum_of, tensors, retain_graph=True)
         if weight is None:
             flat = torch.zeros(2, 6, 4 * 24)
             flat[..., ::2] = 1.0
             weight = flat.view(2, 6, 4, 24).transpose(1, 2)
         options = {"softmax_scale": 0.4, "causal": True}
-        assert not gradients.errors_of(found, weight.half(), None, tensors, **options)
+        assert not gradients.errors_of(results, weight.half(), None, tensors, **options)
 
 
 @needs_compiler
@@ -135,12 +135,12 @@ def test_saved_tensors_may_come_back_in_another_form(fake: FakeDispatch) -> None
 def test_batched_gradients(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     o = fast(tensors, return_lse=False)
-    weights = torch.randn(3, *o.shape).half()
-    found = torch.autograd.grad(o, tensors, weights, retain_graph=True, is_grads_batched=True)
+    factors = torch.randn(3, *o.shape).half()
+    results = torch.autograd.grad(o, tensors, factors, retain_graph=True, is_grads_batched=True)
     for index in range(3):
-        one = tuple(x[index] for x in found)
+        single = tuple(x[index] for x in results)
         options = {"softmax_scale": 0.4, "causal": True}
-        assert not gradients.errors_of(one, weights[index], None, tensors, **options)
+        assert not gradients.errors_of(single, factors[index], None, tensors, **options)
 
 
 class Subclass(torch.Tensor):
@@ -228,9 +228,9 @@ def test_gradients_that_do_not_fit_are_torchs_error(way: Way) -> None:
             o, tensors, torch.zeros(o.shape, device="meta").half(), retain_graph=True
         )
     # Another dtype is cast by torch before we see it.
-    weights = torch.randn(o.shape)
-    wide = torch.autograd.grad(o, tensors, weights, retain_graph=True)
-    assert gradients.same_bits(wide, torch.autograd.grad(o, tensors, weights.half()))
+    factors = torch.randn(o.shape)
+    precise = torch.autograd.grad(o, tensors, factors, retain_graph=True)
+    assert gradients.same_bits(precise, torch.autograd.grad(o, tensors, factors.half()))
 
 
 def test_a_gradient_that_is_sparse_is_refused(way: Way) -> None:
@@ -243,10 +243,10 @@ def test_a_gradient_that_is_sparse_is_refused(way: Way) -> None:
 def test_a_gradient_with_a_tangent_is_refused(way: Way) -> None:
     tensors = gradients.make(PROBLEM)
     o = way(tensors)
-    weights = torch.randn(o.shape).half()
+    factors = torch.randn(o.shape).half()
     with forward_ad.dual_level():
-        torch.autograd.grad(o, tensors, weights, retain_graph=True)  # none, no complaint
-        dual = forward_ad.make_dual(weights, torch.ones_like(weights))
+        torch.autograd.grad(o, tensors, factors, retain_graph=True)  # none, no complaint
+        dual = forward_ad.make_dual(factors, torch.ones_like(factors))
         with pytest.raises(UnsupportedProblemError, match="no forward-mode derivative"):
             torch.autograd.grad(o, tensors, dual)
 
@@ -269,26 +269,26 @@ def test_activation_checkpointing(way: Way) -> None:
 
 def test_double_backward_is_the_references(way: Way, caplog: pytest.LogCaptureFixture) -> None:
     tensors = gradients.make(PROBLEM)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
+    precise = [x.detach().double().requires_grad_() for x in tensors]
     generator = torch.Generator().manual_seed(3)
-    weights = torch.randn(2, 4, 6, 24, generator=generator).half()
+    factors = torch.randn(2, 4, 6, 24, generator=generator).half()
 
     def penalty(o: torch.Tensor, inputs: Any) -> torch.Tensor:
-        first = torch.autograd.grad((o * weights).sum(), inputs, create_graph=True)
+        first = torch.autograd.grad((o * factors).sum(), inputs, create_graph=True)
         total: torch.Tensor = sum(x.float().square().sum() for x in first)
         return total
 
-    found = torch.autograd.grad(penalty(way(tensors), tensors), tensors)
-    naive, _ = attention_naive(*wide, softmax_scale=0.4, causal=True, dtype=torch.float64)
-    expected = torch.autograd.grad(penalty(naive, wide), wide)
-    for mine, truth in zip(found, expected, strict=True):
-        largest = float(truth.abs().max())
-        torch.testing.assert_close(mine.double(), truth, rtol=1e-2, atol=5e-3 * largest)
+    results = torch.autograd.grad(penalty(way(tensors), tensors), tensors)
+    naive, _ = attention_naive(*precise, softmax_scale=0.4, causal=True, dtype=torch.float64)
+    expected = torch.autograd.grad(penalty(naive, precise), precise)
+    for mine, exact in zip(results, expected, strict=True):
+        largest = float(exact.abs().max())
+        torch.testing.assert_close(mine.double(), exact, rtol=1e-2, atol=5e-3 * largest)
 
 
 def test_a_weight_on_lse_takes_part_in_double_backward() -> None:
     tensors = gradients.make(replace(PROBLEM, seqlen_k=9))
-    wide = [x.detach().double().requires_grad_() for x in tensors]
+    precise = [x.detach().double().requires_grad_() for x in tensors]
 
     def penalty(pair: Any, inputs: Any) -> torch.Tensor:
         o, lse = pair
@@ -297,9 +297,9 @@ def test_a_weight_on_lse_takes_part_in_double_backward() -> None:
         return total
 
     mine = penalty(flash_attn_func(*tensors, causal=True, return_lse=True), tensors)
-    truth = penalty(attention_naive(*wide, causal=True, dtype=torch.float64), wide)
+    exact = penalty(attention_naive(*precise, causal=True, dtype=torch.float64), precise)
     for x, y in zip(
-        torch.autograd.grad(mine, tensors), torch.autograd.grad(truth, wide), strict=True
+        torch.autograd.grad(mine, tensors), torch.autograd.grad(exact, precise), strict=True
     ):
         torch.testing.assert_close(x.double(), y, rtol=1e-2, atol=5e-3 * float(y.abs().max()))
 
@@ -346,10 +346,10 @@ def test_the_op_without_lse_runs_again_for_its_gradient(mask: tuple[bool, bool])
     rest = (0.4, *mask, "")
     o, nothing = library.FORWARD_OP(*tensors, *rest, False, False)
     assert nothing.shape == (0,)
-    weights = torch.randn(o.shape).half()
-    found = torch.autograd.grad(o, tensors, weights)
+    factors = torch.randn(o.shape).half()
+    results = torch.autograd.grad(o, tensors, factors)
     full, _ = library.FORWARD_OP(*tensors, *rest, True, False)
-    assert gradients.same_bits(found, torch.autograd.grad(full, tensors, weights))
+    assert gradients.same_bits(results, torch.autograd.grad(full, tensors, factors))
 
 
 def test_that_second_run_gives_the_backward_its_lse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,7 +371,7 @@ def test_that_second_run_gives_the_backward_its_lse(monkeypatch: pytest.MonkeyPa
 
 
 def watch_forward(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """What the op is called with, without the tensors."""
+    """The arguments of the op beside the tensors."""
     seen: list[tuple[Any, ...]] = []
 
     def look(*arguments: Any) -> Any:
@@ -433,13 +433,13 @@ def test_gradients_have_their_tensors_layout(layout: gradients.Layout) -> None:
     rest = (None, False, False, "", False)
     grad_o = torch.randn(o.shape).half()
     expected = library.BACKWARD_OP(grad_o, None, *dense, o, lse, *rest)
-    found = library.BACKWARD_OP(layout(grad_o), None, *dense, o, lse, *rest)
-    assert gradients.same_bits(found, expected)
+    results = library.BACKWARD_OP(layout(grad_o), None, *dense, o, lse, *rest)
+    assert gradients.same_bits(results, expected)
     if layout is gradients.columns_first:
         return  # no layout of q, k and v
     moved = [layout(x) for x in dense]
-    found = library.BACKWARD_OP(grad_o, None, *moved, o, lse, *rest)
-    assert gradients.same_bits(found, expected)
+    results = library.BACKWARD_OP(grad_o, None, *moved, o, lse, *rest)
+    assert gradients.same_bits(results, expected)
     fakes = [x.to("meta") for x in (grad_o, *dense, o, lse)]
     shapes = library.BACKWARD_OP(fakes[0], None, *fakes[1:], *rest)
     assert [x.shape for x in shapes] == [x.shape for x in dense]
@@ -453,10 +453,10 @@ def test_the_judge_passes_what_is_right_and_names_what_is_not(mask: dict[str, An
     tensors = gradients.make(PROBLEM)
     o, lse = flash_attn_func(*tensors, return_lse=True, **mask)
     grad_o, grad_lse = torch.randn_like(o), torch.randn_like(lse)
-    found = list(torch.autograd.grad((o, lse), tensors, (grad_o, grad_lse)))
-    assert gradients.errors_of(tuple(found), grad_o, grad_lse, tensors, **mask) == []
-    found[1] = found[1] * 1.05
-    (wrong,) = gradients.errors_of(tuple(found), grad_o, grad_lse, tensors, **mask)
+    results = list(torch.autograd.grad((o, lse), tensors, (grad_o, grad_lse)))
+    assert gradients.errors_of(tuple(results), grad_o, grad_lse, tensors, **mask) == []
+    results[1] = results[1] * 1.05
+    (wrong,) = gradients.errors_of(tuple(results), grad_o, grad_lse, tensors, **mask)
     assert wrong.startswith("dk: ")
 
 

@@ -90,9 +90,9 @@ class Call:
             self.deterministic,
         )
 
-    def judge(self, found: attention_plan.Gradients) -> None:
+    def check_results(self, results: attention_plan.Gradients) -> None:
         tensors = (self.q, self.k, self.v)
-        assert not gradients.errors_of(found, self.grad_o, self.grad_lse, tensors, **self.options)
+        assert not gradients.errors_of(results, self.grad_o, self.grad_lse, tensors, **self.options)
 
 
 @pytest.mark.parametrize("through", ["o", "lse", "both"])
@@ -103,7 +103,7 @@ def test_results_through_the_c_abi(
 ) -> None:
     call = Call(scale=scale, causal=mask[0], top_left=mask[1], through=through)
     for _ in range(3):  # cold, then warm
-        call.judge(call())
+        call.check_results(call())
     assert len(fake.asked) == 1
     assert fake.read("launch_count", direction="backward") == 3
     assert fake.read("last_stream", ctypes.c_void_p, direction="backward") == STREAM
@@ -117,7 +117,7 @@ def test_poisoned_memory_shows_in_no_gradient(
     assert launch.allocator(call.q.device)((2,), (1,), torch.float32).isnan().all()
     workspace = launch.allocator(call.q.device)((8,), (1,), torch.uint8)
     assert workspace.view(torch.float32).isnan().all()
-    call.judge(call())
+    call.check_results(call())
 
 
 def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
@@ -145,11 +145,11 @@ def test_inputs_are_read_where_they_lie(
     expected = call()
     for name in names:
         setattr(call, name, layout(getattr(call, name)))
-    found = call()
-    assert gradients.same_bits(found, expected)
+    results = call()
+    assert gradients.same_bits(results, expected)
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
     assert fake.asked[-1][0].alignment_bytes == (2 if narrow else 16)
-    for name, gradient in zip("qkv", found, strict=True):
+    for name, gradient in zip("qkv", results, strict=True):
         x = getattr(call, name)
         assert gradient.stride() == torch.empty_like(x).stride() or layout is gradients.odd_rows
 
@@ -172,26 +172,26 @@ def test_broadcast_gradients(fake: FakeDispatch, layout: gradients.Layout) -> No
     call = Call()
     assert call.grad_o is not None
     call.grad_o = layout(call.grad_o)
-    call.judge(call())
+    call.check_results(call())
     call.k, call.v = call.k[:1].expand(2, -1, -1, -1), call.v[:, :1].expand(-1, 2, -1, -1)
     o, call.lse = attention(call.q, call.k, call.v)
     call.o = o.half()
-    found = call()
-    call.judge(found)
-    assert all(x.untyped_storage().nbytes() == x.nbytes for x in found)
+    results = call()
+    call.check_results(results)
+    assert all(x.untyped_storage().nbytes() == x.nbytes for x in results)
 
 
 @pytest.mark.parametrize("name", ["lse", "grad_lse"])
 def test_statistics_of_any_stride(fake: FakeDispatch, name: str) -> None:
     call = Call()
     expected = call()
-    given = getattr(call, name)
-    setattr(call, name, given.mT.contiguous().mT)
+    passed = getattr(call, name)
+    setattr(call, name, passed.mT.contiguous().mT)
     assert gradients.same_bits(call(), expected)
-    setattr(call, name, torch.stack([given, torch.full_like(given, math.nan)], -1)[..., 0])
+    setattr(call, name, torch.stack([passed, torch.full_like(passed, math.nan)], -1)[..., 0])
     assert gradients.same_bits(call(), expected)
     call.grad_lse = torch.ones(()).expand(call.lse.shape)
-    call.judge(call())
+    call.check_results(call())
 
 
 def test_an_address_between_16_bytes_is_another_kind_of_call(fake: FakeDispatch) -> None:
@@ -294,8 +294,8 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     nothing = torch.empty(0, 4, 7)
     q, k, v = (torch.empty(0, h, n, d).half() for h, n, d in ((4, 7, 16), (2, 5, 16), (2, 5, 24)))
     rest: Any = (None, False, False, "", False)
-    found = attention_plan.attention_backward(empty, nothing, q, k, v, empty, nothing, *rest)
-    assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
+    results = attention_plan.attention_backward(empty, nothing, q, k, v, empty, nothing, *rest)
+    assert [x.shape for x in results] == [x.shape for x in (q, k, v)]
     q, o, lse = (
         torch.empty(2, 0, 7, 16).half(),
         torch.empty(2, 0, 7, 24).half(),
@@ -312,7 +312,7 @@ def test_rows_that_see_no_key_give_nothing(fake: FakeDispatch) -> None:
     call = Call(replace(PROBLEM, seqlen_q=6, seqlen_k=2), causal=True)
     assert (call.lse[:, :, :4] == -math.inf).all()
     dq, dk, dv = call()
-    call.judge((dq, dk, dv))
+    call.check_results((dq, dk, dv))
     assert torch.equal(dq[:, :, :4], torch.zeros(2, 4, 4, 16).half())
 
 
@@ -327,13 +327,13 @@ def test_a_workspace_that_does_not_fit_is_torchs_error_and_launches_nothing(
     fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocator = launch.allocator
-    room = False
+    space_left = False
 
     def full(device: torch.device) -> launch.Allocate:
         allocate = allocator(device)
 
         def limited(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
-            if dtype == torch.uint8 and not room:
+            if dtype == torch.uint8 and not space_left:
                 raise torch.OutOfMemoryError("no room")
             return allocate(shape, strides, dtype)
 
@@ -344,8 +344,8 @@ def test_a_workspace_that_does_not_fit_is_torchs_error_and_launches_nothing(
     with pytest.raises(torch.OutOfMemoryError):
         call()
     assert fake.read("launch_count", direction="backward") == 0
-    room = True
-    call.judge(call())
+    space_left = True
+    call.check_results(call())
 
 
 @pytest.mark.parametrize("fake", [("-DLAUNCH_STATUS=2",)], indirect=True)
@@ -397,9 +397,9 @@ def test_a_warm_call_touches_no_file(fake: FakeDispatch) -> None:
 
 def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call()
-    found = call()
-    held = [weakref.ref(x) for x in (*found, call.q, call.o, call.lse, call.grad_o)]
-    del call, found
+    results = call()
+    held = [weakref.ref(x) for x in (*results, call.q, call.o, call.lse, call.grad_o)]
+    del call, results
     gc.collect()
     assert all(reference() is None for reference in held)
 
@@ -411,8 +411,8 @@ def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) 
     expected = [call() for call in calls]
     wrong: list[Call] = []
 
-    def work(call: Call, truth: attention_plan.Gradients) -> None:
-        wrong.extend(call for _ in range(50) if not gradients.same_bits(call(), truth))
+    def work(call: Call, exact: attention_plan.Gradients) -> None:
+        wrong.extend(call for _ in range(50) if not gradients.same_bits(call(), exact))
 
     in_threads(work, zip(calls, expected, strict=True))
     assert not wrong

@@ -55,10 +55,10 @@ def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def assert_gradients_agree(compiled: Callable[..., torch.Tensor], tensors: gradients.Three) -> None:
-    found, expected = compiled(*tensors), layer(*tensors)
-    torch.testing.assert_close(found, expected)
+    results, expected = compiled(*tensors), layer(*tensors)
+    torch.testing.assert_close(results, expected)
     for mine, theirs in zip(
-        torch.autograd.grad(found.sum(), tensors),
+        torch.autograd.grad(results.sum(), tensors),
         torch.autograd.grad(expected.sum(), tensors),
         strict=True,
     ):
@@ -180,7 +180,7 @@ def test_compiled_autograd_takes_the_backward_too(
         with torch._dynamo.compiled_autograd._enable(
             torch.compile(backend="aot_eager", fullgraph=True)
         ):
-            found = torch.autograd.grad(loss, tensors)
+            results = torch.autograd.grad(loss, tensors)
         assert fake.read("launch_count", direction="backward") == 0  # the op was traced, not run
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)

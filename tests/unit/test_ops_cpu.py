@@ -56,9 +56,9 @@ def test_results(mask: dict[str, Any], dtype: torch.dtype, scale: float | None) 
     low = attention_low(q, k, v, softmax_scale=scale, **mask)
     assert o.dtype == dtype
     assert lse.dtype == torch.float32
-    for out, truth, rounded in zip((o, lse), ref, low, strict=True):
-        verdict = check(out, truth, rounded)
-        assert verdict, verdict.reason
+    for out, exact, rounded in zip((o, lse), ref, low, strict=True):
+        comparison = check(out, exact, rounded)
+        assert comparison, comparison.reason
     alone = flash_attn_func(q, k, v, softmax_scale=scale, **mask)
     assert torch.equal(alone, o)
 
@@ -98,9 +98,9 @@ def test_strided_and_broadcast_inputs() -> None:
     torch.testing.assert_close(
         flash_attn_func(first, second, third), flash_attn_func(q, k, v), rtol=0, atol=0
     )
-    one = k[:, :1].expand(-1, 4, -1, -1)
+    single = k[:, :1].expand(-1, 4, -1, -1)
     torch.testing.assert_close(
-        flash_attn_func(q, one, v), flash_attn_func(q, one.contiguous(), v), rtol=0, atol=0
+        flash_attn_func(q, single, v), flash_attn_func(q, single.contiguous(), v), rtol=0, atol=0
     )
 
 
@@ -118,7 +118,7 @@ def test_empty_batch_or_heads_give_empty_outputs(batch: int, heads: int) -> None
 @pytest.mark.parametrize("through", ["o", "lse", "both"])
 def test_gradients(mask: dict[str, Any], through: str) -> None:
     q, k, v = make(grad=True)
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    precise = [x.detach().double().requires_grad_() for x in (q, k, v)]
 
     def loss(pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         o, lse = pair
@@ -127,17 +127,19 @@ def test_gradients(mask: dict[str, Any], through: str) -> None:
         return {"o": o.sum(), "lse": lse.sum(), "both": o.sum() + lse.sum()}[through]
 
     options = {"softmax_scale": 0.3, **mask}
-    found = torch.autograd.grad(
+    results = torch.autograd.grad(
         loss(flash_attn_func(q, k, v, return_lse=True, **options)),
         (q, k, v),
         materialize_grads=True,
     )
     expected = torch.autograd.grad(
-        loss(attention_naive(*wide, dtype=torch.float64, **options)), wide, materialize_grads=True
+        loss(attention_naive(*precise, dtype=torch.float64, **options)),
+        precise,
+        materialize_grads=True,
     )
-    for mine, truth in zip(found, expected, strict=True):
+    for mine, exact in zip(results, expected, strict=True):
         assert mine.dtype == torch.float16
-        torch.testing.assert_close(mine.double(), truth, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(mine.double(), exact, rtol=2e-3, atol=2e-3)
 
 
 def test_only_what_requires_grad_gets_one() -> None:
@@ -214,14 +216,14 @@ def test_opcheck(arguments: tuple[Any, ...], grad: bool, transposed: bool) -> No
 
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("given", ["o", "lse", "both"])
-def test_opcheck_backward(grad: bool, transposed: bool, given: str) -> None:
+@pytest.mark.parametrize("passed", ["o", "lse", "both"])
+def test_opcheck_backward(grad: bool, transposed: bool, passed: str) -> None:
     q, k, v = make(2, 4, 2, 6, 9)
     if transposed:
         q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     o, lse = flash_attn_func(q, k, v, causal=True, return_lse=True)
-    grad_o = None if given == "lse" else torch.randn(o.shape).half().requires_grad_(grad)
-    grad_lse = None if given == "o" else torch.randn(lse.shape).requires_grad_(grad)
+    grad_o = None if passed == "lse" else torch.randn(o.shape).half().requires_grad_(grad)
+    grad_lse = None if passed == "o" else torch.randn(lse.shape).requires_grad_(grad)
     for x in (q, k, v):
         x.requires_grad_(grad)
     torch.library.opcheck(
@@ -245,10 +247,10 @@ def test_compile(backend: str, dynamic: bool, device_type: str | None) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend=backend, dynamic=dynamic)
     for sq, sk in ((7, 5), (9, 12), (33, 8)):
         inputs = make(sq=sq, sk=sk, grad=True)
-        found, expected = compiled(*inputs), layer(*inputs)
-        torch.testing.assert_close(found, expected)
+        results, expected = compiled(*inputs), layer(*inputs)
+        torch.testing.assert_close(results, expected)
         for mine, theirs in zip(
-            torch.autograd.grad(found.sum(), inputs),
+            torch.autograd.grad(results.sum(), inputs),
             torch.autograd.grad(expected.sum(), inputs),
             strict=True,
         ):

@@ -55,12 +55,6 @@ def test_the_good_call_is_good() -> None:
         ({"v": (2, 2, 5, 520)}, "dim_v must be at most 512, got 520"),
         ({"q": (2, 4, 6, 0), "k": (2, 2, 5, 0)}, "dim_qk must be a positive multiple of 8, got 0"),
         ({"v": (2, 2, 5, 0)}, "dim_v must be a positive multiple of 8, got 0"),
-        ({"q": (2, 4, 0, 16)}, "seqlen_q must be at least 1, got 0"),
-        ({"k": (2, 2, 0, 16), "v": (2, 2, 0, 24)}, "seqlen_k must be at least 1, got 0"),
-        (
-            {"q": (0, 4, 0, 16), "k": (0, 2, 5, 16), "v": (0, 2, 5, 24)},
-            "seqlen_q must be at least 1",
-        ),
     ],
 )
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -142,7 +136,7 @@ def test_scales_that_are_no_finite_fp32(scale: float) -> None:
     [
         ({"softmax_scale": "1"}, "softmax_scale must be a float or None, got str"),
         ({"softmax_scale": True}, "softmax_scale must be a float or None, got bool"),
-        ({"softmax_scale": torch.ones(())}, "softmax_scale must be a float or None, got Tensor"),
+        ({"softmax_scale": torch.ones(2)}, "softmax_scale must be a float or None, got Tensor"),
         ({"causal": 1}, "causal must be True or False, got 1"),
         ({"causal": None}, "causal must be True or False, got None"),
         ({"return_lse": "yes"}, "return_lse must be True or False, got 'yes'"),
@@ -160,7 +154,7 @@ def test_options(options: dict[str, Any], message: str) -> None:
         call(options)
 
 
-@pytest.mark.parametrize("device_type", ["H900", "", 7, object(), [1], torch.float16])
+@pytest.mark.parametrize("device_type", ["H900", "", object(), [1], torch.float16])
 def test_device_types(device_type: Any) -> None:
     with pytest.raises(UnsupportedArchitectureError, match=r"device_type|unknown"):
         call({"device_type": device_type})

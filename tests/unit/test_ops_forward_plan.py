@@ -57,12 +57,12 @@ def run(
     )
 
 
-def judge(tensors: list[torch.Tensor], found: Any, **options: Any) -> None:
+def check_results(tensors: list[torch.Tensor], results: Any, **options: Any) -> None:
     q, k, v = tensors
     ref, low = attention_naive(q, k, v, **options), attention_low(q, k, v, **options)
-    for out, truth, rounded in zip(found, ref, low, strict=True):
-        verdict = check(out, truth, rounded)
-        assert verdict, verdict.reason
+    for out, exact, rounded in zip(results, ref, low, strict=True):
+        comparison = check(out, exact, rounded)
+        assert comparison, comparison.reason
 
 
 @pytest.mark.parametrize("scale", [None, -0.7, 0.0, 3])
@@ -74,7 +74,7 @@ def test_results_through_the_c_abi(
     alignment = "top_left" if mask[1] else "bottom_right"
     options = {"softmax_scale": scale, "causal": mask[0], "causal_alignment": alignment}
     for _ in range(3):  # cold, then warm
-        judge(tensors, run(tensors, scale, *mask), **options)
+        check_results(tensors, run(tensors, scale, *mask), **options)
     assert len(fake.asked) == 1
     assert fake.read("launch_count") == 3
     assert fake.read("last_stream", ctypes.c_void_p) == STREAM
@@ -84,13 +84,13 @@ def test_layouts_reach_the_kernel(fake: FakeDispatch) -> None:
     q, k, v = make(3, 4, 4, 6, 6, 16, 16)
     packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3)
     views = [x.transpose(1, 2) for x in packed.unbind(3)]
-    found = run(views)
-    judge(views, found)
-    assert found[0].transpose(1, 2).is_contiguous()
+    results = run(views)
+    check_results(views, results)
+    assert results[0].transpose(1, 2).is_contiguous()
     broadcast = [q, k[:, :1].expand(-1, 4, -1, -1), v[:1].expand(3, -1, -1, -1)]
-    judge(broadcast, run(broadcast))
-    wide = torch.randn(3, 4, 6, 40, dtype=torch.float16)[..., :16]
-    judge([wide, k, v], run([wide, k, v]))
+    check_results(broadcast, run(broadcast))
+    precise = torch.randn(3, 4, 6, 40, dtype=torch.float16)[..., :16]
+    check_results([precise, k, v], run([precise, k, v]))
 
 
 def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
@@ -124,13 +124,13 @@ def test_unaligned_pointers_and_strides_ask_for_narrow_copies(fake: FakeDispatch
         ([q, k, shifted], 2),
         ([q, k, odd_rows], 2),
     ):
-        judge(tensors, run(tensors))
+        check_results(tensors, run(tensors))
         assert fake.asked[-1][0].alignment_bytes == expected
     single = make(1, 1, 1, 1, 6, 16, 16)
     single[0] = torch.zeros((1, 1, 1, 16), dtype=torch.float16).as_strided(
         (1, 1, 1, 16), (3, 5, 7, 1)
     )
-    judge(single, run(single))
+    check_results(single, run(single))
     assert fake.asked[-1][0].alignment_bytes == 16
 
 
@@ -220,7 +220,7 @@ def test_rows_that_see_no_key(fake: FakeDispatch) -> None:
 @pytest.mark.parametrize("fake", [("-DWORKSPACE_BYTES=4096",)], indirect=True)
 def test_workspace_comes_from_torch(fake: FakeDispatch) -> None:
     tensors = make()
-    judge(tensors, run(tensors))
+    check_results(tensors, run(tensors))
     assert fake.read("last_workspace", ctypes.c_void_p)
 
 
@@ -266,10 +266,10 @@ def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) 
     expected = [run(case) for case in cases]
     wrong = []
 
-    def work(case: list[torch.Tensor], truth: Any) -> None:
+    def work(case: list[torch.Tensor], exact: Any) -> None:
         for _ in range(50):
             o, lse = run(case)
-            if not (torch.equal(o, truth[0]) and torch.equal(lse, truth[1])):
+            if not (torch.equal(o, exact[0]) and torch.equal(lse, exact[1])):
                 wrong.append(case)
 
     in_threads(work, [*zip(cases, expected, strict=True)] * 2)
@@ -279,8 +279,10 @@ def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) 
 
 def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(fake: FakeDispatch) -> None:
     q, k, v = make()
-    o, lse = library.forward_cuda(q, k, v, None, False, False, "", True, False)
-    alone, nothing = library.forward_cuda(q, k, v, None, False, False, "", False, False)
+    o, lse = library._forward_cuda(library.Forward(q, k, v, None, False, False, "", True, False))
+    alone, nothing = library._forward_cuda(
+        library.Forward(q, k, v, None, False, False, "", False, False)
+    )
     assert torch.equal(o, alone)
     assert lse.shape == (2, 4, 7)
     assert nothing.shape == (0,)

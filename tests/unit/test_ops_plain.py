@@ -101,14 +101,14 @@ def test_modes_go_through_the_dispatcher(
 
 @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad, torch.func.functionalize])
 def test_transforms_and_traces_go_through_the_dispatcher(transform: Callable[..., object]) -> None:
-    outside, found = make(), []
+    outside, results = make(), []
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        found.append(plain.addresses(outside, outside, outside))
+        results.append(plain.addresses(outside, outside, outside))
         return x.float().sum()
 
     transform(function)(make())  # type: ignore[operator]  # a function
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its tracer deprecated
         torch.jit.trace(function, make(), check_trace=False)
-    assert found == [None, None]
+    assert results == [None, None]

@@ -51,12 +51,12 @@ def make(length: int = 7, *, dtype: torch.dtype = torch.float16, grad: bool = Fa
 def test_results(form: Form, dtype: torch.dtype) -> None:
     q, k, v, gamma, state = make(dtype=dtype)
     o, final = retention(q, k, v, gamma, form=form, initial_state=state)
-    truths = retention_recurrent(q, k, v, gamma, initial_state=state)
+    references = retention_recurrent(q, k, v, gamma, initial_state=state)
     lows = retention_low(q, k, v, gamma, initial_state=state)
     assert (o.dtype, final.dtype) == (dtype, torch.float32)
-    for mine, truth, low in zip((o, final), truths, lows, strict=True):
-        verdict = check(mine, truth, low)
-        assert verdict, verdict.reason
+    for mine, true_value, low in zip((o, final), references, lows, strict=True):
+        comparison = check(mine, true_value, low)
+        assert comparison, comparison.reason
     without, nothing = retention(
         q, k, v, gamma, form=form, initial_state=state, output_final_state=False
     )
@@ -82,12 +82,12 @@ def test_a_form_is_computed_by_its_own_reference(monkeypatch: pytest.MonkeyPatch
 def test_a_sequence_can_be_cut_anywhere(at: int) -> None:
     q, k, v, gamma, state = make()
     whole, end = retention(q, k, v, gamma, initial_state=state)
-    parts = []
+    pieces = []
     for tokens, form in ((slice(at), "parallel"), (slice(at, None), "recurrent")):
         read = (x[:, :, tokens] for x in (q, k, v))
         o, state = retention(*read, gamma, form=form, initial_state=state)
-        parts.append(o)
-    torch.testing.assert_close(torch.cat(parts, dim=2), whole, rtol=2e-3, atol=2e-3)
+        pieces.append(o)
+    torch.testing.assert_close(torch.cat(pieces, dim=2), whole, rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(state, end)
 
 
@@ -114,21 +114,21 @@ def test_decays_in_every_way(gamma: Any) -> None:
 
 def test_one_decay_for_all_heads_and_the_usual_ones() -> None:
     q, k, v, _, _ = make()
-    for one, many in (
+    for single, many in (
         (0.75, [0.75] * 4),
         (1, [1.0] * 4),
         (None, [1 - 2.0**-n for n in range(5, 9)]),
     ):
-        a, b = retention(q, k, v, one), retention(q, k, v, many)
+        a, b = retention(q, k, v, single), retention(q, k, v, many)
         assert torch.equal(a[0], b[0])
         torch.testing.assert_close(a[1], b[1])
 
 
 def test_logarithms_are_exact_next_to_one() -> None:
     usual = default_log2_gamma(40)
-    found = gammas.exact_log2([1 - 2.0 ** (-5 - h) for h in range(40)], 40)
-    torch.testing.assert_close(found, usual, rtol=1e-15, atol=0.0)
-    assert float(found[39]) < 0
+    results = gammas.exact_log2([1 - 2.0 ** (-5 - h) for h in range(40)], 40)
+    torch.testing.assert_close(results, usual, rtol=1e-15, atol=0.0)
+    assert float(results[39]) < 0
     assert torch.equal(gammas.exact_log2(None, 40), usual)
     small = gammas.exact_log2([1e-300, 0.25, 0.5], 3)
     assert small.tolist() == [math.log2(1e-300), -2.0, -1.0]
@@ -287,8 +287,8 @@ def test_in_place_in_inference_mode() -> None:
 
 
 def loss_of(through: str, o: torch.Tensor, state: torch.Tensor | None) -> torch.Tensor:
-    weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
-    loss = (o.double() * weights).sum()
+    factors = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
+    loss = (o.double() * factors).sum()
     if state is None or through == "o":
         return loss
     carried = state.double().sin().sum()
@@ -299,9 +299,9 @@ def loss_of(through: str, o: torch.Tensor, state: torch.Tensor | None) -> torch.
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients(form: Form, through: str) -> None:
     tensors = make(grad=True)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    cases: Any = ((retention, tensors, {"form": form}), (retention_recurrent, wide, {}))
-    found, truth = (
+    precise = [x.detach().double().requires_grad_() for x in tensors]
+    cases: Any = ((retention, tensors, {"form": form}), (retention_recurrent, precise, {}))
+    results, true_value = (
         torch.autograd.grad(
             loss_of(through, *function(q, k, v, gamma, initial_state=state, **options)),
             (q, k, v, gamma, state),
@@ -309,7 +309,7 @@ def test_gradients(form: Form, through: str) -> None:
         )
         for function, (q, k, v, gamma, state), options in cases
     )
-    for mine, exact, x in zip(found, truth, tensors, strict=True):
+    for mine, exact, x in zip(results, true_value, tensors, strict=True):
         assert mine.dtype == x.dtype
         torch.testing.assert_close(mine.double(), exact, rtol=2e-3, atol=4e-3)
 
@@ -328,23 +328,23 @@ def test_only_what_requires_grad_gets_one() -> None:
 
 def test_gradients_of_all_orders_are_those_of_the_formula() -> None:
     tensors = make(5, grad=True)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
+    precise = [x.detach().double().requires_grad_() for x in tensors]
     generator = torch.Generator().manual_seed(3)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
-    found = []
-    cases: Any = ((retention, tensors), (retention_recurrent, wide))
+    factors = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
+    results = []
+    cases: Any = ((retention, tensors), (retention_recurrent, precise))
     for function, inputs in cases:
         q, k, v, gamma, state = inputs
         loss = loss_of("both", *function(q, k, v, gamma, initial_state=state))
         values = []
         for order in range(3):
             grads = torch.autograd.grad(loss, inputs, create_graph=order < 2)
-            parts = [(g.double() * w).sum() for g, w in zip(grads, weights, strict=True)]
-            loss = torch.stack(parts).sum()
+            pieces = [(g.double() * w).sum() for g, w in zip(grads, factors, strict=True)]
+            loss = torch.stack(pieces).sum()
             values += [g.detach().double() for g in grads]
-        found.append(values)
-    for mine, truth in zip(*found, strict=True):
-        assert float((mine - truth).norm() / truth.norm()) < 4e-3
+        results.append(values)
+    for mine, true_value in zip(*results, strict=True):
+        assert float((mine - true_value).norm() / true_value.norm()) < 4e-3
 
 
 # --- the rest of the world --------------------------------------------------------------------------
@@ -354,14 +354,14 @@ def test_arrays_come_back_as_arrays_of_their_library() -> None:
     q, k, v, _, state = make()
     expected = retention(q, k, v, GAMMA, initial_state=state)
     arrays = [x.numpy() for x in (q, k, v)]
-    own = state.numpy().copy()
-    found = retention(*arrays, np.array(GAMMA), initial_state=own)
-    for mine, theirs in zip(found, expected, strict=True):
+    separate = state.numpy().copy()
+    results = retention(*arrays, np.array(GAMMA), initial_state=separate)
+    for mine, theirs in zip(results, expected, strict=True):
         assert isinstance(mine, np.ndarray)
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-3, atol=1e-3)
-    _, same = retention(*arrays, GAMMA, initial_state=own, inplace_state=True)
-    assert same is own
-    np.testing.assert_allclose(own, expected[1].numpy(), rtol=1e-5, atol=1e-5)
+    _, same = retention(*arrays, GAMMA, initial_state=separate, inplace_state=True)
+    assert same is separate
+    np.testing.assert_allclose(separate, expected[1].numpy(), rtol=1e-5, atol=1e-5)
     with pytest.raises(UnsupportedProblemError, match="ndarray, ndarray, ndarray, Tensor"):
         retention(*arrays, initial_state=state)
 
@@ -419,16 +419,18 @@ def test_opcheck(decays: str, grad: bool, initial: bool) -> None:
     log2 = gamma.detach().log2().requires_grad_(grad) if decays == "tensor" else None
     read = (q, k, v, log2, GAMMA if decays == "numbers" else None)
     start = state if initial else None
-    torch.library.opcheck(retention_library.FORWARD_OP, (*read, start, "chunkwise", "", initial))
+    torch.library.opcheck(
+        retention_library.FORWARD_OP, (*read, start, None, "chunkwise", "", initial)
+    )
     grad_o = torch.randn(2, 4, 7, 24).half().requires_grad_(grad)
     grad_state = torch.randn(2, 4, 16, 24).requires_grad_(grad) if initial else None
     wanted = (initial, log2 is not None)
     torch.library.opcheck(
-        retention_library.BACKWARD_OP, (grad_o, grad_state, *read, start, "", *wanted)
+        retention_library.BACKWARD_OP, (grad_o, grad_state, *read, start, 0.5, "", *wanted)
     )
     if not grad:
         torch.library.opcheck(
-            retention_library.IN_PLACE_OP, (*read, state.clone(), "recurrent", "A100")
+            retention_library.IN_PLACE_OP, (*read, state.clone(), None, "recurrent", "A100")
         )
 
 
@@ -453,12 +455,12 @@ def test_compile(decays: str) -> None:
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
     for length in (5, 9, 21):
         q, k, v, gamma, state = tensors = make(length, grad=True)
-        given: Any = {"tensor": gamma, "numbers": GAMMA, "one": 0.5, "usual": None}[decays]
+        arguments: Any = {"tensor": gamma, "numbers": GAMMA, "one": 0.5, "usual": None}[decays]
         wanted = tensors if decays == "tensor" else (q, k, v, state)
-        found, expected = compiled(q, k, v, given, state), layer(q, k, v, given, state)
-        torch.testing.assert_close(found, expected)
+        results, expected = compiled(q, k, v, arguments, state), layer(q, k, v, arguments, state)
+        torch.testing.assert_close(results, expected)
         for mine, theirs in zip(
-            torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted), strict=True
+            torch.autograd.grad(results, wanted), torch.autograd.grad(expected, wanted), strict=True
         ):
             torch.testing.assert_close(mine, theirs)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -60,7 +60,7 @@ def fake(
 
 
 def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
-    """Those that are there."""
+    """The tensors that are not None."""
     return [x for x in tensors if x is not None]
 
 
@@ -77,6 +77,7 @@ class Call:
         shape = (problem.batch, problem.heads_q, problem.dim_qk, problem.dim_v)
         self.state = torch.randn(shape, generator=generator) if initial else None
         self.form: Form = "auto"
+        self.scale: float | None = None
         self.device_type = ""
         self.grad_o: torch.Tensor | None = torch.randn(
             (*self.q.shape[:3], problem.dim_v), generator=generator
@@ -99,6 +100,7 @@ class Call:
             self.v,
             (self.log2, self.gamma),
             self.state,
+            self.scale,
             self.form,
             self.device_type,
             return_state,
@@ -114,21 +116,24 @@ class Call:
             self.v,
             (self.log2, self.gamma),
             self.state,
+            self.scale,
             self.device_type,
             self.need_state,
             self.need_gamma,
         )
 
-    def truth(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return retention_recurrent(self.q, self.k, self.v, self.decays, initial_state=self.state)
+    def true_value(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return retention_recurrent(
+            self.q, self.k, self.v, self.decays, scale=self.scale, initial_state=self.state
+        )
 
-    def judge(self, o: torch.Tensor, state: torch.Tensor | None) -> None:
-        expected_o, expected_state = self.truth()
+    def check_results(self, o: torch.Tensor, state: torch.Tensor | None) -> None:
+        expected_o, expected_state = self.true_value()
         torch.testing.assert_close(o.float(), expected_o, rtol=2e-3, atol=2e-3)
         if state is not None:
             torch.testing.assert_close(state, expected_state, rtol=1e-4, atol=1e-4)
 
-    def judge_gradients(self, found: retention_plan.Gradients) -> None:
+    def check_gradients(self, results: retention_plan.Gradients) -> None:
         *expected, dgamma = retention_backward(
             self.grad_o,
             self.grad_state,
@@ -136,16 +141,17 @@ class Call:
             self.k,
             self.v,
             self.decays,
+            scale=self.scale,
             initial_state=self.state,
             need_dgamma=True,
         )
         assert dgamma is not None
         dlog2 = (dgamma * self.decays * math.log(2)).float()
-        for mine, truth in zip(found[:3], expected[:3], strict=True):
-            torch.testing.assert_close(mine, truth, rtol=1e-2, atol=1e-2)
+        for mine, true_value in zip(results[:3], expected[:3], strict=True):
+            torch.testing.assert_close(mine, true_value, rtol=1e-2, atol=1e-2)
         pairs: list[tuple[torch.Tensor | None, torch.Tensor, bool]] = [
-            (found[3], expected[3], self.need_state),
-            (found[4], dlog2, self.need_gamma),
+            (results[3], expected[3], self.need_state),
+            (results[4], dlog2, self.need_gamma),
         ]
         for got, exact, wanted in pairs:
             assert (got is not None) == wanted
@@ -158,8 +164,8 @@ class Call:
 def test_results_through_the_c_abi(fake: FakeDispatch, decays: str, initial: bool) -> None:
     call = Call(decays=decays, initial=initial)
     for _ in range(3):  # cold, then warm
-        call.judge(*call.forward())
-        call.judge_gradients(call.backward())
+        call.check_results(*call.forward())
+        call.check_gradients(call.backward())
     assert len(fake.asked) == 2
     assert fake.read("launch_count") == 3
     assert fake.read("last_stream", ctypes.c_void_p, direction="backward") == STREAM
@@ -177,7 +183,16 @@ def test_gradients_of_what_is_wanted(
         call.grad_state = None
     if through == "state":
         call.grad_o = None
-    call.judge_gradients(call.backward())
+    call.check_gradients(call.backward())
+
+
+def test_a_scale_reaches_the_kernels_and_makes_another_plan(fake: FakeDispatch) -> None:
+    call = Call()
+    for scale in (None, 0.7, 0.25, 0.7):
+        call.scale = scale
+        call.check_results(*call.forward())
+        call.check_gradients(call.backward())
+    assert len(retention_plan.FORWARD_PLANS) == len(retention_plan.BACKWARD_PLANS) == 3
 
 
 def test_poisoned_memory_shows_in_nothing(
@@ -185,8 +200,8 @@ def test_poisoned_memory_shows_in_nothing(
 ) -> None:
     gradients.poison(monkeypatch)
     call = Call()
-    call.judge(*call.forward())
-    call.judge_gradients(call.backward())
+    call.check_results(*call.forward())
+    call.check_gradients(call.backward())
 
 
 @pytest.mark.parametrize("form", get_args(Form))
@@ -227,7 +242,7 @@ def test_a_state_in_place_keeps_its_memory(fake: FakeDispatch) -> None:
     assert torch.equal(o, expected_o)
     call.state.copy_(kept)
     for _ in range(2):  # warm
-        call.judge(*call.forward())
+        call.check_results(*call.forward())
 
 
 STATE_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -246,8 +261,8 @@ def test_states_of_any_layout(fake: FakeDispatch, kind: str) -> None:
     call.state = STATE_LAYOUTS[kind](call.state)
     call.grad_state = STATE_LAYOUTS[kind](call.grad_state)
     for _ in range(2):
-        call.judge(*call.forward())
-        call.judge_gradients(call.backward())
+        call.check_results(*call.forward())
+        call.check_gradients(call.backward())
     with pytest.raises(UnsupportedProblemError, match="to be updated in place, got"):
         call.forward(return_state=False, in_place=True)
 
@@ -256,8 +271,8 @@ def test_one_state_for_all(fake: FakeDispatch) -> None:
     call = Call()
     assert call.state is not None
     call.state = call.state[:1, :1].expand(call.state.shape)
-    call.judge(*call.forward())
-    call.judge_gradients(call.backward())
+    call.check_results(*call.forward())
+    call.check_gradients(call.backward())
 
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
@@ -270,8 +285,8 @@ def test_inputs_are_read_where_they_lie(
     for name in names:
         setattr(call, name, layout(getattr(call, name)))
     assert gradients.same_bits(there(*call.forward()), there(*expected))
-    found = call.backward()
-    assert gradients.same_bits(there(*found), there(*gradients_expected))
+    results = call.backward()
+    assert gradients.same_bits(there(*results), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
     assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in fake.asked[-2:])
 
@@ -284,7 +299,7 @@ def test_gradients_that_kernels_cannot_read_are_copied(
     assert call.grad_o is not None
     call.grad_o = layout(call.grad_o)
     for _ in range(2):
-        call.judge_gradients(call.backward())
+        call.check_gradients(call.backward())
     assert fake.asked[-1][0].alignment_bytes == 16
 
 
@@ -348,15 +363,15 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
         before = empty(call.state)
         gamma = None
         o, state = retention_plan.retention_forward(
-            q, k, v, (None, gamma), before, "auto", "", True
+            q, k, v, (None, gamma), before, None, "auto", "", True
         )
         assert state is not None
         assert (o.shape, state.shape) == ((*q.shape[:3], 24), before.shape)
-        found = retention_plan.retention_backward(
-            o, state, q, k, v, (None, gamma), before, "", True, True
+        results = retention_plan.retention_backward(
+            o, state, q, k, v, (None, gamma), before, None, "", True, True
         )
-        assert found[4] is not None
-        assert torch.equal(found[4], torch.zeros(q.shape[1]))
+        assert results[4] is not None
+        assert torch.equal(results[4], torch.zeros(q.shape[1]))
     assert not fake.asked
 
 
@@ -369,18 +384,18 @@ def test_the_function_beside_the_dispatcher(fake: FakeDispatch, return_state: bo
     assert call.state is not None
     assert call.grad_o is not None
     tensors = [x.requires_grad_() for x in (call.q, call.k, call.v, call.log2, call.state)]
-    found = retention_autograd.RetentionFunction.apply(
-        *tensors[:4], None, tensors[4], "auto", "", return_state
+    results = retention_autograd.RetentionFunction.apply(
+        *tensors[:4], None, tensors[4], None, "auto", "", return_state
     )
-    outputs: list[tuple[torch.Tensor, torch.Tensor | None]] = [(found, call.grad_o)]
+    outputs: list[tuple[torch.Tensor, torch.Tensor | None]] = [(results, call.grad_o)]
     if return_state:
-        outputs = [(found[0], call.grad_o), (found[1], call.grad_state)]
+        outputs = [(results[0], call.grad_o), (results[1], call.grad_state)]
     dq, dk, dv, dlog2, dstate = torch.autograd.grad(
         [o for o, _ in outputs], tensors, [g for _, g in outputs]
     )
     for x in tensors:
         x.requires_grad_(False)
-    call.judge_gradients((dq, dk, dv, dstate, dlog2))
+    call.check_gradients((dq, dk, dv, dstate, dlog2))
     assert fake.read("launch_count", direction="backward") == 1
 
 
@@ -391,8 +406,8 @@ def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) 
     expected = [call.forward()[0] for call in calls]
     wrong: list[Call] = []
 
-    def work(call: Call, truth: torch.Tensor) -> None:
-        wrong.extend(call for _ in range(50) if not torch.equal(call.forward()[0], truth))
+    def work(call: Call, true_value: torch.Tensor) -> None:
+        wrong.extend(call for _ in range(50) if not torch.equal(call.forward()[0], true_value))
 
     in_threads(work, zip(calls, expected, strict=True))
     assert not wrong
@@ -401,9 +416,9 @@ def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) 
 
 def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call(decays="tensor")
-    found = there(*call.forward(), *call.backward())
-    held = [weakref.ref(x) for x in there(*found, call.q, call.state, call.log2)]
-    del call, found
+    results = there(*call.forward(), *call.backward())
+    held = [weakref.ref(x) for x in there(*results, call.q, call.state, call.log2)]
+    del call, results
     gc.collect()
     assert all(reference() is None for reference in held)
 
@@ -431,14 +446,14 @@ def test_every_field_of_the_params_is_filled(
         assert tensor.data == x.data_ptr(), name
         strides = (tensor.stride_batch, tensor.stride_head, tensor.stride_row)
         assert strides == x.stride()[:3], name
-    for name, given in (
+    for name, arguments in (
         ("log2_gamma", call.log2),
         ("initial_state", call.state),
         ("dfinal_state", call.grad_state),
         ("dinitial_state", dstate),
     ):
-        assert given is not None
-        assert getattr(params, name) == given.data_ptr(), name
+        assert arguments is not None
+        assert getattr(params, name) == arguments.data_ptr(), name
     assert params.dlog2_gamma
     scalars = {name: getattr(params, name) for name, _ in params._fields_[14:]}
     assert scalars == {

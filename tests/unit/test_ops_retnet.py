@@ -60,11 +60,11 @@ def make(
 def test_results(rules: dict[str, Any], dtype: torch.dtype, heads: int) -> None:
     tensors = make(dtype=dtype, heads=heads)
     o, r = retnet(*tensors, return_r=True, **rules)
-    truths, lows = retnet_attention(*tensors, **rules), retnet_attention_low(*tensors, **rules)
+    references, lows = retnet_attention(*tensors, **rules), retnet_attention_low(*tensors, **rules)
     assert (o.dtype, r.dtype) == (dtype, torch.float32)
-    for mine, truth, low in zip((o, r), truths, lows, strict=True):
-        verdict = check(mine, truth, low)
-        assert verdict, verdict.reason
+    for mine, true_value, low in zip((o, r), references, lows, strict=True):
+        comparison = check(mine, true_value, low)
+        assert comparison, comparison.reason
     assert torch.equal(retnet(*tensors, **rules), o)
 
 
@@ -72,13 +72,13 @@ def test_results(rules: dict[str, Any], dtype: torch.dtype, heads: int) -> None:
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_decay_is_its_mask(rows: int, causal: bool) -> None:
     q, k, v, _ = make(rows)
-    own = torch.tensor(GAMMA)
+    separate = torch.tensor(GAMMA)
     ways: list[tuple[Any, torch.Tensor | None]] = [
         (None, None),
         (0.75, torch.full((4,), 0.75)),
-        (GAMMA, own),
-        (own, own),
-        (own.numpy(), own),
+        (GAMMA, separate),
+        (separate, separate),
+        (separate.numpy(), separate),
     ]
     for gamma, values in ways:
         mask = decay_mask(values, 4, rows, 5, q.device)
@@ -93,16 +93,16 @@ def test_a_decay_is_its_mask(rows: int, causal: bool) -> None:
 @pytest.mark.parametrize("heads", [1, 4])
 def test_gradients(rules: dict[str, Any], heads: int) -> None:
     tensors = make(grad=True, heads=heads)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
+    precise = [x.detach().double().requires_grad_() for x in tensors]
     o, r = retnet(*tensors, return_r=True, **rules)
     assert not r.requires_grad
-    exact, _ = retnet_attention(wide[0], wide[1], wide[2], wide[3], **rules)
-    weights = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
-    found = torch.autograd.grad((o.double() * weights).sum(), tensors)
-    truths = torch.autograd.grad((exact * weights).sum(), wide)
-    for mine, truth, x in zip(found, truths, tensors, strict=True):
+    exact, _ = retnet_attention(precise[0], precise[1], precise[2], precise[3], **rules)
+    factors = torch.linspace(-1, 1, o.numel(), dtype=torch.float64).reshape(o.shape)
+    results = torch.autograd.grad((o.double() * factors).sum(), tensors)
+    references = torch.autograd.grad((exact * factors).sum(), precise)
+    for mine, true_value, x in zip(results, references, tensors, strict=True):
         assert (mine.dtype, mine.shape) == (x.dtype, x.shape)
-        assert float((mine.double() - truth).norm() / truth.norm()) < 1e-3
+        assert float((mine.double() - true_value).norm() / true_value.norm()) < 1e-3
 
 
 def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,22 +129,22 @@ def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("r_grad", [False, True])
 def test_gradients_of_all_orders_are_those_of_the_formula(r_grad: bool) -> None:
     tensors = make(grad=True)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
+    precise = [x.detach().double().requires_grad_() for x in tensors]
     generator = torch.Generator().manual_seed(3)
-    weights = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
-    found = []
-    for function, inputs in ((retnet, tensors), (retnet_attention, wide)):
+    factors = [torch.randn(x.shape, generator=generator, dtype=torch.float64) / 10 for x in tensors]
+    results = []
+    for function, inputs in ((retnet, tensors), (retnet_attention, precise)):
         o = function(*inputs, r_grad=r_grad)
         loss = (o if isinstance(o, torch.Tensor) else o[0]).double().sin().sum()
         values = []
         for order in range(3):
             grads = torch.autograd.grad(loss, inputs, create_graph=order < 2)
-            parts = [(g.double() * w).sum() for g, w in zip(grads, weights, strict=True)]
-            loss = torch.stack(parts).sum()
+            pieces = [(g.double() * w).sum() for g, w in zip(grads, factors, strict=True)]
+            loss = torch.stack(pieces).sum()
             values += [g.detach().double() for g in grads]
-        found.append(values)
-    for mine, truth in zip(*found, strict=True):
-        assert float((mine - truth).norm() / truth.norm()) < 4e-3
+        results.append(values)
+    for mine, true_value in zip(*results, strict=True):
+        assert float((mine - true_value).norm() / true_value.norm()) < 4e-3
 
 
 def test_the_decays_gamma_has_no_gradient() -> None:
@@ -170,7 +170,7 @@ def test_the_decays_gamma_has_no_gradient() -> None:
         (torch.zeros(4, 5, 7).half().mT, "mask must have unit stride in its last dim, got 7"),
         (torch.zeros(4, 7, 5).half().to_sparse(), "mask must be a dense strided tensor"),
         (None, "mask must be a tensor or a Decay, got None"),
-        (0.9, "q, k, v and mask must be arrays of one library, got Tensor, Tensor, Tensor, float"),
+        (0.9, "mask must be a tensor or a Decay, got 0.9"),
         (Decay([0.9, 0.5]), "gamma must have one value for each of 4 heads of q, got 2"),
         (Decay([0.9, 0.5, 0.1, 1.1]), "gamma must lie in (0, 1], got 1.1 for head 3"),
         (Decay(torch.tensor([0.9, 0.5, 0.0, 1])), "gamma must lie in (0, 1], got 0.0 for head 2"),
@@ -216,9 +216,9 @@ def test_bad_tensors_and_devices() -> None:
         ((q, k, v[:, :1], mask), "k and v must have the same heads, got 2 and 1"),
         ((q, k, "v", mask), "arrays of one library"),
     ):
-        for weights in (bad[3], Decay(), Decay(0.5), Decay(torch.tensor(GAMMA))):
+        for factors in (bad[3], Decay(), Decay(0.5), Decay(torch.tensor(GAMMA))):
             with pytest.raises(UnsupportedProblemError, match=message):
-                retnet(*bad[:3], weights)
+                retnet(*bad[:3], factors)
     with pytest.raises(UnsupportedArchitectureError, match="unknown"):
         retnet(q, k, v, mask, "V9000")
     for device_type in ("A100", "H200", H100):
@@ -279,8 +279,8 @@ def test_the_alias_and_the_public_names() -> None:
 
 def test_meta_tensors_give_shapes() -> None:
     q, k, v, mask = (x.to("meta") for x in make())
-    for weights in (mask, Decay(), Decay(GAMMA), Decay(torch.ones(4, device="meta"))):
-        o, r = retnet(q, k, v, weights, return_r=True)
+    for factors in (mask, Decay(), Decay(GAMMA), Decay(torch.ones(4, device="meta"))):
+        o, r = retnet(q, k, v, factors, return_r=True)
         assert (o.shape, r.shape) == ((2, 4, 7, 24), (2, 4, 7))
 
 
@@ -288,7 +288,7 @@ WEIGHTS = ["mask", "tensor", "numbers", "usual"]
 
 
 @pytest.mark.parametrize(
-    ("weights", "grad", "rules"),
+    ("factors", "grad", "rules"),
     [
         ("mask", True, (0.5, True, True, None, False)),
         ("mask", False, (1.0, False, False, None, False)),
@@ -297,22 +297,22 @@ WEIGHTS = ["mask", "tensor", "numbers", "usual"]
         ("usual", False, (1.0, False, True, 2.0, True)),
     ],
 )
-def test_opcheck(weights: str, grad: bool, rules: tuple[Any, ...]) -> None:
+def test_opcheck(factors: str, grad: bool, rules: tuple[Any, ...]) -> None:
     q, k, v, mask = make(grad=grad)
-    given = {
+    passed = {
         "mask": (mask, None, None),
         "tensor": (None, torch.tensor(GAMMA).log2(), None),
         "numbers": (None, None, GAMMA),
         "usual": (None, None, None),
-    }[weights]
-    arguments = (q, k, v, *given)
+    }[factors]
+    arguments = (q, k, v, *passed)
     torch.library.opcheck(retnet_library.FORWARD_OP, (*arguments, *rules, "", True, False))
     o, r = retnet_library.FORWARD_OP(*arguments, *rules, "", True, False)
     grad_o = torch.randn(o.shape).half().requires_grad_(grad)
     kept = (o.detach() if rules[4] else None, r if rules[2] else None)
     torch.library.opcheck(
         retnet_library.BACKWARD_OP,
-        (grad_o, *arguments, *kept, *rules, "A100", weights == "mask", True),
+        (grad_o, *arguments, *kept, *rules, "A100", factors == "mask", True),
     )
 
 
@@ -324,8 +324,8 @@ def _fresh() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_fresh")
-@pytest.mark.parametrize("weights", WEIGHTS)
-def test_compile(weights: str) -> None:
+@pytest.mark.parametrize("factors", WEIGHTS)
+def test_compile(factors: str) -> None:
     torch._dynamo.utils.counters.clear()
 
     def layer(
@@ -336,7 +336,7 @@ def test_compile(weights: str) -> None:
             "tensor": Decay(gamma),
             "numbers": Decay(GAMMA),
             "usual": Decay(),
-        }[weights]
+        }[factors]
         o, r = retnet(q * 2, k, v, used, causal=True, r_grad=True, return_r=True)
         return o.float().square().sum() + r.sum()
 
@@ -344,11 +344,11 @@ def test_compile(weights: str) -> None:
     for rows, keys in ((5, 8), (9, 11), (21, 30)):
         tensors = make(rows, keys, grad=True)
         gamma = torch.tensor(GAMMA)
-        found, expected = compiled(*tensors, gamma), layer(*tensors, gamma)
-        torch.testing.assert_close(found, expected)
-        wanted = tensors if weights == "mask" else tensors[:3]
+        results, expected = compiled(*tensors, gamma), layer(*tensors, gamma)
+        torch.testing.assert_close(results, expected)
+        wanted = tensors if factors == "mask" else tensors[:3]
         for mine, theirs in zip(
-            torch.autograd.grad(found, wanted), torch.autograd.grad(expected, wanted), strict=True
+            torch.autograd.grad(results, wanted), torch.autograd.grad(expected, wanted), strict=True
         ):
             torch.testing.assert_close(mine, theirs)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1

@@ -55,7 +55,7 @@ def fake(
 
 
 def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
-    """Those that are there."""
+    """The tensors that are not None."""
     return [x for x in tensors if x is not None]
 
 
@@ -67,7 +67,7 @@ class Call:
         problem: Problem = PROBLEM,
         rules: Rules = RULES,
         *,
-        weights: str = "mask",
+        factors: str = "mask",
     ) -> None:
         self.q, self.k, self.v = gradients.make(problem, requires_grad=False)
         generator = torch.Generator().manual_seed(1)
@@ -75,12 +75,12 @@ class Call:
         self.mask: torch.Tensor | None = None
         self.log2: torch.Tensor | None = None
         self.gamma: tuple[float, ...] | None = None
-        if weights in ("mask", "shared"):
-            heads = 1 if weights == "shared" else heads
+        if factors in ("mask", "shared"):
+            heads = 1 if factors == "shared" else heads
             self.mask = torch.randn((heads, rows, keys), generator=generator).half()
-        elif weights == "tensor":
+        elif factors == "tensor":
             self.log2 = torch.tensor(GAMMA).log2()
-        elif weights == "numbers":
+        elif factors == "numbers":
             self.gamma = GAMMA
         self.rules, self.device_type = rules, ""
         self.need_dmask, self.deterministic = self.mask is not None, False
@@ -88,7 +88,7 @@ class Call:
         self.grad_o = torch.randn(shape, generator=generator).half()
 
     @property
-    def weights(self) -> retnet_plan.Weights:
+    def factors(self) -> retnet_plan.Factors:
         return self.mask, self.log2, self.gamma
 
     @property
@@ -106,7 +106,7 @@ class Call:
 
     def forward(self, *, return_r: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
         return retnet_plan.retnet_forward(
-            self.q, self.k, self.v, self.weights, self.rules, self.device_type, return_r
+            self.q, self.k, self.v, self.factors, self.rules, self.device_type, return_r
         )
 
     def backward(self) -> retnet_plan.Gradients:
@@ -117,7 +117,7 @@ class Call:
             self.q,
             self.k,
             self.v,
-            self.weights,
+            self.factors,
             o.half() if self.rules.r_grad else None,
             r.float() if self.rules.normalize else None,
             self.rules,
@@ -126,31 +126,31 @@ class Call:
             self.deterministic,
         )
 
-    def judge(self, o: torch.Tensor, r: torch.Tensor | None) -> None:
+    def check_results(self, o: torch.Tensor, r: torch.Tensor | None) -> None:
         tensors, options = self.reference
         expected_o, expected_r = retnet_attention(*tensors, **options)
         torch.testing.assert_close(o.float(), expected_o, rtol=2e-3, atol=2e-3)
         if r is not None:
             torch.testing.assert_close(r, expected_r, rtol=1e-4, atol=1e-4)
 
-    def judge_gradients(self, found: retnet_plan.Gradients) -> None:
+    def check_gradients(self, results: retnet_plan.Gradients) -> None:
         tensors, options = self.reference
         expected = retnet_attention_backward(
             self.grad_o, *tensors, need_dmask=self.need_dmask, **options
         )
-        for mine, truth in zip(found, expected, strict=True):
-            assert (mine is None) == (truth is None)
-            if mine is not None and truth is not None:
-                torch.testing.assert_close(mine, truth, rtol=1e-2, atol=1e-2)
+        for mine, exact in zip(results, expected, strict=True):
+            assert (mine is None) == (exact is None)
+            if mine is not None and exact is not None:
+                torch.testing.assert_close(mine, exact, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("rules", CHOICES)
-@pytest.mark.parametrize("weights", ["mask", "shared", "tensor", "numbers", "usual"])
-def test_results_through_the_c_abi(fake: FakeDispatch, weights: str, rules: Rules) -> None:
-    call = Call(rules=rules, weights=weights)
+@pytest.mark.parametrize("factors", ["mask", "shared", "tensor", "numbers", "usual"])
+def test_results_through_the_c_abi(fake: FakeDispatch, factors: str, rules: Rules) -> None:
+    call = Call(rules=rules, factors=factors)
     for _ in range(3):  # cold, then warm
-        call.judge(*call.forward())
-        call.judge_gradients(call.backward())
+        call.check_results(*call.forward())
+        call.check_gradients(call.backward())
     assert len(fake.asked) == 2
     assert fake.read("launch_count") == 3
     assert fake.read("launch_count", direction="backward") == 3
@@ -159,9 +159,9 @@ def test_results_through_the_c_abi(fake: FakeDispatch, weights: str, rules: Rule
 
 @pytest.mark.parametrize("rows", [1, 5, 11])
 def test_decays_of_other_lengths(fake: FakeDispatch, rows: int) -> None:
-    call = Call(replace(PROBLEM, seqlen_q=rows), weights="numbers")
-    call.judge(*call.forward())
-    call.judge_gradients(call.backward())
+    call = Call(replace(PROBLEM, seqlen_q=rows), factors="numbers")
+    call.check_results(*call.forward())
+    call.check_gradients(call.backward())
 
 
 def test_poisoned_memory_shows_in_nothing(
@@ -169,15 +169,15 @@ def test_poisoned_memory_shows_in_nothing(
 ) -> None:
     gradients.poison(monkeypatch)
     call = Call(rules=RULES._replace(causal=True))
-    call.judge(*call.forward())
-    call.judge_gradients(call.backward())
+    call.check_results(*call.forward())
+    call.check_gradients(call.backward())
 
 
 def test_r_is_there_only_where_it_is_wanted(fake: FakeDispatch) -> None:
     call = Call()
     o, r = call.forward(return_r=False)
     assert r is None
-    call.judge(o, r)
+    call.check_results(o, r)
 
 
 def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
@@ -191,7 +191,7 @@ def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
         replace(explicit, direction="backward", deterministic=True),
     ]
     assert fake.asked[0][1:] == (("A100", CPU), False)
-    Call(weights="usual").forward()
+    Call(factors="usual").forward()
     assert fake.asked[-1][0] == replace(PROBLEM, op="retnet", mask="decay", causal=True)
 
 
@@ -205,8 +205,8 @@ def test_inputs_are_read_where_they_lie(
     for name in names:
         setattr(call, name, layout(getattr(call, name)))
     assert gradients.same_bits(there(*call.forward()), there(*expected))
-    found = call.backward()
-    assert gradients.same_bits(there(*found), there(*gradients_expected))
+    results = call.backward()
+    assert gradients.same_bits(there(*results), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
     assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in fake.asked[-2:])
 
@@ -227,18 +227,18 @@ def test_masks_are_read_where_they_lie(fake: FakeDispatch, kind: str) -> None:
     call = Call()
     assert call.mask is not None
     call.mask = layout(call.mask)
-    call.judge(*call.forward())
+    call.check_results(*call.forward())
     assert fake.asked[-1][0].alignment_bytes == width
-    found = call.backward()
-    call.judge_gradients(found)
+    results = call.backward()
+    call.check_gradients(results)
     assert fake.asked[-1][0].alignment_bytes == width
-    assert found[3] is not None
-    assert found[3].is_contiguous()
+    assert results[3] is not None
+    assert results[3].is_contiguous()
 
 
 def test_a_mask_with_an_odd_number_of_keys_has_narrow_rows(fake: FakeDispatch) -> None:
     call = Call(replace(PROBLEM, seqlen_k=5))
-    call.judge(*call.forward())
+    call.check_results(*call.forward())
     Call(replace(PROBLEM, seqlen_q=1, seqlen_k=8)).forward()
     assert [asked[0].alignment_bytes for asked in fake.asked] == [2, 16]
 
@@ -247,10 +247,10 @@ def test_heads_that_share_memory_have_gradients_of_their_own(fake: FakeDispatch)
     call = Call()
     assert call.mask is not None
     call.mask = call.mask[:1].expand(call.mask.shape)
-    call.judge_gradients(call.backward())
-    one = Call(weights="shared")
-    one.mask, one.grad_o = call.mask[:1], call.grad_o
-    dmask, summed = call.backward()[3], one.backward()[3]
+    call.check_gradients(call.backward())
+    single = Call(factors="shared")
+    single.mask, single.grad_o = call.mask[:1], call.grad_o
+    dmask, summed = call.backward()[3], single.backward()[3]
     assert dmask is not None
     assert summed is not None
     assert not torch.equal(dmask[0], dmask[1])
@@ -264,7 +264,7 @@ def test_gradients_that_kernels_cannot_read_are_copied(
     call = Call(rules=RULES._replace(r_grad=True))
     call.grad_o = layout(call.grad_o)
     for _ in range(2):
-        call.judge_gradients(call.backward())
+        call.check_gradients(call.backward())
     assert fake.asked[-1][0].alignment_bytes == 16
 
 
@@ -281,9 +281,9 @@ def test_only_a_gradient_of_the_mask_that_is_wanted_takes_memory(fake: FakeDispa
 
 def test_anything_that_matters_makes_another_plan(fake: FakeDispatch) -> None:
     calls = [Call(rules=rules) for rules in CHOICES]
-    calls += [Call(weights=weights) for weights in ("shared", "tensor", "numbers", "usual")]
+    calls += [Call(factors=factors) for factors in ("shared", "tensor", "numbers", "usual")]
     calls.append(Call(replace(PROBLEM, seqlen_k=16)))
-    other = Call(weights="numbers")
+    other = Call(factors="numbers")
     other.gamma = (0.9, 0.5, 0.98, 1.0)
     calls.append(other)
     for number, call in enumerate(calls):
@@ -324,12 +324,12 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     for empty in (lambda x: x[:0], lambda x: x[:, :0]):
         q, k, v = empty(call.q), empty(call.k), empty(call.v)
         mask = torch.ones(1, 7, 8).half()
-        weights: retnet_plan.Weights = (mask, None, None)
-        o, r = retnet_plan.retnet_forward(q, k, v, weights, RULES, "", True)
+        factors: retnet_plan.Factors = (mask, None, None)
+        o, r = retnet_plan.retnet_forward(q, k, v, factors, RULES, "", True)
         assert r is not None
         assert (o.shape, r.shape) == ((*q.shape[:3], 24), q.shape[:3])
         dq, dk, dv, dmask = retnet_plan.retnet_backward(
-            o, q, k, v, weights, None, r, RULES, "", True, False
+            o, q, k, v, factors, None, r, RULES, "", True, False
         )
         assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
         assert dmask is not None
@@ -340,7 +340,7 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
 def test_decays_under_capture_must_be_there_and_stay(
     fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    call = Call(weights="numbers")
+    call = Call(factors="numbers")
     call.gamma = (0.25, 0.5, 0.75, 0.875)
     call.forward()
     (plan,) = retnet_plan.FORWARD_PLANS.values()
@@ -359,21 +359,21 @@ def test_the_function_beside_the_dispatcher(fake: FakeDispatch) -> None:
         tensors = [x.requires_grad_() for x in (call.q, call.k, call.v, call.mask)]
         o, r = retnet_autograd.RetNetFunction.apply(*tensors, None, None, rules, "", True, False)
         assert not r.requires_grad
-        found = torch.autograd.grad(o, tensors, call.grad_o)
+        results = torch.autograd.grad(o, tensors, call.grad_o)
         alone = retnet_autograd.RetNetFunction.apply(*tensors, None, None, rules, "", False, False)
         assert torch.equal(alone, o)
         again = torch.autograd.grad(alone, tensors[:3], call.grad_o)
         for x in tensors:
             x.requires_grad_(False)
-        call.judge_gradients((found[0], found[1], found[2], found[3]))
-        assert gradients.same_bits(again, found[:3])
+        call.check_gradients((results[0], results[1], results[2], results[3]))
+        assert gradients.same_bits(again, results[:3])
 
 
 def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call(rules=RULES._replace(r_grad=True))
-    found = there(*call.forward(), *call.backward())
-    held = [weakref.ref(x) for x in (*found, call.q, call.mask, call.grad_o) if x is not None]
-    del call, found
+    results = there(*call.forward(), *call.backward())
+    held = [weakref.ref(x) for x in (*results, call.q, call.mask, call.grad_o) if x is not None]
+    del call, results
     gc.collect()
     assert all(reference() is None for reference in held)
 

@@ -80,10 +80,10 @@ def test_blocked_equals_naive(
 ) -> None:
     q, k, v = make_inputs(shape)
     expected = attention_naive(q, k, v, softmax_scale=-1.3, dtype=torch.float64, **mask)
-    found = attention(
+    results = attention(
         q, k, v, softmax_scale=-1.3, dtype=torch.float64, max_scores=max_scores, **mask
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, expected)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -101,7 +101,7 @@ def test_backward_equals_autograd_of_naive(
     expected = torch.autograd.grad(
         [x for x, _ in pairs], (q, k, v), [g for _, g in pairs], materialize_grads=True
     )
-    found = attention_backward(
+    results = attention_backward(
         grad_o,
         grad_lse,
         q,
@@ -112,8 +112,8 @@ def test_backward_equals_autograd_of_naive(
         max_scores=max_scores,
         **mask,
     )
-    torch.testing.assert_close(found, expected)
-    assert all(g.isfinite().all() for g in found)
+    torch.testing.assert_close(results, expected)
+    assert all(g.isfinite().all() for g in results)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -171,11 +171,11 @@ def triple(n: int = 4096) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 def test_rule_accepts_rounding() -> None:
     out, ref, low = triple()
-    found = check(out, ref, low)
-    assert found
-    assert found.ok
-    assert 0 < found.max_error < found.max_allowed
-    assert found.elements == 4096
+    results = check(out, ref, low)
+    assert results
+    assert results.ok
+    assert 0 < results.max_error < results.max_allowed
+    assert results.elements == 4096
 
 
 @pytest.mark.parametrize(
@@ -190,18 +190,18 @@ def test_rule_accepts_rounding() -> None:
 def test_rule_rejects_one_bad_element(index: int, value: float, message: str) -> None:
     out, ref, low = triple()
     out[index] = value
-    found = check(out, ref, low)
-    assert not found
-    assert message in found.reason
-    assert str((index,)) in found.reason
+    results = check(out, ref, low)
+    assert not results
+    assert message in results.reason
+    assert str((index,)) in results.reason
 
 
 def test_rule_rejects_many_small_errors_by_their_norm() -> None:
     out, ref, low = triple()
-    found = check((ref + 0.8 * check(out, ref, low).max_allowed).half(), ref, low)
-    assert not found
-    assert "norm" in found.reason
-    assert "largest" not in found.reason
+    results = check((ref + 0.8 * check(out, ref, low).max_allowed).half(), ref, low)
+    assert not results
+    assert "norm" in results.reason
+    assert "largest" not in results.reason
 
 
 def test_an_overflow_of_low_excuses_nothing() -> None:
@@ -253,19 +253,19 @@ def test_double_backward_equals_autograd_of_naive_twice(
     rows = visible(shape[3], shape[4], **mask).any(-1)
     grad_o = torch.randn_like(o).requires_grad_() if through != "lse" else None
     grad_lse = torch.randn_like(lse).requires_grad_() if through != "o" else None
-    given = [x for x in (grad_o, grad_lse) if x is not None]
+    arguments = [x for x in (grad_o, grad_lse) if x is not None]
     found_outputs = [x for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
     first = torch.autograd.grad(
-        found_outputs, tensors, given, create_graph=True, materialize_grads=True
+        found_outputs, tensors, arguments, create_graph=True, materialize_grads=True
     )
-    weights = [torch.randn_like(x) for x in first]
+    factors = [torch.randn_like(x) for x in first]
     expected = list(
         torch.autograd.grad(
-            first, (*given, *tensors), weights, allow_unused=True, materialize_grads=True
+            first, (*arguments, *tensors), factors, allow_unused=True, materialize_grads=True
         )
     )
-    found = attention_double_backward(
-        (weights[0], weights[1], weights[2]),
+    results = attention_double_backward(
+        (factors[0], factors[1], factors[2]),
         grad_o,
         grad_lse,
         *tensors,
@@ -274,8 +274,8 @@ def test_double_backward_equals_autograd_of_naive_twice(
         max_scores=max_scores,
         **mask,
     )
-    assert (found[0] is None, found[1] is None) == (grad_o is None, grad_lse is None)
-    present = [x for x in found if x is not None]
+    assert (results[0] is None, results[1] is None) == (grad_o is None, grad_lse is None)
+    present = [x for x in results if x is not None]
     torch.testing.assert_close(present, expected)
     assert torch.equal(present[-3][:, :, ~rows], torch.zeros_like(present[-3][:, :, ~rows]))
 
@@ -289,9 +289,9 @@ def test_what_reaches_the_lse_of_a_row_without_keys_reaches_nothing() -> None:
     grad_lse = torch.full_like(lse, math.nan)
     grad_lse[:, :, 4:] = 1.0
     expected = torch.autograd.grad(lse, (q, k), grad_lse)
-    found = attention_backward(None, grad_lse, q, k, v, **options)
-    for mine, truth in zip(found, expected, strict=False):
-        torch.testing.assert_close(mine, truth)
+    results = attention_backward(None, grad_lse, q, k, v, **options)
+    for mine, exact in zip(results, expected, strict=False):
+        torch.testing.assert_close(mine, exact)
     ones = (torch.ones_like(q), torch.ones_like(k), torch.ones_like(v))
     twice = attention_double_backward(ones, None, grad_lse, q, k, v, **options)
     assert all(bool(x.isfinite().all()) for x in twice if x is not None)
@@ -303,18 +303,18 @@ def test_double_backward_can_be_differentiated_again() -> None:
     grad_o = torch.randn(1, 2, 3, 8, dtype=torch.float64).requires_grad_()
     grad_lse = torch.randn(1, 2, 3, dtype=torch.float64).requires_grad_()
 
-    def function(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = attention_double_backward(
-            (given[0], given[1], given[2]),
-            *given[3:],
+    def function(*arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = attention_double_backward(
+            (arguments[0], arguments[1], arguments[2]),
+            *arguments[3:],
             causal=True,
             dtype=torch.float64,
             max_scores=8,
         )
-        return tuple(x for x in found if x is not None)
+        return tuple(x for x in results if x is not None)
 
-    given = (*others, grad_o, grad_lse, *tensors)
-    assert torch.autograd.gradcheck(function, given, fast_mode=True)
+    arguments = (*others, grad_o, grad_lse, *tensors)
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -323,8 +323,8 @@ def test_gradcheck(shape: tuple[int, ...], mask: dict[str, Any]) -> None:
     tensors = make_inputs(shape, grad=True)
     rows = visible(shape[3], shape[4], **mask).any(-1)
 
-    def outputs(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        o, lse = attention_naive(*given, dtype=torch.float64, **mask)
+    def outputs(*arguments: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        o, lse = attention_naive(*arguments, dtype=torch.float64, **mask)
         return o, lse[:, :, rows]
 
     assert torch.autograd.gradcheck(outputs, tensors, fast_mode=True)

@@ -24,10 +24,10 @@ def test_counts_are_those_of_the_causal_mask(
     rows, keys = lengths
     offset = keys - rows if alignment == "bottom_right" else 0
     visible = torch.ones(rows, keys).tril(offset).long()
-    found = keys_seen(rows, keys, causal=True, causal_alignment=alignment)
-    assert torch.equal(found, visible.sum(1))
-    found = queries_that_see(rows, keys, causal=True, causal_alignment=alignment)
-    assert torch.equal(found, visible.sum(0))
+    results = keys_seen(rows, keys, causal=True, causal_alignment=alignment)
+    assert torch.equal(results, visible.sum(1))
+    results = queries_that_see(rows, keys, causal=True, causal_alignment=alignment)
+    assert torch.equal(results, visible.sum(0))
     assert bool((keys_seen(rows, keys) == keys).all())
     assert bool((queries_that_see(rows, keys) == rows).all())
 
@@ -76,21 +76,21 @@ def test_small_values_of_one_head_are_not_excused_by_the_large_ones_of_others(na
     out.movedim(bands.heads, 0)[-1] *= 1.01
     assert check(ref.clone(), ref, low, bands).ok
     assert check(out, ref, low).ok
-    found = check(out, ref, low, bands)
-    assert f"head {shape[bands.heads] - 1}" in found.reason
+    results = check(out, ref, low, bands)
+    assert f"head {shape[bands.heads] - 1}" in results.reason
     counted = shape[bands.heads] * len(bands.band_of_rows()[0])
-    assert found.parts == counted
+    assert results.groups == counted
 
 
 def test_the_band_and_the_element_are_named() -> None:
     ref = torch.ones(2, 4, 24, 8)
     out = ref.clone()
     out[1, 2, 20, 5] = 1.5
-    found = check(out, ref, ref.clone(), Bands.of(PROBLEM, "o", 4))
-    assert "largest error 0.5 at (1, 2, 20, 5)" in found.reason
-    assert "(head 2, rows that see 32..63 keys)" in found.reason
-    assert "1 of 8 heads and bands are wrong" in found.reason
-    assert found.max_error == 0.5
+    results = check(out, ref, ref.clone(), Bands.of(PROBLEM, "o", 4))
+    assert "largest error 0.5 at (1, 2, 20, 5)" in results.reason
+    assert "(head 2, rows that see 32..63 keys)" in results.reason
+    assert "1 of 8 heads and bands are wrong" in results.reason
+    assert results.max_error == 0.5
 
 
 def test_rows_that_see_no_key_must_be_zero_whatever_others_hold() -> None:
@@ -100,8 +100,8 @@ def test_rows_that_see_no_key_must_be_zero_whatever_others_hold() -> None:
     out = ref.half()
     out[0, 0, 3, 0] = 1e-3
     assert check(out, ref, ref.clone()).ok
-    found = check(out, ref, ref.clone(), Bands.of(problem, "o", 4))
-    assert "(head 0, rows that see 0 keys)" in found.reason
+    results = check(out, ref, ref.clone(), Bands.of(problem, "o", 4))
+    assert "(head 0, rows that see 0 keys)" in results.reason
 
 
 def test_bands_of_another_length_are_refused() -> None:

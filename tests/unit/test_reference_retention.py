@@ -55,9 +55,9 @@ def make_inputs(
     generator = torch.Generator().manual_seed(sum(shape))
     sizes = ((b, hq, s, dqk), (b, hkv, s, dqk), (b, hkv, s, dv), (b, hq, dqk, dv))
     q, k, v, state = (torch.randn(x, generator=generator, dtype=torch.float64) for x in sizes)
-    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
     gamma = torch.tensor(GAMMAS[:hq], dtype=torch.float64)
-    q, k, v, state = q.to(dtype), k.to(dtype), v.to(dtype), state.to(wide)
+    q, k, v, state = q.to(dtype), k.to(dtype), v.to(dtype), state.to(precise)
     for x in (q, k, v, gamma, state):
         x.requires_grad_(grad)
     return q, k, v, gamma, state
@@ -103,9 +103,9 @@ def test_the_forms_agree_with_the_definition_forward_and_in_every_gradient(
     grads = grad_o, grad_state
     expected_grads = gradients_of(expected, inputs, grads)
     for form in FORMS:
-        found = form(q, k, v, gamma, initial_state=state, scale=scale)
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(gradients_of(found, inputs, grads), expected_grads)
+        results = form(q, k, v, gamma, initial_state=state, scale=scale)
+        torch.testing.assert_close(results, expected)
+        torch.testing.assert_close(gradients_of(results, inputs, grads), expected_grads)
     for chunk, every in ((1, 1), (1, 5), (8, 1), (8, 2), (8, 16), (64, 16)):
         explicit = retention_backward(
             *grads,
@@ -131,18 +131,18 @@ def test_what_is_absent_is_zero(absent: str) -> None:
     options: dict[str, Any] = {"need_dgamma": True, "initial_state": state, "chunk": 16}
     if absent == "state":
         torch.testing.assert_close(retention_recurrent(q, k, v, gamma), outputs)
-        found = retention_backward(
+        results = retention_backward(
             grad_o, grad_state, q, k, v, gamma, **{**options, "initial_state": None}
         )
         options["initial_state"] = zero
     elif absent == "grad_o":
-        found = retention_backward(None, grad_state, q, k, v, gamma, **options)
+        results = retention_backward(None, grad_state, q, k, v, gamma, **options)
         grad_o = torch.zeros_like(grad_o)
     else:
-        found = retention_backward(grad_o, None, q, k, v, gamma, **options)
+        results = retention_backward(grad_o, None, q, k, v, gamma, **options)
         grad_state = torch.zeros_like(grad_state)
     explicit = retention_backward(grad_o, grad_state, q, k, v, gamma, **options)
-    torch.testing.assert_close(found, explicit)
+    torch.testing.assert_close(results, explicit)
 
 
 class Explicit(torch.autograd.Function):
@@ -238,12 +238,12 @@ def test_the_parallel_form_is_the_masked_operation_with_the_decay_for_a_mask() -
 
 def test_the_decay_mask_is_aligned_at_its_bottom_right() -> None:
     gamma = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    found = decay_mask(gamma, 2, 2, 3, gamma.device)
+    results = decay_mask(gamma, 2, 2, 3, gamma.device)
     expected = [[[0.5, 1, 0], [0.25, 0.5, 1]], [[1, 1, 0], [1, 1, 1]]]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-    found = decay_mask(gamma, 2, 3, 2, gamma.device)
+    torch.testing.assert_close(results, torch.tensor(expected, dtype=torch.float64))
+    results = decay_mask(gamma, 2, 3, 2, gamma.device)
     expected = [[[0, 0], [1, 0], [0.5, 1]], [[0, 0], [1, 0], [1, 1]]]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(results, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_usual_decays_stay_below_one_where_fp32_rounds_them_to_it() -> None:
@@ -262,19 +262,21 @@ def test_the_usual_decays_stay_below_one_where_fp32_rounds_them_to_it() -> None:
 
 def test_long_sequences_stay_exact_for_every_gamma() -> None:
     q, k, v, gamma, state = make_inputs((1, 6, 1, 2**15 + 7, 2, 2))
-    truth = retention_chunkwise(q, k, v, gamma, initial_state=state, chunk=256)
-    assert all(x.isfinite().all() for x in truth)
-    grads = torch.randn_like(truth[0]), torch.randn_like(truth[1])
+    true_value = retention_chunkwise(q, k, v, gamma, initial_state=state, chunk=256)
+    assert all(x.isfinite().all() for x in true_value)
+    grads = torch.randn_like(true_value[0]), torch.randn_like(true_value[1])
     options: dict[str, Any] = {"need_dgamma": True, "chunk": 256}
     exact = retention_backward(*grads, q, k, v, gamma, initial_state=state, **options)
     low = q.float(), k.float(), v.float()
-    found = retention_chunkwise(*low, gamma, initial_state=state.float(), chunk=128)
+    results = retention_chunkwise(*low, gamma, initial_state=state.float(), chunk=128)
     rounded = retention_backward(
         grads[0].float(), grads[1].float(), *low, gamma, initial_state=state.float(), **options
     )
     # The terms of gamma's gradient can be far larger than their sum; fp32 states bring their rounding into them.
-    tolerances = [2e-6] * (len(truth) + len(exact) - 1) + [1e-4]
-    for a, b, tolerance in zip((*found, *rounded), (*truth, *exact), tolerances, strict=True):
+    tolerances = [2e-6] * (len(true_value) + len(exact) - 1) + [1e-4]
+    for a, b, tolerance in zip(
+        (*results, *rounded), (*true_value, *exact), tolerances, strict=True
+    ):
         assert a is not None
         assert b is not None
         assert (a.double() - b).norm() <= tolerance * b.norm()
@@ -286,9 +288,9 @@ def test_the_state_of_a_gamma_near_one_fades_as_it_should_in_fp32() -> None:
     state = torch.ones(1, 30, 1, 1)
     expected = (1 - 2.0 ** -torch.arange(5.0, 35.0, dtype=torch.float64)) ** tokens
     for form in (retention_recurrent, retention_chunkwise):
-        found = form(q, q, q, initial_state=state)[1]
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found.flatten().double(), expected, rtol=3e-6, atol=1e-38)
+        results = form(q, q, q, initial_state=state)[1]
+        assert results.dtype == torch.float32
+        torch.testing.assert_close(results.flatten().double(), expected, rtol=3e-6, atol=1e-38)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -298,17 +300,19 @@ def test_low_rounds_in_the_input_dtype_and_passes_its_own_rule(dtype: torch.dtyp
     low = retention_low(q, k, v, gamma, initial_state=state, chunk=32)
     assert (ref[0].dtype, ref[1].dtype) == (torch.float32, torch.float32)
     assert (low[0].dtype, low[1].dtype) == (dtype, torch.float32)
-    for found, truth in zip(low, ref, strict=True):
-        assert not torch.equal(found.float(), truth)
-        assert check(found.detach(), truth.detach(), found.detach())
+    for results, true_value in zip(low, ref, strict=True):
+        assert not torch.equal(results.float(), true_value)
+        assert check(results.detach(), true_value.detach(), results.detach())
     grads = torch.randn_like(low[0]), torch.randn_like(low[1])
     excuse = torch.autograd.grad(low, (q, k, v, state, gamma), grads)
     options: dict[str, Any] = {"initial_state": state, "need_dgamma": True}
-    truths = retention_backward(*grads, q, k, v, gamma, dtype=torch.float64, **options)
+    references = retention_backward(*grads, q, k, v, gamma, dtype=torch.float64, **options)
     found_grads = retention_backward(*grads, q, k, v, gamma, **options)
-    wide = retention_backward(*grads, q.double(), k.double(), v.double(), gamma, **options)
-    given = (q, k, v, state, gamma)
-    for grad, x, true, exact, rounded in zip(found_grads, given, truths, wide, excuse, strict=True):
+    precise = retention_backward(*grads, q.double(), k.double(), v.double(), gamma, **options)
+    arguments = (q, k, v, state, gamma)
+    for grad, x, true, exact, rounded in zip(
+        found_grads, arguments, references, precise, excuse, strict=True
+    ):
         assert grad is not None
         assert true is not None
         assert exact is not None

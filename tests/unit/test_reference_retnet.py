@@ -89,13 +89,13 @@ def test_forward_and_every_gradient_equal_the_formula(
     grad_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(1), dtype=o.dtype)
     expected = torch.autograd.grad(o, tensors, grad_o)
     for max_scores in BLOCKS:
-        found = retnet_attention(*tensors, max_scores=max_scores, **options)
-        torch.testing.assert_close(found, (o, r))
+        results = retnet_attention(*tensors, max_scores=max_scores, **options)
+        torch.testing.assert_close(results, (o, r))
         grads = retnet_attention_backward(
             grad_o, *tensors, need_dmask=True, max_scores=max_scores, **options
         )
         torch.testing.assert_close(grads, expected)
-    through = torch.autograd.grad(found[0], tensors, grad_o)
+    through = torch.autograd.grad(results[0], tensors, grad_o)
     torch.testing.assert_close(through, expected)
 
 
@@ -139,10 +139,10 @@ class Explicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        found = retnet_attention_backward(
+        results = retnet_attention_backward(
             grads[0], *ctx.saved_tensors, need_dmask=True, **ctx.options
         )
-        return (*found, None)
+        return (*results, None)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1, 2, 5, 3, 3, 2), (2, 2, 1, 1, 3, 5, 2, 3)])
@@ -168,8 +168,8 @@ def test_nothing_above_the_promised_diagonal_is_read(shape: tuple[int, ...]) -> 
     for max_scores in BLOCKS:
         options: dict[str, Any] = {"r_grad": True, "max_scores": max_scores}
         expected = retnet_attention(q, k, v, zero, **options)
-        found = retnet_attention(q, k, v, garbage, causal=True, **options)
-        torch.testing.assert_close(found, expected)
+        results = retnet_attention(q, k, v, garbage, causal=True, **options)
+        torch.testing.assert_close(results, expected)
         grads = retnet_attention_backward(
             grad_o, q, k, v, garbage, causal=True, need_dmask=True, **options
         )
@@ -196,9 +196,9 @@ def test_the_gradient_of_the_mask_is_made_only_when_asked() -> None:
 class Largest(TorchDispatchMode):
     """The elements of the largest tensor made inside, views of what was there before left out."""
 
-    def __init__(self, *given: torch.Tensor) -> None:
+    def __init__(self, *arguments: torch.Tensor) -> None:
         super().__init__()
-        self.known = {x.untyped_storage().data_ptr() for x in given}
+        self.known = {x.untyped_storage().data_ptr() for x in arguments}
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -224,15 +224,15 @@ def test_scores_and_masks_are_made_a_block_at_a_time(mask_heads: int) -> None:
 
 def test_views_serve_as_they_are() -> None:
     q, k, v, mask = make_inputs(SHAPES[0])
-    one, two, three = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    single, two, three = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
     expanded = mask[:1].expand(3, -1, -1)
     expected = retnet_attention(q, k, v, mask[:1])
-    torch.testing.assert_close(retnet_attention(one, two, three, expanded), expected)
+    torch.testing.assert_close(retnet_attention(single, two, three, expanded), expected)
     grad_o = torch.ones_like(expected[0])
-    each = retnet_attention_backward(grad_o, one, two, three, expanded, need_dmask=True)
+    separately = retnet_attention_backward(grad_o, single, two, three, expanded, need_dmask=True)
     shared = retnet_attention_backward(grad_o, q, k, v, mask[:1], need_dmask=True)
-    assert each[3] is not None
-    torch.testing.assert_close((*each[:3], each[3].sum(0, keepdim=True)), shared)
+    assert separately[3] is not None
+    torch.testing.assert_close((*separately[:3], separately[3].sum(0, keepdim=True)), shared)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -246,18 +246,18 @@ def test_low_rounds_in_the_input_dtype_and_passes_its_own_rule(
     ref, low = retnet_attention(*tensors, **options), retnet_attention_low(*tensors, **options)
     assert (ref[0].dtype, ref[1].dtype) == (torch.float32, torch.float32)
     assert (low[0].dtype, low[1].dtype) == (dtype, torch.float32)
-    for found, truth in zip(low, ref, strict=True):
-        assert not torch.equal(found.float(), truth)
-        assert check(found.detach(), truth.detach(), found.detach())
+    for results, true_value in zip(low, ref, strict=True):
+        assert not torch.equal(results.float(), true_value)
+        assert check(results.detach(), true_value.detach(), results.detach())
     grad_o = torch.randn_like(low[0])
     excuse = torch.autograd.grad(low[0], tensors, grad_o)
-    wide = [x.double() for x in tensors]
-    truths = retnet_attention_backward(grad_o, *wide, need_dmask=True, **options)
+    precise = [x.double() for x in tensors]
+    references = retnet_attention_backward(grad_o, *precise, need_dmask=True, **options)
     grads = retnet_attention_backward(grad_o, *tensors, need_dmask=True, **options)
-    for grad, given, true, rounded in zip(grads, tensors, truths, excuse, strict=True):
+    for grad, arguments, true, rounded in zip(grads, tensors, references, excuse, strict=True):
         assert grad is not None
         assert true is not None
-        assert grad.dtype == given.dtype
+        assert grad.dtype == arguments.dtype
         assert check(grad, true, rounded), check(grad, true, rounded).reason
 
 

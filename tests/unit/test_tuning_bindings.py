@@ -61,7 +61,7 @@ def test_every_output_has_a_truth_that_its_rounding_meets_and_a_zero_does_not(
     problem: Problem, way: Binding
 ) -> None:
     inputs, shapes = way.inputs(problem, seed=0, device=CPU), way.output_shapes(problem)
-    references = {name: (ref, low) for name, ref, low in way.truths(problem, inputs)}
+    references = {name: (ref, low) for name, ref, low in way.references(problem, inputs)}
     assert references.keys() == shapes.keys()
     for name, (ref, low) in references.items():
         shape, dtype = shapes[name]
@@ -78,14 +78,14 @@ def test_params_point_at_every_tensor_and_at_nothing_else(problem: Problem, way:
     outputs = guarded_outputs(shapes, SharedWorkspace(CPU), CPU)
     kernel = Looking()
     bind(kernel, problem, inputs, outputs)  # type: ignore[arg-type]
-    inputs = {**inputs.tensors, **outputs.tensors}
+    tensors = {**inputs.tensors, **outputs.tensors}
     for name in field_names(problem):
         value = getattr(kernel.params, name)
         if hasattr(value, "stride_row"):
-            assert (value.data or 0) == (inputs[name].data_ptr() if name in inputs else 0)
-        elif name in inputs:
-            assert value == inputs[name].data_ptr()
-    assert inputs.keys() <= set(field_names(problem))
+            assert (value.data or 0) == (tensors[name].data_ptr() if name in tensors else 0)
+        elif name in tensors:
+            assert value == tensors[name].data_ptr()
+    assert tensors.keys() <= set(field_names(problem))
     for name, number in inputs.scalars.items():
         assert getattr(kernel.params, name) == pytest.approx(number)
     assert kernel.params.batch == problem.batch
@@ -135,7 +135,7 @@ def test_rows_lie_at_both_limits_of_r_and_between(problem: Problem, direction: D
     (way,) = (way for way in ways_of(problem) if "at most 4" in way.note)
     inputs = way.inputs(problem, seed=0, device=CPU)
     if direction == "forward":
-        r = next(ref for name, ref, _ in way.truths(problem, inputs) if name == "r")
+        r = next(ref for name, ref, _ in way.references(problem, inputs) if name == "r")
     else:
         r = inputs.tensors["r"]
     for rows in (r, r[..., problem.seqlen_q // 2 :]):

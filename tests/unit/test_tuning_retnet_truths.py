@@ -101,7 +101,7 @@ def reasons(problem: Problem, way: Binding, inputs: Inputs, tensors: Tensors) ->
     """Why outputs are wrong, by name; empty for right ones."""
     return {
         name: check(tensors[name], ref, low, Bands.of(problem, name, ref.dim())).reason
-        for name, ref, low in way.truths(problem, inputs)
+        for name, ref, low in way.references(problem, inputs)
     }
 
 

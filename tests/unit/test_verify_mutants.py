@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.bindings import TORCH_DTYPES, Binding, Truth, ways_of
+from attention_autotuner.operations.bindings import TORCH_DTYPES, Binding, Reference, ways_of
 from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.reference import Bands, Comparison, check
 
@@ -51,12 +51,12 @@ class Setting:
 
     problem: Problem
     inputs: Inputs
-    references: dict[str, Truth]
+    references: dict[str, Reference]
     right: Tensors
 
     def compare(self, name: str, out: torch.Tensor) -> tuple[Comparison, Comparison]:
         """By one tolerance for the whole tensor, and by heads and bands."""
-        _, ref, low = self.truths[name]
+        _, ref, low = self.references[name]
         out = out.to(self.right[name].dtype)
         return check(out, ref, low), check(out, ref, low, Bands.of(self.problem, name, ref.dim()))
 
@@ -153,7 +153,7 @@ def setting(problem: Problem) -> Setting:
     return Setting(
         problem=problem,
         inputs=inputs,
-        references={reference[0]: reference for reference in way.truths(problem, inputs)},
+        references={reference[0]: reference for reference in way.references(problem, inputs)},
         right=kernel[problem.op, problem.direction](problem, inputs),
     )
 
@@ -234,4 +234,4 @@ def test_a_kernel_that_rounds_as_it_must_is_right(problem: Problem) -> None:
     for name, out in made.right.items():
         comparison = made.compare(name, out)[1]
         assert comparison.ok, f"{name}: {comparison.reason}"
-        assert comparison.parts > 1
+        assert comparison.groups > 1

@@ -70,7 +70,7 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
         deterministic=backward.deterministic or None,
     )
     output.backward(inputs.tensors["dout"])
-    _, o_ref, o_low = next(ways_of(forward)[0].truths(forward, inputs))
+    _, o_ref, o_low = next(ways_of(forward)[0].references(forward, inputs))
     of_forward = reference.Bands.of(forward, "o", o_ref.dim())
     checks = {"o": reference.check(output.detach(), o_ref, o_low, of_forward)}
     group = problem.heads_q // problem.heads_kv
@@ -82,7 +82,7 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
         }
     )
     gradients = {"dq": q.grad, "dk": k.grad, "dv": v.grad}
-    for name, ref, low in ways_of(part)[0].truths(part, last):
+    for name, ref, low in ways_of(part)[0].references(part, last):
         whole = gradients[name]
         if whole is None or not bool(whole.isfinite().all()):
             checks[name] = reference.Comparison(reason="missing, or not finite everywhere")

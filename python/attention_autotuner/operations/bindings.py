@@ -1,6 +1,6 @@
-"""What differs between the directions of an operation for those who check and time kernels.
+"""The differences between the directions of an operation, for checking and timing kernels.
 
-A *binding* makes a direction's inputs, names its outputs, and knows the truth they are held against; the rest of
+A *binding* makes a direction's inputs, names its outputs, and knows the reference they are held against; the rest of
 :mod:`~..tuning.verify` and :mod:`~..tuning.measure` is the same for all. One direction may have several ways to be
 called, e.g. with and without a gradient of LSE; the first is what is timed.
 """
@@ -13,10 +13,10 @@ import torch
 
 from ..core.problem import Problem
 from .registry import OPERATIONS
-from .shared.binding import TORCH_DTYPES, Binding, Truth
+from .shared.binding import TORCH_DTYPES, Binding, Reference
 from .shared.tensors import Inputs, Outputs, Workspace, current_device, guarded_outputs
 
-__all__ = ["TORCH_DTYPES", "Binding", "Truth", "make_inputs", "make_outputs", "ways_of"]
+__all__ = ["TORCH_DTYPES", "Binding", "Reference", "make_inputs", "make_outputs", "ways_of"]
 
 
 class OperationInputs(Protocol):

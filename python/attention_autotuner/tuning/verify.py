@@ -26,7 +26,7 @@ from ..core.outcome import (
 )
 from ..core.problem import Problem
 from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
-from ..operations.bindings import Binding, Truth, ways_of
+from ..operations.bindings import Binding, Reference, ways_of
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
 from ..operations.shared.tensors import (
@@ -172,12 +172,14 @@ class _Check:
         same = all(same_bits(first[name], second[name]) for name in first)
         if deterministic and not same:
             return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
-        references = list(self._way.truths(self._problem, self._inputs))
+        references = list(self._way.references(self._problem, self._inputs))
         reason = _disagreement(self._problem, runs[:1] if same else runs, references)
         return Wrong(reason=f"{reason} for {self._where}") if reason else Ok()
 
 
-def _disagreement(problem: Problem, runs: Sequence[Outputs], references: Sequence[Truth]) -> str:
+def _disagreement(
+    problem: Problem, runs: Sequence[Outputs], references: Sequence[Reference]
+) -> str:
     """Why some run's outputs do not follow the rule; empty when all do."""
     for outputs in runs:
         for name, ref, low in references:

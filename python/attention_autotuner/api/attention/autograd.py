@@ -13,22 +13,35 @@ import torch
 from ... import settings
 from ...operations.attention.second_order import attention_double_backward
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
+from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
 from .plan import Gradients
-from .torch_op import BACKWARD_OP, FORWARD_OP, alignment
+from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
 
 def save_for_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
-    q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
+    call = Forward(*inputs)
+    _keep(ctx, call.q, call.k, call.v, *output, *call[3:7], call.deterministic)
+    ctx.return_lse = call.return_lse
+
+
+def _keep(
+    ctx: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    o: torch.Tensor,
+    lse: Gradient,
+    *arguments: Any,
+) -> None:
+    ctx.save_for_backward(q, k, v, o, lse)
+    ctx.arguments = arguments
     ctx.settings = settings.current()
-    ctx.return_lse = return_lse
     ctx.set_materialize_grads(False)
 
 
@@ -38,15 +51,18 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     if not ctx.return_lse:
         grad_lse = None
     if grad_o is None and grad_lse is None:
-        return (None,) * 9
+        return _of_arguments()
     with settings_of(ctx):
         if not ctx.return_lse:
             # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
             # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
             *options, deterministic = ctx.arguments
             _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
-        found = _through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse)
-    return (*found, None, None, None, None, None, None)
+        return _of_arguments(*_through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse))
+
+
+def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
+    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
 
 
 def _through_dispatcher(
@@ -56,19 +72,15 @@ def _through_dispatcher(
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-    found: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
-    return found
+    gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
+    return gradients
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
-    *tensors, _, _, softmax_scale, causal, top_left, _, _ = inputs
-    ctx.save_for_backward(*tensors)
-    ctx.options = {
-        "softmax_scale": softmax_scale,
-        "causal": causal,
-        "causal_alignment": alignment(top_left),
-    }
+    call = Backward(*inputs)
+    ctx.save_for_backward(*call[:5])
+    ctx.options = options_of(call)
 
 
 def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, ...]:
@@ -77,20 +89,13 @@ def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, .
     O and LSE are functions of q, k and v: what they contribute is counted there, and they get none.
     """
     grad_o, grad_lse, q, k, v = ctx.saved_tensors
-    if q.is_cuda:
-        notice(
-            "second derivatives of attention have no kernel: they are computed by the PyTorch reference, which is "
-            "exact but slow"
-        )
-    if q.numel() == 0:
-        found: tuple[Gradient, ...] = tuple(
-            None if x is None else torch.zeros_like(x) for x in ctx.saved_tensors
-        )
+    notice_reference("attention", q)
+    if checks.is_empty(q, k):
+        results: tuple[Gradient, ...] = zeros_like(ctx.saved_tensors)
     else:
-        found = attention_double_backward(
-            (gradients[0], gradients[1], gradients[2]), grad_o, grad_lse, q, k, v, **ctx.options
-        )
-    return (*found, None, None, None, None, None, None, None)
+        dq, dk, dv = gradients
+        results = attention_double_backward((dq, dk, dv), grad_o, grad_lse, q, k, v, **ctx.options)
+    return (*results, *(None,) * (len(Backward._fields) - len(results)))
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -116,25 +121,24 @@ class AttentionFunction(torch.autograd.Function):
         o, lse = attention_plan.attention_forward(
             q, k, v, softmax_scale, causal, top_left, device_type, True
         )
-        ctx.save_for_backward(q, k, v, o, lse)
-        ctx.arguments = (softmax_scale, causal, top_left, device_type, deterministic)
-        ctx.settings = settings.current()
-        ctx.set_materialize_grads(False)
+        _keep(ctx, q, k, v, o, lse, softmax_scale, causal, top_left, device_type, deterministic)
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k and v."""
         if grad_o is None and grad_lse is None:
-            return (None,) * 9
+            return _of_arguments()
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
-                found = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
+                gradients = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
             else:
-                found = attention_plan.attention_backward(grad_o, grad_lse, *saved, *ctx.arguments)
-        return (*found, None, None, None, None, None, None)
+                gradients = attention_plan.attention_backward(
+                    grad_o, grad_lse, *saved, *ctx.arguments
+                )
+        return _of_arguments(*gradients)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

@@ -5,12 +5,10 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from ...core.problem import CAUSAL_ALIGNMENTS, CausalAlignment, Problem
-from ..shared import checks
+from ..shared import checks, options
 
 SCALE = "softmax_scale"  # in messages
 
@@ -21,29 +19,32 @@ def check_options(
     causal_alignment: object,
     return_lse: object,
     deterministic: object,
-) -> None:
+) -> float | None:
     """Check the arguments that are no tensors.
+
+    Returns:
+        The softmax scale as a float, or None.
 
     Raises:
         UnsupportedProblemError: one is outside its range.
     """
     for name, value in (("causal", causal), ("return_lse", return_lse)):
-        checks.fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+        checks.fail_unless(
+            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
+        )
     checks.fail_unless(
         deterministic is None or isinstance(deterministic, bool),
-        f"deterministic must be True, False or None, got {deterministic!r}",
+        f"deterministic must be True, False or None, got {options.shown(deterministic)}",
     )
     checks.fail_unless(
-        causal_alignment in CAUSAL_ALIGNMENTS,
-        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {causal_alignment!r}",
+        isinstance(causal_alignment, str) and causal_alignment in CAUSAL_ALIGNMENTS,
+        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {options.shown(causal_alignment)}",
     )
-    if softmax_scale is not None:
-        number = isinstance(softmax_scale, (int, float)) and not isinstance(softmax_scale, bool)
-        checks.fail_unless(
-            number,
-            f"softmax_scale must be a float or None, got {type(softmax_scale).__name__}",
-        )
-        checks.check_scale(cast("float", softmax_scale), SCALE)
+    if softmax_scale is None:
+        return None
+    scale = options.as_float(SCALE, softmax_scale, " or None")
+    checks.check_scale(scale, SCALE)
+    return scale
 
 
 def check_some_gradient(*gradients: torch.Tensor | None) -> None:
@@ -53,7 +54,8 @@ def check_some_gradient(*gradients: torch.Tensor | None) -> None:
         UnsupportedProblemError: every gradient is None.
     """
     checks.fail_unless(
-        any(x is not None for x in gradients), "the gradient of o or of lse must be given, got None"
+        any(x is not None for x in gradients),
+        "the gradient of o or of lse must be given, got None for both",
     )
 
 
@@ -65,7 +67,7 @@ def check_gradients(
     o: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:
-    """Check what the backward is given beside q, k and v, which are checked already; strides are free.
+    """Check the backward's tensors beside q, k and v, which are checked already; strides are free.
 
     Raises:
         UnsupportedProblemError: one is not what the forward returned, or no gradient of that.

@@ -8,7 +8,8 @@ import torch
 
 from ...arch import Policy, naming
 from ...core.problem import CausalAlignment
-from ..shared import checks, interop, plain
+from ..shared import checks, interop, options, plain
+from ..shared.options import TensorLayout
 from . import checks as attention_checks
 from . import plan as attention_plan
 from .autograd import AttentionFunction
@@ -24,11 +25,13 @@ def flash_attn_func(
     v: Any,
     device_type: str | Policy | type[Policy] | None = None,
     *,
+    layout: TensorLayout = "bhsd",
     causal: bool = False,
     softmax_scale: float | None = None,
     causal_alignment: CausalAlignment = "bottom_right",
     return_lse: bool = False,
     deterministic: bool | None = None,
+    **others: Any,
 ) -> Any:
     """Exact attention, ``softmax(softmax_scale * q k^T) v``, by the fastest kernel known for this problem.
 
@@ -45,52 +48,116 @@ def flash_attn_func(
     derivative.
 
     Args:
-        q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere (a
-            transposed ``[batch, seqlen, heads, dim]`` costs no copy). A torch tensor, or a CuPy or other array that
-            offers ``__dlpack__``; q, k and v of one kind.
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``, fp16 or bf16, unit stride in the last dim, any strides elsewhere. A
+            torch tensor, or a CuPy or other array that offers ``__dlpack__``; q, k and v of one kind.
         k: ``[batch, heads_kv, seqlen_k, dim_qk]``; heads_q must be a multiple of heads_kv.
         v: ``[batch, heads_kv, seqlen_k, dim_v]``.
         device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
-            for the GPU that q is on.
+            for the GPU that q is on. The fourth argument of flash_attn's function is another, ``dropout_p``.
+        layout: ``"bshd"`` where q, k, v and o are ``[batch, seqlen, heads, dim]``, as flash_attn has them; it costs no
+            copy. lse is ``[batch, heads_q, seqlen_q]`` either way. A call that looks like one of the other layout is
+            warned of once.
         causal: query row i sees keys ``j <= i + offset`` only; a row that sees none gives 0.
-        softmax_scale: any finite number, negative and 0 included; None is ``1 / sqrt(dim_qk)``.
+        softmax_scale: any finite number, negative and 0 included, NumPy's too; None is ``1 / sqrt(dim_qk)``.
         causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``"bottom_right"``, 0 for ``"top_left"``.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
             ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
             fixed order; None follows ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call. o and
             lse agree either way.
+        others: options of flash_attn and SDPA at the value that leaves them off: ``alibi_slopes=None``,
+            ``attn_mask=None``, ``block_mask=None``, ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``,
+            ``enable_gqa=True``, ``is_causal=False``, ``return_attn_probs=False``, ``score_mod=None``,
+            ``softcap=0.0``, ``window_size=(-1, -1)``.
 
     Returns:
         o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
-        q's own library if q is not a tensor. Empty batch or heads give empty results.
+        q's own library if q is not a tensor. Empty batch, heads or seqlen_q give empty results, and seqlen_k = 0 gives
+        o = 0 and lse = -inf.
 
     Raises:
+        UnsupportedArgumentError: another option, or another value of one; a number as ``device_type``.
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel is not ready.
         ToolchainError, BuildError: the kernel had to be built and could not be.
     """
-    top_left = causal_alignment != "bottom_right"
     # What is plainly right needs no call of the check that knows what is wrong.
+    if others or (device_type is not None and type(device_type) is not str):
+        options.refuse_number("flash_attn_func", device_type)
+        options.refuse_others(flash_attn_func, others, options.ATTENTION)
+    top_left = causal_alignment != "bottom_right"
     if (
         (
             softmax_scale is not None
             and not (type(softmax_scale) is float and -_MAX_SCALE <= softmax_scale <= _MAX_SCALE)
         )
-        or (top_left and causal_alignment != "top_left")
+        or (
+            top_left is not False
+            and (
+                not isinstance(causal_alignment, str)  # type: ignore[redundant-expr]
+                or causal_alignment != "top_left"
+            )
+        )
         or type(deterministic) not in _CHOICES
         or type(causal) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_lse) is not bool
     ):
-        attention_checks.check_options(
+        softmax_scale = attention_checks.check_options(
             causal, softmax_scale, causal_alignment, return_lse, deterministic
+        )
+    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
+        return options.call_transposed(
+            flash_attn_func,
+            q,
+            k,
+            v,
+            device_type,
+            causal=causal,
+            softmax_scale=softmax_scale,
+            causal_alignment=causal_alignment,
+            return_lse=return_lse,
+            deterministic=deterministic,
         )
     addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
     if addresses is None or len(addresses) != 3 or not (q.is_cuda and k.is_cuda and v.is_cuda):
-        return _through_dispatcher(
-            q, k, v, device_type, softmax_scale, causal, top_left, return_lse, deterministic
+        if not (
+            isinstance(q, torch.Tensor)
+            and isinstance(k, torch.Tensor)
+            and isinstance(v, torch.Tensor)
+        ):
+            return interop.call_with_tensors(
+                flash_attn_func,
+                {"q": q, "k": k, "v": v},
+                device_type=device_type,
+                layout=layout,
+                causal=causal,
+                softmax_scale=softmax_scale,
+                causal_alignment=causal_alignment,
+                return_lse=return_lse,
+                deterministic=deterministic,
+            )
+        checks.check_places(q=q, k=k, v=v)
+        plain.refuse_tangents(q, k, v, op="attention")
+        policy = "" if device_type is None else plain.policy_name(device_type)
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
+        # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
+        differentiable = torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad
         )
+        o, lse = FORWARD_OP(
+            q,
+            k,
+            v,
+            softmax_scale,
+            causal,
+            top_left,
+            policy,
+            return_lse or differentiable,
+            deterministic,
+        )
+        return (o, lse) if return_lse else o
     name = "" if device_type is None else naming.policy_name(device_type)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
@@ -108,55 +175,5 @@ def flash_attn_func(
         )
     o, lse = attention_plan.attention_forward(
         q, k, v, softmax_scale, causal, top_left, name, return_lse
-    )
-    return (o, lse) if return_lse else o
-
-
-def _through_dispatcher(
-    q: Any,
-    k: Any,
-    v: Any,
-    device_type: str | Policy | type[Policy] | None,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    return_lse: bool,
-    deterministic: bool | None,
-) -> Any:
-    if not (
-        isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
-    ):
-        tensors, give_back = interop.all_to_torch(q=q, k=k, v=v)
-        found = _through_dispatcher(
-            tensors["q"],
-            tensors["k"],
-            tensors["v"],
-            device_type,
-            softmax_scale,
-            causal,
-            top_left,
-            return_lse,
-            deterministic,
-        )
-        return tuple(map(give_back, found)) if return_lse else give_back(found)
-    checks.check_places(q=q, k=k, v=v)
-    plain.refuse_tangents(q, k, v, op="attention")
-    policy = "" if device_type is None else plain.policy_name(device_type)
-    if deterministic is None:
-        deterministic = torch.are_deterministic_algorithms_enabled()
-    # The gradient needs LSE: computed now it costs next to nothing, later another run of the kernel.
-    differentiable = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad
-    )
-    o, lse = FORWARD_OP(
-        q,
-        k,
-        v,
-        softmax_scale,
-        causal,
-        top_left,
-        policy,
-        return_lse or differentiable,
-        deterministic,
     )
     return (o, lse) if return_lse else o

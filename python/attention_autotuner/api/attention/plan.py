@@ -7,6 +7,8 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import ctypes
+import math
+from typing import Any
 
 import torch
 
@@ -63,7 +65,26 @@ def attention_forward(
     )
     plan = FORWARD_PLANS.get(key)
     if plan is None:
-        plan = _plan_forward(q, k, v, softmax_scale, causal, top_left, device_type, return_lse)
+        checks.check_tensors(q, k, v)
+        checks.notice_exchanged(q, k)
+        in_force = settings.current()
+        scale = _scale(q, softmax_scale)
+        outputs = [launch.output(q, v)]
+        if return_lse:
+            outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
+        kernel: LoadedKernel | None = None
+        params: Any = abi.AttentionForwardParams()
+        if not checks.is_empty(q, k):
+            problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            params = forward_params(problem, q, k, v, scale)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs={"q": q, "k": k, "v": v},
+            outputs=outputs,
+            in_force=in_force,
+        )
         FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v)
     return results[0], results[1] if return_lse else None
@@ -88,7 +109,7 @@ def attention_backward(
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
         grad_lse: ``[batch, heads_q, seqlen_q]`` in fp32, any strides; None for zero.
-        q: as given to the forward, on a GPU; k and v likewise.
+        q: as the forward took it, on a GPU; k and v likewise.
         k: see q.
         v: see q.
         o: what the forward returned.
@@ -125,51 +146,45 @@ def attention_backward(
     if plan is None:
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
-        plan = _plan_backward(
-            (q, k, v),
-            {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse},
-            softmax_scale,
-            causal=causal,
-            top_left=top_left,
-            device_type=device_type,
-            deterministic=deterministic,
+        others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
+        in_force = settings.current()
+        scale = _scale(q, softmax_scale)
+        copies = [name for name, x in others.items() if x is not None and not _is_readable(x)]
+        outputs = launch.gradients(dq=q, dk=k, dv=v)
+        kernel: LoadedKernel | None = None
+        params: Any = abi.AttentionBackwardParams()
+        if not checks.is_empty(q, k):
+            problem = attention_checks.make_problem(
+                q,
+                k,
+                v,
+                causal=causal,
+                top_left=top_left,
+                backward=True,
+                deterministic=deterministic,
+            )
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            read = {name: x for name, x in others.items() if x is not None and x.dim() == 4}
+            params = launch.strided_params(
+                problem,
+                scale,
+                q=q.stride(),
+                k=k.stride(),
+                v=v.stride(),
+                **{n: launch.strides_read(x, copied=n in copies) for n, x in read.items()},
+                **{layout.name: layout.strides for layout in outputs},
+            )
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs={"q": q, "k": k, "v": v, **others},
+            outputs=outputs,
+            in_force=in_force,
+            copies=copies,
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
-
-
-def _plan_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    return_lse: bool,
-) -> launch.Plan:
-    checks.check_tensors(q, k, v)
-    in_force = settings.current()
-    scale = _scale(q, softmax_scale)
-    outputs = [launch.output(q, v)]
-    if return_lse:
-        outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32))
-    kernel: LoadedKernel | None = None
-    params: ctypes.Structure = abi.AttentionForwardParams()
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        params = forward_params(problem, q, k, v, scale)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={"q": q, "k": k, "v": v},
-        outputs=outputs,
-        in_force=in_force,
-    )
 
 
 def forward_params(
@@ -186,52 +201,8 @@ def forward_params(
     )
 
 
-def _plan_backward(
-    tensors: Gradients,
-    others: dict[str, torch.Tensor | None],
-    softmax_scale: float | None,
-    *,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    deterministic: bool,
-) -> launch.Plan:
-    q, k, v = tensors
-    in_force = settings.current()
-    scale = _scale(q, softmax_scale)
-    copies = [name for name, x in others.items() if x is not None and not _is_readable(x)]
-    outputs = launch.gradients(dq=q, dk=k, dv=v)
-    kernel: LoadedKernel | None = None
-    params: ctypes.Structure = abi.AttentionBackwardParams()
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = attention_checks.make_problem(
-            q, k, v, causal=causal, top_left=top_left, backward=True, deterministic=deterministic
-        )
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        read = {name: x for name, x in others.items() if x is not None and x.dim() == 4}
-        params = launch.strided_params(
-            problem,
-            scale,
-            q=q.stride(),
-            k=k.stride(),
-            v=v.stride(),
-            **{n: launch.strides_read(x, copied=n in copies) for n, x in read.items()},
-            **{layout.name: layout.strides for layout in outputs},
-        )
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={"q": q, "k": k, "v": v, **others},
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-    )
-
-
 def _is_readable(x: torch.Tensor) -> bool:
-    """Whether kernels can read it where it lies: rows by their strides, statistics of rows when they are dense."""
+    """Return True where kernels can read it as it lies: rows by their strides, LSE when it is dense."""
     return launch.is_readable(x) if x.dim() == 4 else x.is_contiguous()
 
 

@@ -1,6 +1,9 @@
-"""The ``torch.library`` ops of attention: schemas, kernels, fakes; :mod:`.autograd` differentiates them."""
+"""The ``torch.library`` ops of attention: arguments, kernels, fakes; :mod:`.autograd` differentiates them."""
 
 from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
 
 import torch
 
@@ -8,167 +11,112 @@ from ...core.problem import CausalAlignment
 from ...operations.attention.reference import attention, attention_backward
 from ..shared import checks
 from ..shared.plain import notice
-from ..shared.torch_library import define
+from ..shared.torch_library import define, nothing
 from . import checks as attention_checks
 from . import plan as attention_plan
 from .plan import Gradients
 
-# `deterministic` is for the gradients that the forward may be asked for later: its own result always is.
-FORWARD = (
-    "attention_forward(Tensor q, Tensor k, Tensor v, float? softmax_scale, bool causal, bool top_left, "
-    "str device_type, bool return_lse, bool deterministic) -> (Tensor, Tensor)"
-)
-BACKWARD = (
-    "attention_backward(Tensor? grad_o, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
-    "float? softmax_scale, bool causal, bool top_left, str device_type, bool deterministic) "
-    "-> (Tensor, Tensor, Tensor)"
-)
+
+class Forward(NamedTuple):
+    """Arguments of the forward op; ``deterministic`` is for its gradients, as its results always are."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    softmax_scale: float | None
+    causal: bool
+    top_left: bool
+    device_type: str
+    return_lse: bool
+    deterministic: bool
 
 
-def alignment(top_left: bool) -> CausalAlignment:
-    """The public name of where the diagonal begins."""
-    return "top_left" if top_left else "bottom_right"
+class Backward(NamedTuple):
+    """Arguments of the backward op."""
+
+    grad_o: torch.Tensor | None
+    grad_lse: torch.Tensor | None
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    o: torch.Tensor
+    lse: torch.Tensor
+    softmax_scale: float | None
+    causal: bool
+    top_left: bool
+    device_type: str
+    deterministic: bool
 
 
-def forward_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    return_lse: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def options_of(call: Forward | Backward) -> dict[str, Any]:
+    """The options of a call as the reference takes them."""
+    alignment: CausalAlignment = "top_left" if call.top_left else "bottom_right"
+    return {
+        "softmax_scale": call.softmax_scale,
+        "causal": call.causal,
+        "causal_alignment": alignment,
+    }
+
+
+def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
-    o, lse = attention_plan.attention_forward(
-        q, k, v, softmax_scale, causal, top_left, device_type, return_lse
-    )
-    return o, _no_lse(q) if lse is None else lse
+    arguments: tuple[Any, ...] = call[:-1]
+    o, lse = attention_plan.attention_forward(*arguments)
+    return o, nothing(call.q) if lse is None else lse
 
 
-def _forward_cpu(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    return_lse: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    o, lse = _forward_fake(
-        q, k, v, softmax_scale, causal, top_left, device_type, return_lse, deterministic
-    )
+def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    o, lse = _forward_fake(call)
     notice("tensors on the CPU: attention is computed by the PyTorch reference, not by a kernel")
-    if o.numel() > 0:
-        found_o, found_lse = attention(
-            q,
-            k,
-            v,
-            softmax_scale=softmax_scale,
-            causal=causal,
-            causal_alignment=alignment(top_left),
-        )
-        o.copy_(found_o)
-        if return_lse:
-            lse.copy_(found_lse)
+    checks.notice_exchanged(call.q, call.k)
+    if checks.is_empty(call.q, call.k):
+        return o.zero_(), lse.fill_(-math.inf)
+    reference_o, reference_lse = attention(call.q, call.k, call.v, **options_of(call))
+    o.copy_(reference_o)
+    if call.return_lse:
+        lse.copy_(reference_lse)
     return o, lse
 
 
-def _forward_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    return_lse: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    checks.check_tensors(q, k, v)
-    if softmax_scale is not None:
-        checks.check_scale(softmax_scale, attention_checks.SCALE)
-    o = checks.empty_output(q, v)
-    return o, q.new_empty(q.shape[:3], dtype=torch.float32) if return_lse else _no_lse(q)
+def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    q = call.q
+    checks.check_tensors(q, call.k, call.v)
+    if call.softmax_scale is not None:
+        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_lse else nothing(q)
+    return checks.empty_output(q, call.v), lse
 
 
-def _no_lse(q: torch.Tensor) -> torch.Tensor:
-    """What stands in the schema's second place when no LSE is wanted."""
-    return q.new_empty(0, dtype=torch.float32)
+def _backward_cuda(call: Backward) -> Gradients:
+    return attention_plan.attention_backward(*call)
 
 
-def _backward_cpu(
-    grad_o: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    deterministic: bool,
-) -> Gradients:
-    results = _backward_fake(
-        grad_o,
-        grad_lse,
-        q,
-        k,
-        v,
-        o,
-        lse,
-        softmax_scale,
-        causal,
-        top_left,
-        device_type,
-        deterministic,
+def _backward_cpu(call: Backward) -> Gradients:
+    results = _backward_fake(call)
+    if checks.is_empty(call.q, call.k):
+        dq, dk, dv = results
+        return dq.zero_(), dk.zero_(), dv.zero_()
+    gradients = attention_backward(
+        call.grad_o, call.grad_lse, call.q, call.k, call.v, **options_of(call)
     )
-    if q.numel() == 0:
-        return results[0], results[1].zero_(), results[2].zero_()
-    found = attention_backward(
-        grad_o,
-        grad_lse,
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        causal_alignment=alignment(top_left),
-    )
-    for result, gradient in zip(results, found, strict=True):
+    for result, gradient in zip(results, gradients, strict=True):
         result.copy_(gradient)
     return results
 
 
-def _backward_fake(
-    grad_o: torch.Tensor | None,
-    grad_lse: torch.Tensor | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    deterministic: bool,
-) -> Gradients:
+def _backward_fake(call: Backward) -> Gradients:
+    q, k, v = call.q, call.k, call.v
     checks.check_tensors(q, k, v)
-    attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
-    if softmax_scale is not None:
-        checks.check_scale(softmax_scale, attention_checks.SCALE)
+    attention_checks.check_gradients(call.grad_o, call.grad_lse, q, v, call.o, call.lse)
+    if call.softmax_scale is not None:
+        checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     dq, dk, dv = map(checks.empty_gradient, (q, k, v))
     return dq, dk, dv
 
 
-FORWARD_OP = define(FORWARD, cuda=forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
+FORWARD_OP = define(
+    "attention_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
+)
 BACKWARD_OP = define(
-    BACKWARD, cuda=attention_plan.attention_backward, cpu=_backward_cpu, fake=_backward_fake
+    "attention_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=3
 )

@@ -6,6 +6,7 @@ took. Gradients can be differentiated again, by the reference and as often as is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,29 +14,30 @@ import torch
 from ... import settings
 from ...operations.retention.reference import retention_chunkwise
 from ..shared import checks, gammas
-from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
-from ..shared.second_order import differentiate_again
+from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
-from .torch_op import BACKWARD_OP, FORWARD_OP
+from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward
 
-_INPUTS = 9  # arguments of the forward
-_LOG2_GAMMA, _STATE = 3, 5  # where these are among them
+_LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
 
 
-def _keep(ctx: Any, tensors: tuple[Gradient, ...], gamma: Any, device_type: str) -> None:
+def _keep(
+    ctx: Any, tensors: tuple[Gradient, ...], gamma: Any, scale: float | None, device_type: str
+) -> None:
     """Keep q, k, v, the logarithms of decays and the initial state, and what else belongs to them."""
     ctx.save_for_backward(*tensors)
-    ctx.gamma, ctx.device_type = gamma, device_type
+    ctx.gamma, ctx.scale, ctx.device_type = gamma, scale, device_type
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
-    q, k, v, log2_gamma, gamma, initial_state, _, device_type, return_state = inputs
-    _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, device_type)
-    ctx.return_state = return_state
+    call = Forward(*inputs)
+    _keep(ctx, (*call[:4], call.initial_state), call.gamma, call.scale, call.device_type)
+    ctx.return_state = call.return_state
 
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gradient, ...]:
@@ -43,7 +45,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gra
     if not ctx.return_state:
         grad_state = None
     if grad_o is None and grad_state is None:
-        return (None,) * _INPUTS
+        return _of_arguments()
     with settings_of(ctx):
         return _through_dispatcher(ctx, grad_o, grad_state, ctx.saved_tensors)
 
@@ -57,45 +59,44 @@ def _through_dispatcher(
     refuse_tangents(grad_o, grad_state, *tensors, op="retention")
     *most, initial_state = tensors
     need_state, need_gamma = ctx.needs_input_grad[_STATE], ctx.needs_input_grad[_LOG2_GAMMA]
-    *found, dstate, dlog2 = BACKWARD_OP(
+    *gradients, dstate, dlog2 = BACKWARD_OP(
         grad_o,
         grad_state,
         *most,
         ctx.gamma,
         initial_state,
+        ctx.scale,
         ctx.device_type,
         need_state,
         need_gamma,
     )
-    return _of_arguments(found, dlog2 if need_gamma else None, dstate if need_state else None)
+    return _of_arguments(
+        *gradients, dlog2 if need_gamma else None, None, dstate if need_state else None
+    )
 
 
-def _of_arguments(found: Any, dlog2: Gradient, dstate: Gradient) -> tuple[Gradient, ...]:
-    return (*found, dlog2, None, dstate, None, None, None)
+def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
+    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
-    *tensors, gamma, initial_state, _, need_state, need_gamma = inputs
-    ctx.save_for_backward(*tensors, initial_state)
-    ctx.gamma, ctx.needs = gamma, (need_state, need_gamma)
+    call = Backward(*inputs)
+    ctx.save_for_backward(*call[:6], call.initial_state)
+    ctx.gamma, ctx.scale = call.gamma, call.scale
+    ctx.need_state, ctx.need_gamma = call.need_state, call.need_gamma
 
 
 def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments."""
     grad_o, grad_state, q, k, v, log2_gamma, initial_state = ctx.saved_tensors
-    if q.is_cuda:
-        notice(
-            "second derivatives of retention have no kernel: they are computed by the PyTorch reference, which is "
-            "exact but slow"
-        )
+    notice_reference("retention", q)
     inputs, gradients = (q, k, v, log2_gamma, initial_state), (grad_o, grad_state)
-    need_state, need_gamma = ctx.needs
-    if q.numel() == 0:
-        by_inputs, by_gradients = (
-            [None if x is None else torch.zeros_like(x) for x in group]
-            for group in (inputs, gradients)
-        )
+    dq, dk, dv, dstate, dlog2 = directions
+    by_inputs: Sequence[Gradient]
+    by_gradients: Sequence[Gradient]
+    if q.shape[1] == 0:
+        by_inputs, by_gradients = zeros_like(inputs), zeros_like(gradients)
     else:
 
         def function(
@@ -103,19 +104,21 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
         ) -> tuple[torch.Tensor, torch.Tensor]:
             """The operation in fp32."""
             decays = gammas.of_reference(log2, ctx.gamma)
-            return retention_chunkwise(q, k, v, decays, initial_state=state)
+            return retention_chunkwise(q, k, v, decays, scale=ctx.scale, initial_state=state)
 
         by_inputs, by_gradients = differentiate_again(
             function,
             inputs,
             gradients,
             (
-                *directions[:3],
-                directions[4] if need_gamma else None,
-                directions[3] if need_state else None,
+                dq,
+                dk,
+                dv,
+                dlog2 if ctx.need_gamma else None,
+                dstate if ctx.need_state else None,
             ),
         )
-    return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None)
+    return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None, None)
 
 
 class RetentionFunction(torch.autograd.Function):
@@ -133,29 +136,30 @@ class RetentionFunction(torch.autograd.Function):
         log2_gamma: Gradient,
         gamma: Any,
         initial_state: Gradient,
+        scale: float | None,
         form: Any,
         device_type: str,
         return_state: bool,
     ) -> Any:
         """Launch the kernel and keep what the gradient needs."""
         o, state = retention_plan.retention_forward(
-            q, k, v, (log2_gamma, gamma), initial_state, form, device_type, return_state
+            q, k, v, (log2_gamma, gamma), initial_state, scale, form, device_type, return_state
         )
-        _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, device_type)
+        _keep(ctx, (q, k, v, log2_gamma, initial_state), gamma, scale, device_type)
         return (o, state) if return_state else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_state: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v, the logarithms of decays and the initial state."""
         if grad_o is None and grad_state is None:
-            return (None,) * _INPUTS
+            return _of_arguments()
         tensors = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_state, *tensors):
                 return _through_dispatcher(ctx, grad_o, grad_state, tensors)
             q, k, v, log2_gamma, initial_state = tensors
-            *found, dstate, dlog2 = retention_plan.retention_backward(
+            *gradients, dstate, dlog2 = retention_plan.retention_backward(
                 grad_o,
                 grad_state,
                 q,
@@ -163,11 +167,12 @@ class RetentionFunction(torch.autograd.Function):
                 v,
                 (log2_gamma, ctx.gamma),
                 initial_state,
+                ctx.scale,
                 ctx.device_type,
                 ctx.needs_input_grad[_STATE],
                 ctx.needs_input_grad[_LOG2_GAMMA],
             )
-        return _of_arguments(found, dlog2, dstate)
+        return _of_arguments(*gradients, dlog2, None, dstate)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

@@ -8,12 +8,19 @@ import torch
 
 from ...core.problem import FORMS, Form, Problem
 from ...errors import UnsupportedProblemError
-from ..shared import checks, gammas
+from ..shared import checks, gammas, options
 from ..shared.checks import fail_unless
 
+MIN_SCALE = torch.finfo(torch.float32).tiny
 
-def check_types(form: object, output_final_state: object, inplace_state: object) -> None:
+
+def check_types(
+    scale: object, form: object, output_final_state: object, inplace_state: object
+) -> float | None:
     """Check the arguments that are no tensors.
+
+    Returns:
+        The scale as a float, or None.
 
     Raises:
         UnsupportedProblemError: one is outside its range.
@@ -23,7 +30,23 @@ def check_types(form: object, output_final_state: object, inplace_state: object)
         ("output_final_state", output_final_state),
         ("inplace_state", inplace_state),
     ):
-        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+        fail_unless(
+            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
+        )
+    number = None if scale is None else options.as_float("scale", scale, " or None")
+    check_scale(number)
+    return number
+
+
+def check_scale(scale: float | None) -> None:
+    """Check a scale; kernels divide by it.
+
+    Raises:
+        UnsupportedProblemError: it is not above 0, or not finite in fp32.
+    """
+    # A plain `if`, as torch.compile cannot put a symbolic float into a message.
+    if scale is not None and not MIN_SCALE <= scale <= checks.MAX_SCALE:
+        raise UnsupportedProblemError(f"scale must be positive and finite in fp32, got {scale}")
 
 
 def check_form(form: object) -> None:
@@ -32,7 +55,10 @@ def check_form(form: object) -> None:
     Raises:
         UnsupportedProblemError: there is no such form.
     """
-    fail_unless(form in FORMS, f"form must be one of {FORMS}, got {form!r}")
+    fail_unless(
+        isinstance(form, str) and form in FORMS,
+        f"form must be one of {FORMS}, got {options.shown(form)}",
+    )
 
 
 def check_call(
@@ -42,19 +68,23 @@ def check_call(
     log2_gamma: torch.Tensor | None,
     gamma: Sequence[float] | None,
     initial_state: torch.Tensor | None,
-    form: str = "auto",
+    scale: float | None,
+    form: Form = "auto",
 ) -> None:
-    """Check everything that a call computes with; empty batch or heads are allowed.
+    """Check everything that a call computes with; batch, heads and sequences may be empty.
 
     Raises:
         UnsupportedProblemError: it names no retention that can be computed here.
     """
     check_form(form)
-    checks.check_tensors(q, k, v)
+    check_scale(scale)
+    for name, x in (("q", q), ("k", k)):
+        checks.check_dims(name, x)
     fail_unless(
         q.shape[2] == k.shape[2],
         f"retention takes as many queries as keys, got {q.shape[2]} and {k.shape[2]}",
     )
+    checks.check_tensors(q, k, v, op="retention", causal=True)
     gammas.check_log2(log2_gamma, q)
     gammas.check(gamma, q.shape[1])
     if initial_state is not None:
@@ -80,7 +110,7 @@ def check_state(name: str, state: torch.Tensor, q: torch.Tensor, v: torch.Tensor
 
 
 def check_in_place(state: torch.Tensor | None) -> torch.Tensor:
-    """Check that a state is there and can be overwritten; answers it.
+    """Return a state after checking that it is there and can be overwritten.
 
     Raises:
         UnsupportedProblemError: there is none, or kernels cannot write it there.
@@ -108,7 +138,7 @@ def check_address(state: torch.Tensor) -> None:
 
 
 def is_readable_state(state: torch.Tensor) -> bool:
-    """Whether kernels can read and write a state where it lies."""
+    """Return True where kernels can read and write a state as it lies."""
     return state.is_contiguous() and state.data_ptr() % checks.VECTOR_BYTES == 0
 
 
@@ -141,7 +171,7 @@ def check_some_gradient(*gradients: torch.Tensor | None) -> None:
     """
     fail_unless(
         any(x is not None for x in gradients),
-        "the gradient of o or of the final state must be given, got None",
+        "the gradient of o or of the final state must be given, got None for both",
     )
 
 
@@ -151,7 +181,7 @@ def check_gradients(
     q: torch.Tensor,
     v: torch.Tensor,
 ) -> None:
-    """Check what the backward is given beside what the forward was; strides are free.
+    """Check the gradients that the backward starts from; strides are free.
 
     Raises:
         UnsupportedProblemError: one is no gradient of what the forward returned.

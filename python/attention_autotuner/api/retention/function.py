@@ -8,7 +8,8 @@ import torch
 
 from ...arch import Policy, naming
 from ...core.problem import FORMS, Form
-from ..shared import checks, gammas, interop, plain
+from ..shared import checks, gammas, interop, options, plain
+from ..shared.options import TensorLayout
 from . import checks as retention_checks
 from . import plan as retention_plan
 from .autograd import RetentionFunction
@@ -22,14 +23,17 @@ def retention_func(
     gamma: Any = None,
     device_type: str | Policy | type[Policy] | None = None,
     *,
+    layout: TensorLayout = "bhsd",
     form: Form = "auto",
+    scale: float | None = None,
     initial_state: Any = None,
     output_final_state: bool = True,
     inplace_state: bool = False,
+    **others: Any,
 ) -> tuple[Any, Any]:
     """Retention with decay by the fastest kernel known for this problem, and the state that it leaves.
 
-    ``S_t = gamma S_{t-1} + k_t^T v_t`` and ``o_t = q_t S_t / sqrt(dim_qk)``, from ``S_{-1} = initial_state``;
+    ``S_t = gamma S_{t-1} + k_t^T v_t`` and ``o_t = scale q_t S_t``, from ``S_{-1} = initial_state``;
     states are not scaled. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the
     CPU are served by the PyTorch reference. With one token and its state in place a call may be captured in a CUDA
     graph and replayed.
@@ -48,47 +52,79 @@ def retention_func(
             as that would make the host wait.
         device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
             for the GPU that q is on.
-        form: ``"parallel"``, ``"chunkwise"`` or ``"recurrent"``: what kind of kernel must compute it; ``"auto"`` for
-            whichever is the fastest known.
+        layout: ``"bshd"`` where q, k, v and o are ``[batch, seqlen, heads, dim]``, as fla has them; it costs no copy.
+            States are ``[batch, heads_q, dim_qk, dim_v]`` either way. A call that looks like one of the other layout
+            is warned of once.
+        form: ``"parallel"``, ``"chunkwise"`` or ``"recurrent"``, the kind of kernel that computes it; ``"auto"`` for
+            the fastest known of any kind.
+        scale: any positive number, NumPy's too; None is ``1 / sqrt(dim_qk)``.
         initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zeros.
         output_final_state: whether the state is returned.
         inplace_state: whether the final state overwrites the initial one, which must be contiguous, and is what is
             returned. Without gradients.
+        others: options of fla at the value that leaves them off: ``cu_seqlens=None``, ``head_first=False``.
 
     Returns:
         o ``[batch, heads_q, seqlen, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense, and the final
-        state or None; arrays of q's own library if q is not a tensor. Empty batch or heads give empty results.
+        state or None; arrays of q's own library if q is not a tensor. Empty batch or heads give empty results; from an
+        empty sequence the initial state comes back, or zeros.
 
     Raises:
+        UnsupportedArgumentError: another option, or another value of one.
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel, or the decays, are not ready.
         ToolchainError, BuildError: the kernel had to be built and could not be.
     """
+    if others:
+        options.refuse_others(retention_func, others, options.RETENTION)
     # What is plainly right needs no call of the check that knows what is wrong.
     if (
-        form not in FORMS
+        not isinstance(form, str)  # type: ignore[redundant-expr]  # untyped callers
+        or form not in FORMS
+        or scale is not None
         or type(output_final_state) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(inplace_state) is not bool
     ):
-        retention_checks.check_types(form, output_final_state, inplace_state)
+        scale = retention_checks.check_types(scale, form, output_final_state, inplace_state)
     if not (
         isinstance(q, torch.Tensor)
         and isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
         and (initial_state is None or isinstance(initial_state, torch.Tensor))
     ):
-        return _of_arrays(
+        arrays = {"q": q, "k": k, "v": v}
+        if initial_state is not None:
+            arrays["initial_state"] = initial_state
+            if inplace_state:
+                interop.check_writable("initial_state", initial_state)
+        o, state = interop.call_with_tensors(
+            retention_func,
+            arrays,
+            gamma=gamma,
+            device_type=device_type,
+            layout=layout,
+            form=form,
+            scale=scale,
+            output_final_state=output_final_state,
+            inplace_state=inplace_state,
+        )
+        return o, initial_state if inplace_state and state is not None else state
+    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
+        results: tuple[Any, Any] = options.call_transposed(
+            retention_func,
             q,
             k,
             v,
             gamma,
             device_type,
             form=form,
+            scale=scale,
             initial_state=initial_state,
             output_final_state=output_final_state,
             inplace_state=inplace_state,
         )
+        return results
     log2_gamma, numbers = (None, None) if gamma is None else gammas.read(gamma, q)
     if inplace_state:
         retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
@@ -103,6 +139,7 @@ def retention_func(
             (q, k, v, log2_gamma, initial_state),
             numbers,
             device_type,
+            scale,
             form,
             output_final_state,
             inplace_state,
@@ -110,7 +147,7 @@ def retention_func(
     name = "" if device_type is None else naming.policy_name(device_type)
     if inplace_state:
         o, _ = retention_plan.retention_forward(
-            q, k, v, (log2_gamma, numbers), initial_state, form, name, False, in_place=True
+            q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, False, in_place=True
         )
         if not initial_state.is_inference():
             torch.autograd.graph.increment_version(initial_state)
@@ -122,48 +159,20 @@ def retention_func(
         or (log2_gamma is not None and log2_gamma.requires_grad)
         or (initial_state is not None and initial_state.requires_grad)
     ):
-        found = RetentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q, k, v, log2_gamma, numbers, initial_state, form, name, output_final_state
+        pair = RetentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
+            q, k, v, log2_gamma, numbers, initial_state, scale, form, name, output_final_state
         )
-        return found if output_final_state else (found, None)
+        return pair if output_final_state else (pair, None)
     return retention_plan.retention_forward(
-        q, k, v, (log2_gamma, numbers), initial_state, form, name, output_final_state
+        q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, output_final_state
     )
-
-
-def _of_arrays(
-    q: Any,
-    k: Any,
-    v: Any,
-    gamma: Any,
-    device_type: str | Policy | type[Policy] | None,
-    *,
-    initial_state: Any,
-    **options: Any,
-) -> tuple[Any, Any]:
-    """The same for arrays of another library."""
-    given = {"q": q, "k": k, "v": v}
-    if initial_state is not None:
-        given["initial_state"] = initial_state
-    tensors, give_back = interop.all_to_torch(**given)
-    o, state = retention_func(
-        tensors["q"],
-        tensors["k"],
-        tensors["v"],
-        gamma,
-        device_type,
-        initial_state=tensors.get("initial_state"),
-        **options,
-    )
-    if options["inplace_state"] and state is not None:
-        return give_back(o), initial_state
-    return give_back(o), None if state is None else give_back(state)
 
 
 def _through_dispatcher(
     tensors: tuple[torch.Tensor | None, ...],
     gamma: gammas.Floats | None,
     device_type: str | Policy | type[Policy] | None,
+    scale: float | None,
     form: Form,
     output_final_state: bool,
     inplace_state: bool,
@@ -173,7 +182,9 @@ def _through_dispatcher(
     plain.refuse_tangents(*tensors, op="retention")
     policy = "" if device_type is None else plain.policy_name(device_type)
     if inplace_state:
-        o = IN_PLACE_OP(q, k, v, log2_gamma, gamma, state, form, policy)
+        o = IN_PLACE_OP(q, k, v, log2_gamma, gamma, state, scale, form, policy)
         return o, state if output_final_state else None
-    o, final = FORWARD_OP(q, k, v, log2_gamma, gamma, state, form, policy, output_final_state)
+    o, final = FORWARD_OP(
+        q, k, v, log2_gamma, gamma, state, scale, form, policy, output_final_state
+    )
     return o, final if output_final_state else None

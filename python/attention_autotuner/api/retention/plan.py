@@ -11,7 +11,7 @@ from ...core import abi
 from ...core.problem import Form, Problem
 from ...serving import dispatch
 from ...serving.loader import LoadedKernel
-from ..shared import gammas, launch
+from ..shared import checks, gammas, launch
 from . import checks as retention_checks
 
 Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
@@ -20,6 +20,9 @@ Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
 Gradients = tuple[
     torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None", "torch.Tensor | None"
 ]
+
+_FORWARD_INPUTS = ("q", "k", "v", "log2_gamma", "initial_state", "final_state")
+_BACKWARD_INPUTS = (*_FORWARD_INPUTS[:-1], "dout", "dfinal_state")
 
 FORWARD_PLANS = launch.table_of_plans("retention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("retention", "backward")
@@ -31,6 +34,7 @@ def retention_forward(
     v: torch.Tensor,
     decays: Decays,
     initial_state: torch.Tensor | None,
+    scale: float | None,
     form: Form,
     device_type: str,
     return_state: bool,
@@ -44,7 +48,8 @@ def retention_forward(
         v: ``[batch, heads_kv, seqlen, dim_v]``.
         decays: of every head.
         initial_state: ``[batch, heads_q, dim_qk, dim_v]`` in fp32; None for zeros.
-        form: how it must be computed.
+        scale: None is ``1 / sqrt(dim_qk)``.
+        form: the way to compute it.
         device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
         return_state: whether the final state is wanted, in memory of its own.
         in_place: whether the final state overwrites the initial one instead.
@@ -59,6 +64,7 @@ def retention_forward(
         launch.signature(initial_state),
         launch.signature(log2_gamma),
         gamma,
+        scale,
         form,
         device_type,
         return_state,
@@ -66,17 +72,42 @@ def retention_forward(
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, log2_gamma, initial_state, initial_state if in_place else None)
     plan = FORWARD_PLANS.get(key)
     if plan is None:
-        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, form)
+        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale, form)
+        checks.notice_exchanged(q, k)
         if in_place:
             retention_checks.check_address(retention_checks.check_in_place(initial_state))
-        plan = _plan_forward(
-            q, k, v, decays, initial_state, form, device_type, return_state, in_place
+        in_force = settings.current()
+        outputs = [launch.output(q, v)]
+        if return_state and not in_place:
+            outputs.append(
+                launch.contiguous(
+                    "final_state",
+                    retention_checks.state_shape(q, v),
+                    torch.float32,
+                    "initial_state",
+                )
+            )
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetentionForwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retention_checks.make_problem(q, k, v, form=form)
+            keep = _decays_to_keep(decays, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            params = _params(problem, scale, q, k, v, keep, o=outputs[0].strides)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=[] if in_place else _states_to_copy(initial_state=initial_state),
+            keep=keep,
         )
         FORWARD_PLANS.remember(key, plan)
-    final = initial_state if in_place else None
-    o, *rest = plan.run(q, k, v, log2_gamma, initial_state, final)
+    o, *rest = plan.run(*tensors)
     return o, rest[0] if rest else None
 
 
@@ -88,6 +119,7 @@ def retention_backward(
     v: torch.Tensor,
     decays: Decays,
     initial_state: torch.Tensor | None,
+    scale: float | None,
     device_type: str,
     need_state: bool,
     need_gamma: bool,
@@ -97,11 +129,12 @@ def retention_backward(
     Args:
         grad_o: ``[batch, heads_q, seqlen, dim_v]`` in q's dtype, any strides; None for zero.
         grad_state: of the final state, ``[batch, heads_q, dim_qk, dim_v]`` in fp32, any strides; None for zero.
-        q: as given to the forward, as are k, v, the decays and the initial state.
+        q: as the forward took it, as are k, v, the decays, the initial state and the scale.
         k: see q.
         v: see q.
         decays: see q.
         initial_state: see q.
+        scale: see q.
         device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
         need_state: whether the gradient of the initial state is wanted.
         need_gamma: whether that of the logarithms is wanted, fp32 ``[heads_q]``.
@@ -122,128 +155,54 @@ def retention_backward(
         launch.signature(grad_o),
         launch.signature(grad_state),
         gamma,
+        scale,
         device_type,
         need_state,
         need_gamma,
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, log2_gamma, initial_state, grad_o, grad_state)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
-        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state)
+        retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale)
         retention_checks.check_gradients(grad_o, grad_state, q, v)
-        plan = _plan_backward(
-            (q, k, v),
-            decays,
-            initial_state,
-            (grad_o, grad_state),
-            device_type,
-            need_state,
-            need_gamma,
+        in_force = settings.current()
+        copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
+        copied = not launch.is_readable(grad_o)
+        if copied:
+            copies.append("dout")
+        outputs = launch.gradients(dq=q, dk=k, dv=v)
+        strides = {layout.name: layout.strides for layout in outputs}
+        if need_state:
+            shape = retention_checks.state_shape(q, v)
+            outputs.append(
+                launch.contiguous("dinitial_state", shape, torch.float32, "dfinal_state")
+            )
+        if need_gamma:
+            outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetentionBackwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retention_checks.make_problem(q, k, v, backward=True)
+            keep = _decays_to_keep(decays, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            dout = launch.strides_read(grad_o, copied=copied)
+            params = _params(problem, scale, q, k, v, keep, dout=dout, **strides)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=copies,
+            keep=keep,
         )
         BACKWARD_PLANS.remember(key, plan)
-    found = plan.run(q, k, v, log2_gamma, initial_state, grad_o, grad_state)
-    dq, dk, dv = found[:3]
+    dq, dk, dv, *rest = plan.run(*tensors)
     # Every sequence's share comes alone, as that costs the kernel least.
-    dlog2_gamma = found[-1].sum(0) if need_gamma else None
-    return dq, dk, dv, found[3] if need_state else None, dlog2_gamma
-
-
-def _plan_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    form: Form,
-    device_type: str,
-    return_state: bool,
-    in_place: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    o = launch.output(q, v)
-    outputs = [o]
-    if return_state and not in_place:
-        outputs.append(
-            launch.contiguous("final_state", retention_checks.state_shape(q, v), torch.float32)
-        )
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetentionForwardParams(), None
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = retention_checks.make_problem(q, k, v, form=form)
-        keep = _decays_to_keep(decays, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        params = _params(problem, q, k, v, keep, o=o.strides)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "log2_gamma": decays[0],
-            "initial_state": initial_state,
-            "final_state": initial_state if in_place else None,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=[] if in_place else _states_to_copy(initial_state=initial_state),
-        keep=keep,
-    )
-
-
-def _plan_backward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    decays: Decays,
-    initial_state: torch.Tensor | None,
-    given: tuple[torch.Tensor, torch.Tensor | None],
-    device_type: str,
-    need_state: bool,
-    need_gamma: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    q, k, v = tensors
-    grad_o, grad_state = given
-    copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
-    copied = not launch.is_readable(grad_o)
-    if copied:
-        copies.append("dout")
-    outputs = launch.gradients(dq=q, dk=k, dv=v)
-    strides = {layout.name: layout.strides for layout in outputs}
-    if need_state:
-        shape = retention_checks.state_shape(q, v)
-        outputs.append(launch.contiguous("dinitial_state", shape, torch.float32))
-    if need_gamma:
-        outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetentionBackwardParams(), None
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = retention_checks.make_problem(q, k, v, backward=True)
-        keep = _decays_to_keep(decays, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        dout = launch.strides_read(grad_o, copied=copied)
-        params = _params(problem, q, k, v, keep, dout=dout, **strides)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "log2_gamma": decays[0],
-            "initial_state": initial_state,
-            "dout": grad_o,
-            "dfinal_state": grad_state,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-        keep=keep,
-    )
+    dlog2_gamma = rest[-1].sum(0) if need_gamma else None
+    return dq, dk, dv, rest[0] if need_state else None, dlog2_gamma
 
 
 def _states_to_copy(**states: torch.Tensor | None) -> list[str]:
@@ -263,6 +222,7 @@ def _decays_to_keep(decays: Decays, q: torch.Tensor) -> torch.Tensor | None:
 
 def _params(
     problem: Problem,
+    scale: float | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -270,8 +230,9 @@ def _params(
     **strides: tuple[int, ...],
 ) -> Any:
     """Params complete but for the pointers, except that of decays that are kept."""
+    factor = problem.dim_qk**-0.5 if scale is None else scale
     params: Any = launch.strided_params(
-        problem, problem.dim_qk**-0.5, q=q.stride(), k=k.stride(), v=v.stride(), **strides
+        problem, factor, q=q.stride(), k=k.stride(), v=v.stride(), **strides
     )
     if keep is not None:
         params.log2_gamma = keep.data_ptr()

@@ -1,7 +1,7 @@
 """Derivatives of retnet: of the ``torch.library`` ops, and beside the dispatcher for plain eager tensors.
 
 The forward keeps q, k, v and the mask or the decays, r where rows are divided by it, and o where gradients flow through
-r; the backward recomputes the weights. Gradients can be differentiated again, by the reference and as often as is
+r; the backward recomputes the factors of v. Gradients can be differentiated again, by the reference and as often as is
 wanted, with r a constant there too unless gradients flow through it.
 """
 
@@ -14,15 +14,22 @@ import torch
 from ... import settings
 from ...operations.retnet.reference import retnet_attention
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, notice, refuse_tangents, settings_of
-from ..shared.second_order import differentiate_again
+from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
 from .checks import Rules
-from .torch_op import BACKWARD_OP, FORWARD_OP, mask_of, options_of
+from .torch_op import (
+    BACKWARD_OP,
+    FORWARD_OP,
+    Backward,
+    Forward,
+    mask_of,
+    options_of,
+    rules_of,
+)
 
-_INPUTS = 14  # arguments of the forward
-_MASK = 3  # where the mask is among them
+_MASK = Forward._fields.index("mask")
 
 
 def _keep(
@@ -45,20 +52,18 @@ def save_for_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
 ) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
-    *tensors, gamma, scale, causal, normalize, r_clamp_max, r_grad, device_type, return_r, last = (
-        inputs
-    )
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
+    call = Forward(*inputs)
     o, r = output
     ctx.mark_non_differentiable(r)
-    _keep(ctx, tuple(tensors), gamma, rules, (device_type, last), o, r)
-    ctx.return_r = return_r
+    rest = (call.device_type, call.deterministic)
+    _keep(ctx, call[:5], call.gamma, rules_of(call), rest, o, r)
+    ctx.return_r = call.return_r
 
 
 def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
     if grad_o is None:
-        return (None,) * _INPUTS
+        return _of_arguments()
     *tensors, o, r = ctx.saved_tensors
     with settings_of(ctx):
         if ctx.rules.normalize and not ctx.return_r:
@@ -89,15 +94,15 @@ def _through_dispatcher(
     return _of_arguments(dq, dk, dv, dmask if need_dmask else None)
 
 
-def _of_arguments(*found: Gradient) -> tuple[Gradient, ...]:
-    return (*found, *(None,) * (_INPUTS - len(found)))
+def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
+    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
-    grad_o, q, k, v, mask, log2_gamma, gamma, _, _, *rules, _, need_dmask, _ = inputs
-    ctx.save_for_backward(grad_o, q, k, v, mask, log2_gamma)
-    ctx.gamma, ctx.rules, ctx.need_dmask = gamma, Rules(*rules), need_dmask
+    call = Backward(*inputs)
+    ctx.save_for_backward(*call[:6])
+    ctx.gamma, ctx.rules, ctx.need_dmask = call.gamma, rules_of(call), call.need_dmask
 
 
 def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, ...]:
@@ -106,30 +111,24 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
     o and r are functions of q, k, v and the mask: what they contribute is counted there, and they get none.
     """
     grad_o, q, k, v, mask, log2_gamma = ctx.saved_tensors
-    if q.is_cuda:
-        notice(
-            "second derivatives of retnet have no kernel: they are computed by the PyTorch reference, which is exact "
-            "but slow"
-        )
-    if q.numel() == 0:
-        found: list[Gradient] = [
-            None if x is None else torch.zeros_like(x) for x in (grad_o, q, k, v, mask)
-        ]
+    notice_reference("retnet", q)
+    if checks.is_empty(q, k):
+        results = zeros_like((grad_o, q, k, v, mask))
     else:
 
         def function(
-            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, weights: Gradient
+            q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, leaf: Gradient
         ) -> tuple[torch.Tensor]:
             """The operation in fp32."""
-            weights = mask_of(q, k, weights, log2_gamma, ctx.gamma)
-            return (retnet_attention(q, k, v, weights, **options_of(ctx.rules, mask))[0],)
+            factors = mask_of(q, k, leaf, log2_gamma, ctx.gamma)
+            return (retnet_attention(q, k, v, factors, **options_of(ctx.rules, mask))[0],)
 
-        dmask = directions[3] if ctx.need_dmask else None
+        dq, dk, dv, dmask = directions
         by_inputs, by_gradients = differentiate_again(
-            function, (q, k, v, mask), (grad_o,), (*directions[:3], dmask)
+            function, (q, k, v, mask), (grad_o,), (dq, dk, dv, dmask if ctx.need_dmask else None)
         )
-        found = [*by_gradients, *by_inputs]
-    return (*found, *(None,) * 12)
+        results = (*by_gradients, *by_inputs)
+    return (*results, *(None,) * (len(Backward._fields) - len(results)))
 
 
 class RetNetFunction(torch.autograd.Function):
@@ -153,9 +152,9 @@ class RetNetFunction(torch.autograd.Function):
         deterministic: bool,
     ) -> Any:
         """Launch the kernel and keep what the gradient needs, r among it."""
-        weights = (mask, log2_gamma, gamma)
+        factors = (mask, log2_gamma, gamma)
         o, r = retnet_plan.retnet_forward(
-            q, k, v, weights, rules, device_type, return_r or rules.normalize
+            q, k, v, factors, rules, device_type, return_r or rules.normalize
         )
         _keep(ctx, (q, k, v, mask, log2_gamma), gamma, rules, (device_type, deterministic), o, r)
         if not return_r:
@@ -174,7 +173,7 @@ class RetNetFunction(torch.autograd.Function):
             if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
                 return _through_dispatcher(ctx, grad_o, tensors, o, r)[:10]
             q, k, v, mask, log2_gamma = tensors
-            found = retnet_plan.retnet_backward(
+            gradients = retnet_plan.retnet_backward(
                 grad_o,
                 q,
                 k,
@@ -187,7 +186,7 @@ class RetNetFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_MASK],
                 ctx.deterministic,
             )
-        return (*found, *(None,) * 6)
+        return (*gradients, *(None,) * 6)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import torch
 
 from ...core.problem import Problem
+from ...errors import UnsupportedProblemError
 from ...operations.retnet.reference import Normaliser
-from ..shared import checks, gammas
+from ..shared import checks, gammas, interop, options
 from ..shared.checks import fail_unless
+from ..shared.gammas import Decay
 
 
 class Rules(NamedTuple):
-    """How scores become weights.
+    """The options that take scores to the factors of v.
 
     Attributes:
         scale: the factor of q k^T.
@@ -31,8 +33,11 @@ class Rules(NamedTuple):
     r_grad: bool
 
 
-def check_types(rules: Rules, return_r: object) -> None:
+def check_types(rules: Rules, return_r: object) -> Rules:
     """Check the arguments that are no tensors.
+
+    Returns:
+        The rules with their numbers as floats.
 
     Raises:
         UnsupportedProblemError: one is outside its range, or they contradict each other.
@@ -44,17 +49,29 @@ def check_types(rules: Rules, return_r: object) -> None:
         "return_r": return_r,
     }
     for name, value in flags.items():
-        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
-    for name, number, also in (
-        ("scale", rules.scale, ""),
-        ("r_clamp_max", rules.r_clamp_max, " or None"),
-    ):
         fail_unless(
-            (number is None and bool(also))
-            or (isinstance(number, (int, float)) and not isinstance(number, bool)),
-            f"{name} must be a float{also}, got {type(number).__name__}",
+            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
         )
+    clamp = rules.r_clamp_max
+    rules = rules._replace(
+        scale=options.as_float("scale", rules.scale),
+        r_clamp_max=None if clamp is None else options.as_float("r_clamp_max", clamp, " or None"),
+    )
     check_rules(rules)
+    return rules
+
+
+def check_mask_type(mask: object) -> None:
+    """Check that a mask is an array of some library; its shape and dtype are for later.
+
+    Raises:
+        UnsupportedProblemError: it is something else, e.g. the name of a mask or the class of decays.
+    """
+    if not interop.is_array(mask) or isinstance(mask, type):
+        hint = f": pass an instance, {Decay.__name__}()" if mask is Decay else ""
+        raise UnsupportedProblemError(
+            f"mask must be a tensor or a Decay, got {options.shown(mask)}{hint}"
+        )
 
 
 def check_rules(rules: Rules) -> None:
@@ -77,12 +94,13 @@ def check_call(
     gamma: Sequence[float] | None,
     rules: Rules,
 ) -> None:
-    """Check everything that a call computes with; empty batch or heads are allowed.
+    """Check everything that a call computes with; batch, heads and sequences may be empty.
 
     Raises:
         UnsupportedProblemError: it names no retention that can be computed here.
     """
-    checks.check_tensors(q, k, v)
+    field = "decay" if mask is None else "explicit"
+    checks.check_tensors(q, k, v, op="retnet", mask=field, causal=True)
     check_rules(rules)
     if mask is None:
         gammas.check_log2(log2_gamma, q)
@@ -124,14 +142,20 @@ def check_gradients(
     v: torch.Tensor,
     rules: Rules,
 ) -> None:
-    """Check what the backward is given beside what the forward was; strides are free.
+    """Check the backward's tensors beside those of the forward; strides are free.
 
     Raises:
         UnsupportedProblemError: one is missing, is not what the forward returned, or is no gradient of that.
     """
     shape_o, shape_r = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
-    fail_unless((r is not None) == rules.normalize, "r must be given where rows were divided by it")
-    fail_unless((o is not None) == rules.r_grad, "o must be given for gradients through r")
+    fail_unless(
+        (r is not None) == rules.normalize,
+        f"r must be given where rows were divided by it, and nowhere else, got {options.shown(r)}",
+    )
+    fail_unless(
+        (o is not None) == rules.r_grad,
+        f"o must be given for gradients through r, and for no others, got {options.shown(o)}",
+    )
     for name, x, shape, dtype in (
         ("the gradient of o", grad_o, shape_o, q.dtype),
         ("o", o, shape_o, q.dtype),

@@ -8,8 +8,9 @@ import torch
 
 from ...arch import Policy, naming
 from ...errors import UnsupportedProblemError
-from ..shared import checks, gammas, interop, plain
+from ..shared import checks, gammas, interop, options, plain
 from ..shared.gammas import Decay
+from ..shared.options import TensorLayout
 from . import checks as retnet_checks
 from . import plan as retnet_plan
 from .autograd import RetNetFunction
@@ -26,18 +27,20 @@ def retnet_attn_func(
     mask: Any,
     device_type: str | Policy | type[Policy] | None = None,
     *,
+    layout: TensorLayout = "bhsd",
     scale: float = 1.0,
     causal: bool = False,
     normalize: bool = True,
     r_clamp_max: float | None = None,
     r_grad: bool = False,
     return_r: bool = False,
+    **others: Any,
 ) -> Any:
     """Retention, ``X = (scale q k^T) * mask``, ``o = (X / r) v``, by the fastest kernel known for this problem.
 
-    ``r = clamp(rowsum(|X|), 1, r_clamp_max)``. Neither scores nor weights are ever in memory; nor is the mask, if it is
-    a :class:`Decay`. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU
-    are served by the PyTorch reference.
+    ``r = clamp(rowsum(|X|), 1, r_clamp_max)``. Scores are never in memory, masked or not; nor is the mask, if it is a
+    :class:`Decay`. Kernels are chosen, built and launched as :func:`flash_attn_func`'s are, and tensors on the CPU are
+    served by the PyTorch reference.
 
     q, k, v and a mask that is a tensor have gradients, by kernels too. r is a constant to them, as RetNet trains it,
     unless ``r_grad``. The gradient of the mask is computed only where the mask requires it: it is the one result of the
@@ -54,24 +57,31 @@ def retnet_attn_func(
             by the batch; or a :class:`Decay`, whose gamma has no gradient here.
         device_type: whose search space and tuned picks to use: a policy, its class, a name such as ``"A100"``, or None
             for the GPU that q is on.
-        scale: any finite number, negative and 0 included.
+        layout: ``"bshd"`` where q, k, v and o are ``[batch, seqlen, heads, dim]``; it costs no copy. The mask and r are
+            as they are either way. A call that looks like one of the other layout is warned of once.
+        scale: any finite number, negative and 0 included, NumPy's too.
         causal: the promise that the mask is 0 where ``j > i + seqlen_k - seqlen_q``. What stands there is not read, and
             its gradient is 0. A decay is causal whatever is said here.
         normalize: False for r = 1.
         r_clamp_max: the most that r may be, at least 1; None for no limit.
         r_grad: whether gradients flow through r, where it is the row's own sum.
         return_r: return ``(o, r)``, with r ``[batch, heads_q, seqlen_q]`` in fp32 and without a gradient.
+        others: options of fla at the value that leaves them off: ``cu_seqlens=None``, ``head_first=False``.
 
     Returns:
         o ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, with q's order of dimensions in memory, dense; an array of
-        q's own library if q is not a tensor. Empty batch or heads give empty results.
+        q's own library if q is not a tensor. Empty batch, heads or seqlen_q give empty results, and seqlen_k = 0 gives
+        o = 0 and r = 1.
 
     Raises:
+        UnsupportedArgumentError: another option, or another value of one.
         UnsupportedProblemError: an argument is outside what the kernels support; the message names it.
         UnsupportedArchitectureError: ``device_type`` is unknown, or its kernels cannot run on the GPU of q.
         NotWarmError: a CUDA graph is being captured and the kernel, or the decay, is not ready.
         ToolchainError, BuildError: the kernel had to be built and could not be.
     """
+    if others:
+        options.refuse_others(retnet_attn_func, others, options.RETENTION)
     rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
     # What is plainly right needs no call of the check that knows what is wrong.
     if (
@@ -83,42 +93,52 @@ def retnet_attn_func(
         or type(r_grad) is not bool  # type: ignore[redundant-expr]  # untyped callers
         or type(return_r) is not bool
     ):
-        retnet_checks.check_types(rules, return_r)
-    if isinstance(mask, Decay):
-        weights, gamma_given = None, mask.gamma
-    else:
-        weights, gamma_given = mask, None
+        rules = retnet_checks.check_types(rules, return_r)
+    decay, matrix = (mask, None) if isinstance(mask, Decay) else (None, mask)
+    if decay is None and not isinstance(matrix, torch.Tensor):
+        retnet_checks.check_mask_type(matrix)
     if not (
         isinstance(q, torch.Tensor)
         and isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
-        and (weights is None or isinstance(weights, torch.Tensor))
+        and (matrix is None or isinstance(matrix, torch.Tensor))
     ):
-        return _of_arrays(q, k, v, mask, device_type, rules, return_r)
+        arrays = {"q": q, "k": k, "v": v} | ({} if matrix is None else {"mask": matrix})
+        return interop.call_with_tensors(
+            retnet_attn_func,
+            arrays,
+            **({} if decay is None else {"mask": decay}),
+            device_type=device_type,
+            layout=layout,
+            **rules._asdict(),
+            return_r=return_r,
+        )
+    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
+        return options.call_transposed(
+            retnet_attn_func, q, k, v, mask, device_type, **rules._asdict(), return_r=return_r
+        )
     log2_gamma, gamma = None, None
-    if gamma_given is not None:
-        log2_gamma, gamma = gammas.read(gamma_given, q)
+    if decay is not None and decay.gamma is not None:
+        log2_gamma, gamma = gammas.read(decay.gamma, q)
         if log2_gamma is not None and log2_gamma.requires_grad and torch.is_grad_enabled():
             raise UnsupportedProblemError(
                 "the gamma of a Decay has no gradient in retnet_attn_func, got one with requires_grad=True: "
                 "detach it, or use retention_func"
             )
-    elif weights is None and not isinstance(mask, Decay):
-        raise UnsupportedProblemError("mask must be a tensor or a Decay, got None")
     differentiable = torch.is_grad_enabled() and (
         q.requires_grad
         or k.requires_grad
         or v.requires_grad
-        or (weights is not None and weights.requires_grad)
+        or (matrix is not None and matrix.requires_grad)
     )
     if (
         torch.compiler.is_compiling()
         or not (q.is_cuda and k.is_cuda and v.is_cuda)
-        or (weights is not None and not weights.is_cuda)
-        or plain.addresses(q, k, v, weights, log2_gamma) is None
+        or (matrix is not None and not matrix.is_cuda)
+        or plain.addresses(q, k, v, matrix, log2_gamma) is None
     ):
         return _through_dispatcher(
-            (q, k, v, weights, log2_gamma),
+            (q, k, v, matrix, log2_gamma),
             gamma,
             device_type,
             rules,
@@ -131,7 +151,7 @@ def retnet_attn_func(
             q,
             k,
             v,
-            weights,
+            matrix,
             log2_gamma,
             gamma,
             rules,
@@ -139,34 +159,8 @@ def retnet_attn_func(
             return_r,
             torch.are_deterministic_algorithms_enabled(),
         )
-    o, r = retnet_plan.retnet_forward(q, k, v, (weights, log2_gamma, gamma), rules, name, return_r)
+    o, r = retnet_plan.retnet_forward(q, k, v, (matrix, log2_gamma, gamma), rules, name, return_r)
     return (o, r) if return_r else o
-
-
-def _of_arrays(
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any,
-    device_type: str | Policy | type[Policy] | None,
-    rules: Rules,
-    return_r: bool,
-) -> Any:
-    """The same for arrays of another library."""
-    given = {"q": q, "k": k, "v": v}
-    if not isinstance(mask, Decay):
-        given["mask"] = mask
-    tensors, give_back = interop.all_to_torch(**given)
-    found = retnet_attn_func(
-        tensors["q"],
-        tensors["k"],
-        tensors["v"],
-        tensors.get("mask", mask),
-        device_type,
-        **rules._asdict(),
-        return_r=return_r,
-    )
-    return tuple(map(give_back, found)) if return_r else give_back(found)
 
 
 def _through_dispatcher(

@@ -12,13 +12,16 @@ from ...core import abi
 from ...core.problem import Problem
 from ...serving import dispatch
 from ...serving.loader import LoadedKernel
-from ..shared import gammas, launch
+from ..shared import checks, gammas, launch
 from . import checks as retnet_checks
 from .checks import Rules
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
-Weights = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
+Factors = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
 """The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
+
+_INPUTS = ("q", "k", "v", "mask", "log2_gamma")
+_BACKWARD_INPUTS = (*_INPUTS, "dout", "o", "r")
 
 FORWARD_PLANS = launch.table_of_plans("retnet", "forward")
 BACKWARD_PLANS = launch.table_of_plans("retnet", "backward")
@@ -28,7 +31,7 @@ def retnet_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    weights: Weights,
+    factors: Factors,
     rules: Rules,
     device_type: str,
     return_r: bool,
@@ -39,8 +42,8 @@ def retnet_forward(
         q: ``[batch, heads_q, seqlen_q, dim_qk]`` on a GPU.
         k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
         v: ``[batch, heads_kv, seqlen_k, dim_v]``.
-        weights: what scores are multiplied by.
-        rules: how they become weights.
+        factors: of the scores.
+        rules: how they become the factors of v.
         device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
         return_r: whether r is wanted.
 
@@ -48,7 +51,7 @@ def retnet_forward(
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel is not ready.
     """
-    mask, log2_gamma, gamma = weights
+    mask, log2_gamma, gamma = factors
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(mask),
@@ -62,8 +65,28 @@ def retnet_forward(
     )
     plan = FORWARD_PLANS.get(key)
     if plan is None:
-        retnet_checks.check_call(q, k, v, *weights, rules)
-        plan = _plan_forward(q, k, v, weights, rules, device_type, return_r)
+        retnet_checks.check_call(q, k, v, *factors, rules)
+        checks.notice_exchanged(q, k)
+        in_force = settings.current()
+        outputs = [launch.output(q, v)]
+        if return_r:
+            outputs.append(launch.contiguous("r", q.shape[:3], torch.float32, 1.0))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetNetForwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retnet_checks.make_problem(q, k, v, mask, rules)
+            keep = _decays_to_keep(factors, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            params = _params(problem, rules, q, k, v, mask, keep, o=outputs[0].strides)
+            params.normalize = int(rules.normalize)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_INPUTS, (q, k, v, mask, log2_gamma), strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            keep=keep,
+        )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(q, k, v, mask, log2_gamma)
     return o, rest[0] if rest else None
@@ -74,7 +97,7 @@ def retnet_backward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    weights: Weights,
+    factors: Factors,
     o: torch.Tensor | None,
     r: torch.Tensor | None,
     rules: Rules,
@@ -86,10 +109,10 @@ def retnet_backward(
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides.
-        q: as given to the forward, as are k, v, the weights and the rules.
+        q: as the forward took it, as are k, v, the factors and the rules.
         k: see q.
         v: see q.
-        weights: see q.
+        factors: see q.
         o: what the forward returned, where gradients flow through r.
         r: what the forward returned, where rows were divided by it.
         rules: see q.
@@ -102,11 +125,11 @@ def retnet_backward(
         NotWarmError: a graph is being captured and the kernel is not ready.
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
-    mask, log2_gamma, gamma = weights
+    mask, log2_gamma, gamma = factors
     if mask is not None and need_dmask and mask.shape[0] > 1 and mask.stride(0) == 0:
         # Heads that share their memory would share the sum of their gradients.
         mask = mask.contiguous()
-        weights = (mask, None, None)
+        factors = (mask, None, None)
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(mask),
@@ -122,112 +145,50 @@ def retnet_backward(
         dispatch.generation(),
         id(settings.current()),
     )
+    tensors = (q, k, v, mask, log2_gamma, grad_o, o, r)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
-        retnet_checks.check_call(q, k, v, *weights, rules)
+        retnet_checks.check_call(q, k, v, *factors, rules)
         retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
-        plan = _plan_backward(
-            (q, k, v), weights, (grad_o, o, r), rules, device_type, need_dmask, deterministic
+        in_force = settings.current()
+        rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
+        copies = [name for name, x in rows.items() if not launch.is_readable(x)]
+        strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
+        if r is not None and not r.is_contiguous():
+            copies.append("r")
+        outputs = launch.gradients(dq=q, dk=k, dv=v)
+        if need_dmask and mask is not None:
+            outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
+        kernel: LoadedKernel | None = None
+        params, keep = abi.RetNetBackwardParams(), None
+        if not checks.is_empty(q, k):
+            problem = retnet_checks.make_problem(
+                q, k, v, mask, rules, backward=True, deterministic=deterministic
+            )
+            keep = _decays_to_keep(factors, q)
+            kernel = launch.kernel_of(problem, device_type, q.get_device())
+            strides |= {layout.name: layout.strides for layout in outputs[:3]}
+            if len(outputs) > 3:
+                strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
+            params = _params(problem, rules, q, k, v, mask, keep, **strides)
+            params.r_grad = int(rules.r_grad)
+        plan = launch.Plan(
+            kernel,
+            params,
+            inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
+            outputs=outputs,
+            in_force=in_force,
+            copies=copies,
+            keep=keep,
         )
         BACKWARD_PLANS.remember(key, plan)
-    dq, dk, dv, *rest = plan.run(q, k, v, mask, log2_gamma, grad_o, o, r)
+    dq, dk, dv, *rest = plan.run(*tensors)
     return dq, dk, dv, rest[0] if rest else None
 
 
-def _plan_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    weights: Weights,
-    rules: Rules,
-    device_type: str,
-    return_r: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    mask, log2_gamma, _ = weights
-    o = launch.output(q, v)
-    outputs = [o]
-    if return_r:
-        outputs.append(launch.contiguous("r", q.shape[:3], torch.float32))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetNetForwardParams(), None
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = retnet_checks.make_problem(q, k, v, mask, rules)
-        keep = _decays_to_keep(weights, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        params = _params(problem, rules, q, k, v, mask, keep, o=o.strides)
-        params.normalize = int(rules.normalize)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={"q": q, "k": k, "v": v, "mask": mask, "log2_gamma": log2_gamma},
-        outputs=outputs,
-        in_force=in_force,
-        keep=keep,
-    )
-
-
-def _plan_backward(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    weights: Weights,
-    others: tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None],
-    rules: Rules,
-    device_type: str,
-    need_dmask: bool,
-    deterministic: bool,
-) -> launch.Plan:
-    in_force = settings.current()
-    q, k, v = tensors
-    mask, log2_gamma, _ = weights
-    grad_o, o, r = others
-    rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
-    copies = [name for name, x in rows.items() if not launch.is_readable(x)]
-    strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
-    if r is not None and not r.is_contiguous():
-        copies.append("r")
-    outputs = launch.gradients(dq=q, dk=k, dv=v)
-    if need_dmask and mask is not None:
-        outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
-    kernel: LoadedKernel | None = None
-    params, keep = abi.RetNetBackwardParams(), None
-    if q.shape[0] > 0 and q.shape[1] > 0:
-        problem = retnet_checks.make_problem(
-            q, k, v, mask, rules, backward=True, deterministic=deterministic
-        )
-        keep = _decays_to_keep(weights, q)
-        kernel = launch.kernel_of(problem, device_type, q.get_device())
-        strides |= {layout.name: layout.strides for layout in outputs[:3]}
-        if len(outputs) > 3:
-            strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
-        params = _params(problem, rules, q, k, v, mask, keep, **strides)
-        params.r_grad = int(rules.r_grad)
-    return launch.Plan(
-        kernel,
-        params,
-        q.device,
-        index=q.get_device(),
-        inputs={
-            "q": q,
-            "k": k,
-            "v": v,
-            "mask": mask,
-            "log2_gamma": log2_gamma,
-            "dout": grad_o,
-            "o": o,
-            "r": r,
-        },
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-        keep=keep,
-    )
-
-
-def _decays_to_keep(weights: Weights, q: torch.Tensor) -> torch.Tensor | None:
+def _decays_to_keep(factors: Factors, q: torch.Tensor) -> torch.Tensor | None:
     """The logarithms of decays that are no tensor of the caller's."""
-    mask, log2_gamma, gamma = weights
+    mask, log2_gamma, gamma = factors
     if mask is not None or log2_gamma is not None:
         return None
     return gammas.on_device(gamma, q.shape[1], q.device)

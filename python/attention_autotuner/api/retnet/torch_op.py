@@ -6,7 +6,7 @@ A call has a mask, or logarithms of decays, or decays as numbers, or, with none 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,199 +14,137 @@ from ...operations.retention.reference import decay_mask
 from ...operations.retnet.reference import retnet_attention, retnet_attention_backward
 from ..shared import checks, gammas
 from ..shared.plain import notice
-from ..shared.torch_library import define
+from ..shared.torch_library import define, nothing
 from . import checks as retnet_checks
 from . import plan as retnet_plan
 from .checks import Rules
-
-_WEIGHTS = "Tensor? mask, Tensor? log2_gamma, float[]? gamma"
-_RULES = "float scale, bool causal, bool normalize, float? r_clamp_max, bool r_grad"
-# `r_grad` and `deterministic` are for the gradients that the forward may be asked for later.
-FORWARD = (
-    f"retnet_forward(Tensor q, Tensor k, Tensor v, {_WEIGHTS}, {_RULES}, str device_type, bool return_r, "
-    "bool deterministic) -> (Tensor, Tensor)"
-)
-BACKWARD = (
-    f"retnet_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, {_WEIGHTS}, Tensor? o, Tensor? r, {_RULES}, "
-    "str device_type, bool need_dmask, bool deterministic) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+from .plan import Factors
 
 
-def _weights(
-    mask: torch.Tensor | None, log2_gamma: torch.Tensor | None, gamma: Sequence[float] | None
-) -> retnet_plan.Weights:
-    return mask, log2_gamma, None if gamma is None else tuple(gamma)
+class Forward(NamedTuple):
+    """Arguments of the forward op; ``r_grad`` and ``deterministic`` are for its gradients."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    scale: float
+    causal: bool
+    normalize: bool
+    r_clamp_max: float | None
+    r_grad: bool
+    device_type: str
+    return_r: bool
+    deterministic: bool
 
 
-def _nothing(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What stands in a schema's place for what is not wanted."""
-    return like.new_empty(0, dtype=dtype)
+class Backward(NamedTuple):
+    """Arguments of the backward op."""
+
+    grad_o: torch.Tensor
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None
+    log2_gamma: torch.Tensor | None
+    gamma: tuple[float, ...] | None
+    o: torch.Tensor | None
+    r: torch.Tensor | None
+    scale: float
+    causal: bool
+    normalize: bool
+    r_clamp_max: float | None
+    r_grad: bool
+    device_type: str
+    need_dmask: bool
+    deterministic: bool
 
 
-def _forward_cuda(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    device_type: str,
-    return_r: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    weights = _weights(mask, log2_gamma, gamma)
-    o, r = retnet_plan.retnet_forward(q, k, v, weights, rules, device_type, return_r)
-    return o, _nothing(q, torch.float32) if r is None else r
+Call = Forward | Backward
 
 
-def _forward_cpu(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    *rest: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    o, r = _forward_fake(q, k, v, mask, log2_gamma, gamma, *rules, *rest)
+def rules_of(call: Call) -> Rules:
+    """The rules among a call's arguments."""
+    return Rules(call.scale, call.causal, call.normalize, call.r_clamp_max, call.r_grad)
+
+
+def _factors(call: Call) -> Factors:
+    return call.mask, call.log2_gamma, None if call.gamma is None else tuple(call.gamma)
+
+
+def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    o, r = retnet_plan.retnet_forward(
+        *call[:3], _factors(call), rules_of(call), call.device_type, call.return_r
+    )
+    return o, nothing(call.q) if r is None else r
+
+
+def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    o, r = _forward_fake(call)
     notice("tensors on the CPU: retnet is computed by the PyTorch reference, not by a kernel")
-    if o.numel() > 0:
-        found_o, found_r = retnet_attention(
-            q, k, v, mask_of(q, k, mask, log2_gamma, gamma), **options_of(rules, mask)
-        )
-        o.copy_(found_o)
-        if r.numel() > 0:
-            r.copy_(found_r)
-    return o, r
-
-
-def _forward_fake(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    device_type: str,
-    return_r: bool,
-    deterministic: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    retnet_checks.check_call(q, k, v, mask, log2_gamma, gamma, rules)
-    o = checks.empty_output(q, v)
-    r = q.new_empty(q.shape[:3], dtype=torch.float32) if return_r else _nothing(q, torch.float32)
-    return o, r
-
-
-def _backward_cuda(
-    grad_o: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    o: torch.Tensor | None,
-    r: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    device_type: str,
-    need_dmask: bool,
-    deterministic: bool,
-) -> Gradients:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    weights = _weights(mask, log2_gamma, gamma)
-    dq, dk, dv, dmask = retnet_plan.retnet_backward(
-        grad_o, q, k, v, weights, o, r, rules, device_type, need_dmask, deterministic
+    checks.notice_exchanged(call.q, call.k)
+    if checks.is_empty(call.q, call.k):
+        return o.zero_(), r.fill_(1.0)
+    reference_o, reference_r = retnet_attention(
+        *call[:3], _mask(call), **options_of(rules_of(call), call.mask)
     )
-    return dq, dk, dv, _nothing(q, q.dtype) if dmask is None else dmask
+    o.copy_(reference_o)
+    if call.return_r:
+        r.copy_(reference_r)
+    return o, r
 
 
-def _backward_cpu(
-    grad_o: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    o: torch.Tensor | None,
-    r: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    *rest: Any,
-) -> Gradients:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    results = _backward_fake(grad_o, q, k, v, mask, log2_gamma, gamma, o, r, *rules, *rest)
-    if q.numel() == 0:
-        dq, dk, dv, dmask = results
-        return dq, dk.zero_(), dv.zero_(), dmask.zero_()
-    found = retnet_attention_backward(
-        grad_o,
-        q,
-        k,
-        v,
-        mask_of(q, k, mask, log2_gamma, gamma),
+def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
+    q = call.q
+    retnet_checks.check_call(*call[:6], rules_of(call))
+    r = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_r else nothing(q)
+    return checks.empty_output(q, call.v), r
+
+
+def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
+    *gradients, dmask = retnet_plan.retnet_backward(
+        *call[:4],
+        _factors(call),
+        call.o,
+        call.r,
+        rules_of(call),
+        call.device_type,
+        call.need_dmask,
+        call.deterministic,
+    )
+    return (*gradients, nothing(call.q, call.q.dtype) if dmask is None else dmask)
+
+
+def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
+    results = _backward_fake(call)
+    if checks.is_empty(call.q, call.k):
+        return tuple(x.zero_() for x in results)
+    gradients = retnet_attention_backward(
+        *call[:4],
+        _mask(call),
         need_dmask=results[3].numel() > 0,
-        **options_of(rules, mask),
+        **options_of(rules_of(call), call.mask),
     )
-    for result, gradient in zip(results, found, strict=True):
+    for result, gradient in zip(results, gradients, strict=True):
         if gradient is not None:
             result.copy_(gradient)
     return results
 
 
-def _backward_fake(
-    grad_o: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    o: torch.Tensor | None,
-    r: torch.Tensor | None,
-    scale: float,
-    causal: bool,
-    normalize: bool,
-    r_clamp_max: float | None,
-    r_grad: bool,
-    device_type: str,
-    need_dmask: bool,
-    deterministic: bool,
-) -> Gradients:
-    rules = Rules(scale, causal, normalize, r_clamp_max, r_grad)
-    retnet_checks.check_call(q, k, v, mask, log2_gamma, gamma, rules)
-    retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
-    dq, dk, dv = map(checks.empty_gradient, (q, k, v))
-    if need_dmask and mask is not None:
-        return dq, dk, dv, mask.new_empty(mask.shape)
-    return dq, dk, dv, _nothing(q, q.dtype)
+def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
+    q, k, v, mask, rules = call.q, call.k, call.v, call.mask, rules_of(call)
+    retnet_checks.check_call(*call[1:7], rules)
+    retnet_checks.check_gradients(call.grad_o, call.o, call.r, q, v, rules)
+    dmask = nothing(q, q.dtype)
+    if call.need_dmask and mask is not None:
+        dmask = mask.new_empty(mask.shape)
+    return (*map(checks.empty_gradient, (q, k, v)), dmask)
+
+
+def _mask(call: Call) -> torch.Tensor:
+    return mask_of(call.q, call.k, *_factors(call))
 
 
 def mask_of(
@@ -216,7 +154,7 @@ def mask_of(
     log2_gamma: torch.Tensor | None,
     gamma: Sequence[float] | None,
 ) -> torch.Tensor:
-    """The mask, or what the decay would be as one, for the reference."""
+    """The mask, or the decay as one, for the reference."""
     if mask is not None:
         return mask
     decays = gammas.of_reference(log2_gamma, gamma)
@@ -228,5 +166,9 @@ def options_of(rules: Rules, mask: torch.Tensor | None) -> dict[str, Any]:
     return {**rules._asdict(), "causal": rules.causal or mask is None}
 
 
-FORWARD_OP = define(FORWARD, cuda=_forward_cuda, cpu=_forward_cpu, fake=_forward_fake)
-BACKWARD_OP = define(BACKWARD, cuda=_backward_cuda, cpu=_backward_cpu, fake=_backward_fake)
+FORWARD_OP = define(
+    "retnet_forward", Forward, _forward_cuda, _forward_cpu, _forward_fake, results=2
+)
+BACKWARD_OP = define(
+    "retnet_backward", Backward, _backward_cuda, _backward_cpu, _backward_fake, results=4
+)

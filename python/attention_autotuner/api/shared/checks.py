@@ -5,18 +5,26 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 
 from ...core.problem import DType, Problem
 from ...errors import UnsupportedProblemError
+from .plain import notice
 
 DTYPE_NAMES: dict[torch.dtype, DType] = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 VECTOR_BYTES = 16
 VECTOR_ELEMENTS = 8
 MAX_SCALE = torch.finfo(torch.float32).max
+MANY_HEADS = 64
+MANY_HEADS_A_TOKEN = 4
+LAYOUT_HINT = (
+    'layout="bhsd", the default, is [batch, heads, seqlen, dim]; pass layout="bshd" for '
+    "[batch, seqlen, heads, dim], as flash_attn and fla have it"
+)
 SUPPORTED_DEVICES = ("cuda", "cpu", "meta")
 
 
@@ -24,6 +32,14 @@ def fail_unless(condition: bool, message: str) -> None:
     """Raise :class:`UnsupportedProblemError` with a message unless a condition holds."""
     if not condition:
         raise UnsupportedProblemError(message)
+
+
+def to_float(number: Any) -> float:
+    """A number as a float: infinite where it is an integer beyond all floats."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def check_scale(scale: float, name: str) -> None:
@@ -44,24 +60,23 @@ def check_layout(name: str, x: torch.Tensor) -> None:
         UnsupportedProblemError: it is sparse, nested or of another layout.
     """
     fail_unless(
-        x.layout == torch.strided and not x.is_nested,
-        f"{name} must be a dense strided tensor, got {'nested' if x.is_nested else x.layout}",
+        x.layout == torch.strided and not x.is_nested and not x.is_quantized,
+        f"{name} must be a dense strided tensor, got "
+        + ("nested" if x.is_nested else "quantized" if x.is_quantized else str(x.layout)),
     )
 
 
-def check_dims(name: str, x: torch.Tensor) -> None:
-    """Check that a tensor is ``[batch, heads, seqlen, dim]``.
+def check_dims(name: str, x: torch.Tensor, dims: str = "[batch, heads, seqlen, dim]") -> None:
+    """Check that a tensor has four dimensions, named in the message.
 
     Raises:
-        UnsupportedProblemError: it has more or fewer dimensions.
+        UnsupportedProblemError: it has more or fewer.
     """
-    fail_unless(
-        x.dim() == 4, f"{name} must have 4 dimensions [batch, heads, seqlen, dim], got {x.dim()}"
-    )
+    fail_unless(x.dim() == 4, f"{name} must have 4 dimensions {dims}, got {x.dim()}")
 
 
 def check_places(**tensors: torch.Tensor | None) -> None:
-    """Check that the dispatcher has a kernel to hand tensors to, each given under its name; None is passed over.
+    """Check that the dispatcher has a kernel to hand tensors to, by their names; None is passed over.
 
     Raises:
         UnsupportedProblemError: one is on another kind of device, or in no strided memory.
@@ -76,8 +91,14 @@ def check_places(**tensors: torch.Tensor | None) -> None:
         check_layout(name, x)
 
 
-def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    """Check what q, k and v are and how they fit together; empty batch or heads are allowed.
+def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **problem: Any) -> None:
+    """Check q, k and v and how they fit together; batch, heads and sequences may be empty.
+
+    Args:
+        q: ``[batch, heads_q, seqlen_q, dim_qk]``.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        v: ``[batch, heads_kv, seqlen_k, dim_v]``.
+        problem: the fields of the :class:`Problem` beside their sizes, as far as its limits depend on them.
 
     Raises:
         UnsupportedProblemError: they name nothing that can be computed here.
@@ -95,36 +116,62 @@ def check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         q.device == k.device == v.device,
         f"q, k and v must be on one device, got {q.device}, {k.device} and {v.device}",
     )
-    _check_shapes(q.shape, k.shape, v.shape)
+    _check_shapes(q.shape, k.shape, v.shape, problem)
     for name, x in named:
         fail_unless(
             x.stride(3) == 1, f"{name} must have unit stride in its last dim, got {x.stride(3)}"
         )
 
 
-def _check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> None:
+def _check_shapes(
+    q: Sequence[int], k: Sequence[int], v: Sequence[int], problem: Mapping[str, Any]
+) -> None:
     fail_unless(
         q[0] == k[0] == v[0], f"q, k and v must have one batch, got {q[0]}, {k[0]} and {v[0]}"
     )
     fail_unless(k[1] == v[1], f"k and v must have the same heads, got {k[1]} and {v[1]}")
     if k[1] == 0:
         fail_unless(q[1] == 0, f"heads of k and v must be at least 1 for {q[1]} heads of q, got 0")
-    else:
-        fail_unless(
-            q[1] % k[1] == 0,
-            f"heads of q must be a multiple of heads of k and v, got {q[1]} and {k[1]}",
+    elif q[1] % k[1]:
+        exchanged = k[2] == v[2] > 0 and q[2] > 0 and q[2] % k[2] == 0
+        raise UnsupportedProblemError(
+            f"heads of q must be a multiple of heads of k and v, got {q[1]} and {k[1]}"
+            + (f"; with dims 1 and 2 exchanged they would be: {LAYOUT_HINT}" if exchanged else "")
         )
     fail_unless(q[3] == k[3], f"q and k must have the same dim, got {q[3]} and {k[3]}")
     fail_unless(k[2] == v[2], f"k and v must have the same seqlen, got {k[2]} and {v[2]}")
-    # The limits of sizes and dims are the problem's own; empty batch and heads stand in for any other number.
+    # The limits of sizes and dims are the problem's own; an empty extent stands in for any other number.
     Problem(
         batch=max(q[0], 1),
         heads_q=max(q[1], 1),
         heads_kv=max(k[1], 1) if q[1] else 1,
-        seqlen_q=q[2],
-        seqlen_k=k[2],
+        seqlen_q=max(q[2], 1),
+        seqlen_k=max(k[2], 1),
         dim_qk=q[3],
         dim_v=v[3],
+        **problem,
+    )
+
+
+def is_empty(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Return True where there is no query or no key, so that no kernel has anything to read."""
+    return q.numel() == 0 or k.numel() == 0
+
+
+def notice_exchanged(q: torch.Tensor, k: torch.Tensor) -> None:
+    """Log, once a process, that heads and sequence of checked tensors look exchanged.
+
+    They do where k has many heads, several for each key, and memory in the order of its dimensions: attention of
+    ``[batch, seqlen, heads, dim]`` gives a result of the shape that its caller expects, and wrong numbers.
+    """
+    for x in (q, k):
+        heads, seqlen = x.shape[1], x.shape[2]
+        many = heads >= MANY_HEADS and heads >= MANY_HEADS_A_TOKEN * seqlen
+        if not (many and x.stride(1) >= x.stride(2)):
+            return
+    notice(
+        f"q and k have {MANY_HEADS} heads or more and few tokens, as [batch, seqlen, heads, dim] read as "
+        f"[batch, heads, seqlen, dim] has: {LAYOUT_HINT}"
     )
 
 
@@ -146,7 +193,7 @@ def check_like(
 
 
 def sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
-    """What checked, non-empty tensors say of a problem by their dtype and shapes."""
+    """The fields of a problem that the dtype and shapes of checked, non-empty tensors decide."""
     return {
         "dtype": DTYPE_NAMES[q.dtype],
         "batch": q.shape[0],
@@ -165,7 +212,7 @@ def alignment_bytes(*tensors: torch.Tensor) -> Literal[2, 16]:
 
 
 def is_aligned(x: torch.Tensor) -> bool:
-    """Whether every row of a tensor with unit stride in its last dim starts at a multiple of 16 bytes.
+    """Return True where every row of a tensor with unit stride in its last dim starts at a multiple of 16 bytes.
 
     Strides of dimensions of size 1 do not matter.
     """
@@ -187,12 +234,12 @@ def output_strides(
     """
     fixed = [axis for axis in range(3) if shape[axis] <= 1 or strides[axis] == 0]
     moving = sorted((axis for axis in range(3) if axis not in fixed), key=lambda a: strides[a])
-    found = [0, 0, 0, 1]
+    result = [0, 0, 0, 1]
     step = dim_v
     for axis in [*moving, *reversed(fixed)]:
-        found[axis] = step
+        result[axis] = step
         step *= max(shape[axis], 1)
-    return (found[0], found[1], found[2], 1)
+    return (result[0], result[1], result[2], 1)
 
 
 def empty_output(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""The decay of every head, in whichever way a caller gives it, as the logarithm on the device that kernels read.
+"""The decay of every head, a number, a sequence or a tensor, as the logarithm on the device that kernels read.
 
-What is given as numbers is checked, taken the logarithm of in fp64, and moved to a device once. What is a tensor there
-is used as it is: asking for its values would make the host wait.
+Numbers are checked, their logarithms taken in fp64 and moved to a device once. A tensor on the device is used as it is:
+asking for its values would make the host wait.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...operations.retention.reference import default_log2_gamma
 from . import checks, interop, plain
 
 Floats = tuple[float, ...]
-Given = tuple["torch.Tensor | None", "Floats | None"]
+Read = tuple["torch.Tensor | None", "Floats | None"]
 """The logarithms as a tensor, or the decays as numbers; neither for the usual ones."""
 
 MAX_KEPT = 1024
@@ -41,8 +41,8 @@ class Decay:
         return f"Decay({self.gamma!r})"
 
 
-def read(gamma: Any, q: torch.Tensor) -> Given:
-    """What a caller gives, as ops take it.
+def read(gamma: Any, q: torch.Tensor) -> Read:
+    """Decays as ops take them.
 
     Args:
         gamma: as :class:`Decay` has it, or an array of another library.
@@ -53,7 +53,7 @@ def read(gamma: Any, q: torch.Tensor) -> Given:
         for :func:`check`.
 
     Raises:
-        UnsupportedProblemError: gamma is nothing of that, or a tensor on the CPU with a value outside (0, 1].
+        UnsupportedProblemError: gamma is of another type, or a tensor on the CPU with a value outside (0, 1].
     """
     if gamma is None:
         return None, None
@@ -76,10 +76,10 @@ def _number(x: Any, place: str = "") -> float:
         isinstance(x, Real) and not isinstance(x, bool),
         f"gamma must be None, a number, a sequence of numbers or a tensor, got {type(x).__name__}{place}",
     )
-    return float(x)
+    return checks.to_float(x)
 
 
-def _read_tensor(gamma: torch.Tensor, heads: int, device: torch.device) -> Given:
+def _read_tensor(gamma: torch.Tensor, heads: int, device: torch.device) -> Read:
     checks.check_layout("gamma", gamma)
     checks.fail_unless(
         gamma.is_floating_point() and tuple(gamma.shape) == (heads,),
@@ -94,8 +94,8 @@ def _read_tensor(gamma: torch.Tensor, heads: int, device: torch.device) -> Given
         check(values, heads)
         if not (gamma.requires_grad and torch.is_grad_enabled()):
             return None, values
-    wide = gamma if gamma.dtype == torch.float64 else gamma.float()
-    return wide.log2().to(device, torch.float32), None
+    precise = gamma if gamma.dtype == torch.float64 else gamma.float()
+    return precise.log2().to(device, torch.float32), None
 
 
 def check(gamma: Sequence[float] | None, heads: int) -> None:
@@ -166,13 +166,13 @@ def on_device(gamma: Floats | None, heads: int, device: torch.device) -> torch.T
     """
     check(gamma, heads)
     key = (heads if gamma is None else gamma, device)
-    found = ON_DEVICES.get(key)
-    if found is None:
+    logarithms = ON_DEVICES.get(key)
+    if logarithms is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise NotWarmError(
                 "these decays have to be moved to the GPU first: call it once outside graph capture with the same gamma"
             )
         with torch.inference_mode(False):
-            found = exact_log2(gamma, heads).to(device, torch.float32)
-        ON_DEVICES.remember(key, found)
-    return found
+            logarithms = exact_log2(gamma, heads).to(device, torch.float32)
+        ON_DEVICES.remember(key, logarithms)
+    return logarithms

@@ -13,7 +13,7 @@ from ...errors import UnsupportedProblemError
 
 
 def is_array(value: object) -> bool:
-    """Whether a value offers its memory through DLPack."""
+    """Return True for a value that offers its memory through DLPack."""
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__")
 
 
@@ -23,9 +23,15 @@ def to_torch(name: str, array: Any) -> torch.Tensor:
     Raises:
         UnsupportedProblemError: it is no array, or cannot be shared.
     """
-    if not is_array(array):
+    if not is_array(array) or isinstance(array, type):
         raise UnsupportedProblemError(
             f"{name} must be a torch tensor or an array that offers __dlpack__, got {type(array).__name__}"
+        )
+    strides = getattr(array, "strides", None)
+    if isinstance(strides, tuple) and any(stride < 0 for stride in strides):
+        # Torch has none of those, and its import of them ends the process instead of raising.
+        raise UnsupportedProblemError(
+            f"{name} must have no negative stride, got strides of {strides} bytes: make it contiguous first"
         )
     try:
         tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(array)
@@ -34,6 +40,19 @@ def to_torch(name: str, array: Any) -> torch.Tensor:
             f"{name} ({type(array).__name__}) cannot be read through DLPack: {error}"
         ) from error
     return tensor
+
+
+def check_writable(name: str, array: Any) -> None:
+    """Check that an array of another library may be written to.
+
+    Raises:
+        UnsupportedProblemError: it is marked as read-only, as the memory behind it may be.
+    """
+    interface = getattr(array, "__array_interface__", None)
+    if interface is not None and interface["data"] is not None and interface["data"][1]:
+        raise UnsupportedProblemError(
+            f"{name} must be writable to be updated in place, got a read-only {type(array).__name__}"
+        )
 
 
 def importer(like: Any) -> Callable[[torch.Tensor], Any]:
@@ -54,10 +73,13 @@ def importer(like: Any) -> Callable[[torch.Tensor], Any]:
     return function
 
 
-def all_to_torch(
-    **arrays: Any,
-) -> tuple[dict[str, torch.Tensor], Callable[[torch.Tensor], Any]]:
-    """View arrays as tensors, by their names; and what makes results arrays of the first one's library.
+def call_with_tensors(function: Callable[..., Any], arrays: dict[str, Any], **options: Any) -> Any:
+    """Call a function with views of arrays as tensors, and return its tensors as arrays of the first one's library.
+
+    Args:
+        function: to be called.
+        arrays: its arguments that are arrays, by their names.
+        options: its other arguments.
 
     Raises:
         UnsupportedProblemError: some are tensors, one is no array, or one cannot be shared.
@@ -69,4 +91,8 @@ def all_to_torch(
             f"{', '.join(most)} and {last} must be arrays of one library, got {kinds}"
         )
     tensors = {name: to_torch(name, array) for name, array in arrays.items()}
-    return tensors, importer(next(iter(arrays.values())))
+    give_back = importer(next(iter(arrays.values())))
+    results = function(**tensors, **options)
+    if isinstance(results, tuple):
+        return tuple(None if x is None else give_back(x) for x in results)
+    return give_back(results)

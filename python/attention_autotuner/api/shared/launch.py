@@ -1,4 +1,4 @@
-"""What launch plans of every operation stand on: torch's allocator and stream, the C entry, and the memory of plans."""
+"""The base of every operation's launch plans: torch's allocator and stream, the C entry, and the memory of plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_PLANS = 4096
 """Kinds of call remembered per operation; the oldest are forgotten first."""
 
 SOMEWHERE = 256
-"""What stands for an address that is not known yet."""
+"""Stands for an address that is not known yet."""
 
 Allocate = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]
 
@@ -43,7 +43,7 @@ current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.c
 
 
 def allocator(device: torch.device) -> Allocate:
-    """What makes an uninitialised tensor of ``(shape, strides, dtype)`` on a device, which must be current."""
+    """The maker of uninitialised tensors of ``(shape, strides, dtype)`` on a device, which must be current."""
     if device.type in ("cuda", "cpu"):
         # What Inductor's code allocates with: no parsing of options and no dispatcher, a third of the time.
         guards = getattr(torch._C._dynamo, "guards", None)
@@ -139,7 +139,7 @@ class Launch:
         return address, memoryview(params).cast("B").cast("Q"), params
 
 
-# What CUDA graphs read of what plans keep: graphs may outlive the plans, so it is never let go.
+# Tensors of plans that CUDA graphs read: graphs may outlive the plans, so these are never let go.
 CAPTURED: Table[int, torch.Tensor] = Table("captured", permanent=True)
 
 
@@ -151,21 +151,26 @@ class Layout(NamedTuple):
         shape: elements.
         strides: elements.
         dtype: of the elements.
+        unread: its value where there is nothing to read and so no kernel: a number, or the name of the input that it
+            equals, which is 0 if absent.
     """
 
     name: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    unread: float | str = 0.0
 
 
-def contiguous(name: str, shape: Sequence[int], dtype: torch.dtype) -> Layout:
+def contiguous(
+    name: str, shape: Sequence[int], dtype: torch.dtype, unread: float | str = 0.0
+) -> Layout:
     """The layout of an output whose last dimension moves first, and so on."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
         step *= max(size, 1)
-    return Layout(name, tuple(shape), tuple(reversed(strides)), dtype)
+    return Layout(name, tuple(shape), tuple(reversed(strides)), dtype, unread)
 
 
 def output(q: torch.Tensor, v: torch.Tensor) -> Layout:
@@ -231,6 +236,7 @@ class Plan:
         "_input_words",
         "_launch",
         "_outputs",
+        "_unread",
         "keep",
         "settings",
         "workspace_bytes",
@@ -240,9 +246,7 @@ class Plan:
         self,
         kernel: LoadedKernel | None,
         params: ctypes.Structure,
-        device: torch.device,
         *,
-        index: int,
         inputs: Mapping[str, torch.Tensor | None],
         outputs: Sequence[Layout],
         in_force: settings.Settings,
@@ -252,19 +256,19 @@ class Plan:
         """Prepare a call.
 
         Args:
-            kernel: what to launch; None where there is nothing to read, and outputs are 0.
+            kernel: to be launched; None where there is nothing to read.
             params: complete but for the pointers of inputs and outputs; other pointers stay as they are.
-            device: of all tensors.
-            index: what ``get_device`` says of them.
-            inputs: fields of the params, in the order of :meth:`run`'s arguments, and what is given for them.
-            outputs: what is allocated.
+            inputs: by their fields of the params, in the order of :meth:`run`'s arguments; q is on the device of all.
+            outputs: to be allocated.
             in_force: the present settings.
             copies: those inputs that must be copied before they are read.
             keep: what the params already refer to.
         """
         self.settings = in_force
-        self._allocate = allocator(device)
-        self._index = index
+        q = inputs["q"]
+        assert q is not None
+        self._allocate = allocator(q.device)
+        self._index = index = q.get_device()
         self.keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
         kind = type(params)
@@ -274,13 +278,18 @@ class Plan:
             (word, layout.shape, layout.strides, layout.dtype)
             for word, layout in zip(written, outputs, strict=True)
         ]
+        names = list(inputs)
+        self._unread = [
+            names.index(layout.unread) if isinstance(layout.unread, str) else layout.unread
+            for layout in outputs
+        ]
         self._launch = None
         self.workspace_bytes = 0
         if kernel is not None:
             # A kernel may need more memory for what is there than for what is not: none of it may look absent.
             words = memoryview(params).cast("B").cast("Q")
-            given = words_of(kind, *(name for name, x in inputs.items() if x is not None))
-            for word in (*given, *written):
+            present = words_of(kind, *(name for name, x in inputs.items() if x is not None))
+            for word in (*present, *written):
                 words[word] = SOMEWHERE
             self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
             self.workspace_bytes = self._launch.workspace_bytes
@@ -289,7 +298,7 @@ class Plan:
         """Allocate the outputs and enqueue the kernel on torch's current stream of the tensors' device.
 
         Args:
-            inputs: None for those not given, as when the plan was made.
+            inputs: None for absent ones, as when the plan was made.
 
         Raises:
             torch.OutOfMemoryError: there is no room for the outputs or the workspace.
@@ -301,10 +310,7 @@ class Plan:
             CAPTURED.remember(id(self.keep), self.keep)
         allocate, launch = self._allocate, self._launch
         if launch is None:
-            return [
-                allocate(shape, strides, dtype).zero_()
-                for _, shape, strides, dtype in self._outputs
-            ]
+            return self._without_launch(inputs)
         if self._copies:
             # They live until the launch is enqueued; torch reuses their memory for later work of this stream only.
             inputs = tuple(
@@ -324,6 +330,15 @@ class Plan:
         launch.enqueue(held)
         return results
 
+    def _without_launch(self, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        results = []
+        for (_, shape, strides, dtype), unread in zip(self._outputs, self._unread, strict=True):
+            source = inputs[unread] if isinstance(unread, int) else None
+            result = self._allocate(shape, strides, dtype)
+            fill = unread if isinstance(unread, float) else 0.0
+            results.append(result.fill_(fill) if source is None else result.copy_(source))
+        return results
+
 
 def copy_of(x: torch.Tensor) -> torch.Tensor:
     """A dense copy in memory of its own, whose address is a multiple of 16 bytes as all of torch's are."""
@@ -331,7 +346,7 @@ def copy_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def is_readable(x: torch.Tensor) -> bool:
-    """Whether kernels can read a tensor's rows where they lie, 16 bytes at a time."""
+    """Return True where kernels can read a tensor's rows where they lie, 16 bytes at a time."""
     return x.stride(-1) == 1 and checks.is_aligned(x)
 
 

@@ -52,7 +52,7 @@ def addresses(*tensors: Any) -> list[int] | None:
         or forward_ad._current_level >= 0
     ):
         return None
-    found = []
+    result = []
     try:
         for x in tensors:
             if x is None:
@@ -62,14 +62,14 @@ def addresses(*tensors: Any) -> list[int] | None:
             address = x.data_ptr()
             if not address:
                 return None  # tensors known to be zero, functional wrappers and empty tensors lie nowhere
-            found.append(address)
+            result.append(address)
     except RuntimeError:
         return None  # sparse, or a wrapper that a finished transform left behind
-    return found
+    return result
 
 
 def are_plain(*tensors: Gradient) -> bool:
-    """Whether the dispatcher would do no more with what autograd hands over than call our kernel."""
+    """Return True where the dispatcher would do no more with tensors of autograd than call our kernel."""
     if (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()

@@ -6,8 +6,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-Tensors = Sequence["torch.Tensor | None"]
-Found = list["torch.Tensor | None"]
+from .plain import Gradient, notice
+
+Tensors = Sequence[Gradient]
+
+
+def notice_reference(op: str, q: torch.Tensor) -> None:
+    """Log, once a process, that second derivatives of tensors on a GPU come from the reference."""
+    if q.is_cuda:
+        notice(
+            f"second derivatives of {op} have no kernel: they are computed by the PyTorch reference, which is exact "
+            "but slow"
+        )
+
+
+def zeros_like(tensors: Tensors) -> tuple[Gradient, ...]:
+    """Zeros for every tensor, None for every None."""
+    return tuple(None if x is None else torch.zeros_like(x) for x in tensors)
 
 
 def differentiate_again(
@@ -15,35 +30,35 @@ def differentiate_again(
     inputs: Tensors,
     gradients: Tensors,
     directions: Tensors,
-) -> tuple[Found, Found]:
-    """What a loss of an op's gradients says of what they were computed from.
+) -> tuple[list[Gradient], list[Gradient]]:
+    """Gradients of a loss of an op's gradients by the tensors that those were computed from.
 
     Where gradients are being recorded the result can be differentiated further.
 
     Args:
         function: the op by differentiable steps, of all inputs, in fp32.
-        inputs: of the op; None for those not given.
-        gradients: that were given for the op's outputs; None for none.
+        inputs: of the op; None for absent ones.
+        gradients: of the op's outputs; None for none.
         directions: gradients of the loss by the op's gradients, one for each input; None for those not computed.
 
     Returns:
-        Gradients of the loss by the inputs and by the gradients given, None where those are.
+        Gradients of the loss by the inputs and by the outputs' gradients, None where those are.
     """
     further = torch.is_grad_enabled()
 
-    def wide(x: torch.Tensor | None) -> torch.Tensor | None:
+    def in_fp32(x: torch.Tensor | None) -> torch.Tensor | None:
         """In fp32 and differentiable: by what came before x as well, if anybody may ask."""
         if x is None:
             return None
         if further and x.requires_grad:
-            # Never x itself: the gradients given may depend on it too, and that is not for us to count.
+            # Never x itself: the outputs' gradients may depend on it too, and that is not for us to count.
             return x.view_as(x).float()
         return x.detach().float().requires_grad_()
 
-    leaves, given = [wide(x) for x in inputs], [wide(x) for x in gradients]
+    leaves, by_outputs = [in_fp32(x) for x in inputs], [in_fp32(x) for x in gradients]
     with torch.enable_grad():
         outputs = function(*leaves)
-        pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None]
+        pairs = [(o, g) for o, g in zip(outputs, by_outputs, strict=True) if g is not None]
         wanted = [
             (leaf, d)
             for leaf, d in zip(leaves, directions, strict=True)
@@ -63,7 +78,7 @@ def differentiate_again(
         second = iter(
             torch.autograd.grad(
                 [x for x, _ in moving],
-                [x for x in (*leaves, *given) if x is not None],
+                [x for x in (*leaves, *by_outputs) if x is not None],
                 [d for _, d in moving],
                 create_graph=further,
                 materialize_grads=True,

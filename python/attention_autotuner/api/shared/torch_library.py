@@ -1,37 +1,88 @@
 """The ``torch.library`` that the ops of every operation are defined in.
 
-``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
+An op's arguments are stated once, as the fields of a ``NamedTuple``: its schema is written from them, and what computes
+it takes one. ``Library.define`` and ``impl`` rather than ``custom_op``: a third of its host time a call.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 import torch
+
+from ...core.problem import Form
 
 NAMESPACE = "attention_autotuner"
 
 # Lives as long as the module: the ops vanish with it.
 LIBRARY: Any = torch.library.Library(NAMESPACE, "DEF")  # type: ignore[no-untyped-call]  # torch's own
 
+_SCHEMA_TYPES: dict[Any, str] = {
+    torch.Tensor: "Tensor",
+    torch.Tensor | None: "Tensor?",
+    tuple[float, ...] | None: "float[]?",
+    float: "float",
+    float | None: "float?",
+    bool: "bool",
+    str: "str",
+    Form: "str",
+}
 
-def define(schema: str, *, cuda: Any, cpu: Any, fake: Any) -> Any:
+
+def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "") -> str:
+    """An op's schema in torch's own notation.
+
+    Args:
+        name: of the op.
+        arguments: a ``NamedTuple`` whose fields are the op's arguments, in order.
+        results: how many tensors it returns.
+        mutates: the argument that it overwrites, if any.
+
+    Raises:
+        KeyError: a field has a type that no schema has.
+    """
+    hints = get_type_hints(arguments)
+    fields = []
+    for field in arguments._fields:
+        kind = _SCHEMA_TYPES[hints[field]]
+        fields.append(f"{kind}(a!) {field}" if field == mutates else f"{kind} {field}")
+    outputs = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    return f"{name}({', '.join(fields)}) -> {outputs}"
+
+
+def define(
+    name: str,
+    arguments: type[Any],
+    cuda: Callable[..., Any],
+    cpu: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    results: int,
+    mutates: str = "",
+) -> Any:
     """Add an op to the library.
 
     Args:
-        schema: in torch's own notation.
-        cuda: what computes it on a GPU.
-        cpu: what computes it on the CPU.
-        fake: what makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
+        name: of the op.
+        arguments: as :func:`schema_of` takes them, and ``cuda``, ``cpu`` and ``fake`` one of them.
+        cuda: computes it on a GPU.
+        cpu: computes it on the CPU.
+        fake: makes outputs of the right shape, layout, dtype and device, and refuses bad arguments.
+        results: how many tensors it returns.
+        mutates: the argument that it overwrites, if any.
 
     Returns:
         The op, to be called.
     """
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema)
-    LIBRARY.impl(name, cuda, "CUDA")
-    LIBRARY.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+
+    def of_fields(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *fields: function(arguments(*fields))
+
+    LIBRARY.define(schema_of(name, arguments, results=results, mutates=mutates))
+    LIBRARY.impl(name, of_fields(cuda), "CUDA")
+    LIBRARY.impl(name, of_fields(cpu), "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", of_fields(fake), lib=LIBRARY)
     return getattr(torch.ops.attention_autotuner, name).default
 
 
@@ -40,3 +91,8 @@ def differentiate_by(op: Any, formula: Any, *, setup_context: Any) -> None:
     torch.library.register_autograd(
         f"{NAMESPACE}::{op._opname}", formula, setup_context=setup_context, lib=LIBRARY
     )
+
+
+def nothing(like: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The empty tensor that stands in a schema's place for a result that is not wanted."""
+    return like.new_empty(0, dtype=dtype)

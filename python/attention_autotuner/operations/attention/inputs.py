@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_low
 
@@ -33,8 +33,8 @@ class AttentionForward:
             "lse": (rows, torch.float32),
         }
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`.
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`.
 
         LSE is kept in fp32 while the formula's is that of rounded scores, which in a row of few keys may be exact by
         luck.
@@ -58,7 +58,7 @@ class AttentionBackward:
         self.note = ", with a gradient of LSE" if lse_gradient else ""
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
-        """See :meth:`.Binding.inputs`; o and lse are the truth of the forward pass, rounded."""
+        """See :meth:`.Binding.inputs`; o and lse are the reference of the forward pass, rounded."""
         normal = Normal(problem, seed, device)
         q, k, v = normal.q(), normal.k(), normal.v()
         o, lse = attention(q, k, v, **_mask(problem))
@@ -78,25 +78,29 @@ class AttentionBackward:
             "dv": ((*rows_k, problem.dim_v), dtype),
         }
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`.
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`.
 
         A gradient of attention is a sum of differences, of which ``delta = rowsum(dout o)`` is one side. Where they
         cancel, in rows that see one key or nearly, the eager formula can be exact, while no kernel that is handed a
-        rounded o and sums in fp32 can. What these two are worth widens the distance of the formula from the truth; a
-        shift of delta acts as a gradient of LSE does.
+        rounded o and sums in fp32 can. What these two are worth widens the distance of the formula from the reference;
+        a shift of delta acts as a gradient of LSE does.
         """
         mask, read = _mask(problem), (inputs.q, inputs.k, inputs.v)
         dout, dlse = inputs.tensors["dout"], inputs.tensors.get("dlse")
-        wide = [tensor.float() for tensor in read]  # or the truth would be rounded to their dtype
-        refs = attention_backward(dout, dlse, *wide, **mask)
-        shift = shift_of_delta(inputs, attention(*wide, **mask)[0])
-        shifted = attention_backward(dout, shift if dlse is None else dlse + shift, *wide, **mask)
+        in_fp32 = [
+            tensor.float() for tensor in read
+        ]  # or the reference would be rounded to their dtype
+        refs = attention_backward(dout, dlse, *in_fp32, **mask)
+        shift = shift_of_delta(inputs, attention(*in_fp32, **mask)[0])
+        shifted = attention_backward(
+            dout, shift if dlse is None else dlse + shift, *in_fp32, **mask
+        )
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in read]
             o, lse = attention_low(*leaves, **mask)
-            given = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
-            lows = torch.autograd.grad([out for out, _ in given], leaves, [g for _, g in given])
+            outputs = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
+            lows = torch.autograd.grad([out for out, _ in outputs], leaves, [g for _, g in outputs])
         for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
             yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
 
@@ -107,7 +111,7 @@ def moved_off(ref: torch.Tensor, low: torch.Tensor, width: torch.Tensor) -> torc
 
 
 def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """What sums in fp32 are worth in the LSE of every row: ``[batch, heads_q, seqlen_q]``.
+    """The rounding of sums in fp32 in the LSE of every row: ``[batch, heads_q, seqlen_q]``.
 
     A score is a sum over the head dim, whose terms' magnitudes add up to at most the norms' product; the LSE is the
     largest score plus the logarithm of a sum.
@@ -124,13 +128,13 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
     return FP32_SUM * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
 
 
-def shift_of_delta(inputs: Inputs, o_true: torch.Tensor) -> torch.Tensor:
-    """How far a kernel's rowsum(dout o) may be from the truth: by the rounding of o, and by that of a sum in fp32."""
+def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:
+    """The distance of a kernel's rowsum(dout o) from the reference: the rounding of o and that of a sum in fp32."""
     o, dout = inputs.tensors["o"].float(), inputs.tensors["dout"].float()
     signs = 1.0 - 2.0 * (
         torch.arange(o.shape[2], device=o.device) % 2
     )  # errors of rows add at random
-    return (dout * (o_true - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
+    return (dout * (o_exact - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
 
 
 def _mask(problem: Problem) -> dict[str, Any]:

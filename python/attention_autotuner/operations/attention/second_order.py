@@ -37,7 +37,7 @@ def attention_double_backward(
     dtype: torch.dtype = torch.float32,
     max_scores: int = MAX_SCORES,
 ) -> Derivatives:
-    """What a loss of :func:`.attention_backward`'s results says of its arguments, block by block.
+    """Gradients of a loss of :func:`.attention_backward`'s results by its arguments, block by block.
 
     Made of differentiable steps, so that autograd takes it to any higher order, at the price of keeping every block.
 
@@ -76,7 +76,7 @@ def attention_double_backward(
         for heads in plan.head_blocks():
             keys, values, b, c = (x[heads].to(dtype) for x in (key, value, grad_key, grad_value))
             keys_sum, values_sum = torch.zeros_like(keys), torch.zeros_like(values)
-            rows_found: tuple[list[torch.Tensor], ...] = ([], [], [])
+            of_rows: tuple[list[torch.Tensor], ...] = ([], [], [])
             for rows in plan.row_blocks():
                 queries, a, go, gl = (
                     x[heads, :, rows].to(dtype).flatten(1, 2)
@@ -94,16 +94,16 @@ def attention_double_backward(
                 y = by_ds * e - mean * dp + go @ c.mT
                 z = p * (y - (p * y).sum(-1, keepdim=True))
                 ds, by_dp = p * e, p * (by_ds - mean)
-                found = (scale * (ds @ b + z @ keys), p @ c + by_dp @ values, mean[..., 0])
-                for kept, part in zip(rows_found, found, strict=True):
+                results = (scale * (ds @ b + z @ keys), p @ c + by_dp @ values, mean[..., 0])
+                for kept, part in zip(of_rows, results, strict=True):
                     kept.append(plan.split_rows(part))
                 keys_sum = keys_sum + scale * (ds.mT @ a + z.mT @ queries)
                 values_sum = values_sum + by_dp.mT @ go
-            for kept, parts in zip(by_rows, rows_found, strict=True):
-                kept.append(torch.cat(parts, dim=2))
+            for kept, of_block in zip(by_rows, of_rows, strict=True):
+                kept.append(torch.cat(of_block, dim=2))
             by_key.append(keys_sum)
             by_value.append(values_sum)
-    by_query, by_out, by_sum = (torch.cat(parts) for parts in by_rows)
+    by_query, by_out, by_sum = (torch.cat(of_heads) for of_heads in by_rows)
     return (
         None if grad_o is None else by_out.reshape(grad_o.shape).to(grad_o.dtype),
         None if grad_lse is None else by_sum.reshape(grad_lse.shape).to(grad_lse.dtype),

@@ -10,7 +10,7 @@ import torch
 
 from ...core.problem import Problem
 from ..attention.inputs import moved_off
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
 from .reference import retention_chunkwise, retention_low
@@ -52,8 +52,8 @@ class RetentionForward:
         o = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
         return o | {"final_state": (_state_shape(problem), torch.float32)} if self.final else o
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`."""
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`."""
         read = (inputs.q, inputs.k, inputs.v, gammas_of(inputs.tensors["log2_gamma"]))
         state = inputs.tensors.get("initial_state")
         o_ref, final_ref = retention_chunkwise(*read, initial_state=state)
@@ -106,19 +106,21 @@ class RetentionBackward:
             shapes["dlog2_gamma"] = ((p.batch, p.heads_q), torch.float32)
         return shapes
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`.
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`.
 
         The reference sums gamma's gradient over the batch, kernels do not: so all sequences are read as heads of one.
         Its terms can be far larger than their sum. A rounding of every token's share, each felt as far as the decay
-        reaches, widens the distance of the formula from the truth, which is taken in fp64.
+        reaches, widens the distance of the formula from the reference, which is taken in fp64.
         """
         flat = {name: _as_heads(tensor) for name, tensor in inputs.tensors.items()}
         gamma = gammas_of(inputs.tensors["log2_gamma"]).repeat(problem.batch)
         read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
         state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
         dtype = torch.float64 if self.dgamma else torch.float32
-        q, k, v = (tensor.to(dtype) for tensor in read)  # or the truth would be rounded to theirs
+        q, k, v = (
+            tensor.to(dtype) for tensor in read
+        )  # or the reference would be rounded to theirs
         refs = retention_backward(
             dout.to(dtype),
             dfinal,
@@ -155,11 +157,11 @@ class RetentionBackward:
             o, final = retention_low(q, k, v, decays, initial_state=start)
             wanted = [q, k, v, start, decays if self.dgamma else None]
             leaves = [leaf for leaf in wanted if leaf is not None]
-            given = [(o, dout)] if dfinal is None else [(o, dout), (final, dfinal)]
-            found = iter(
-                torch.autograd.grad([out for out, _ in given], leaves, [g for _, g in given])
+            outputs = [(o, dout)] if dfinal is None else [(o, dout), (final, dfinal)]
+            gradients = iter(
+                torch.autograd.grad([out for out, _ in outputs], leaves, [g for _, g in outputs])
             )
-        return [None if leaf is None else next(found) for leaf in wanted]
+        return [None if leaf is None else next(gradients) for leaf in wanted]
 
 
 def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
@@ -168,7 +170,7 @@ def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded_shares(q: torch.Tensor, dq: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
-    """What the rounding of every token's share ``q . dq`` to q's dtype is worth in the gradient of log2 gamma."""
+    """The effect of rounding every token's share ``q . dq`` to q's dtype on the gradient of log2 gamma."""
     index = torch.arange(1, q.shape[2] + 1, dtype=torch.float64, device=q.device)
     reach = index.minimum(1.0 / (1.0 - gamma[:, None]).clamp(min=2.0**-60))
     shares = (q.double() * dq.double()).sum(-1)[0] * reach

@@ -16,7 +16,7 @@ LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 
 class RetentionSemantics(Semantics):
-    """What retention's problems mean."""
+    """The meaning of retention's problems."""
 
     def check(self, problem: Problem) -> None:
         """Check the limits of sequences.
@@ -45,7 +45,7 @@ class RetentionSemantics(Semantics):
         return problem.direction == "forward" and short
 
     def keys_scored(self, problem: Problem) -> int:
-        """Those of a few chunks: a state stands for the rest."""
+        """The keys of a few chunks: a state stands for the rest."""
         return min(problem.seqlen_k, SEEN_AT_ONCE)
 
     def verified_with(
@@ -58,7 +58,7 @@ class RetentionSemantics(Semantics):
         return [odd, replace(few, seqlen_q=LONG_SEQLEN, seqlen_k=LONG_SEQLEN)]
 
     def flops(self, problem: Problem) -> int:
-        """Those of the recurrence: 2 b h s dqk dv for each product of a token with a state, two forward, five back."""
+        """The recurrence's: 2 b h s dqk dv for each product of a token with a state, two forward, five back."""
         products = 2 if problem.direction == "forward" else 5
         rows = 2 * problem.batch * problem.heads_q * problem.seqlen_q
         return rows * problem.dim_qk * problem.dim_v * products

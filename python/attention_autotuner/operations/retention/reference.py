@@ -257,15 +257,15 @@ def retention_recurrent(
     Raises:
         UnsupportedProblemError: shapes, gamma or the state do not fit.
     """
-    given = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
-    state, outputs = given.state.double(), []
-    decay = powers(given.log2, given.log2.new_ones(1))
+    sequence = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
+    state, outputs = sequence.state.double(), []
+    decay = powers(sequence.log2, sequence.log2.new_ones(1))
     with full_precision():
-        for tokens in given.chunks(1):
-            queries, keys, values = given.read(tokens)
+        for tokens in sequence.chunks(1):
+            queries, keys, values = sequence.read(tokens)
             state = decay * state + keys.mT * values
-            outputs.append(given.scale * (queries @ state.to(given.dtype)))
-    return _concatenated(outputs, given), state.to(given.state.dtype)
+            outputs.append(sequence.scale * (queries @ state.to(sequence.dtype)))
+    return _concatenated(outputs, sequence), state.to(sequence.state.dtype)
 
 
 def retention_parallel(
@@ -284,23 +284,23 @@ def retention_parallel(
     Arguments, results and errors are those of :func:`retention_recurrent`, but for ``max_scores``, the scores held at
     a time.
     """
-    given = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
-    queries, keys, values = given.read(slice(None))
-    index = torch.arange(given.seqlen, dtype=torch.float64, device=q.device)
-    height = max(1, max_scores // max(1, q.shape[0] * q.shape[1] * given.seqlen))
+    sequence = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
+    queries, keys, values = sequence.read(slice(None))
+    index = torch.arange(sequence.seqlen, dtype=torch.float64, device=q.device)
+    height = max(1, max_scores // max(1, q.shape[0] * q.shape[1] * sequence.seqlen))
     outputs = []
     with full_precision():
-        for rows in given.chunks(height):
+        for rows in sequence.chunks(height):
             seen = slice(rows.stop)
-            decay = powers_of_distance(given.log2, index[rows], index[seen]).to(given.dtype)
-            entering = powers(given.log2, index[rows] + 1).to(given.dtype)
+            decay = powers_of_distance(sequence.log2, index[rows], index[seen]).to(sequence.dtype)
+            entering = powers(sequence.log2, index[rows] + 1).to(sequence.dtype)
             scores = (queries[:, :, rows] @ keys[:, :, seen].mT) * decay
-            carried = (entering * queries[:, :, rows]) @ given.state.to(given.dtype)
-            outputs.append(given.scale * (scores @ values[:, :, seen] + carried))
-        leaving = powers(given.log2, given.seqlen - 1 - index).to(given.dtype)
-        whole = powers(given.log2, index.new_full((1,), given.seqlen))
-        state = whole * given.state + (leaving * keys).mT @ values
-    return _concatenated(outputs, given), state.to(given.state.dtype)
+            carried = (entering * queries[:, :, rows]) @ sequence.state.to(sequence.dtype)
+            outputs.append(sequence.scale * (scores @ values[:, :, seen] + carried))
+        leaving = powers(sequence.log2, sequence.seqlen - 1 - index).to(sequence.dtype)
+        whole = powers(sequence.log2, index.new_full((1,), sequence.seqlen))
+        state = whole * sequence.state + (leaving * keys).mT @ values
+    return _concatenated(outputs, sequence), state.to(sequence.state.dtype)
 
 
 def retention_chunkwise(
@@ -319,16 +319,16 @@ def retention_chunkwise(
     Arguments, results and errors are those of :func:`retention_recurrent`, but for ``chunk``, the tokens of a chunk;
     the last may be shorter. Autograd works, but keeps every chunk; :func:`.retention_backward` does not.
     """
-    given = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
-    state, outputs = given.state, []
+    sequence = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
+    state, outputs = sequence.state, []
     with full_precision():
-        for tokens, decays in chunks_with_decays(given, chunk):
-            queries, keys, values = given.read(tokens)
+        for tokens, decays in chunks_with_decays(sequence, chunk):
+            queries, keys, values = sequence.read(tokens)
             scores = (queries @ keys.mT) * decays.inside
-            carried = (decays.entering * queries) @ state.to(given.dtype)
-            outputs.append(given.scale * (scores @ values + carried))
-            state = given.advance(state, keys, values, decays)
-    return _concatenated(outputs, given), state
+            carried = (decays.entering * queries) @ state.to(sequence.dtype)
+            outputs.append(sequence.scale * (scores @ values + carried))
+            state = sequence.advance(state, keys, values, decays)
+    return _concatenated(outputs, sequence), state
 
 
 def retention_low(
@@ -353,17 +353,17 @@ def retention_low(
     )
 
 
-def chunks_with_decays(given: Sequence, length: int) -> Iterator[tuple[slice, Decays]]:
+def chunks_with_decays(sequence: Sequence, length: int) -> Iterator[tuple[slice, Decays]]:
     """The chunks of a sequence, each with its powers of gamma, in order."""
     decays, made_for = None, 0
-    for tokens in given.chunks(length):
+    for tokens in sequence.chunks(length):
         size = tokens.stop - tokens.start
         if decays is None or made_for != size:
-            decays, made_for = Decays.of(given.log2, size, given.dtype), size
+            decays, made_for = Decays.of(sequence.log2, size, sequence.dtype), size
         yield tokens, decays
 
 
-def _concatenated(outputs: list[torch.Tensor], given: Sequence) -> torch.Tensor:
+def _concatenated(outputs: list[torch.Tensor], sequence: Sequence) -> torch.Tensor:
     if outputs:
         return torch.cat(outputs, dim=2)
-    return given.q.new_zeros((*given.q.shape[:3], given.v.shape[-1]), dtype=given.dtype)
+    return sequence.q.new_zeros((*sequence.q.shape[:3], sequence.v.shape[-1]), dtype=sequence.dtype)

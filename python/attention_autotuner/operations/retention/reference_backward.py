@@ -73,55 +73,55 @@ def retention_backward(
             f"checkpoint_every must be at least 1 chunk, got {checkpoint_every}"
         )
     with torch.no_grad(), full_precision():
-        given = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
+        sequence = Sequence.of(q, k, v, gamma, scale, initial_state, dtype)
         if grad_o is None:
             grad_o = q.new_zeros(()).expand(*q.shape[:3], v.shape[-1])
         if grad_state is None:
-            grad_state = torch.zeros_like(given.state)
-        check_state("grad_state", grad_state, tuple(given.state.shape))
-        ds = grad_state.to(given.state.dtype)
+            grad_state = torch.zeros_like(sequence.state)
+        check_state("grad_state", grad_state, tuple(sequence.state.shape))
+        ds = grad_state.to(sequence.state.dtype)
         dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
-        shares = torch.zeros_like(given.log2)  # of the loss by log gamma
-        chunks = list(chunks_with_decays(given, chunk))
-        kept = _checkpoints(given, chunks, checkpoint_every)
+        shares = torch.zeros_like(sequence.log2)  # of the loss by log gamma
+        chunks = list(chunks_with_decays(sequence, chunk))
+        kept = _checkpoints(sequence, chunks, checkpoint_every)
         for index in reversed(range(len(kept))):
             segment = chunks[index * checkpoint_every : (index + 1) * checkpoint_every]
-            states = _states(given, segment, kept[index])
+            states = _states(sequence, segment, kept[index])
             for (tokens, decays), state in zip(reversed(segment), reversed(states), strict=True):
-                go = grad_o[:, :, tokens].to(given.dtype)
+                go = grad_o[:, :, tokens].to(sequence.dtype)
                 if need_dgamma:
-                    shares += _log_gamma_shares(given, tokens, decays, state, go, ds)
-                found, ds = _chunk_gradients(given, tokens, decays, state, go, ds)
-                for total, part in zip((dq, dk, dv), found, strict=True):
+                    shares += _log_gamma_shares(sequence, tokens, decays, state, go, ds)
+                gradients, ds = _chunk_gradients(sequence, tokens, decays, state, go, ds)
+                for total, part in zip((dq, dk, dv), gradients, strict=True):
                     total[:, :, tokens] = part
         dinitial = ds if initial_state is None else ds.to(initial_state.dtype)
         if gamma is None or not need_dgamma:
             return dq, dk, dv, dinitial, None
-        return dq, dk, dv, dinitial, (shares / given.log2.exp2()).to(gamma)
+        return dq, dk, dv, dinitial, (shares / sequence.log2.exp2()).to(gamma)
 
 
-def _checkpoints(given: Sequence, chunks: list[Chunk], every: int) -> list[torch.Tensor]:
+def _checkpoints(sequence: Sequence, chunks: list[Chunk], every: int) -> list[torch.Tensor]:
     """The states before chunk 0, ``every``, ``2 every`` and so on."""
-    kept, state = [], given.state
+    kept, state = [], sequence.state
     for number, (tokens, decays) in enumerate(chunks):
         if number % every == 0:
             kept.append(state)
-        _, keys, values = given.read(tokens)
-        state = given.advance(state, keys, values, decays)
+        _, keys, values = sequence.read(tokens)
+        state = sequence.advance(state, keys, values, decays)
     return kept
 
 
-def _states(given: Sequence, segment: list[Chunk], state: torch.Tensor) -> list[torch.Tensor]:
+def _states(sequence: Sequence, segment: list[Chunk], state: torch.Tensor) -> list[torch.Tensor]:
     """The states before each chunk of a segment, from the first of them."""
     states = [state]
     for tokens, decays in segment[:-1]:
-        _, keys, values = given.read(tokens)
-        states.append(given.advance(states[-1], keys, values, decays))
+        _, keys, values = sequence.read(tokens)
+        states.append(sequence.advance(states[-1], keys, values, decays))
     return states
 
 
 def _chunk_gradients(
-    given: Sequence,
+    sequence: Sequence,
     tokens: slice,
     decays: Decays,
     state: torch.Tensor,
@@ -131,43 +131,43 @@ def _chunk_gradients(
     """Gradients of a chunk's q, k and v, the latter two summed over groups, and of the state before it.
 
     Args:
-        given: the sequence.
+        sequence: the sequence.
         tokens: of the chunk.
         decays: of its length.
         state: before the chunk.
         go: gradient of its outputs.
         ds: gradient of the state after it.
     """
-    queries, keys, values = given.read(tokens)
-    before, after = state.to(given.dtype), ds.to(given.dtype)
+    queries, keys, values = sequence.read(tokens)
+    before, after = state.to(sequence.dtype), ds.to(sequence.dtype)
     a = (queries @ keys.mT) * decays.inside
     da = (go @ values.mT) * decays.inside
-    dq = given.scale * (da @ keys + decays.entering * (go @ before.mT))
-    dk = given.scale * (da.mT @ queries) + decays.leaving * (values @ after.mT)
-    dv = given.scale * (a.mT @ go) + decays.leaving * (keys @ after)
-    seen = given.scale * ((decays.entering * queries).mT @ go)
-    grads = dq, given.over_groups(dk), given.over_groups(dv)
+    dq = sequence.scale * (da @ keys + decays.entering * (go @ before.mT))
+    dk = sequence.scale * (da.mT @ queries) + decays.leaving * (values @ after.mT)
+    dv = sequence.scale * (a.mT @ go) + decays.leaving * (keys @ after)
+    seen = sequence.scale * ((decays.entering * queries).mT @ go)
+    grads = dq, sequence.over_groups(dk), sequence.over_groups(dv)
     return grads, (decays.whole * ds + seen).to(ds.dtype)
 
 
 def _log_gamma_shares(
-    given: Sequence,
+    sequence: Sequence,
     tokens: slice,
     decays: Decays,
     state: torch.Tensor,
     go: torch.Tensor,
     ds: torch.Tensor,
 ) -> torch.Tensor:
-    """What a chunk gives the gradient of log gamma: fp64 ``[heads_q]``; arguments as :func:`_chunk_gradients`."""
-    queries, keys, values = given.read(tokens)
+    """The share of a chunk in the gradient of log gamma: fp64 ``[heads_q]``; arguments as :func:`_chunk_gradients`."""
+    queries, keys, values = sequence.read(tokens)
     length = tokens.stop - tokens.start
     index = torch.arange(length, dtype=torch.float64, device=queries.device)
     inside = (queries @ keys.mT) * decays.inside * (go @ values.mT)
-    entering = (decays.entering * queries) @ state.to(given.dtype) * go
-    leaving = (decays.leaving * keys) @ ds.to(given.dtype) * values
+    entering = (decays.entering * queries) @ state.to(sequence.dtype) * go
+    leaving = (decays.leaving * keys) @ ds.to(sequence.dtype) * values
     terms = (
-        given.scale * (index[:, None] - index) * inside.double(),
-        given.scale * (index + 1)[:, None] * entering.double(),
+        sequence.scale * (index[:, None] - index) * inside.double(),
+        sequence.scale * (index + 1)[:, None] * entering.double(),
         (length - 1 - index)[:, None] * leaving.double(),
         length * decays.whole * (state.double() * ds.double()),
     )

@@ -11,7 +11,7 @@ import torch
 from ...core.problem import Problem
 from ..attention.inputs import FP32_SUM, moved_off, shift_of_delta
 from ..retention.reference import decay_mask
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Truth
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
 from ..shared.blocks import full_precision
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
@@ -23,7 +23,7 @@ EDGE_WIDTH = 2.0**-6  # of a sum of terms in bf16, relative
 
 @dataclass(frozen=True, kw_only=True)
 class _Way:
-    """What the two directions are told alike.
+    """The options of both directions.
 
     Attributes:
         note: as :class:`.Binding` has it.
@@ -45,7 +45,7 @@ class _Way:
     r_clamp_max: float | None = None
     sign: int = 1
 
-    def weights(self, problem: Problem, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
+    def factors(self, problem: Problem, seed: int, device: torch.device) -> dict[str, torch.Tensor]:
         """The mask, or the decay, as params name it."""
         if problem.mask == "decay":
             return {"log2_gamma": log2_gammas(problem.heads_q, device, self.edge)}
@@ -57,10 +57,10 @@ class _Way:
 
     def scalars(self, problem: Problem) -> dict[str, float]:
         """Params beside sizes; scores are about as large as one."""
-        found = {"scale": self.sign * problem.dim_qk**-0.5}
+        values = {"scale": self.sign * problem.dim_qk**-0.5}
         if self.r_clamp_max is not None:
-            found["r_clamp_max"] = self.r_clamp_max
-        return found
+            values["r_clamp_max"] = self.r_clamp_max
+        return values
 
     def rules(self, problem: Problem) -> dict[str, Any]:
         """The same for the reference."""
@@ -112,7 +112,7 @@ class RetNetForward(_Way):
         normal = Normal(problem, seed, device)
         tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v()}
         scalars = self.scalars(problem) | {"normalize": int(self.normalize)}
-        return Inputs(tensors=tensors | self.weights(problem, seed, device), scalars=scalars)
+        return Inputs(tensors=tensors | self.factors(problem, seed, device), scalars=scalars)
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
@@ -120,8 +120,8 @@ class RetNetForward(_Way):
         o = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
         return o | {"r": (rows, torch.float32)} if self.normalize else o
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`.
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`.
 
         r is summed in fp32 while the formula's is that of rounded X, which in a row of few keys may be exact by luck.
         """
@@ -133,7 +133,7 @@ class RetNetForward(_Way):
             yield "r", r_ref, moved_off(r_ref, r_low, self._rounding_of_r(problem, inputs, mask))
 
     def _rounding_of_r(self, problem: Problem, inputs: Inputs, mask: torch.Tensor) -> torch.Tensor:
-        """What sums in fp32 are worth in every r: ``[batch, heads_q, seqlen_q]``.
+        """The rounding of sums in fp32 in every r: ``[batch, heads_q, seqlen_q]``.
 
         The terms of a score add up to at most the product of the norms, those of r to at most the sum of such products.
         """
@@ -160,11 +160,11 @@ class RetNetBackward(_Way):
     dmask: bool = False
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
-        """See :meth:`.Binding.inputs`; r and o are the truth of the forward pass, o rounded."""
+        """See :meth:`.Binding.inputs`; r and o are the reference of the forward pass, o rounded."""
         normal = Normal(problem, seed, device)
         q, k, v = normal.q(), normal.k(), normal.v()
         tensors = {"q": q, "k": k, "v": v, "dout": normal.dout()}
-        tensors |= self.weights(problem, seed, device)
+        tensors |= self.factors(problem, seed, device)
         scalars = self.scalars(problem) | {"r_grad": int(self.r_grad)}
         if self.normalize:
             mask = _mask_of(problem, Inputs(tensors=tensors))
@@ -199,11 +199,13 @@ class RetNetBackward(_Way):
         The other sign moves that dX by ``2 delta / r``: far more than any rounding, and no kernel's fault. They are few
         and given no gradient either.
         """
-        found = torch.zeros(tensors["q"].shape[:3], dtype=torch.bool, device=mask.device)
-        for one in self._heads(problem, tensors["q"], tensors["k"], mask):
-            sums = FP32_SUM * abs(one.scale) * (one.q.abs() @ one.k.abs().mT)
-            found[one.batch, one.head] = ((one.s.abs() < sums) & (one.mask != 0)).any(-1)
-        return found
+        values = torch.zeros(tensors["q"].shape[:3], dtype=torch.bool, device=mask.device)
+        for scored in self._heads(problem, tensors["q"], tensors["k"], mask):
+            sums = FP32_SUM * abs(scored.scale) * (scored.q.abs() @ scored.k.abs().mT)
+            values[scored.batch, scored.head] = ((scored.s.abs() < sums) & (scored.mask != 0)).any(
+                -1
+            )
+        return values
 
     def _heads(
         self, problem: Problem, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor
@@ -241,18 +243,18 @@ class RetNetBackward(_Way):
             shapes["dmask"] = ((heads, p.seqlen_q, p.seqlen_k), dtype)
         return shapes
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """See :meth:`.Binding.truths`.
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """See :meth:`.Binding.references`.
 
         Through r, a gradient is a sum of differences as attention's is: what the rounding of o that a kernel is handed
-        is worth widens the distance of the formula from the truth.
+        is worth widens the distance of the formula from the reference.
         """
         dout, mask = inputs.tensors["dout"], _mask_of(problem, inputs)
         read = (inputs.q, inputs.k, inputs.v)
         rules = self.rules(problem) | {"r_grad": self.r_grad}
         q, k, v = (
             tensor.float() for tensor in read
-        )  # or the truth would be rounded to their dtype
+        )  # or the reference would be rounded to their dtype
         refs = retnet_attention_backward(
             dout.float(), q, k, v, mask, need_dmask=self.dmask, **rules
         )
@@ -262,8 +264,8 @@ class RetNetBackward(_Way):
             lows = torch.autograd.grad(o, leaves if self.dmask else leaves[:3], dout)
         shifts: dict[str, torch.Tensor] = {}
         if self.r_grad:
-            o_true, _ = retnet_attention(q, k, v, mask, **self.rules(problem))
-            shift = shift_of_delta(inputs, o_true)
+            o_exact, _ = retnet_attention(q, k, v, mask, **self.rules(problem))
+            shift = shift_of_delta(inputs, o_exact)
             shifts = self._effect_of_shift(problem, inputs, mask, shift)
         names = ("dq", "dk", "dv", "dmask")
         for name, ref, low in zip(names, refs, lows, strict=False):
@@ -277,7 +279,7 @@ class RetNetBackward(_Way):
     def _effect_of_shift(
         self, problem: Problem, inputs: Inputs, mask: torch.Tensor, shift: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """How far gradients move, at most, when ``rowsum(dout o)`` moves by a shift, one head after the other."""
+        """The most that gradients move when ``rowsum(dout o)`` moves by a shift, one head after the other."""
         q, k, r = inputs.q, inputs.k, inputs.tensors["r"]
         group = problem.heads_q // problem.heads_kv
         moved = {
@@ -287,14 +289,14 @@ class RetNetBackward(_Way):
             moved["dmask"] = torch.zeros_like(mask[:1] if self.shared else mask)
         limit = float("inf") if self.r_clamp_max is None else self.r_clamp_max
         through = (shift / r).masked_fill((r <= 1) | (r >= limit), 0.0)
-        for one in self._heads(problem, q, k, mask):
-            dx = (one.s * one.mask).sign() * through[one.batch, one.head, :, None]
-            ds = one.scale * dx * one.mask
+        for scored in self._heads(problem, q, k, mask):
+            dx = (scored.s * scored.mask).sign() * through[scored.batch, scored.head, :, None]
+            ds = scored.scale * dx * scored.mask
             with full_precision():
-                moved["dq"][one.batch, one.head] = ds @ one.k
-                moved["dk"][one.batch, one.head // group] += ds.mT @ one.q
+                moved["dq"][scored.batch, scored.head] = ds @ scored.k
+                moved["dk"][scored.batch, scored.head // group] += ds.mT @ scored.q
             if self.dmask:
-                moved["dmask"][one.head % moved["dmask"].shape[0]] += dx * one.s
+                moved["dmask"][scored.head % moved["dmask"].shape[0]] += dx * scored.s
         return {name: tensor.abs() for name, tensor in moved.items()}
 
 

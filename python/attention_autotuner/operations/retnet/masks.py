@@ -70,10 +70,10 @@ def spread_sums(problem: Problem, mask: torch.Tensor) -> torch.Tensor:
     wanted = MEDIAN_SUM * octave.exp2()[:, None]
     keys = torch.arange(problem.seqlen_k, device=mask.device)
     hidden = keys > rows[:, None] + problem.causal_offset
-    for one in mask:
-        values = one.float()
+    for of_head in mask:
+        values = of_head.float()
         seen = values.masked_fill(hidden, 0.0) if problem.causal else values
         sums = MEAN_MAGNITUDE * seen.abs().sum(-1, keepdim=True)
         factor = torch.where(sums > 0, wanted / sums, 1.0)
-        one.copy_(values * factor)
+        of_head.copy_(values * factor)
     return mask

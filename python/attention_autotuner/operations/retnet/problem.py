@@ -7,7 +7,7 @@ from ...core.problem import Problem
 
 
 class RetNetSemantics(Semantics):
-    """What retnet's problems mean."""
+    """The meaning of retnet's problems."""
 
     def scale(self, problem: Problem) -> float:
         """One: the formula has no scale of its own."""

@@ -23,7 +23,7 @@ from ..shared.blocks import MAX_SCORES, Blocks, full_precision, summing_dtype
 
 @dataclass(frozen=True, kw_only=True)
 class Normaliser:
-    """How rows are divided.
+    """The rule by which rows are divided.
 
     Attributes:
         normalize: False for r = 1 everywhere.
@@ -106,25 +106,25 @@ class MaskBlocks:
         part, hidden = part.to(dtype), self.hidden(rows)
         return part if hidden is None else part.masked_fill(hidden, 0.0)
 
-    def add(self, total: torch.Tensor, heads: slice, rows: slice, found: torch.Tensor) -> None:
+    def add(self, total: torch.Tensor, heads: slice, rows: slice, gradient: torch.Tensor) -> None:
         """Add a block of gradients to those of the mask.
 
         Args:
             total: shaped like :attr:`mask`.
             heads: which pairs.
             rows: which query rows.
-            found: ``[pairs, group, rows, keys]``.
+            gradient: ``[pairs, group, rows, keys]``.
         """
         hidden = self.hidden(rows)
         if hidden is not None:
-            found = found.masked_fill(hidden, 0.0)
+            gradient = gradient.masked_fill(hidden, 0.0)
         target = total[:, :, rows, : self.plan.keys_seen(rows)]
-        if total.shape[1] < found.shape[1]:
-            found = found.sum(1, keepdim=True)
+        if total.shape[1] < gradient.shape[1]:
+            gradient = gradient.sum(1, keepdim=True)
         if total.shape[0] == 1:
-            target += found.sum(0, keepdim=True)
+            target += gradient.sum(0, keepdim=True)
         else:
-            target.index_add_(0, self._kv_heads(heads), found)
+            target.index_add_(0, self._kv_heads(heads), gradient)
 
     def _kv_heads(self, heads: slice) -> torch.Tensor:
         pairs = torch.arange(heads.start, heads.stop, device=self.mask.device)
@@ -294,8 +294,8 @@ def retnet_attention_backward(
                 queries = query[heads, :, rows].to(dtype).flatten(1, 2)
                 go = grad_out[heads, :, rows].to(dtype).flatten(1, 2)
                 s = plan.split_rows(scale * (queries @ keys[:, :seen].mT))
-                weights = masks.part(heads, rows, dtype)
-                x = s * weights
+                factors = masks.part(heads, rows, dtype)
+                x = s * factors
                 p, r, summed = rule.divide(x)
                 dp = plan.split_rows(go @ values[:, :seen].mT)
                 dx = dp
@@ -303,12 +303,12 @@ def retnet_attention_backward(
                     through = (p * dp).sum(-1, keepdim=True).masked_fill(~summed, 0.0)
                     dx = dx - x.sign() * through
                 dx = (dx / r).to(dtype)
-                ds = (dx * weights).flatten(1, 2)
+                ds = (dx * factors).flatten(1, 2)
                 dq[heads, :, rows] = plan.split_rows(scale * (ds @ keys[:, :seen]))
                 dkeys[:, :seen] += scale * (ds.mT @ queries)
                 dvalues[:, :seen] += p.flatten(1, 2).mT @ go
                 if dmask is not None:
                     masks.add(dmask, heads, rows, (dx * s).to(sums))
             dk[heads], dv[heads] = dkeys, dvalues
-    given = None if dmask is None else dmask.reshape(mask.shape).to(mask.dtype)
-    return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), given
+    dmask_of_dtype = None if dmask is None else dmask.reshape(mask.shape).to(mask.dtype)
+    return dq.reshape(q.shape), dk.reshape(k.shape), dv.reshape(v.shape), dmask_of_dtype

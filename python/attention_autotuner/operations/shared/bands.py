@@ -50,7 +50,7 @@ class Bands:
 
     @classmethod
     def of(cls, problem: Problem, name: str, ndim: int) -> Bands:
-        """Those of an output of a problem.
+        """The bands of an output of a problem.
 
         Args:
             problem: gives lengths and mask. An explicit mask beyond the causal one does not change the bands.

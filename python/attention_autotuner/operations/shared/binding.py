@@ -1,4 +1,4 @@
-"""What the bindings of all operations share: the protocol, and normal tensors of a problem."""
+"""The common base of all operations' bindings: the protocol, and normal tensors of a problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from .tensors import Inputs, Shapes
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COPY_ELEMENTS = 8  # of one 16-byte access
 
-Truth = tuple[str, torch.Tensor, torch.Tensor]  # name, fp32 truth, the formula in the input dtype
+Reference = tuple[
+    str, torch.Tensor, torch.Tensor
+]  # name, fp32 reference, the formula in the input dtype
 
 
 class Binding(Protocol):
@@ -21,7 +23,7 @@ class Binding(Protocol):
 
     @property
     def note(self) -> str:
-        """What sets this way apart, as the end of a sentence; empty for the ordinary call."""
+        """The difference of this way, as the end of a sentence; empty for the ordinary call."""
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """Normal inputs, off 16-byte alignment where the problem says so.
@@ -35,8 +37,8 @@ class Binding(Protocol):
     def output_shapes(self, problem: Problem) -> Shapes:
         """Shape and dtype of every output by its name; those that this way does not want are absent."""
 
-    def truths(self, problem: Problem, inputs: Inputs) -> Iterator[Truth]:
-        """What every output is held against."""
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        """The reference of every output."""
 
 
 class Normal:

@@ -1,4 +1,4 @@
-"""How the reference cuts score matrices into blocks that fit, and keeps its products in full precision."""
+"""The blocks that the reference cuts score matrices into, and full precision for its matrix products."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_SCORES = 2**26
 
 
 def summing_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in for inputs or a computation of a dtype: fp32, or fp64 for fp64."""
+    """The dtype that sums are kept in for inputs or a computation of a dtype: fp32, or fp64 for fp64."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """How the score matrices are cut: over (batch, kv head) pairs, and over rows where one pair is too large."""
+    """The cut of the score matrices: over (batch, kv head) pairs, and over rows where one pair is too large."""
 
     pairs: int
     group: int
@@ -73,7 +73,7 @@ class Blocks:
             yield slice(start, min(start + self.rows_per_block, self.seqlen_q))
 
     def keys_seen(self, rows: slice) -> int:
-        """How many leading keys some row of a block may see, at least one."""
+        """The number of leading keys that some row of a block may see, at least one."""
         if self.offset is None:
             return self.seqlen_k
         last: int = rows.stop + self.offset

@@ -6,7 +6,7 @@ the output dtype at ``max|ref|``. It holds for every head and band of rows by it
 ``low - ref`` are those of the part, so that large values excuse nothing elsewhere.
 
 Callers move ``low`` off the reference by what rounding that no kernel can avoid is worth there, since within a small
-part the formula may be exact by luck or by construction: see the ``truths`` of :mod:`..bindings`.
+part the formula may be exact by luck or by construction: see the ``references`` of :mod:`..bindings`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Comparison:
     norm_error: float = math.nan
     norm_allowed: float = math.nan
     elements: int = 0
-    parts: int = 0
+    groups: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether the output is right."""
+        """True where the output is right."""
         return not self.reason
 
     def __bool__(self) -> bool:
@@ -104,22 +104,22 @@ def check(
     error = converted.masked_fill(masked, 0.0) - exact
     excuse = low.to(ref.dtype) - exact
     excuse = torch.where(excuse.isfinite() & ~masked, excuse, 0.0)
-    parts = _Parts(bands, ref)
-    ref_max, max_error, max_excuse = parts.largest(exact, error, excuse)
-    norm_error, norm_excuse = parts.norms(error, excuse)
+    groups = _Groups(bands, ref)
+    ref_max, max_error, max_excuse = groups.largest(exact, error, excuse)
+    norm_error, norm_excuse = groups.norms(error, excuse)
     eps = EPS_ULPS * units_in_last_place(ref_max, out.dtype)
     of_max = _Side(max_error, MAX_FACTOR * max_excuse + eps)
-    of_norm = _Side(norm_error, NORM_FACTOR * norm_excuse + eps * parts.elements.sqrt())
+    of_norm = _Side(norm_error, NORM_FACTOR * norm_excuse + eps * groups.elements.sqrt())
     reasons = []
     if of_max.wrong.any():
-        at = parts.index_of_largest(error, of_max.worst)
+        at = groups.index_of_largest(error, of_max.worst)
         reasons.append(
             f"largest error {of_max.error:.3g} at {at}, allowed {of_max.allowed:.3g}"
-            f"{parts.describe(of_max.worst)}"
+            f"{groups.describe(of_max.worst)}"
         )
     if of_norm.wrong.any():
         reasons.append(
-            f"norm of the error {of_norm.error:.3g}, allowed {of_norm.allowed:.3g}{parts.describe(of_norm.worst)}"
+            f"norm of the error {of_norm.error:.3g}, allowed {of_norm.allowed:.3g}{groups.describe(of_norm.worst)}"
         )
     if reasons and of_max.wrong.numel() > 1:
         wrong = int((of_max.wrong | of_norm.wrong).sum())
@@ -131,7 +131,7 @@ def check(
         norm_error=of_norm.error,
         norm_allowed=of_norm.allowed,
         elements=out.numel(),
-        parts=of_max.wrong.numel(),
+        groups=of_max.wrong.numel(),
     )
 
 
@@ -155,7 +155,7 @@ class _Side:
         self.error, self.allowed = float(error[self.worst]), float(allowed[self.worst])
 
 
-class _Parts:
+class _Groups:
     """Reductions of tensors of one shape over every head and band; results are ``[heads, bands]``, fp64 on the CPU.
 
     Args:

@@ -28,7 +28,7 @@ Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What a launch reads.
+    """The tensors and scalars that a launch reads.
 
     Attributes:
         tensors: by name: q ``[batch, heads_q, seqlen_q, dim_qk]``, k ``[batch, heads_kv, seqlen_k, dim_qk]``, v with
@@ -83,7 +83,7 @@ class PoisonedWorkspace:
         return storage.data_ptr() + start
 
     def intact(self) -> bool:
-        """Whether nothing was written beside what was asked for."""
+        """Return True where nothing was written beside the memory that was asked for."""
         return all(
             bool((torch.cat((storage[:start], storage[stop:])) == GUARD_BITS[1]).all())
             for storage, start, stop in self._taken
@@ -113,7 +113,7 @@ class SharedWorkspace:
 
 @dataclass(frozen=True, kw_only=True)
 class Outputs:
-    """What a launch writes.
+    """The tensors that a launch writes.
 
     Attributes:
         tensors: by name, such as o and lse, or dq, dk and dv.
@@ -126,7 +126,7 @@ class Outputs:
     storages: tuple[torch.Tensor, ...] = field(default=())
 
     def intact(self) -> bool:
-        """Whether nothing was written beside the tensors."""
+        """Return True where nothing was written beside the tensors."""
         return all(_guards_intact(storage) for storage in self.storages)
 
 
@@ -169,7 +169,7 @@ def bind(
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype hold the same bits, NaN or not."""
+    """Return True where two tensors of one dtype hold the same bits, NaN or not."""
     integer = INTEGERS[a.element_size()]
     return torch.equal(a.view(integer), b.view(integer))
 
@@ -194,8 +194,8 @@ def _guarded(
 def _guards_intact(storage: torch.Tensor) -> bool:
     bits = storage.view(INTEGERS[storage.element_size()])
     expected = GUARD_BITS[storage.element_size()]
-    edges = torch.cat((bits[:GUARD], bits[-GUARD:]))
-    return bool((edges == expected).all())
+    guards = torch.cat((bits[:GUARD], bits[-GUARD:]))
+    return bool((guards == expected).all())
 
 
 def _abi_tensor(tensor: torch.Tensor) -> AbiTensor:

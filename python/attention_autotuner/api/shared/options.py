@@ -1,0 +1,160 @@
+"""Arguments as callers of flash_attn, SDPA and fla know them: layouts, off values, and numbers of other libraries."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ...errors import UnsupportedArgumentError
+from . import checks
+
+TensorLayout = Literal["bhsd", "bshd"]
+LAYOUTS: tuple[str, ...] = ("bhsd", "bshd")
+BHSD = LAYOUTS[0]
+CPU_MEMORY = 1  # kDLCPU of DLPack
+
+
+class Off(NamedTuple):
+    """The value of an option that leaves it off, and a hint for callers who want it on."""
+
+    value: Any = None
+    hint: str = ""
+
+
+MASKS = "attention here takes no mask beside causal=True"
+COMMON = {"cu_seqlens": Off(hint="pad the batch, or call once for each sequence")}
+ATTENTION: Mapping[str, Off] = {
+    "alibi_slopes": Off(),
+    "attn_mask": Off(hint=MASKS),
+    "block_mask": Off(hint=MASKS),
+    "block_table": Off(),
+    "dropout_p": Off(0.0, "apply dropout to o, or train without"),
+    "enable_gqa": Off(True, "heads of q may be any multiple of heads of k and v without it"),
+    "is_causal": Off(
+        False,
+        "SDPA's diagonal is causal=True, causal_alignment='top_left', flash_attn's causal=True",
+    ),
+    "return_attn_probs": Off(False, "return_lse=True returns (o, lse)"),
+    "score_mod": Off(),
+    "softcap": Off(0.0),
+    "window_size": Off((-1, -1)),
+    **COMMON,
+}
+RETENTION: Mapping[str, Off] = {"head_first": Off(False, "layout says it"), **COMMON}
+"""Options of other packages' functions -> the value that leaves each off."""
+
+
+def refuse_others(
+    function: Callable[..., Any], others: Mapping[str, Any], off: Mapping[str, Off]
+) -> None:
+    """Refuse arguments that a function does not have, save options of others at the value that leaves them off.
+
+    Raises:
+        UnsupportedArgumentError: an option is not at that value, or there is no such argument.
+    """
+    for name, value in others.items():
+        option = off.get(name)
+        if option is None:
+            known = inspect.signature(function).parameters
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise UnsupportedArgumentError(
+                f"{function.__name__} has no argument {name!r}, got {name}={shown(value)}{hint}"
+            )
+        plain = value is None or isinstance(value, (Real, list, tuple))
+        same = tuple(value) if isinstance(value, list) else value
+        if not (plain and same == option.value and (same is None) == (option.value is None)):
+            raise UnsupportedArgumentError(
+                f"{function.__name__} has no {name}: it must be {option.value!r}, which leaves it off, "
+                f"got {shown(value)}" + (f"; {option.hint}" if option.hint else "")
+            )
+
+
+def shown(value: object) -> str:
+    """A value for a message: arrays by type and shape only, whose elements may lie on a GPU."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, type):
+        return f"{type(value).__name__} {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def refuse_number(function: str, device_type: object) -> None:
+    """Refuse a number in the place of ``device_type``.
+
+    Raises:
+        UnsupportedArgumentError: it is one, as flash_attn's fourth argument, ``dropout_p``, is.
+    """
+    if isinstance(device_type, Real):
+        raise UnsupportedArgumentError(
+            f"device_type must be a policy, its class, its name or None, got {device_type!r}: the fourth argument "
+            f"of flash_attn's function is dropout_p, that of {function} is device_type"
+        )
+
+
+def as_float(name: str, value: object, also: str = "") -> float:
+    """A number as a float: Python's, NumPy's, or the one element of an array without dimensions on the CPU.
+
+    Args:
+        name: in messages.
+        value: the number.
+        also: what else the argument may be, in messages.
+
+    Raises:
+        UnsupportedProblemError: it is something else, requires a gradient, or lies on a GPU.
+    """
+    number: Any = value
+    if isinstance(value, torch.Tensor):
+        checks.fail_unless(
+            value.device.type == "cpu" and not value.requires_grad,
+            f"{name} must be a number on the CPU without a gradient, got a tensor on {value.device}, "
+            f"requires_grad={value.requires_grad}",
+        )
+        number = value.item() if value.dim() == 0 else value
+    elif getattr(value, "shape", None) == () and hasattr(value, "__dlpack_device__"):
+        number = number.item() if number.__dlpack_device__()[0] == CPU_MEMORY else number
+    checks.fail_unless(
+        isinstance(number, Real) and not isinstance(number, bool),
+        f"{name} must be a float{also}, got {type(value).__name__} {shown(number)}",
+    )
+    return checks.to_float(number)
+
+
+def is_transposed(layout: object, q: object, k: object, v: object) -> bool:
+    """Check a layout; True where q, k and v are tensors to be transposed, which arrays are only once they are tensors.
+
+    Raises:
+        UnsupportedProblemError: there is no such layout, or a tensor has more or fewer than 4 dimensions.
+    """
+    checks.fail_unless(
+        isinstance(layout, str) and layout in LAYOUTS,
+        f"layout must be one of {LAYOUTS}, got {shown(layout)}",
+    )
+    tensors = {"q": q, "k": k, "v": v}
+    if layout == BHSD or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+        return False
+    for name, x in tensors.items():
+        assert isinstance(x, torch.Tensor)
+        checks.check_layout(name, x)
+        checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
+    return True
+
+
+def call_transposed(
+    function: Callable[..., Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *rest: Any,
+    **options: Any,
+) -> Any:
+    """Call a function of ``[batch, heads, seqlen, dim]`` with ``[batch, seqlen, heads, dim]``, o likewise; by views."""
+    result = function(*(x.transpose(1, 2) for x in (q, k, v)), *rest, **options)
+    if isinstance(result, tuple):
+        return (result[0].transpose(1, 2), *result[1:])
+    return result.transpose(1, 2)
