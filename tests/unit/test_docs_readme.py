@@ -1,16 +1,22 @@
-"""README.zh-CN.md says what README.md says: the same sections, code, tables, results and links, in another language."""
+"""Both READMEs: short, alike in sections, code, tables, results and links, with figures of the committed results."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
-from benchmarks.report import BEGIN, END
-from benchmarks.reporting.chinese import chinese
+import pytest
+
 from tests.snippets.pages import CHINESE, REPOSITORY, blocks
 
 ENGLISH = REPOSITORY / "README.md"
+READMES = (ENGLISH, CHINESE)
+RESULTS = REPOSITORY / "benchmarks" / "results" / "nvidia-h200"
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
 FIGURES = re.compile(r"\d+(?:\.\d+)?")
+MOST_LINES, FIRST_IMPORT = 200, 60
 
 
 def text_of(page: Path) -> str:
@@ -20,23 +26,31 @@ def text_of(page: Path) -> str:
 
 def tables(page: Path) -> list[list[str]]:
     """The tables of a page as lists of rows."""
-    found: list[list[str]] = [[]]
+    collected: list[list[str]] = [[]]
     for line in text_of(page).splitlines():
         if line.startswith("|"):
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
+            collected[-1].append(line)
+        elif collected[-1]:
+            collected.append([])
+    return [table for table in collected if table]
 
 
 def links(page: Path) -> list[str]:
-    """Where a page links to, in order, but for the other language."""
-    found = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
-    return [link for link in found if link not in (ENGLISH.name, CHINESE.name)]
+    """Link targets of a page in order, without those to the other language and to its own sections."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
+    return [t for t in targets if t not in (ENGLISH.name, CHINESE.name) and not t.startswith("#")]
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_it_is_short_and_begins_with_code(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    first = next(n for n, line in enumerate(lines, 1) if re.match(r"(from|import) ", line))
+    assert first < FIRST_IMPORT
 
 
 def test_both_have_the_same_sections_in_the_same_order() -> None:
-    levels = [re.findall(r"^(#+) ", text_of(page), re.M) for page in (ENGLISH, CHINESE)]
+    levels = [re.findall(r"^(#+) ", text_of(page), re.M) for page in READMES]
     assert levels[0] == levels[1]
 
 
@@ -55,6 +69,7 @@ def test_both_have_the_same_tables_with_the_same_figures() -> None:
         assert len(ours) == len(theirs), theirs[0]
         for row, other in zip(ours, theirs, strict=True):
             assert row.count("|") == other.count("|"), other
+            assert row.count("**") == other.count("**"), other
             assert FIGURES.findall(row) == FIGURES.findall(other), other
 
 
@@ -68,23 +83,49 @@ def test_each_links_to_the_other() -> None:
 
 
 def test_both_make_as_many_points() -> None:
-    points = [re.findall(r"^- ", text_of(page), re.M) for page in (ENGLISH, CHINESE)]
+    points = [re.findall(r"^- ", text_of(page), re.M) for page in READMES]
     assert len(points[0]) == len(points[1])
 
 
-def results_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
+    text = text_of(CHINESE)
+    assert re.findall(r"[\u3000-\u9fff\uff00-\uffef] +[\u3000-\u9fff\uff00-\uffef]", text) == []
+    prose = [bool(re.match(r"[^\s|#<-]|\s+\S", line)) for line in text.splitlines()]
+    assert not any(a and b for a, b in zip(prose, prose[1:], strict=False)), "a paragraph a line"
 
 
-def test_results_are_translated_whole_and_are_the_same() -> None:
-    assert chinese(results_of(ENGLISH)) == results_of(CHINESE), "python -m benchmarks.report"
-    for line in results_of(CHINESE).splitlines():
-        known = line.startswith(("|", "<")) or not line or re.search(r"[\u4e00-\u9fff]", line)
-        assert known, f"no rule of benchmarks/reporting/chinese.py translates: {line}"
-        assert not re.search(r"[\u4e00-\u9fff] [\u4e00-\u9fff]", line), (
-            line
-        )  # no spaces between words
-    for header in re.findall(r"^(\|.*\|)\n\|---", results_of(CHINESE), re.MULTILINE):
-        for cell in header.strip("|").split("|"):
-            english = re.fullmatch(r"[a-z, +]{4,}", cell.strip())
-            assert not english, f"no rule translates the heading {cell}"
+# --- results --------------------------------------------------------------------------------------
+
+
+def geometric_mean(benchmark: str, peer: str) -> float:
+    """Our speed over a peer's in a result file."""
+    document: dict[str, Any] = json.loads((RESULTS / f"{benchmark}.json").read_text("utf-8"))
+    return float(document["summary"][peer]["geometric_mean"])
+
+
+def test_the_figures_above_are_those_of_the_results() -> None:
+    forward = geometric_mean("attention_forward", "sdpa_flash")
+    backward = geometric_mean("attention_backward", "sdpa_flash")
+    retention = geometric_mean("retention", "fla_forward")
+    cudnn = geometric_mean("attention_backward", "sdpa_cudnn")
+    for sentence in (
+        f"attention {forward:.2f}x FlashAttention-2 forward and {backward:.2f}x backward",
+        f"retention {retention:.2f}x fla.",
+        f"our attention has {cudnn:.2f} of its speed backward",
+    ):
+        assert sentence in text_of(ENGLISH)
+    expected = [f"{mean:.2f}" for mean in (forward, backward, retention, cudnn)]
+    head = text_of(CHINESE).split("\n## ", 1)[0]
+    assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_a_row_is_bold_where_the_other_is_faster(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count(BEGIN) == text.count(END) == 1
+    head, _, *rows = text.split(BEGIN)[1].split(END)[0].strip().splitlines()
+    mean = head.split("|").index(" mean " if page == ENGLISH else " 平均 ")
+    assert any("cuDNN" in row for row in rows)
+    for row in rows:
+        cell = row.split("|")[mean].strip()
+        assert cell.startswith("**") == (float(cell.strip("*")) < 1.0), row
