@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -91,7 +92,7 @@ def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
     text = text_of(CHINESE)
     assert re.findall(r"[\u3000-\u9fff\uff00-\uffef] +[\u3000-\u9fff\uff00-\uffef]", text) == []
     prose = [bool(re.match(r"[^\s|#<-]|\s+\S", line)) for line in text.splitlines()]
-    assert not any(a and b for a, b in zip(prose, prose[1:], strict=False)), "a paragraph a line"
+    assert not any(a and b for a, b in itertools.pairwise(prose)), "a paragraph a line"
 
 
 # --- results --------------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def inputs(dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def starting_state() -> torch.Tensor:
-    """The state after earlier tokens. From nothing, the first token's output is one number times v: where that number is
-    near 0, so is the divisor of the heads' norm, and rounding decides.
+    """The state after earlier tokens. From nothing, the first token's output is one number times v: where that
+    number is near 0, so is the divisor of the heads' norm, and rounding decides.
     """
     shape = (2, HEADS, DIM // HEADS, 2 * DIM // HEADS)
     return torch.randn(shape, generator=torch.Generator().manual_seed(2))
