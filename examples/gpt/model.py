@@ -62,11 +62,11 @@ class SelfAttention(nn.Module):
         self.to_qkv = nn.Linear(config.dim, sum(self.heads) * config.head_dim, bias=False)
         self.out = nn.Linear(config.dim, config.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """From ``[batch, seqlen, dim]`` to the same."""
         qkv = self.to_qkv(x).unflatten(-1, (-1, self.head_dim))  # [batch, seqlen, heads, head_dim]
         q, k, v = qkv.split(self.heads, dim=2)
-        q, k = turn(q, angles), turn(k, angles)
+        q, k = turn(q, rotation), turn(k, rotation)
         # Transposed views: attention reads them where they lie, and its output lies as q does.
         o = self.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
         return self.out(o.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # a module's
@@ -83,9 +83,9 @@ class Block(nn.Module):
         self.gate_and_up = nn.Linear(config.dim, 2 * config.hidden, bias=False)
         self.out = nn.Linear(config.hidden, config.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
         """From ``[batch, seqlen, dim]`` to the same."""
-        x = x + self.attention(self.attention_norm(x), angles)
+        x = x + self.attention(self.attention_norm(x), rotation)
         gate, up = self.gate_and_up(self.feed_forward_norm(x)).chunk(2, dim=-1)
         return x + self.out(functional.silu(gate) * up)  # type: ignore[no-any-return]
 
@@ -93,13 +93,15 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """The model; everything but the attention function follows from the config and torch's seed."""
 
-    angles: torch.Tensor
+    rotation: torch.Tensor
 
     def __init__(self, config: GPTConfig, attention: Attention) -> None:
         super().__init__()
         frequencies = ROTARY_BASE ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
         angles = torch.outer(torch.arange(config.seqlen), frequencies)[:, None]  # a head, its pairs
-        self.register_buffer("angles", angles, persistent=False)
+        self.register_buffer(
+            "rotation", torch.stack((angles.cos(), angles.sin())), persistent=False
+        )
         self.embedding = nn.Embedding(config.vocabulary, config.dim)
         self.blocks = nn.ModuleList(Block(config, attention) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.dim)
@@ -110,6 +112,6 @@ class GPT(nn.Module):
         """The mean cross-entropy of the next token, nats a token, fp32; both are int64 ``[batch, seqlen]``."""
         x = self.embedding(tokens)
         for block in self.blocks:
-            x = block(x, self.angles[: tokens.shape[1]])
+            x = block(x, self.rotation[:, : tokens.shape[1]])
         logits = self.head(self.norm(x))
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())

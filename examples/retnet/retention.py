@@ -43,7 +43,8 @@ def rotate(x: torch.Tensor, position: int | torch.Tensor) -> torch.Tensor:
     """
     pairs = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=torch.float32) / x.shape[-1]
     positions = position + torch.arange(x.shape[1], device=x.device)
-    return turn(x, positions[:, None, None] * ROTARY_BASE**-pairs)  # [seqlen, 1 head, pairs]
+    angles = positions[:, None, None] * ROTARY_BASE**-pairs  # [seqlen, 1 head, pairs]
+    return turn(x, torch.stack((angles.cos(), angles.sin())))
 
 
 class GatedHeads(nn.Module):

@@ -59,8 +59,8 @@ def initialise(model: nn.Module, layers: int) -> None:
             nn.init.normal_(parameter, std=INITIAL_DEVIATION / shrink)
 
 
-def turn(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Rotate the pairs ``x[..., i]`` and ``x[..., i + dim / 2]`` by angles; in fp32 at least."""
-    cos, sin = angles.cos(), angles.sin()
+def turn(x: torch.Tensor, rotation: torch.Tensor) -> torch.Tensor:
+    """Rotate the pairs ``x[..., i]`` and ``x[..., i + dim / 2]``, by cosines and sines of angles; in fp32 at least."""
+    cos, sin = rotation
     a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
