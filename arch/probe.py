@@ -146,7 +146,7 @@ class CudaDriver:
             self._library = ctypes.CDLL(DRIVER_LIBRARY)
         except OSError as error:
             raise UnsupportedArchitectureError(
-                f"this machine has no CUDA driver ({DRIVER_LIBRARY} cannot be loaded: {error}); "
+                f"this machine has no CUDA driver: {DRIVER_LIBRARY} cannot be loaded; "
                 "name the architecture instead, e.g. device_type='A100'"
             ) from error
         self._check(self._library.cuInit(0), "cuInit")

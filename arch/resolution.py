@@ -99,7 +99,7 @@ def resolve(device_type: str | Policy | type[Policy] | None) -> Policy:
     try:
         detect()
     except UnsupportedArchitectureError as error:
-        present = f" ({error})"
+        present = "; " + str(error).partition(";")[0]
     here = {name: policy for (folder, name), policy in PROBED.items() if folder == cache_dir}
     if wanted in here:
         return here[wanted]

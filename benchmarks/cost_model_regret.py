@@ -24,6 +24,7 @@ from typing import Any
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
+from attention_autotuner.codegen.files import read_text, write_atomic
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     measuring.add_argument("--seconds", type=float, default=15.0, help="of rounds per problem")
     measuring.add_argument("--problems", type=int, nargs="*", help="indices into the four")
     measuring.add_argument("--build-only", action="store_true")
-    measuring.add_argument("--output", type=Path)
+    measuring.add_argument("--output", type=Path, help="packed where the name ends in .gz")
     fitting = commands.add_parser("fit", help="fit the coefficients to measured files")
     fitting.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args(arguments)
@@ -126,7 +127,7 @@ def measure(options: argparse.Namespace) -> int:
     print(json.dumps(summary, indent=1))
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_atomic(options.output, json.dumps(result) + "\n")
     return 0
 
 
@@ -262,7 +263,7 @@ def fit(files: Sequence[Path]) -> int:
     samples: list[Sample] = []
     documents = []
     for path in files:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(read_text(path))
         policy = type(resolve(result["policy"]))(spec_from(result["spec"]))
         for document in result["problems"]:
             problem = Problem(**document["problem"])

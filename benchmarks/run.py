@@ -4,7 +4,7 @@ r"""Named cases against everyone who computes the same: one table and one result
     python -m benchmarks.run --suite models,short --budget-seconds 120
     python -m benchmarks.run --suite models --filter llama --peers sdpa_flash,flex --direction step --dtype bf16
 
-Nothing is tuned: our kernels are what a call would run, from the user's records, the shipped or predicted picks, or the
+Nothing is tuned: our kernels are what a call would run, from the user's records, the shipped picks, or the
 default. All of them are built first, in parallel; each is verified on the case, then raced against the peers in random
 order, round after round, in one process with a cold L2. Rows of earlier runs stay in the file until they are measured
 anew. Status 1 means that something was not measured, 2 that there is no GPU.

@@ -1,22 +1,34 @@
-"""Reads the recorded searches in tests/data/tuning_logs; see the README there for what maps and what does not."""
+"""Recorded searches of another implementation: timings that the cost model is held against where no GPU of ours was.
+
+``recorded_searches.csv`` has attention forward, fp16, batch 4, 8 heads, sequence length 2048, not causal, on an A100
+and an RTX 4090: figures taken, in columns of our own and to a nanosecond, from the tables that the public
+repository smallscientist1/attention_autotuner keeps under ``docs/tuning_result_*``. Where power clocks were and how
+often each was run is not known.
+
+The kernels are others, of the same ``mma.sync`` and ``cp.async`` instructions. Most columns are knobs of ours: ``p_in``
+says where P lies between the two GEMMs, and ``warps_n`` how many warps share the keys where that is shared memory. Some
+are not, and count through the shared memory that they need: V in slices of ``v_rows`` keys, ``stages_v`` of them.
+"""
 
 from __future__ import annotations
 
-import itertools
+import csv
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.arch.spec import ArchSpec
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.cost_model import predict
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.coefficients import Coefficients
 from attention_autotuner.kernels.shared.estimates import expected_usage
 
-FOLDER = Path(__file__).resolve().parents[1] / "tests" / "data" / "tuning_logs"
+TABLE = Path(__file__).with_name("recorded_searches.csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,65 +67,42 @@ class Log:
         )
 
 
-def parse_config(line: str) -> dict[str, str]:
-    """The fields of a ``Config(...)`` line."""
-    body = line.removeprefix("Config(").removesuffix(")")
-    return dict(part.strip().split("=") for part in body.split(","))
+def read_logs() -> list[Log]:
+    """All searches, in the order of the table."""
+    with TABLE.open(encoding="utf-8", newline="") as lines:
+        rows = groupby(csv.DictReader(lines), lambda row: (row["gpu"], row["dim_qk"], row["dim_v"]))
+        return [_log(gpu, int(qk), int(v), list(group)) for (gpu, qk, v), group in rows]
 
 
-def read_log(path: Path) -> Log:
-    """A file of the folder, parsed; of runs that map to one candidate the fastest is kept."""
-    gpu, _, dim_qk, dim_v = path.stem.split("_")
-    problem = Problem(
-        batch=4,
-        heads_q=8,
-        heads_kv=8,
-        seqlen_q=2048,
-        seqlen_k=2048,
-        dim_qk=int(dim_qk),
-        dim_v=int(dim_v),
-    )
-    lines = [line.strip() for line in path.read_text().splitlines()]
-    lines = lines[: lines.index("best config:")]
-    best: dict[tuple[Candidate, int], float] = {}
-    for config, time in itertools.pairwise(lines):
-        if not config.startswith("Config("):
-            continue
-        run = _run(problem, parse_config(config), float(time) * 1e3)
-        key = (run.candidate, run.smem_bytes)
-        best[key] = min(best.get(key, run.measured_us), run.measured_us)
-    runs = tuple(
-        LoggedRun(candidate=candidate, smem_bytes=smem, measured_us=time)
-        for (candidate, smem), time in best.items()
-    )
-    return Log(name=path.stem, problem=problem, spec=resolve(gpu).spec, runs=runs)
+def _log(gpu: str, dim_qk: int, dim_v: int, rows: list[dict[str, str]]) -> Log:
+    """One search; of runs that map to one candidate and as much shared memory the fastest is kept."""
+    problem = of_shape((4, 8, 2048, dim_qk, dim_v))
+    fastest: dict[tuple[Candidate, int], LoggedRun] = {}
+    for run in sorted((_run(problem, row) for row in rows), key=lambda run: run.measured_us):
+        fastest.setdefault((run.candidate, run.smem_bytes), run)
+    name = f"{gpu} {dim_qk}/{dim_v}"
+    return Log(name=name, problem=problem, spec=resolve(gpu).spec, runs=tuple(fastest.values()))
 
 
-def _run(problem: Problem, config: dict[str, str], measured_us: float) -> LoggedRun:
-    warps = int(config["Nthreads"]) // 32
-    shared = config["fuse_type"] == "shared"
-    warps_n = int(config["warps_mma1_n"]) if shared else 1
-    stages, k_slice = int(config["num_stages_qk"]), int(config["BlockKSmem"])
-    candidate = Candidate(
-        dtype="fp16",
-        class_qk=problem.class_qk,
-        class_v=problem.class_v,
-        knobs=ForwardKnobs(
-            block_m=int(config["Br"]),
-            block_n=int(config["Bc"]),
-            warps_m=warps // warps_n,
+def _run(problem: Problem, row: Mapping[str, str]) -> LoggedRun:
+    """A row as a candidate of ours, with the shared memory of the other implementation."""
+    number = {name: int(text) for name, text in row.items() if text.isdecimal()}
+    shared = row["p_in"] == "shared"
+    warps_n = number["warps_n"]
+    candidate = Candidate.of(
+        problem,
+        ForwardKnobs(
+            block_m=number["block_m"],
+            block_n=number["block_n"],
+            warps_m=number["warps"] // warps_n,
             warps_n=warps_n,
-            num_stages=stages,
-            k_slice=k_slice,
+            num_stages=number["stages_qk"],
+            k_slice=number["k_slice"],
         ),
     )
-    elements = stages * (candidate.knobs.block_m + candidate.knobs.block_n) * k_slice
-    elements += int(config["num_stages_v"]) * int(config["BlockKSmem2"]) * problem.dim_v
-    if shared:
-        elements += candidate.knobs.block_m * candidate.knobs.block_n
+    block_m, block_n = number["block_m"], number["block_n"]
+    elements = number["stages_qk"] * (block_m + block_n) * number["k_slice"]
+    elements += number["stages_v"] * number["v_rows"] * problem.dim_v
+    elements += block_m * block_n if shared else 0
+    measured_us = float(row["ms"]) * 1e3
     return LoggedRun(candidate=candidate, smem_bytes=2 * elements, measured_us=measured_us)
-
-
-def read_logs() -> list[Log]:
-    """All of them, in the order of their names."""
-    return [read_log(path) for path in sorted(FOLDER.glob("*.txt"))]

@@ -142,7 +142,7 @@ def _version(library: str) -> str | None:
 def evidence_file(folder: Path, gpu_name: str) -> Path:
     """The evidence for a GPU's shipped picks; that for the package's own is among the results."""
     if folder.resolve() == TUNED:
-        return RESULTS / slug(gpu_name) / "records.jsonl"
+        return RESULTS / slug(gpu_name) / "records.jsonl.gz"
     return evidence_path(folder, gpu_name)
 
 

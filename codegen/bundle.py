@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 INDEX = "index.json"
 SCHEMA = 1
 FILES = (SOURCE, LIBRARY, RECORD, LOG)
-LAYERS = ("record", "shipped", "predicted", "default")  # in the order in which they are asked
+# In the order in which they are asked; `predicted` picks are in bundles that earlier versions wrote.
+LAYERS = ("record", "shipped", "predicted", "default")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,16 +55,33 @@ def sync_tree(folder: Path) -> None:
     sync_folder(folder)
 
 
+def read_text(path: Path) -> str:
+    """The text of a file, of one whose name ends in ``.gz`` unpacked.
+
+    Raises:
+        OSError: it cannot be read, or is not what its name says.
+        UnicodeDecodeError: it is no UTF-8.
+    """
+    content = path.read_bytes()
+    try:
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (EOFError, zlib.error) as error:
+        raise OSError(f"{path} is cut short or damaged: {error}") from error
+
+
 def write_atomic(path: Path, text: str) -> None:
-    """Write a file under its name only once it is whole and durable.
+    """Write a file under its name only once it is whole and durable; packed where the name ends in ``.gz``.
 
     Raises:
         OSError: the folder cannot be written; no part of the file is left.
     """
+    content = text.encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)  # the same bytes for the same text
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)

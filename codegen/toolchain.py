@@ -195,7 +195,10 @@ def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
     """
     if nvcc is not None:
         given = Path(nvcc)
-        compiler = probe_nvcc(given / "bin" / "nvcc" if given.is_dir() else given)
+        try:
+            compiler = probe_nvcc(given / "bin" / "nvcc" if given.is_dir() else given)
+        except ToolchainError as error:
+            raise ToolchainError(f"ATTENTION_AUTOTUNER_NVCC={nvcc}: {error}") from error
         try:
             _check_driver(compiler)
         except ToolchainError as error:

@@ -78,5 +78,7 @@ def run_tool(
             timeout=seconds,
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired as error:
         raise ToolchainError(f"cannot run {command[0]}: {error}") from error
+    except OSError as error:
+        raise ToolchainError(f"cannot run {command[0]}: {error.strerror or error}") from error

@@ -1,1 +1,1 @@
-"""The tests; helpers that several of them share are imported from here by their full name."""
+"""The tests; helpers shared by several of them are imported from here by their full name."""

@@ -1,4 +1,4 @@
-"""Candidates for tests, written as one flat list of what matters."""
+"""Candidates for tests, each written as one flat list of the fields that matter."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ ROWS = RowPass(block_rows=128, block_columns=32, warps=4, num_stages=2)
 
 
 def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:
-    """A forward candidate like ``base`` but for fields of the candidate or of its knobs."""
+    """A forward candidate like ``base``, with other values of some fields of the candidate or of its knobs."""
     knobs = {name: value for name, value in changes.items() if name in _FORWARD}
     rest = {name: value for name, value in changes.items() if name not in _FORWARD}
     return replace(base, knobs=replace(base.knobs, **knobs), **rest)
 
 
 def backward(plan: str, **changes: Any) -> Candidate:
-    """A backward candidate of a plan with middling passes, but for given fields of the candidate or of its knobs."""
+    """A backward candidate of a plan with medium tiles, and other values of some fields of it or of its knobs."""
     passes: dict[str, dict[str, Any]] = {
         "fused": {"keys": KEYS},
         "pair": {"keys": KEYS, "dq": ROWS},
@@ -63,7 +63,7 @@ RETENTION: dict[str, Any] = {
 
 
 def retention(kind: str, **changes: Any) -> Candidate:
-    """A retention candidate of a form, or of ``backward``, but for given fields."""
+    """A retention candidate of a form, or of ``backward``, with other values of some fields."""
     direction: Any = "backward" if kind == "backward" else "forward"
     values: dict[str, Any] = {"knobs": RETENTION[kind], "class_qk": 64, "class_v": 64}
     return replace(PLAIN, op="retention", direction=direction, **(values | changes))
@@ -77,9 +77,9 @@ RETNET = (
 )
 
 
-def of_every_service() -> list[Candidate]:
-    """The first candidate of every kernel there is, for each thing that it serves, of small head dims on an H100."""
-    found = []
+def candidates_of_every_service() -> list[Candidate]:
+    """The first candidate of every kernel for every service that the kernel offers, with small head dims on an H100."""
+    candidates = []
     for kernel in KERNELS.values():
         for op, direction, score in sorted(kernel.serves):
             mask: Any = (
@@ -97,5 +97,5 @@ def of_every_service() -> list[Candidate]:
             )
             points = kernel.points(problem, H100.default_spec)
             knobs = next(point for point in points if not isinstance(point, Rejection))
-            found.append(Candidate.of(problem, knobs))
-    return found
+            candidates.append(Candidate.of(problem, knobs))
+    return candidates

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--carried",
         type=Path,
         metavar="DIR",
-        help="kernels that tests.gpu.prebuild built elsewhere serve the GPU tests",
+        help="folder of kernels that tests.gpu.prebuild built on another machine",
     )
 
 
@@ -54,7 +54,7 @@ def repository() -> Path:
 
 @pytest.fixture(autouse=True, scope="session")
 def _private_cache() -> Iterator[None]:
-    """Keep the tests out of the user's cache, unless one was named on purpose to share kernels between runs."""
+    """Keep the tests out of the user's cache, unless the setting names a cache to share kernels between runs."""
     variable = settings.PREFIX + "CACHE_DIR"
     if os.environ.get(variable):
         yield

@@ -1,4 +1,4 @@
-"""The C++ programs as the tests build and feed them: without a GPU, over kernels that run on the host."""
+"""Build and run the C++ programs without a GPU, over kernels that run on the host."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Fake:
     """A kernel that runs on the host.
 
     Attributes:
-        name: what it says of itself, beginning with operation and direction.
-        source: beside the unit tests.
-        options: of the compiler.
-        problem: what it is the pick of.
+        name: the name that the kernel reports, beginning with operation and direction.
+        source: file name in the folder of the unit tests.
+        options: compiler options.
+        problem: the problem that the kernel is the pick of.
     """
 
     name: str
@@ -64,20 +64,20 @@ FAKE_KERNELS = (
 
 
 def run(*command: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    """What a command prints; it must succeed."""
+    """The standard output of a command, which must succeed."""
     done = ask(*command, environment=environment)
     assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
 def ask(
-    *command: str | Path, environment: Mapping[str, str] | None = None, given: str | None = None
+    *command: str | Path, environment: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A command's end, whatever it is."""
+    """The completed process of a command, whatever its exit status."""
     return subprocess.run(
         [str(part) for part in command],
         env=None if environment is None else dict(environment),
-        input=given,
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=300,
@@ -124,7 +124,7 @@ def index_of(
 
 
 def pick_of(problem: Problem, kernel: int, layer: str = "default") -> dict[str, Any]:
-    """A pick as an index holds it."""
+    """A pick as written in an index."""
     return {
         "problem": asdict(problem.bucketed()),
         "kernel": kernel,
@@ -136,7 +136,7 @@ def pick_of(problem: Problem, kernel: int, layer: str = "default") -> dict[str, 
 
 
 def kernel_of(name: str, library: Path, root: Path) -> dict[str, Any]:
-    """A kernel as an index holds it."""
+    """A kernel as written in an index."""
     content = library.read_bytes()
     return {
         "name": name,

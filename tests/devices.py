@@ -1,4 +1,4 @@
-"""GPUs for tests: what their drivers report (CUDA's deviceQuery)."""
+"""Device properties of GPUs for tests, as their drivers report them (CUDA's deviceQuery)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of gradients share, on the CPU and on a GPU: inputs in every layout, a judge, a poisoner, a model."""
+"""Helpers of gradient tests on the CPU and on a GPU: inputs in every layout, a verifier, poisoned memory, a model."""
 
 from __future__ import annotations
 
@@ -55,8 +55,10 @@ def transposed(x: torch.Tensor) -> torch.Tensor:
 
 def padded(x: torch.Tensor) -> torch.Tensor:
     """Rows 16 bytes apart, with NaN between them."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 8), torch.nan, dtype=x.dtype, device=x.device)
-    view = wide[..., : x.shape[-1]]
+    storage = torch.full(
+        (*x.shape[:-1], x.shape[-1] + 8), torch.nan, dtype=x.dtype, device=x.device
+    )
+    view = storage[..., : x.shape[-1]]
     view.copy_(x)
     return view
 
@@ -69,8 +71,10 @@ def unaligned(x: torch.Tensor) -> torch.Tensor:
 
 def odd_rows(x: torch.Tensor) -> torch.Tensor:
     """Rows an odd number of elements apart, with NaN between them."""
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 1), torch.nan, dtype=x.dtype, device=x.device)
-    view = wide[..., : x.shape[-1]]
+    storage = torch.full(
+        (*x.shape[:-1], x.shape[-1] + 1), torch.nan, dtype=x.dtype, device=x.device
+    )
+    view = storage[..., : x.shape[-1]]
     view.copy_(x)
     return view
 
@@ -91,20 +95,20 @@ def one_value(x: torch.Tensor) -> torch.Tensor:
 
 
 LAYOUTS: tuple[Layout, ...] = (transposed, padded, unaligned, odd_rows, columns_first)
-"""Those that keep every value."""
+"""The layouts that keep every value."""
 
 
-# --- judging --------------------------------------------------------------------------------------
+# --- verification ---------------------------------------------------------------------------------
 
 
-def verdicts(
-    found: tuple[torch.Tensor, ...],
+def errors_of(
+    computed: tuple[torch.Tensor, ...],
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
     tensors: Three,
     **options: Any,
 ) -> list[str]:
-    """What is wrong with gradients of q, k and v by the rule of the measuring protocol, one line for each that is."""
+    """The errors of gradients of q, k and v by the rule of the measuring protocol, one line for each wrong gradient."""
     q, k, v = (x.detach() for x in tensors)
     exact = attention_backward(
         grad_o,
@@ -121,21 +125,21 @@ def verdicts(
     low = torch.autograd.grad(
         [o for o, _ in pairs], rounded, [g for _, g in pairs], materialize_grads=True
     )
-    wrong = []
-    widths = _rounding_of_delta(grad_o, grad_lse, exact, (q, k, v), **options)
+    errors = []
+    roundings = _rounding_of_delta(grad_o, grad_lse, exact, (q, k, v), **options)
     problem = Problem(
         seqlen_q=q.shape[2],
         seqlen_k=k.shape[2],
         **{name: options[name] for name in ("causal", "causal_alignment") if name in options},
     )
-    for name, mine, ref, excuse, width in zip(
-        ("dq", "dk", "dv"), found, exact, low, widths, strict=True
+    for name, mine, ref, bound, rounding in zip(
+        ("dq", "dk", "dv"), computed, exact, low, roundings, strict=True
     ):
-        excuse = excuse.double() + torch.copysign(width, excuse.double() - ref)
-        verdict = check(mine, ref, excuse, Bands.of(problem, name, ref.dim()))
-        if not verdict:
-            wrong.append(f"{name}: {verdict.reason}")
-    return wrong
+        bound = bound.double() + torch.copysign(rounding, bound.double() - ref)
+        comparison = check(mine, ref, bound, Bands.of(problem, name, ref.dim()))
+        if not comparison:
+            errors.append(f"{name}: {comparison.reason}")
+    return errors
 
 
 def _rounding_of_delta(
@@ -145,29 +149,29 @@ def _rounding_of_delta(
     tensors: Three,
     **options: Any,
 ) -> Three:
-    """What the rounding of O and a sum in fp32 are worth in each gradient, as :mod:`.numerics.gradients` has it.
+    """The error of each gradient from a rounded O and a sum in fp32, as in :mod:`.numerics.gradients`.
 
-    A kernel that is handed a rounded O cannot do without; in rows that see one key or nearly, nothing else is left.
+    Any kernel that reads a rounded O has this error; in rows that see one key, or nearly, there is no other.
     """
     q, k, v = (x.double() for x in tensors)
     if grad_o is None:
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     o = attention(q, k, v, dtype=torch.float64, **options)[0]
-    given, dout = o.to(tensors[0].dtype).double(), grad_o.double()
-    shift = (dout * (o - given)).sum(-1)
+    o_rounded, dout = o.to(tensors[0].dtype).double(), grad_o.double()
+    shift = (dout * (o - o_rounded)).sum(-1)
     signs = 1.0 - 2.0 * (torch.arange(o.shape[2], device=o.device) % 2)
-    shift = shift + signs * FP32_ROUNDING * (dout * given).abs().sum(-1)
+    shift = shift + signs * FP32_ROUNDING * (dout * o_rounded).abs().sum(-1)
     moved = shift if grad_lse is None else grad_lse.double() + shift
     near = attention_backward(grad_o, moved, q, k, v, dtype=torch.float64, **options)
     dq, dk, dv = ((a - b).abs() for a, b in zip(near, exact, strict=True))
     return dq, dk, dv
 
 
-def same_bits(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether two groups of tensors agree bit for bit, NaN included."""
+def same_bits(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> bool:
+    """True when two groups of tensors agree bit for bit, NaN included."""
     return all(
         torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(first, second, strict=True)
     )
 
 
@@ -182,7 +186,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
             shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
         ) -> torch.Tensor:
             x = allocate(shape, strides, dtype)
-            # All bits set are NaN in every float type, whatever a workspace is taken for.
+            # All bits set are NaN in every float type that a workspace may hold.
             return x.fill_(255 if dtype == torch.uint8 else torch.nan)
 
         return filled
@@ -192,7 +196,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_plans() -> None:
-    """Make the next call of every kind plan anew."""
+    """Clear the plans, so that the next call of every kind makes a new plan."""
     runtime.current().forget("plans")
 
 

@@ -1,4 +1,4 @@
-"""Kernels whose knobs can say something else than they could, for tests of what that disturbs."""
+"""Kernels whose knob schema changed since a record was written, for tests of its validity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.tuning import record_migration, record_schema, validity
 
 KnobsOfAnotherDay = Callable[[str], None]
-"""Gives the kernel of this name another knob schema."""
+"""Changes the knob schema of the kernel of this name."""
 
 
 def other_schemas(monkeypatch: pytest.MonkeyPatch) -> KnobsOfAnotherDay:

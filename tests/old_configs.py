@@ -6,7 +6,7 @@ from typing import Any
 
 
 def before_kernels_had_names(config: dict[str, Any]) -> dict[str, Any]:
-    """A config as it was written when a field of the knobs told the kernel."""
+    """A config as written when the fields of the knobs identified the kernel."""
     old = {name: value for name, value in config.items() if name != "kernel"}
     knobs = old["knobs"]
     if config["kernel"] == "scores_forward_sm80":

@@ -1,4 +1,4 @@
-"""Compilers from PyPI wheels for tests: downloaded to a folder, and used where there is no other."""
+"""Compilers from PyPI wheels for tests: downloaded to a folder, and used as the only compiler."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def download(requirements: Sequence[str], target: Path) -> None:
 
 
 def run_alone(script: str, wheels: Path, store: Path, **variables: str) -> dict[str, Any]:
-    """What a script prints as JSON where a folder of wheels has the only compiler.
+    """The JSON that a script prints where a folder of wheels has the only compiler.
 
     Args:
         script: Python; its one argument is the store.
         wheels: the folder; no variable and no folder of PATH leads to another compiler.
-        store: where kernels go.
-        variables: more of the process environment.
+        store: folder that kernels are written to.
+        variables: additional variables of the process environment.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
     env |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(wheels)} | variables

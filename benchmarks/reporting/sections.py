@@ -24,7 +24,6 @@ from .duels import (
 from .heatmaps import WAYS, heatmap, short
 from .html import Cell, number, words
 from .limits import limits_of
-from .predictions import fits, of_records, of_sweeps, scatter
 
 RACES = ("attention_forward", "attention_backward", "retnet", "retention")
 UNITS = {"tflops": "TFLOP/s", "gb_per_s": "GB/s"}
@@ -54,12 +53,10 @@ class Results:
     Attributes:
         gpu: the folder's name.
         files: name without ending -> content.
-        records: tuning records of that GPU, of which the picks ship.
     """
 
     gpu: str
     files: Mapping[str, Any]
-    records: Sequence[Mapping[str, Any]]
 
     @property
     def name(self) -> str:
@@ -78,18 +75,16 @@ class Results:
 
 
 def load(folder: Path) -> Results:
-    """Read one GPU's folder: results, and the evidence for the picks that ship, where there is any.
+    """Read one GPU's folder of results.
 
     Args:
         folder: ``results/<gpu>``.
     """
-    evidence = folder / "records.jsonl"
-    lines = evidence.read_text(encoding="utf-8").splitlines() if evidence.is_file() else []
     files = {
         path.stem: json.loads(path.read_text(encoding="utf-8"))
         for path in sorted(folder.glob("*.json"))
     }
-    return Results(gpu=folder.name, files=files, records=[json.loads(line) for line in lines])
+    return Results(gpu=folder.name, files=files)
 
 
 def race_section(results: Results, name: str, document: Document) -> Section:
@@ -238,48 +233,3 @@ def losses_section(gpu: str, races: Sequence[tuple[str, Document]]) -> Section |
     inner = html.bullets([f"{whom}: {count}" for whom, count in against.items()])
     inner += html.details(f"All {len(rows)}, the furthest behind first", html.table(heads, rows))
     return Section(anchor=f"{gpu}-losses", title="Where we are slower", inner=inner, figures={})
-
-
-def predictions_section(results: Results) -> Section | None:
-    """Predicted against measured."""
-    sweeps, place = [], []
-    if "cost_model_regret" in results.files:
-        document = results.files["cost_model_regret"]
-        sweeps = of_sweeps(document)
-        place.append(f"Exhaustive sweeps: {place_of(document)}.")
-    records = of_records(results.records)
-    if records:
-        times = sorted({str(each["environment"].get("time_utc")) for each in results.records})
-        place.append(f"Tuning records: {times[0]} to {times[-1]}.")
-    sources = {"Exhaustive sweeps": sweeps, "Tuning records": records}
-    title = "Predicted against measured"
-    svg = scatter(sources, "predictions", "The cost model's times against measured ones")
-    if svg is None:
-        return None
-    rows = [
-        [
-            words(source),
-            words(fit.group),
-            number(fit.kernels),
-            number(fit.bias, 2),
-            number(fit.typical, 2),
-            number(fit.correlation, 2),
-        ]
-        for source, guesses in sources.items()
-        if guesses
-        for fit in fits(guesses)
-    ]
-    heads = ["source", "problems", "kernels", "predicted / measured, median"]
-    heads += ["half are within a factor of", "rank correlation"]
-    note = (
-        "One mark is one kernel on one problem; on the line prediction and measurement agree, within the band "
-        "they differ by at most a factor of 1.25. Sweeps hold good and bad candidates of a problem; records "
-        "hold the pick, the default and the fastest others."
-    )
-    inner = [html.paragraph(note), html.picture(svg, " ".join(place)), html.table(heads, rows)]
-    return Section(
-        anchor=f"{results.gpu}-predictions",
-        title=title,
-        inner="\n".join(inner),
-        figures={"predictions": svg},
-    )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import html
 from .drawing import standalone
-from .sections import Results, Section, load, losses_section, predictions_section, race_section
+from .sections import Results, Section, load, losses_section, race_section
 from .small_sections import SMALL
 
 TITLE = "attention-autotuner: results"
@@ -51,8 +51,6 @@ def sections(results: Results) -> Iterator[Section]:
     lost = losses_section(results.gpu, races)
     yield from ([] if lost is None else [lost])
     yield from made
-    predicted = predictions_section(results)
-    yield from ([] if predicted is None else [predicted])
     for make in SMALL:
         found = make(results)
         if found is not None:

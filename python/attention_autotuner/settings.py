@@ -1,7 +1,7 @@
 """Every knob that the environment may turn, in one typed table, read in one place.
 
 :data:`TABLE` is the whole list; :func:`from_environment` turns an environment into :class:`Settings`, :func:`current`
-answers what is in force, and :func:`override` changes it for a block of code. Nothing else in the package reads
+returns those in force, and :func:`override` changes them for a block of code. Nothing else in the package reads
 environment variables that start with :data:`PREFIX`.
 """
 
@@ -12,12 +12,11 @@ import contextvars
 import difflib
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from .errors import SettingsError
 
@@ -28,8 +27,8 @@ Effort = Literal["none", "quick", "full"]
 LogLevel = Literal["debug", "info", "warning", "error", "critical"]
 
 _LOGGER_NAME = "attention_autotuner"
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True}
+_SWITCH |= {"0": False, "false": False, "no": False, "off": False}
 
 
 def default_cache_dir() -> Path:
@@ -38,14 +37,15 @@ def default_cache_dir() -> Path:
         import platformdirs
     except ModuleNotFoundError:
         # A source tree on a bare machine: what platformdirs answers on Linux.
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        return Path(base).expanduser() / "attention_autotuner"
+        return Path(
+            os.environ.get("XDG_CACHE_HOME") or "~/.cache", "attention_autotuner"
+        ).expanduser()
     return platformdirs.user_cache_path("attention_autotuner")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is in force; what each field means is in the table of the variables.
+    """The settings in force; the table of the variables says what each field means.
 
     Raises:
         SettingsError: a field is outside what the table allows.
@@ -71,167 +71,133 @@ class Settings:
                 raise SettingsError(f"{setting.field}={value!r}: must be {setting.allowed}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class Kind:
+    """A type of settings.
+
+    Attributes:
+        parse: text to value; raises ``ValueError`` or ``KeyError`` for text it cannot read.
+        allows: whether a value is in range.
+    """
+
+    parse: Callable[[str], Any]
+    allows: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
 class Setting:
     """One row of the table.
 
     Attributes:
         variable: the environment variable without its prefix.
-        field: the field of :class:`Settings`.
-        allowed: what values it takes, for documents and error messages.
+        kind: its :class:`Kind`.
+        allowed: the values it takes, for documents and error messages.
         default: the default, for documents.
         meaning: one sentence.
-        parse: text to value; raises ``ValueError`` for text it cannot read.
-        allows: whether a value is in range.
     """
 
     variable: str
-    field: str
+    kind: Kind
     allowed: str
     default: str
     meaning: str
-    parse: Callable[[str], Any]
-    allows: Callable[[Any], bool]
 
     @property
     def name(self) -> str:
         """The full name of the environment variable."""
         return PREFIX + self.variable
 
+    @property
+    def field(self) -> str:
+        """The field of :class:`Settings`."""
+        return "print_tuning" if self.variable == "PRINT" else self.variable.lower()
 
-def _parse_bool(text: str) -> bool:
-    lowered = text.lower()
-    if lowered in _TRUE:
-        return True
-    if lowered in _FALSE:
-        return False
-    raise ValueError(text)
-
-
-def _parse_path(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    def allows(self, value: Any) -> bool:
+        """Return whether a value is in range."""
+        optional = self.field in ("budget_seconds", "jobs", "cutlass_dir", "nvcc", "bundle")
+        return (value is None and optional) or self.kind.allows(value)
 
 
-def _choice(
-    variable: str, name: str, choices: tuple[str, ...], default: str, meaning: str
-) -> Setting:
-    return Setting(
-        variable=variable,
-        field=name,
-        allowed=", ".join(choices[:-1]) + " or " + choices[-1],
-        default=default,
-        meaning=meaning,
-        parse=str.lower,
-        allows=lambda value: isinstance(value, str) and value in choices,
-    )
+def _is_positive(value: Any, kinds: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, kinds) and 0 < value < float("inf")
 
 
-def _switch(variable: str, name: str, meaning: str) -> Setting:
-    return Setting(
-        variable=variable,
-        field=name,
-        allowed="1, true, yes, on, 0, false, no or off",
-        default="0",
-        meaning=meaning,
-        parse=_parse_bool,
-        allows=lambda value: isinstance(value, bool),
-    )
+_PATH = Kind(lambda text: Path(text).expanduser().absolute(), lambda value: isinstance(value, Path))
+_BOOL = Kind(lambda text: _SWITCH[text.lower()], lambda value: isinstance(value, bool))
+_SECONDS = Kind(float, lambda value: _is_positive(value, (int, float)))
+_COUNT = Kind(int, lambda value: _is_positive(value, int))
 
 
-def _path(variable: str, name: str, allowed: str, default: str, meaning: str) -> Setting:
-    return Setting(
-        variable=variable,
-        field=name,
-        allowed=allowed,
-        default=default,
-        meaning=meaning,
-        parse=_parse_path,
-        allows=lambda value: isinstance(value, Path) or (value is None and name != "cache_dir"),
-    )
+def _choice(variable: str, choices: Any, default: str, meaning: str) -> Setting:
+    words = get_args(choices)
+    kind = Kind(str.lower, lambda value: isinstance(value, str) and value in words)
+    allowed = ", ".join(words[:-1]) + " or " + words[-1]
+    return Setting(variable, kind, allowed, default, meaning)
 
 
-def _is_positive_number(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    return math.isfinite(value) and value > 0
+def _switch(variable: str, meaning: str) -> Setting:
+    return Setting(variable, _BOOL, "1, true, yes, on, 0, false, no or off", "0", meaning)
 
 
 TABLE: tuple[Setting, ...] = (
     _choice(
         "MODE",
-        "mode",
-        ("off", "cached", "tune"),
+        Mode,
         "cached",
-        "What a call does about tuning: the default alone; recorded, shipped and predicted picks; or a search where "
+        "What a call does about tuning: the default alone; recorded and shipped picks; or a search where "
         "nothing measured serves.",
     ),
     _choice(
         "EFFORT",
-        "effort",
-        ("none", "quick", "full"),
+        Effort,
         "quick",
         "How much a search builds and measures: nothing, the best by the cost model, or every legal candidate.",
     ),
     Setting(
-        variable="BUDGET_SECONDS",
-        field="budget_seconds",
-        allowed="a positive number of seconds",
-        default="unlimited",
-        meaning="Wall time after which a search stops and keeps the best so far.",
-        parse=float,
-        allows=lambda value: value is None or _is_positive_number(value),
+        "BUDGET_SECONDS",
+        _SECONDS,
+        "a positive number of seconds",
+        "unlimited",
+        "Wall time after which a search stops and keeps the best so far.",
     ),
-    _switch("ALWAYS_TUNE", "always_tune", "A search ignores the record of an earlier one."),
+    _switch("ALWAYS_TUNE", "A search ignores the record of an earlier one."),
     _switch(
         "STRICT_VERSIONS",
-        "strict_versions",
         "A record made with another compiler or driver is a miss, not served with a mark.",
     ),
-    _choice(
-        "LOG_LEVEL",
-        "log_level",
-        ("debug", "info", "warning", "error", "critical"),
-        "warning",
-        "Level of the logger `attention_autotuner`.",
-    ),
-    _switch(
-        "PRINT", "print_tuning", "A search prints its progress and its ranked table to stderr."
-    ),
-    _path(
+    _choice("LOG_LEVEL", LogLevel, "warning", "Level of the logger `attention_autotuner`."),
+    _switch("PRINT", "A search prints its progress and its ranked table to stderr."),
+    Setting(
         "CACHE_DIR",
-        "cache_dir",
+        _PATH,
         "a folder that can be written",
         "the user's cache folder",
         "Where built kernels and tuning records are kept.",
     ),
     Setting(
-        variable="JOBS",
-        field="jobs",
-        allowed="a positive integer",
-        default="from free memory and cores",
-        meaning="Compiler processes at a time.",
-        parse=int,
-        allows=lambda value: (
-            value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0)
-        ),
+        "JOBS",
+        _COUNT,
+        "a positive integer",
+        "from free memory and cores",
+        "Compiler processes at a time.",
     ),
-    _path(
+    Setting(
         "CUTLASS_DIR",
-        "cutlass_dir",
+        _PATH,
         "a folder that holds include/cutlass/version.h",
         "third_party/cutlass, else the installed nvidia-cutlass package",
         "The CUTLASS headers to compile with.",
     ),
-    _path(
+    Setting(
         "NVCC",
-        "nvcc",
-        "the path of an nvcc executable",
-        "CUDA_HOME, PATH, then the toolchain wheels",
+        _PATH,
+        "an nvcc executable or the folder of a CUDA toolkit",
+        "PATH, CUDA_HOME, CUDA_PATH, /usr/local/cuda, then the toolchain wheels",
         "The CUDA compiler.",
     ),
-    _path(
+    Setting(
         "BUNDLE",
-        "bundle",
+        _PATH,
         "a folder that `attention-autotuner export` wrote",
         "installed kernel packages alone",
         "Built kernels that serve before a compiler is looked for.",
@@ -249,24 +215,23 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
         SettingsError: a value cannot be read or is outside its range, or a variable carries the prefix but is not in
             the table; the message names variable, value and what is allowed.
     """
-    known = {setting.name for setting in TABLE}
+    known = [setting.variable for setting in TABLE]
     for name in environ:
-        if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "known: " + ", ".join(sorted(known))
+        variable = name.removeprefix(PREFIX)
+        if variable != name and variable not in known:
+            # Without the prefix, which would make any two names alike.
+            close = difflib.get_close_matches(variable, known, n=1)
+            hint = f"did you mean {PREFIX}{close[0]}?" if close else f"known: {', '.join(known)}"
             raise SettingsError(f"{name}={environ[name]!r}: there is no such setting; {hint}")
     values: dict[str, Any] = {}
     for setting in TABLE:
         text = environ.get(setting.name, "").strip()
         if not text:
             continue
-        try:
-            value = setting.parse(text)
-        except ValueError:
-            valid = False
-        else:
-            valid = setting.allows(value)
-        if not valid:
+        value = None
+        with contextlib.suppress(ValueError, KeyError):
+            value = setting.kind.parse(text)
+        if value is None or not setting.allows(value):
             raise SettingsError(f"{setting.name}={text!r}: must be {setting.allowed}")
         values[setting.field] = value
     return Settings(**values)
@@ -309,32 +274,44 @@ def override(**changes: Any) -> Iterator[Settings]:
     Raises:
         SettingsError: a field does not exist or its value is outside its range.
     """
-    names = {item.name for item in fields(Settings)}
-    for name in changes:
-        if name not in names:
-            raise SettingsError(f"there is no setting {name!r}; known: {', '.join(sorted(names))}")
-    for name in ("cache_dir", "cutlass_dir", "nvcc", "bundle"):
-        if isinstance(changes.get(name), str):
-            changes[name] = _parse_path(changes[name])
+    rows = {setting.field: setting for setting in TABLE}
+    for name, value in changes.items():
+        if name not in rows:
+            raise SettingsError(f"there is no setting {name!r}; known: {', '.join(sorted(rows))}")
+        if rows[name].kind is _PATH and isinstance(value, str):
+            changes[name] = _PATH.parse(value)
     settings = replace(current(), **changes)
     level_before = logging.getLogger(_LOGGER_NAME).level
-    token = _overridden.set(settings)
     if "log_level" in changes:
         configure_logging(settings.log_level)
     try:
-        yield settings
+        with adopted(settings):
+            yield settings
     finally:
-        _overridden.reset(token)
         if "log_level" in changes:
             logging.getLogger(_LOGGER_NAME).setLevel(level_before)
+
+
+@contextlib.contextmanager
+def adopted(settings: Settings) -> Iterator[None]:
+    """Put settings that were in force elsewhere in force here, for a thread that works on behalf of another.
+
+    Args:
+        settings: as :func:`current` gave them there; it gives the very object inside the ``with`` block.
+    """
+    token = _overridden.set(settings)
+    try:
+        yield
+    finally:
+        _overridden.reset(token)
 
 
 class _FallbackHandler(logging.StreamHandler):  # type: ignore[type-arg]  # generic in stubs only
     """Prints to stderr while the program has set up no logging of its own, and keeps silent once it has."""
 
     def handle(self, record: logging.LogRecord) -> bool:
-        own = logging.getLogger(_LOGGER_NAME)
-        if logging.getLogger().handlers or any(handler is not self for handler in own.handlers):
+        ours = logging.getLogger(_LOGGER_NAME)
+        if logging.getLogger().handlers or any(handler is not self for handler in ours.handlers):
             return False
         return super().handle(record)
 
@@ -362,17 +339,3 @@ def markdown_table() -> str:
     lines = ["| Variable | Values | Default | Meaning |", "|---|---|---|---|"]
     lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.meaning} |" for row in TABLE]
     return "\n".join(lines) + "\n"
-
-
-@contextlib.contextmanager
-def adopted(found: Settings) -> Iterator[None]:
-    """Put settings that were in force elsewhere in force here, for a thread that works on behalf of another.
-
-    Args:
-        found: what :func:`current` gave there; it is what it gives inside the ``with`` block, the very object.
-    """
-    token = _overridden.set(found)
-    try:
-        yield
-    finally:
-        _overridden.reset(token)

@@ -27,7 +27,6 @@ from attention_autotuner.tuning import measure
 from attention_autotuner.tuning.racing import Race
 from benchmarks import cpp_agreement
 from benchmarks.cpp_agreement import PROGRAMS, compare, configure, report, run_programs
-from tests.bundling import publish
 from tests.cpp_programs import (
     FAKE_KERNELS,
     RETENTION,
@@ -39,6 +38,7 @@ from tests.cpp_programs import (
     run,
     write_fake_bundle,
 )
+from tests.fake_bundles import publish
 
 pytestmark = pytest.mark.build
 
@@ -255,7 +255,7 @@ def test_the_protocol_is_that_of_python(cpp_programs: Path) -> None:
         "sets 1e9 62914560 3e9",
         "sets 1e7 6e7 1e7",
     ]
-    done = ask(cpp_programs / "probe", given="\n".join(asked) + "\n")
+    done = ask(cpp_programs / "probe", stdin="\n".join(asked) + "\n")
     lines = done.stdout.splitlines()
     for values, line in zip(samples, lines[: len(samples)], strict=True):
         race = Race(["one"])

@@ -50,7 +50,7 @@ def probe(cpp_programs: Path) -> Probe:
 
     def answers(command: str, texts: Sequence[str]) -> list[str]:
         lines = "".join(f"{command} {text}\n" for text in texts)
-        done = ask(cpp_programs / "probe", given=lines)
+        done = ask(cpp_programs / "probe", stdin=lines)
         assert done.returncode == 0, done.stderr
         found = done.stdout.splitlines()
         assert len(found) == len(texts)

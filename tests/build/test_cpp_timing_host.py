@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 def placed(probe: Path, *sizes: int) -> list[tuple[int, int]]:
     """Segment and offset of pieces of a pool."""
-    done = ask(probe, given="place " + " ".join(map(str, sizes)) + "\n")
+    done = ask(probe, stdin="place " + " ".join(map(str, sizes)) + "\n")
     pairs = (word.split(":") for word in done.stdout.split())
     return [(int(segment), int(offset)) for segment, offset in pairs]
 
@@ -76,7 +76,7 @@ def test_a_graph_holds_whole_rotations_as_in_python(cpp_programs: Path) -> None:
         for sets in (1, 2, 5, 8, 24, 31, 32)
     ]
     asked = "".join(f"launches {once} {sets}\n" for once, sets in cases)
-    answers = [int(line) for line in ask(cpp_programs / "probe", given=asked).stdout.splitlines()]
+    answers = [int(line) for line in ask(cpp_programs / "probe", stdin=asked).stdout.splitlines()]
     assert answers == [measure.launches_per_replay(once, sets) for once, sets in cases]
     for (_, sets), launches in zip(cases, answers, strict=True):
         assert launches % sets == 0

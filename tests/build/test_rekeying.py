@@ -18,8 +18,8 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from attention_autotuner.tuning.shipping import write_shipped
-from tests.measured import entry
-from tests.tidy_up import copied_sources, tidy_up
+from tests.neutral_refactoring import copied_sources, refactor
+from tests.record_entries import entry
 
 pytestmark = [
     pytest.mark.build,
@@ -93,7 +93,7 @@ def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(
         assert said("rekey")["states"] == {"valid": 3}
         assert path.read_bytes() == filled
 
-        tidy_up(source)
+        refactor(source)
         stale = said("verify", 1)
         assert (stale["valid"], stale["total"]) == (0, 3)
         assert {item["field"] for item in stale["records"]} == {"source_digest"}

@@ -32,8 +32,8 @@ from attention_autotuner.serving.loader import load
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
 from attention_autotuner.tuning.why import explain
-from tests.candidates import of_every_service
-from tests.measured import entry
+from tests.candidates import candidates_of_every_service
+from tests.record_entries import entry
 from tests.toy_family.naive_sm80.knobs import NaiveKnobs
 from tests.toy_family.naive_sm80.rules import NAIVE_PREDICATES
 from tests.toy_family.placing import TOY, toy_family
@@ -68,7 +68,7 @@ def present() -> Present:
     """All that, as it is now."""
     toolchain = find_toolchain()
     kernels: dict[str, tuple[str, ...]] = {}
-    for one in of_every_service():
+    for one in candidates_of_every_service():
         if one.kernel == TOY.name:
             continue
         kernel = render(one)
@@ -163,7 +163,7 @@ def test_it_is_ranked_and_explained(toy: Path, capsys: pytest.CaptureFixture[str
     place = [one for one, _ in ranked].index(CANDIDATE) + 1
     assert len({one.kernel for one, _ in ranked}) == 2
     (row,) = (row for row in explain(PROBLEM, policy) if row.name == CANDIDATE.name)
-    assert (row.verdict, row.rank) == ("untried", place)
+    assert (row.fate, row.rank) == ("untried", place)
     said = answer(capsys, "why", "--device-type", "A100", *COMMAND)
     (printed,) = (one for one in said["explanations"] if one["name"] == CANDIDATE.name)
     assert printed == asdict(row)

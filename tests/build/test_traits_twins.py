@@ -22,7 +22,7 @@ from attention_autotuner.kernels.scores_backward_sm80.rules import (
 from attention_autotuner.kernels.scores_forward_sm80.rules import KERNEL_PREDICATES
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import KEYS, ROWS, backward, forward
-from tests.twins import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 

@@ -21,7 +21,7 @@ from attention_autotuner.kernels.recurrent_sm80.rules import RECURRENT_PREDICATE
 from attention_autotuner.kernels.registry import kernel_of
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES, COPY_PREDICATES
 from tests.candidates import CHUNKS, RETENTION, retention
-from tests.twins import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 

@@ -14,7 +14,14 @@ from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Kno
 from attention_autotuner.kernels.scores_forward_sm90.resources import shape_of
 from attention_autotuner.kernels.scores_forward_sm90.rules import FORWARD_SM90_PREDICATES
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
+from tests.cpp_mirror import (
+    asserted,
+    compile_host,
+    counted,
+    printed,
+    sm90_retnet_candidates,
+    source_of,
+)
 
 pytestmark = pytest.mark.build
 
@@ -60,6 +67,6 @@ def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None
 
 
 def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
-    candidates = of_warpgroups("forward")
+    candidates = sm90_retnet_candidates("forward")
     assert len(candidates) > 50
     assert printed(tmp_path, candidates) == counted(candidates)

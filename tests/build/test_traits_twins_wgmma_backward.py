@@ -24,7 +24,14 @@ from attention_autotuner.kernels.scores_backward_sm90.rules import (
 )
 from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.twins import asserted, compile_host, counted, of_warpgroups, printed, source_of
+from tests.cpp_mirror import (
+    asserted,
+    compile_host,
+    counted,
+    printed,
+    sm90_retnet_candidates,
+    source_of,
+)
 
 pytestmark = pytest.mark.build
 
@@ -78,17 +85,17 @@ def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None
 
 
 def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
-    candidates = of_warpgroups("backward")
+    candidates = sm90_retnet_candidates("backward")
     assert len(candidates) > 40
     assert printed(tmp_path, candidates) == counted(candidates)
 
 
 def test_registers_are_traded_alike(tmp_path: Path) -> None:
-    found = [each for candidate in of_warpgroups("backward") for each in shapes(candidate)]
+    found = [each for candidate in sm90_retnet_candidates("backward") for each in shapes(candidate)]
     assert {each.kept_registers for each in found} == {0, 16}
     for member, wanted in (
         ("kConsumerRegisters", [each.consumer_registers for each in found]),
         ("kProducerRegisters", [PRODUCER_REGISTERS] * len(found)),
         ("kKeepsX", [int(each.kept_registers > 0) for each in found]),
     ):
-        assert printed(tmp_path, of_warpgroups("backward"), member) == wanted, member
+        assert printed(tmp_path, sm90_retnet_candidates("backward"), member) == wanted, member

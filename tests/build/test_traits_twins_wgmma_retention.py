@@ -16,7 +16,7 @@ from attention_autotuner.kernels.chunks_sm90.resources import shape_of
 from attention_autotuner.kernels.chunks_sm90.rules import CHUNK_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
-from tests.twins import asserted, compile_host, counted, printed, source_of
+from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 

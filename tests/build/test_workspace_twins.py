@@ -29,7 +29,7 @@ from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowP
 from attention_autotuner.kernels.scores_forward_sm80 import workspace as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
-from tests.twins import compile_host
+from tests.cpp_mirror import compile_host
 
 pytestmark = pytest.mark.build
 

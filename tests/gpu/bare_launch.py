@@ -1,6 +1,6 @@
-"""Kernels launched without torch, each tensor in an allocation of its own, and what they should have computed.
+"""Launches without torch, each tensor in its own allocation, and their references in NumPy.
 
-For runs under a sanitizer: nothing else touches the device, and an access outside a tensor is outside an allocation.
+For runs under a sanitizer: nothing else uses the device, and an access outside a tensor is outside an allocation.
 """
 
 from __future__ import annotations
@@ -22,32 +22,30 @@ from attention_autotuner.serving import loader
 
 Floats = npt.NDArray[np.float32]
 Values = Mapping[str, Floats]
-TOLERANCE = {
-    "fp16": 4e-3,
-    "bf16": 3e-2,
-}  # of the largest value; a sanitizer run looks for worse than rounding
+# Of the largest value: loose, because a sanitizer run looks for worse errors than rounding.
+TOLERANCE = {"fp16": 4e-3, "bf16": 3e-2}
 LSE_TOLERANCE = 1e-3
 NAN = 0x7FFF  # in both dtypes
 
 
 class Memory(Protocol):
-    """Where tensors live."""
+    """Memory that tensors are allocated in."""
 
     def upload(self, data: npt.NDArray[Any]) -> int:
-        """A fresh allocation of exactly this content, aligned to 256 bytes; its address."""
+        """Allocate exactly this content, aligned to 256 bytes; returns the address."""
 
     def download(self, address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The content of an allocation, once the device is done."""
 
     def free(self) -> None:
-        """Give every allocation back."""
+        """Free every allocation."""
 
 
 class DeviceMemory:
     """The first GPU's memory, through the CUDA driver.
 
     Raises:
-        ArtifactError: there is no driver, or a call of it fails.
+        ArtifactError: there is no driver, or one of its calls fails.
     """
 
     def __init__(self) -> None:
@@ -74,12 +72,12 @@ class DeviceMemory:
     def download(self, address: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """See :meth:`Memory.download`."""
         self._call("cuCtxSynchronize")
-        found = np.empty_like(like)
-        target = found.ctypes.data_as(ctypes.c_void_p)
+        content = np.empty_like(like)
+        target = content.ctypes.data_as(ctypes.c_void_p)
         self._call(
             "cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), ctypes.c_size_t(like.nbytes)
         )
-        return found
+        return content
 
     def free(self) -> None:
         """See :meth:`Memory.free`."""
@@ -111,7 +109,7 @@ class Call:
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int, int]]:
-        """Of every tensor with rows of head dims, by its name."""
+        """Shapes of the tensors with rows of head dims, by name."""
         p = self.problem
         q, k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
         rows = {"q": (*q, p.dim_qk), "k": (*k, p.dim_qk), "v": (*k, p.dim_v), "o": (*q, p.dim_v)}
@@ -119,35 +117,35 @@ class Call:
         return rows | gradients
 
 
-def weights(values: Values, call: Call) -> tuple[Floats, Floats]:
-    """P and LSE in fp32, as the formula says; k of every query head."""
+def probabilities(values: Values, call: Call) -> tuple[Floats, Floats]:
+    """P and LSE of every query head, in fp32."""
     p = call.problem
     s = call.scale * np.einsum("bhid,bhjd->bhij", values["q"], grouped(values["k"], call))
     if p.causal:
         rows, keys = np.arange(p.seqlen_q)[:, None], np.arange(p.seqlen_k)
         s = np.where(keys <= rows + p.causal_offset, s, -np.inf)
     top = s.max(axis=-1, keepdims=True, initial=-1e30)
-    parts = np.exp(s - top)
-    total = parts.sum(axis=-1, keepdims=True)
+    exponentials = np.exp(s - top)
+    total = exponentials.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = np.where(total > 0, np.log(total) + top, -np.inf)[..., 0]
-    return (parts / np.maximum(total, 1e-30)).astype(np.float32), lse.astype(np.float32)
+    return (exponentials / np.maximum(total, 1e-30)).astype(np.float32), lse.astype(np.float32)
 
 
 def grouped(x: Floats, call: Call) -> Floats:
-    """A tensor of key heads, for every query head."""
+    """A tensor of key heads, repeated for every query head."""
     return x.repeat(call.problem.heads_q // call.problem.heads_kv, axis=1)
 
 
 def forward_reference(values: Values, call: Call) -> dict[str, Floats]:
     """O and LSE in fp32."""
-    p, lse = weights(values, call)
+    p, lse = probabilities(values, call)
     return {"o": np.einsum("bhij,bhjd->bhid", p, grouped(values["v"], call)), "lse": lse}
 
 
 def backward_reference(values: Values, call: Call) -> dict[str, Floats]:
     """The gradients in fp32, by the formula."""
-    p, _ = weights(values, call)
+    p, _ = probabilities(values, call)
     dout, o = values["dout"], values["o"]
     dp = np.einsum("bhid,bhjd->bhij", dout, grouped(values["v"], call))
     delta = (dout * o).sum(axis=-1) - values["dlse"]
@@ -155,8 +153,8 @@ def backward_reference(values: Values, call: Call) -> dict[str, Floats]:
 
     def summed(x: Floats) -> Floats:
         heads = call.problem.heads_kv
-        found: Floats = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
-        return found
+        grouped_sum: Floats = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
+        return grouped_sum
 
     return {
         "dq": call.scale * np.einsum("bhij,bhjd->bhid", ds, grouped(values["k"], call)),
@@ -174,19 +172,19 @@ def encode(values: Floats, dtype: str) -> npt.NDArray[np.uint16]:
 
 
 def decode(bits: npt.NDArray[np.uint16], dtype: str) -> Floats:
-    """The numbers again."""
+    """The fp32 numbers of fp16 or bf16 bits."""
     if dtype == "fp16":
         return bits.view(np.float16).astype(np.float32)
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 class Launch:
-    """Everything of one launch that lies in memory.
+    """The tensors of one launch.
 
     Args:
-        call: what to launch.
-        memory: where.
-        seed: of the inputs.
+        call: the launch.
+        memory: the memory of the tensors.
+        seed: seed of the inputs.
     """
 
     def __init__(self, call: Call, memory: Memory, seed: int) -> None:
@@ -199,7 +197,7 @@ class Launch:
         self._fill()
 
     def _fill(self) -> None:
-        """Make inputs and room for outputs."""
+        """Make the inputs and allocate the outputs."""
         call = self.call
         for name in ("q", "k", "v"):
             self._draw(name)
@@ -208,40 +206,40 @@ class Launch:
             self._poison_floats("lse", call.shapes["o"][:3])
             return
         self._draw("dout")
-        found = forward_reference(self.values, call)
-        self._place("o", found["o"])
-        self.values["dlse"] = self._source.standard_normal(found["lse"].shape, dtype=np.float32)
-        self.params.lse = self._memory.upload(found["lse"])
+        forward = forward_reference(self.values, call)
+        self._place("o", forward["o"])
+        self.values["dlse"] = self._source.standard_normal(forward["lse"].shape, dtype=np.float32)
+        self.params.lse = self._memory.upload(forward["lse"])
         self.params.dlse = self._memory.upload(self.values["dlse"])
         for name in ("dq", "dk", "dv"):
             self._poison(name)
 
     def run(self, kernel: loader.LoadedKernel) -> dict[str, Floats]:
-        """Launch once with a workspace full of NaN; the outputs."""
+        """The outputs of one launch with a workspace full of NaN."""
         size, workspace = kernel.workspace_bytes(self.params), 0
         if size:
             workspace = self._memory.upload(np.full(size, 0xFF, np.uint8))
         kernel.launch(self.params, workspace, 0, 0)
-        found = {}
+        outputs = {}
         for name, (address, like) in self._outputs.items():
             bits = self._memory.download(address, like)
-            wide = bits.dtype == np.float32
-            found[name] = bits if wide else decode(bits, self.call.problem.dtype)
-        return found
+            is_fp32 = bits.dtype == np.float32
+            outputs[name] = bits if is_fp32 else decode(bits, self.call.problem.dtype)
+        return outputs
 
     def _draw(self, name: str) -> None:
-        """A normal input."""
+        """Make an input of normal numbers."""
         *rows, columns = self.call.shapes[name]
         pad = self.call.pad
         drawn = self._source.standard_normal((*rows, columns + pad), dtype=np.float32)
         self._place(name, drawn, columns)
 
     def _place(self, name: str, values: Floats, columns: int | None = None) -> None:
-        """An input, of whose columns the last may be padding."""
+        """Upload an input; columns from ``columns`` on are padding."""
         dtype = self.call.problem.dtype
         bits = encode(values, dtype)
         pad = 0 if columns is None else bits.shape[-1] - columns
-        # The last row ends with the allocation, so that its end is a tensor's end.
+        # The last row ends without padding, so that the allocation ends with the tensor.
         self._set(name, self._memory.upload(bits.ravel()[: bits.size - pad]), bits.shape)
         self.values[name] = decode(bits, dtype)[..., :columns]
 
@@ -252,7 +250,7 @@ class Launch:
         self._set(name, address, like.shape)
 
     def _poison_floats(self, name: str, shape: tuple[int, ...]) -> None:
-        """An output in fp32, contiguous."""
+        """Allocate a contiguous fp32 output full of NaN."""
         like = np.full(shape, np.nan, np.float32)
         address = self._memory.upload(like)
         setattr(self.params, name, address)
@@ -267,31 +265,31 @@ class Launch:
 
 
 def run(kernel: loader.LoadedKernel, call: Call, memory: Memory, seed: int = 0) -> list[str]:
-    """Launch once; what is wrong with the result."""
+    """The errors of one launch."""
     forward = call.problem.direction == "forward"
     reference = forward_reference if forward else backward_reference
-    return judge(kernel, Launch(call, memory, seed), memory, reference)
+    return errors_of(kernel, Launch(call, memory, seed), memory, reference)
 
 
-def judge(
+def errors_of(
     kernel: loader.LoadedKernel,
     launch: Launch,
     memory: Memory,
     reference: Callable[[Values, Any], dict[str, Floats]],
 ) -> list[str]:
-    """Launch what lies ready, once; what is wrong with the result."""
-    found = launch.run(kernel)
+    """The errors of one launch whose inputs are in memory."""
+    outputs = launch.run(kernel)
     memory.free()
     expected = reference(launch.values, launch.call)
-    return list(_complaints(found, expected, TOLERANCE[launch.call.problem.dtype]))
+    return list(_differences(outputs, expected, TOLERANCE[launch.call.problem.dtype]))
 
 
-def _complaints(found: Values, expected: Values, tolerance: float) -> Iterator[str]:
+def _differences(outputs: Values, expected: Values, tolerance: float) -> Iterator[str]:
     for name, values in expected.items():
         if name == "lse":
-            if not np.allclose(found[name], values, rtol=LSE_TOLERANCE, atol=LSE_TOLERANCE):
+            if not np.allclose(outputs[name], values, rtol=LSE_TOLERANCE, atol=LSE_TOLERANCE):
                 yield "lse is off"
             continue
         allowed = tolerance * max(1.0, float(np.abs(values).max()))
-        if not np.allclose(found[name], values, rtol=tolerance, atol=allowed):
-            yield f"{name} is off by up to {np.abs(found[name] - values).max():.3g}"
+        if not np.allclose(outputs[name], values, rtol=tolerance, atol=allowed):
+            yield f"{name} is off by up to {np.abs(outputs[name] - values).max():.3g}"

@@ -1,4 +1,4 @@
-"""As :mod:`.bare_launch`, for the kernels of retnet and retention."""
+"""Launches without torch, as in :mod:`.bare_launch`, of the kernels of retnet and retention."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from attention_autotuner.serving import loader
 
-from .bare_launch import NAN, Call, Floats, Launch, Memory, Values, grouped, judge
+from .bare_launch import NAN, Call, Floats, Launch, Memory, Values, errors_of, grouped
 
 GAMMAS = (0.97, 0.3, 1.0, 1e-3)  # of heads, in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionCall(Call):
-    """One launch of either op.
+    """One launch of retnet or retention.
 
     Attributes:
         shared: one mask for all heads.
-        r_grad: r has a gradient.
-        whole: everything optional is given and wanted: states and their gradients, r, and the gradients of the mask
+        r_grad: the gradient flows through r.
+        whole: all optional inputs and outputs take part: states and their gradients, r, and the gradients of the mask
             and of gamma.
     """
 
@@ -33,8 +33,8 @@ class RetentionCall(Call):
 def summed(x: Floats, call: Call) -> Floats:
     """The sum over the query heads of each key head."""
     heads = call.problem.heads_kv
-    found: Floats = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
-    return found
+    group_sums: Floats = x.reshape(x.shape[0], heads, -1, *x.shape[2:]).sum(axis=2)
+    return group_sums
 
 
 def powers(call: Call) -> tuple[Floats, Floats, Floats, Floats]:
@@ -47,12 +47,16 @@ def powers(call: Call) -> tuple[Floats, Floats, Floats, Floats]:
     entering = np.exp2((rows + 1) * log2)
     leaving = np.exp2((p.seqlen_k - 1 - keys[:, None]) * log2)
     whole = np.exp2(p.seqlen_k * log2)
-    one, two, three, four = (each.astype(np.float32) for each in (within, entering, leaving, whole))
-    return one, two, three, four
+    return (
+        within.astype(np.float32),
+        entering.astype(np.float32),
+        leaving.astype(np.float32),
+        whole.astype(np.float32),
+    )
 
 
 def masked(values: Values, call: Call) -> tuple[Floats, Floats, Floats, Floats]:
-    """S, the mask without what is hidden, the rows' sums of ``|X|``, and r."""
+    """S, the mask with causal zeros, the rows' sums of ``|X|``, and r."""
     p = call.problem
     s = call.scale * np.einsum("bhid,bhjd->bhij", values["q"], grouped(values["k"], call))
     mask = values["mask"][0] if p.mask == "explicit" else powers(call)[0]
@@ -80,7 +84,7 @@ def retnet_backward(values: Values, call: RetentionCall) -> dict[str, Floats]:
         dx = dx - np.sign(s * mask) * np.where(total > 1.0, through, 0.0)
     dx = dx / r
     ds = dx * mask
-    found = {
+    gradients = {
         "dq": call.scale * np.einsum("bhij,bhjd->bhid", ds, grouped(values["k"], call)),
         "dk": call.scale * summed(np.einsum("bhij,bhid->bhjd", ds, values["q"]), call),
         "dv": summed(np.einsum("bhij,bhid->bhjd", s * mask / r, dout), call),
@@ -90,8 +94,8 @@ def retnet_backward(values: Values, call: RetentionCall) -> dict[str, Floats]:
         if call.problem.causal:
             hidden = np.tril(hidden, s.shape[-1] - s.shape[-2])
         dmask = (dx * s * hidden).sum(axis=0, keepdims=True)
-        found["dmask"] = dmask.sum(axis=1, keepdims=True) if call.shared else dmask
-    return found
+        gradients["dmask"] = dmask.sum(axis=1, keepdims=True) if call.shared else dmask
+    return gradients
 
 
 def retention_forward(values: Values, call: RetentionCall) -> dict[str, Floats]:
@@ -145,7 +149,7 @@ REFERENCES = {
 
 
 class RetentionLaunch(Launch):
-    """A launch of retnet's or retention's kernels; arguments are those of :class:`.Launch`."""
+    """The tensors of one launch of retnet or retention; arguments as for :class:`.Launch`."""
 
     call: RetentionCall
 
@@ -158,7 +162,7 @@ class RetentionLaunch(Launch):
             shape = (p.batch, p.heads_q, p.dim_qk, p.dim_v)
             for name in ("initial_state", "dfinal_state") if call.whole else ():
                 if hasattr(self.params, name):
-                    self._give(name, self._source.standard_normal(shape, dtype=np.float32))
+                    self._upload(name, self._source.standard_normal(shape, dtype=np.float32))
         if p.direction == "backward":
             self._draw("dout")
             for name in ("dq", "dk", "dv"):
@@ -168,7 +172,7 @@ class RetentionLaunch(Launch):
         for name, optional in self._optional():
             self._poison_floats(name, optional)
         if p.op == "retnet" and p.direction == "backward":
-            self._set_what_the_forward_left()
+            self._set_forward_outputs()
 
     def _set_decay_or_mask(self) -> None:
         p = self.call.problem
@@ -182,7 +186,7 @@ class RetentionLaunch(Launch):
         if self.call.shared:
             self.params.mask.stride_head = 0
 
-    def _set_what_the_forward_left(self) -> None:
+    def _set_forward_outputs(self) -> None:
         call = self.call
         _, _, _, r = masked(self.values, call)
         self.params.r = self._memory.upload(r.astype(np.float32))
@@ -196,7 +200,7 @@ class RetentionLaunch(Launch):
             self._set("dmask", address, like.shape)
 
     def _optional(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """fp32 outputs that are wanted, and their shapes."""
+        """Optional fp32 outputs of the call, and their shapes."""
         p = self.call.problem
         if not self.call.whole:
             return
@@ -210,7 +214,7 @@ class RetentionLaunch(Launch):
             yield "dinitial_state", state
             yield "dlog2_gamma", (p.batch, p.heads_q)
 
-    def _give(self, name: str, values: Floats) -> None:
+    def _upload(self, name: str, values: Floats) -> None:
         self.values[name] = values
         setattr(self.params, name, self._memory.upload(values))
 
@@ -218,6 +222,6 @@ class RetentionLaunch(Launch):
 def run(
     kernel: loader.LoadedKernel, call: RetentionCall, memory: Memory, seed: int = 0
 ) -> list[str]:
-    """Launch once; what is wrong with the result."""
+    """The errors of one launch."""
     reference = REFERENCES[call.problem.op, call.problem.direction]
-    return judge(kernel, RetentionLaunch(call, memory, seed), memory, reference)
+    return errors_of(kernel, RetentionLaunch(call, memory, seed), memory, reference)

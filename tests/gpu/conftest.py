@@ -7,9 +7,9 @@ import torch
 
 from attention_autotuner.arch import detect
 from tests.gpu import smoke
-from tests.numerics.workshop import Workshop, needed
+from tests.numerics.kernel_pool import KernelPool, needed
 
-WORKSHOP = pytest.StashKey[Workshop]()
+KERNEL_POOL = pytest.StashKey[KernelPool]()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at marks
@@ -20,23 +20,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def workshop(request: pytest.FixtureRequest) -> Workshop:
-    """Everything that the collected tests need, built in one batch."""
-    found = Workshop(detect(0), carried=request.config.getoption("--carried"))
-    request.config.stash[WORKSHOP] = found
-    found.build(needed(request.session.items, found.present))
-    return found
+def pool(request: pytest.FixtureRequest) -> KernelPool:
+    """The kernels of the collected tests, built in one batch."""
+    kernels = KernelPool(detect(0), carried=request.config.getoption("--carried"))
+    request.config.stash[KERNEL_POOL] = kernels
+    kernels.build(needed(request.session.items, kernels.present))
+    return kernels
 
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where tensors go."""
+    """The device of all tensors."""
     return torch.device("cuda", 0)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    found = config.stash.get(WORKSHOP, None)
-    if found is not None:
-        terminalreporter.write_line(f"built {found.summary()}")
+    kernels = config.stash.get(KERNEL_POOL, None)
+    if kernels is not None:
+        terminalreporter.write_line(f"built {kernels.summary()}")

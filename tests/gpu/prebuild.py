@@ -1,12 +1,12 @@
-"""Build what GPU tests need where there is no GPU, for a machine that has one.
+"""Build the kernels of the GPU tests on a machine without a GPU, for a machine with one.
 
     python -m tests.gpu.prebuild --output DIR -m smoke                # the smoke suite's kernels
     python -m tests.gpu.prebuild --output DIR --archive kernels.tar.xz
-    python -m tests.gpu.prebuild --list -m smoke                      # their names, and nothing built
-    pytest tests/gpu -m smoke --carried=DIR                           # over there
+    python -m tests.gpu.prebuild --list -m smoke                      # print their names, build nothing
+    pytest tests/gpu -m smoke --carried=DIR                           # on the machine with the GPU
 
-The kernels are those that :func:`tests.numerics.workshop.needed` finds for the collected tests. On a machine with other
-versions of the compilers ``--carried`` takes them all the same, see :func:`tests.numerics.workshop.adopt`.
+:func:`tests.numerics.kernel_pool.needed` lists the kernels of the collected tests. ``--carried`` also takes kernels of
+other compiler versions, see :func:`tests.numerics.kernel_pool.adopt`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.resources import smem_bytes
-from tests.numerics.workshop import CARRIED, needed
+from tests.numerics.kernel_pool import CARRIED, needed
 
 FOLDER = Path(__file__).resolve().parent
 
 
 class Collector:
-    """A pytest plugin that keeps what was collected and deselects nothing itself."""
+    """A pytest plugin that keeps the collected items and deselects nothing."""
 
     def __init__(self) -> None:
         self.items: list[pytest.Item] = []
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Keep the items that the command line leaves."""
+        """Keep the items that the command line selects."""
         self.items = list(session.items)
 
 
@@ -67,26 +67,31 @@ def collect(paths: Sequence[str], marks: str) -> list[pytest.Item]:
 
 
 def kernels(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
-    """The kernels that these tests need and that the GPU has shared memory for."""
+    """The kernels of these tests that fit the GPU's shared memory."""
     limit = present.spec.smem_per_block_bytes
-    return [one for one in needed(items, present) if smem_bytes(one) <= limit]
+    return [candidate for candidate in needed(items, present) if smem_bytes(candidate) <= limit]
 
 
 def pack(folder: Path, artifacts: Sequence[Artifact], archive: Path) -> None:
-    """Write some of a store's kernels as one archive; libraries share most of their bytes, so that it is small."""
+    """Write some of a store's kernels into one archive, which is small as libraries share most of their bytes."""
     with tarfile.open(archive, "w:xz", preset=6) as tar:
-        for path in (folder.absolute() / CARRIED, *(one.path.parent for one in artifacts)):
+        for path in (
+            folder.absolute() / CARRIED,
+            *(artifact.path.parent for artifact in artifacts),
+        ):
             tar.add(path, arcname=str(path.relative_to(folder.absolute())))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Collect, build and pack; see the module. Status 1: a kernel does not build."""
+    """Collect, build and pack; see the module. The status is 1 when a kernel does not build."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("paths", nargs="*", default=[str(FOLDER)], help="tests; all of this folder")
-    parser.add_argument("-m", dest="marks", default="", help="of these, what has such marks")
+    parser.add_argument(
+        "paths", nargs="*", default=[str(FOLDER)], help="tests; by default this folder"
+    )
+    parser.add_argument("-m", dest="marks", default="", help="only tests with these marks")
     parser.add_argument("--device-type", default="H200", help="the GPU to build for (H200)")
     parser.add_argument("--output", type=Path, help="folder of the kernels")
-    parser.add_argument("--archive", type=Path, help="pack them into this .tar.xz, too")
+    parser.add_argument("--archive", type=Path, help="also pack the kernels into this .tar.xz")
     parser.add_argument("--jobs", type=int, help="compilations at once")
     parser.add_argument("--list", action="store_true", help="print names and build nothing")
     options = parser.parse_args(arguments)
@@ -99,21 +104,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, count in Counter((c.op, c.direction, c.family, c.dtype) for c in wanted).items():
         print(f"{count:5} {' '.join(kind)}")
     if options.list:
-        print(*(one.name for one in wanted), sep="\n")
+        print(*(candidate.name for candidate in wanted), sep="\n")
         return 0
     start = time.monotonic()
-    found = build(
-        [render(one) for one in wanted],
+    results = build(
+        [render(candidate) for candidate in wanted],
         BuildTarget(arch=native_arch(present.spec.compute_capability)),
         toolchain=find_toolchain(),
         store=Store(options.output),
         jobs=options.jobs,
     )
     (options.output / CARRIED).write_text(
-        json.dumps([one.config for one in wanted], indent=0), encoding="utf-8"
+        json.dumps([candidate.config for candidate in wanted], indent=0), encoding="utf-8"
     )
-    failed = [result for result in found if not isinstance(result, Artifact)]
-    artifacts = [result for result in found if isinstance(result, Artifact)]
+    failed = [result for result in results if not isinstance(result, Artifact)]
+    artifacts = [result for result in results if isinstance(result, Artifact)]
     print(f"built {len(artifacts)} in {time.monotonic() - start:.0f} s")
     for outcome in failed:
         print(f"{outcome.kind}: {outcome.reason} {outcome.log}")

@@ -1,10 +1,10 @@
-"""A few kernels of every kind on tiny shapes, without torch: what a sanitizer can watch in reasonable time.
+"""A few kernels of every kind on tiny shapes, without torch, so that a sanitizer takes minutes and not hours.
 
     python -m tests.gpu.sanitize --store DIR --build       # needs the compiler, not the GPU
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitize --store DIR
     compute-sanitizer --tool racecheck python -m tests.gpu.sanitize --store DIR --direction backward
 
-Ends with status 1 when a result is wrong or a kernel cannot be launched.
+The status is 1 when a result is wrong or a kernel cannot be launched.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _rows(tile: tuple[int, int], warps: int, stages: int, **knobs: Any) -> RowPa
     )
 
 
-# Each main loop, each way to hold Q and P, slices, both copy widths, both schedules.
+# Each mainloop, each way to hold Q and P, slices, both copy widths, both schedules.
 FORWARD: dict[str, Candidate] = {
     "one-stage": _forward((64, 64), (64, 32), 4),
     "two-stages-32-rows": _forward((64, 64), (128, 64), 4, num_stages=2),
@@ -96,7 +96,7 @@ FORWARD: dict[str, Candidate] = {
     "unaligned-bf16-one-stage": _forward((48, 80), (64, 32), 4, copy_bytes=2, dtype="bf16"),
 }
 SMALL_ROWS = _rows((64, 32), 4, 2)
-# Each plan, every number of stages, parts of queries, shared rows, slices, both copy widths, both orders.
+# Each plan, every number of stages, splits of queries, shared rows, slices, both copy widths, both raster orders.
 BACKWARD: dict[str, Candidate] = {
     "fused-one-stage": _candidate(
         (64, 64), BackwardKnobs(plan="fused", keys=_keys((32, 64), 4, 1))
@@ -160,27 +160,27 @@ SHAPES = (
     (1, 1, 1, 91, 40, True, -0.2),
     (2, 2, 2, 70, 33, False, 0.0),
 )
-# More tiles than any GPU of today holds CTAs of these kernels, so that persistent ones loop.
+# More tiles than resident CTAs of these kernels on any present GPU, so that persistent kernels loop.
 MANY = (128, 12, 12, 65, 33, True, 0.125)
 
 
-def calls_of(one: Candidate) -> list[Call]:
-    """What a kernel is run on; true dims are one chunk below the class."""
-    persistent = one.direction == "forward" and one.knobs.persistent
+def calls_of(candidate: Candidate) -> list[Call]:
+    """The launches of a kernel; true dims are one chunk below the padded ones."""
+    persistent = candidate.direction == "forward" and candidate.knobs.persistent
     return [
         Call(
             problem=Problem(
-                direction=one.direction,
-                dtype=one.dtype,
+                direction=candidate.direction,
+                dtype=candidate.dtype,
                 batch=batch,
                 heads_q=heads_q,
                 heads_kv=heads_kv,
                 seqlen_q=seqlen_q,
                 seqlen_k=seqlen_k,
-                dim_qk=one.class_qk - 8,
-                dim_v=one.class_v - 8,
+                dim_qk=candidate.class_qk - 8,
+                dim_v=candidate.class_v - 8,
                 causal=causal,
-                alignment_bytes=one.copy_bytes,
+                alignment_bytes=candidate.copy_bytes,
             ),
             scale=scale,
         )
@@ -192,10 +192,10 @@ def calls_of(one: Candidate) -> list[Call]:
 
 
 def build_all(kinds: Sequence[str], folder: Path, arch: str) -> int:
-    """Build kinds and say where each lies; 1 when one does not build.
+    """Build kinds and write the paths of their libraries; returns 1 when a build fails.
 
-    Kernels are told that races are looked for (``ATTENTION_AUTOTUNER_CHECK_RACES``): racecheck follows the threads
-    that arrive at a barrier, and not those of their warp that they arrive for.
+    Kernels are compiled for racecheck (``ATTENTION_AUTOTUNER_CHECK_RACES``), which tracks only the threads that arrive
+    at a barrier themselves, not the threads of the warp on whose behalf they arrive.
     """
     toolchain = find_toolchain()
     results = build(
@@ -215,16 +215,20 @@ def build_all(kinds: Sequence[str], folder: Path, arch: str) -> int:
 
 
 def run_all(paths: dict[str, str], memory: Memory) -> int:
-    """Run kinds on every shape; 1 when something is wrong."""
+    """Run kinds on every shape; returns 1 when a result is wrong."""
     wrong = []
     for kind, path in paths.items():
         kernel = loader.load(path)
         kernel.prepare(0)
-        one = KINDS[kind]
-        calls: Sequence[Call] = calls_of(one) if one.op == "attention" else retention_calls_of(one)
+        candidate = KINDS[kind]
+        calls: Sequence[Call] = (
+            calls_of(candidate) if candidate.op == "attention" else retention_calls_of(candidate)
+        )
         for call in calls:
             shape = call.problem.describe()
-            wrong += [f"{kind}, {shape}: {each}" for each in _complaints(kernel, call, memory)]
+            wrong += [
+                f"{kind}, {shape}: {complaint}" for complaint in _complaints(kernel, call, memory)
+            ]
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{len(paths)} kernels, {len(wrong)} complaints")
@@ -238,19 +242,19 @@ def _complaints(kernel: loader.LoadedKernel, call: Call, memory: Memory) -> list
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build or run."""
+    """Build the kernels, or run them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--store", type=Path, required=True, help="folder of the built kernels")
     parser.add_argument("--build", action="store_true", help="build them and stop")
-    parser.add_argument("--arch", help="to build for, e.g. 90; by default what the present GPU has")
-    parser.add_argument("--direction", choices=DIRECTIONS, help="kinds of this direction alone")
-    parser.add_argument("--op", choices=operations(), help="kinds of this operation alone")
-    parser.add_argument("--only", nargs="+", choices=list(KINDS), help="these kinds alone")
+    parser.add_argument("--arch", help="target, e.g. 90; by default that of the present GPU")
+    parser.add_argument("--direction", choices=DIRECTIONS, help="only kinds of this direction")
+    parser.add_argument("--op", choices=operations(), help="only kinds of this operation")
+    parser.add_argument("--only", nargs="+", choices=list(KINDS), help="only these kinds")
     options = parser.parse_args(arguments)
     kinds = options.only or [
         kind
-        for kind, one in KINDS.items()
-        if options.direction in (None, one.direction) and options.op in (None, one.op)
+        for kind, candidate in KINDS.items()
+        if options.direction in (None, candidate.direction) and options.op in (None, candidate.op)
     ]
     if options.build:
         return build_all(kinds, options.store, options.arch or resolve(None).build_arch)

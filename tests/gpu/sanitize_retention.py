@@ -1,4 +1,4 @@
-"""The kinds of retnet's and retention's kernels that a sanitizer watches, and what they are run on."""
+"""The kinds of retnet's and retention's kernels for sanitizer runs, and their launches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ INLINE = ChunkPass(columns=64, column_warps=2, num_stages=2)
 GIVEN = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
 SLICED = ChunkPass(columns=32, column_warps=2, num_stages=3)
 
-# Each policy of the inner loop with each way of feeding it; each plan with the passes for dmask and through r.
+# Each score modification with each mainloop; each plan with the passes for dmask and through r.
 RETNET: dict[str, Candidate] = {
     "retnet-explicit": _retnet((64, 64), FORWARD),
     "retnet-explicit-unaligned-bf16": _retnet((64, 64), ONE_STAGE, copy_bytes=2, dtype="bf16"),
@@ -95,7 +95,7 @@ RETNET: dict[str, Candidate] = {
     "retnet-split-unaligned": _retnet((48, 80), SPLIT, copy_bytes=2),
 }
 WALK = ChunkwiseSm90Knobs(warpgroups=1, num_stages=2)
-# Each form; chunks in one pass and over super-chunks; scores computed in a pass and before it.
+# Each form; chunks in one pass and over super-chunks; scores computed in a pass and before a pass.
 RETENTION: dict[str, Candidate] = {
     "retention-parallel": _retention((64, 64), replace(FORWARD, chunk=64, states=INLINE)),
     "retention-one-pass": _retention((64, 64), ChunksKnobs(chunk=32, output=INLINE)),
@@ -140,25 +140,25 @@ MASKED = (
 TOKENS = ((1, 2, 1, 1, 0.5), (2, 2, 1, 77, 0.125), (1, 2, 2, 150, -0.2))
 
 
-def retention_calls_of(one: Candidate) -> list[RetentionCall]:
-    """What a kernel is run on; true dims are one chunk below the class."""
+def retention_calls_of(candidate: Candidate) -> list[RetentionCall]:
+    """The launches of a kernel; true dims are one chunk below the padded ones."""
     base = Problem(
-        op=one.op,
-        direction=one.direction,
-        mask=one.mask,
-        form=one.form,
-        dtype=one.dtype,
-        dim_qk=one.class_qk - 8,
-        dim_v=one.class_v - 8,
+        op=candidate.op,
+        direction=candidate.direction,
+        mask=candidate.mask,
+        form=candidate.form,
+        dtype=candidate.dtype,
+        dim_qk=candidate.class_qk - 8,
+        dim_v=candidate.class_v - 8,
         causal=True,
-        alignment_bytes=one.copy_bytes,
+        alignment_bytes=candidate.copy_bytes,
     )
     shapes = MASKED
-    if one.op == "retention":
+    if candidate.op == "retention":
         shapes = tuple((*heads, n, n, True, scale) for *heads, n, scale in TOKENS)  # type: ignore[assignment]
     calls = []
     for number, (batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal, scale) in enumerate(shapes):
-        odd = one.op == "retnet" and one.copy_bytes == 2
+        odd = candidate.op == "retnet" and candidate.copy_bytes == 2
         problem = replace(
             base,
             batch=batch,
@@ -166,7 +166,7 @@ def retention_calls_of(one: Candidate) -> list[RetentionCall]:
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k + odd,
-            causal=causal or one.mask != "explicit",
+            causal=causal or candidate.mask != "explicit",
         )
         call = RetentionCall(
             problem=problem,

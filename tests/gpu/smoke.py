@@ -1,7 +1,7 @@
-"""The smoke suite: what of the GPU tests runs in minutes, over all operations, directions, families and dtypes.
+"""The smoke suite: GPU tests that run in minutes and cover all operations, directions, families and dtypes.
 
-``pytest tests/gpu -m smoke`` runs it. Whole functions are named here; of lists of cases and of samples a few are drawn
-for each kernel, evenly from the list, so that odd lengths, layouts and masks stay in.
+``pytest tests/gpu -m smoke`` runs the suite. Functions that run whole are named here; from lists of cases and from
+samples a few are taken for each kernel, evenly over the list, so that odd lengths, layouts and masks stay in.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-# Module -> functions that are run with all their parameters.
+# Module -> functions that run with all their parameters.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "test_arch_on_device": (
         "test_probing_agrees_with_torch",
@@ -26,22 +26,22 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_without_a_compiler_and_without_kernels_the_error_says_so",
     ),
     "test_flash_attn_backward": (
-        "test_it_is_right",
+        "test_gradients_match_the_reference",
         "test_inputs_of_any_layout",
         "test_repeats_agree_bit_for_bit",
         "test_the_ops_follow_torchs_rules",
-        "test_double_backward_is_the_references",
+        "test_double_backward_matches_the_reference",
     ),
     "test_flash_attn_func": (
-        "test_it_is_right",
-        "test_transposed_and_unaligned_views_are_served_without_a_copy",
-        "test_it_runs_on_the_current_stream",
+        "test_results_match_the_reference",
+        "test_transposed_and_unaligned_views_are_read_without_a_copy",
+        "test_the_kernel_runs_on_the_current_stream",
         "test_a_warm_call_waits_for_nothing",
         "test_a_warm_call_touches_no_file",
         "test_a_graph_replays_on_new_inputs",
         "test_a_graph_may_hold_a_new_shape_of_a_warm_kernel",
         "test_a_cold_call_under_capture_is_refused_and_leaves_the_capture_alone",
-        "test_dispatch_says_where_a_pick_comes_from",
+        "test_dispatch_names_the_source_of_a_pick",
     ),
     "test_retention_mistakes": (
         "test_causal_is_not_ignored",
@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     ),
     "test_retention_numerics": ("test_a_sequence_may_be_split_anywhere_and_its_state_carried",),
     "test_retention_ops": (
-        "test_it_is_right",
+        "test_results_match_the_reference",
         "test_one_token",
         "test_a_state_in_place",
         "test_decoding_by_a_graph",
@@ -59,8 +59,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_compiled_training_of_any_length",
     ),
     "test_retnet_ops": (
-        "test_it_is_right",
-        "test_a_decay_is_its_mask",
+        "test_results_match_the_reference",
+        "test_a_decay_equals_its_mask",
         "test_an_odd_number_of_keys",
         "test_gradients",
         "test_gradients_in_bf16",
@@ -69,7 +69,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
         "test_a_graph_of_a_decay",
         "test_compiled_training_of_any_length",
     ),
-    "test_toy_kernel": ("test_it_is_right",),
+    "test_toy_kernel": ("test_results_match_the_reference",),
     "test_training_step": (
         "test_a_block_compiles_into_one_graph",
         "test_a_whole_step_is_captured",
@@ -90,7 +90,7 @@ CASES = {
     "test_retnet_numerics": "test_call",
 }
 CLASSES = {(64, 64), (128, 128)}  # padded head dims of these cases
-SLOW_CLASSES = {(256, 512)}  # to compile: in fp16 alone
+SLOW_CLASSES = {(256, 512)}  # padded head dims that compile slowly: in fp16 alone
 CASES_PER_KERNEL = 4
 # Module -> the function that runs samples of a search space.
 SAMPLES = {
@@ -105,7 +105,7 @@ def select(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     """The items of the suite, in their order.
 
     Args:
-        items: collected tests, of any folder.
+        items: collected tests of any folder.
     """
     items = list(items)
     chosen = {id(item) for item in items if _function(item) in FUNCTIONS.get(_module(item), ())}
@@ -117,7 +117,7 @@ def select(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def _drawn(
     items: Iterable[pytest.Item], functions: dict[str, str], key_of: Any, count: int
 ) -> list[pytest.Item]:
-    """A few items for every key, evenly from those that share it; none where there is no key."""
+    """A few items for every key, evenly from the items that share the key; items without a key are left out."""
     sharing: dict[Hashable, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if functions.get(_module(item)) == _function(item):
@@ -132,7 +132,7 @@ def _drawn(
 
 
 def _kernel_of_case(parameters: dict[str, Any]) -> Hashable:
-    """What a kernel is compiled for, but for the form; None where the suite has no such kernel."""
+    """The compile-time parameters of a case's kernel without the form; None where the suite has no such kernel."""
     case = parameters["case"]
     p = case.problem
     classes = CLASSES if p.dtype == "bf16" else CLASSES | SLOW_CLASSES

@@ -1,4 +1,4 @@
-"""The specs against what the device says of itself."""
+"""The specs against the properties that the device reports."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_the_main_job_tunes_and_serves(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["tune", "--all", "--json", *small]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["served"]
-    assert all(each["ok"] for each in said["served"])
+    assert all(call["ok"] for call in said["served"])
     result = said["results"][0]
     assert result["problem"].startswith("attention forward")
-    for each in said["results"]:
-        assert each["status"] == "measured", each["problem"]
-        assert each["record_path"] in said["files"]
+    for tuned in said["results"]:
+        assert tuned["status"] == "measured", tuned["problem"]
+        assert tuned["record_path"] in said["files"]
     assert main(["why", *small[:4], "--json"]) == 0
     explained = json.loads(capsys.readouterr().out)
     assert explained["source"].startswith("record of ")
-    kept = [each for each in explained["explanations"] if each["verdict"] == "kept"]
-    assert [each["name"] for each in kept] == [result["pick"]]
+    kept = [row for row in explained["explanations"] if row["fate"] == "kept"]
+    assert [row["name"] for row in kept] == [result["pick"]]

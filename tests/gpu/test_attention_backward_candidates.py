@@ -1,4 +1,4 @@
-"""Backward candidates from all over the search space, right on odd shapes and as repeatable as they claim to be."""
+"""Backward candidates from all over the search space: correct on odd shapes, and deterministic where declared so."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import pytest
 import torch
 
 from tests.numerics import harness, sampling
+from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.sampling import Sampled
-from tests.numerics.workshop import Workshop
 
 pytestmark = pytest.mark.gpu
 
-REPEATS = 20  # on the shape with most CTAs, of kernels that claim equal bits
+REPEATS = 20  # of deterministic kernels on the shape with most CTAs
 PLACES = [Sampled(index=i, direction="backward") for i in range(sampling.SAMPLE)]
 
 
-@pytest.mark.parametrize("sampled", PLACES, ids=lambda each: str(each.index))
-def test_candidate(workshop: Workshop, sampled: Sampled, device: torch.device) -> None:
-    one = sampled.candidate(workshop.present)
-    kernel = workshop.kernel(one)
-    *shapes, largest = sampling.cases_of(one)
+@pytest.mark.parametrize("sampled", PLACES, ids=lambda place: str(place.index))
+def test_candidate(pool: KernelPool, sampled: Sampled, device: torch.device) -> None:
+    candidate = sampled.candidate(pool.present)
+    kernel = pool.kernel(candidate)
+    *shapes, largest = sampling.cases_of(candidate)
     runs = [(case, seed, 2) for case in shapes for seed in harness.SEEDS]
-    runs.append((largest, 0, REPEATS if one.deterministic else 2))
+    runs.append((largest, 0, REPEATS if candidate.deterministic else 2))
     for case, seed, repeats in runs:
-        wrong = harness.judge(
+        errors = harness.errors_of(
             kernel,
             case,
             seed=seed,
             device=device,
-            deterministic=one.deterministic,
+            deterministic=candidate.deterministic,
             repeats=repeats,
         )
-        assert wrong == [], f"{one.name} on {case.name}"
+        assert errors == [], f"{candidate.name} on {case.name}"

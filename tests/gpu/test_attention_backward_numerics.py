@@ -1,4 +1,4 @@
-"""Attention backward on hundreds of shapes, by the error rule and beyond it: see ``tests/numerics``."""
+"""Attention backward on hundreds of shapes: results by the error rule, determinism and memory bounds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
-from tests.numerics import cases, far, harness
+from tests.numerics import cases, harness, large_offsets
 from tests.numerics.cases import Case
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
@@ -36,36 +36,36 @@ MISFITS = {
 }
 
 
-def test_few_builds_serve_all_shapes(workshop: Workshop) -> None:
+def test_few_builds_serve_all_shapes(pool: KernelPool) -> None:
     assert len(CASES) >= 200
-    assert len(cases.builds(CASES, workshop.present)) <= cases.MAX_BUILDS
+    assert len(cases.builds(CASES, pool.present)) <= cases.MAX_BUILDS
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_shape(workshop: Workshop, case: Case, device: torch.device) -> None:
-    one = case.candidate(workshop.present)
-    kernel = workshop.kernel(one)
+def test_shape(pool: KernelPool, case: Case, device: torch.device) -> None:
+    candidate = case.candidate(pool.present)
+    kernel = pool.kernel(candidate)
     for seed in harness.SEEDS:
-        wrong = harness.judge(
-            kernel, case, seed=seed, device=device, deterministic=one.deterministic
+        errors = harness.errors_of(
+            kernel, case, seed=seed, device=device, deterministic=candidate.deterministic
         )
-        assert wrong == [], one.name
+        assert errors == [], candidate.name
 
 
-@pytest.mark.parametrize("axis", far.STRIDES)
+@pytest.mark.parametrize("axis", large_offsets.STRIDES)
 @pytest.mark.parametrize("case", [PLAIN], ids=["d64"])
 def test_offsets_beyond_32_bits(
-    workshop: Workshop, case: Case, axis: str, device: torch.device
+    pool: KernelPool, case: Case, axis: str, device: torch.device
 ) -> None:
-    kernel = workshop.kernel(case.candidate(workshop.present))
-    assert far.judge(kernel, case, axis, device) == []
+    kernel = pool.kernel(case.candidate(pool.present))
+    assert large_offsets.errors_of(kernel, case, axis, device) == []
 
 
 @pytest.mark.parametrize("case", [PLAIN], ids=["d64"])
 @pytest.mark.parametrize("reason", MISFITS)
-def test_a_kernel_refuses_what_it_cannot_read(
-    workshop: Workshop, case: Case, reason: str, device: torch.device
+def test_a_kernel_refuses_unsupported_tensors(
+    pool: KernelPool, case: Case, reason: str, device: torch.device
 ) -> None:
-    kernel = workshop.kernel(case.candidate(workshop.present))
+    kernel = pool.kernel(case.candidate(pool.present))
     with pytest.raises(ArtifactError, match=reason):
-        harness.judge(kernel, MISFITS[reason], seed=0, device=device)
+        harness.errors_of(kernel, MISFITS[reason], seed=0, device=device)

@@ -1,4 +1,4 @@
-"""Candidates from all over the search space, right on odd shapes; and one that was built for an older GPU."""
+"""Forward candidates from all over the search space on odd shapes, and a kernel built for an older GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from attention_autotuner.core.problem import DIRECTIONS, Direction, Problem
 from attention_autotuner.serving import loader
 from tests.numerics import harness, sampling
 from tests.numerics.cases import Case
+from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.sampling import Sampled
-from tests.numerics.workshop import Workshop
 
 pytestmark = pytest.mark.gpu
 
@@ -21,20 +21,22 @@ OLDEST = "80"
 
 
 @pytest.mark.parametrize(
-    "sampled", [Sampled(index=i) for i in range(sampling.SAMPLE)], ids=lambda each: str(each.index)
+    "sampled",
+    [Sampled(index=i) for i in range(sampling.SAMPLE)],
+    ids=lambda place: str(place.index),
 )
-def test_candidate(workshop: Workshop, sampled: Sampled, device: torch.device) -> None:
-    one = sampled.candidate(workshop.present)
-    kernel = workshop.kernel(one)
-    for case in sampling.cases_of(one):
+def test_candidate(pool: KernelPool, sampled: Sampled, device: torch.device) -> None:
+    candidate = sampled.candidate(pool.present)
+    kernel = pool.kernel(candidate)
+    for case in sampling.cases_of(candidate):
         for seed in harness.SEEDS:
-            wrong = harness.judge(kernel, case, seed=seed, device=device)
-            assert wrong == [], f"{one.name} on {case.name}"
+            errors = harness.errors_of(kernel, case, seed=seed, device=device)
+            assert errors == [], f"{candidate.name} on {case.name}"
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_kernel_of_the_oldest_target_runs_through_its_ptx(
-    workshop: Workshop, direction: Direction, device: torch.device
+    pool: KernelPool, direction: Direction, device: torch.device
 ) -> None:
     if native_arch(probe(0).compute_capability) == OLDEST:
         pytest.skip("this GPU is the oldest target itself")
@@ -49,12 +51,12 @@ def test_a_kernel_of_the_oldest_target_runs_through_its_ptx(
         dim_v=32,
         causal=True,
     )
-    one = workshop.present.default(problem)
-    (artifact,) = workshop.build_for([one], BuildTarget(arch=OLDEST))
+    candidate = pool.present.default(problem)
+    (artifact,) = pool.build_for([candidate], BuildTarget(arch=OLDEST))
     assert isinstance(artifact, Artifact), artifact
     kernel = loader.load(artifact)
     kernel.prepare(0)
-    wrong = harness.judge(
-        kernel, Case(problem=problem), seed=0, device=device, deterministic=one.deterministic
+    errors = harness.errors_of(
+        kernel, Case(problem=problem), seed=0, device=device, deterministic=candidate.deterministic
     )
-    assert wrong == []
+    assert errors == []

@@ -1,4 +1,4 @@
-"""Whom the benchmark of attention backward meets must compute what our kernels do."""
+"""The peers in the benchmark of attention backward compute the same gradients as our kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROBLEM = Problem(
     dim_v=64,
     causal=True,
 )
-ALLOWED = 0.02  # of the largest value: another mask or scale would be off by far more
+ALLOWED = 0.02  # of the largest value: another mask or scale would have a far larger error
 
 
 @pytest.mark.parametrize("step", [False, True], ids=["backward", "step"])
@@ -37,10 +37,10 @@ def test_a_fused_peer_computes_our_gradients(
 ) -> None:
     problem = replace(PROBLEM, causal=causal)
     inputs = make_inputs(problem, seed=0, device=device)
-    found: list[tuple[torch.Tensor, ...]] = []
+    results: list[tuple[torch.Tensor, ...]] = []
 
-    def backward(*given: object) -> None:
-        found.append(ops.backward(*given))  # type: ignore[arg-type]  # passed through
+    def backward(*arguments: object) -> None:
+        results.append(ops.backward(*arguments))  # type: ignore[arg-type]  # forwarded
 
     entry = FusedBackwardEntry(
         name="peer",
@@ -49,10 +49,10 @@ def test_a_fused_peer_computes_our_gradients(
         step=step,
     )
     entry.prepare([inputs], [])
-    wide = [tensor.float() for tensor in (inputs.q, inputs.k, inputs.v)]
-    expected = attention_backward(inputs.tensors["dout"], None, *wide, causal=causal)
-    for taken, ref in zip(found[0], expected, strict=True):
-        assert float((taken.float() - ref).abs().max()) < ALLOWED * float(ref.abs().max())
+    inputs_fp32 = [tensor.float() for tensor in (inputs.q, inputs.k, inputs.v)]
+    expected = attention_backward(inputs.tensors["dout"], None, *inputs_fp32, causal=causal)
+    for gradient, ref in zip(results[0], expected, strict=True):
+        assert float((gradient.float() - ref).abs().max()) < ALLOWED * float(ref.abs().max())
 
 
 @pytest.mark.parametrize("name", PEERS["attention_backward"])

@@ -1,4 +1,4 @@
-"""Bringing the present GPU up: its ceilings against its spec, and a sweep of two problems from an empty cache."""
+"""Bring-up of the present GPU: its measured peaks against its spec, and a sweep of two problems from an empty cache."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from attention_autotuner.tuning.sweeps import default_sweep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tune]
 
-# One forward and one backward of the head dim that builds fastest.
+# One forward and one backward problem of the head dim that builds fastest.
 PROBLEMS = [p for p in default_sweep() if p.op == "retention" and p.dim_qk == 64]
-# What a ceiling may be of what vendors and others say of it: datasheets do not know sustained clocks.
+# Allowed ratios of a measured peak to the published one: datasheets do not know sustained clocks.
 RANGES = {
     "launch": (0.1, 2.0),
     "hbm_copy": (0.6, 1.02),
@@ -47,12 +47,12 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("bring_up")
-    with settings.override(cache_dir=folder / "cache") as own:
+    with settings.override(cache_dir=folder / "cache") as current:
         resolution.forget_measured()
         result = bring_up(
-            LocalMachine(settings=own),
+            LocalMachine(settings=current),
             PROBLEMS,
-            own,
+            current,
             budget_seconds=240.0,
             ceiling_seconds=0.5,
             output=folder / "out",
@@ -61,28 +61,28 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     resolution.forget_measured()
 
 
-def test_every_ceiling_is_in_a_sane_relation_to_the_spec(run: Run) -> None:
-    found = run.result.ceilings
-    assert tuple(found) == names_for(probe().compute_capability)
+def test_every_peak_is_plausible_beside_the_spec(run: Run) -> None:
+    peaks = run.result.ceilings
+    assert tuple(peaks) == names_for(probe().compute_capability)
     promised = expected_ceilings(run.result.described)
-    for name, one in found.items():
-        assert isinstance(one, Ceiling), f"{name}: {one}"
+    for name, peak in peaks.items():
+        assert isinstance(peak, Ceiling), f"{name}: {peak}"
         low, high = RANGES.get(name, TENSOR)
-        assert low < one.value / promised[name] < high, f"{name}: {one.value:.3e} {one.unit}"
-        assert one.spread < 0.1 * one.value, name
+        assert low < peak.value / promised[name] < high, f"{name}: {peak.value:.3e} {peak.unit}"
+        assert peak.spread < 0.1 * peak.value, name
         if name not in ("launch", "hbm_copy"):
-            assert 0.5e9 < one.sm_clock_hz < 3.5e9, name
+            assert 0.5e9 < peak.sm_clock_hz < 3.5e9, name
 
 
 def test_both_dtypes_run_at_one_rate(run: Run) -> None:
     for kind in ("mma", "wgmma"):
         pair = [run.result.ceilings.get(f"{kind}_{dtype}") for dtype in ("fp16", "bf16")]
-        if all(isinstance(one, Ceiling) for one in pair):
-            first, second = (one.value for one in pair if isinstance(one, Ceiling))
+        if all(isinstance(peak, Ceiling) for peak in pair):
+            first, second = (peak.value for peak in pair if isinstance(peak, Ceiling))
             assert first == pytest.approx(second, rel=0.1)
 
 
-def test_rates_per_clock_are_what_an_sm_can_do(run: Run) -> None:
+def test_rates_per_clock_are_within_the_hardware_limits(run: Run) -> None:
     spec = run.result.measured.spec
     assert 0.85 * 16 < spec.exp_per_clk_per_sm < 1.02 * 16
     assert 0.85 * 128 < spec.smem_bytes_per_clk_per_sm < 1.02 * 128
@@ -93,19 +93,19 @@ def test_rates_per_clock_are_what_an_sm_can_do(run: Run) -> None:
 def test_the_sweep_is_measured_and_never_loses_to_the_default(run: Run) -> None:
     sweep = run.result.sweep
     assert sweep is not None
-    for each in sweep.settled:
-        assert each.status == "measured", f"{each.problem.describe()}: {each.reason}"
-        assert each.record is not None
-        assert each.record.confirmed
-        us = measured_us(each.record, each.record.pick)
-        default_us = measured_us(each.record, each.record.default)
+    for settled in sweep.settled:
+        assert settled.status == "measured", f"{settled.problem.describe()}: {settled.reason}"
+        assert settled.record is not None
+        assert settled.record.confirmed
+        us = measured_us(settled.record, settled.record.pick)
+        default_us = measured_us(settled.record, settled.record.default)
         assert us is not None
         assert default_us is not None
-        assert each.record.pick == each.record.default or us < default_us
+        assert settled.record.pick == settled.record.default or us < default_us
     assert run.result.seconds["total"] < 240
 
 
-def test_what_is_written_is_read_again(run: Run) -> None:
+def test_written_files_are_read_again(run: Run) -> None:
     files = run.result.files
     written = {path.name for path in run.output.iterdir() if path.suffix != ".lock"}
     assert written == {path.name for path in files.values()}
@@ -119,5 +119,5 @@ def test_a_second_run_measures_nothing(run: Run, capsys: pytest.CaptureFixture[s
     assert main(["bring-up", *words]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["ceilings_reused"]
-    assert [each["status"] for each in said["problems"]] == ["recorded"] * len(PROBLEMS)
+    assert [problem["status"] for problem in said["problems"]] == ["recorded"] * len(PROBLEMS)
     assert said["kernels"] == 0

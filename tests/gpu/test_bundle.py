@@ -16,17 +16,17 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kernels of one class for the GPU at hand, written by the command."""
+    """The kernels of one class of head dims for the present GPU, written by the command."""
     output = export(tmp_path_factory.mktemp("bundles") / "bundle")
     assert len(open_bundle(output).kernels) >= 2
     return output
 
 
-def check(found: dict[str, Any], cache: Path) -> None:
-    assert found["ok"], found["why"]
-    assert found["finite"]
+def check(report: dict[str, Any], cache: Path) -> None:
+    assert report["ok"], report["why"]
+    assert report["finite"]
     for way in WAYS:
-        assert found[way] <= BAR_SECONDS, found
+        assert report[way] <= BAR_SECONDS, report
     assert not (cache / "kernels").exists()
 
 
@@ -35,13 +35,13 @@ def check(found: dict[str, Any], cache: Path) -> None:
 def test_the_first_call_from_a_bundle(
     bundle: Path, tmp_path: Path, shape: tuple[int, int, int]
 ) -> None:
-    found = first_call(tmp_path / "cache", shape, ATTENTION_AUTOTUNER_BUNDLE=str(bundle))
-    check(found, tmp_path / "cache")
+    report = first_call(tmp_path / "cache", shape, ATTENTION_AUTOTUNER_BUNDLE=str(bundle))
+    check(report, tmp_path / "cache")
 
 
 def test_the_first_call_from_an_installed_package(bundle: Path, tmp_path: Path) -> None:
-    found = first_call(tmp_path / "cache", SHAPE, **install(bundle, tmp_path))
-    check(found, tmp_path / "cache")
+    report = first_call(tmp_path / "cache", SHAPE, **install(bundle, tmp_path))
+    check(report, tmp_path / "cache")
 
 
 def test_without_a_compiler_and_without_kernels_the_error_says_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The C++ benchmarks on a real GPU: they serve the kernels of Python, find them right, and time them alike."""
+"""The C++ benchmarks on a real GPU: the same kernels as from Python, correct results, and equal times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.build]
 FORWARD = of_shape((4, 16, 2048, 64, 64))
 BACKWARD = of_shape((4, 16, 1024, 64, 64), direction="backward", causal=True)
 RETENTION = of_shape((8, 16, 2048, 64, 64), op="retention", causal=True)
-# Six cases of four kernels, of which one is so short that it is replayed from a graph.
+# Six cases of four kernels; one case is so short that it is replayed from a graph.
 PROBLEMS = (
     FORWARD,
     replace(FORWARD, causal=True, heads_kv=4),
@@ -49,12 +49,17 @@ ODD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What the tests of this file run."""
+    """Programs and kernels of these tests.
+
+    Attributes:
+        programs: folder of the programs.
+        bundle: folder of the kernels.
+        artifacts: the kernel of every problem.
+    """
 
     programs: Path
     bundle: Path
     artifacts: list[Artifact]
-    """Of every problem."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     root = tmp_path_factory.mktemp("cpp")
     by_kind = {(p.op, p.direction): policy.default(p) for p in reversed(PROBLEMS)}
     candidates = [by_kind[p.op, p.direction] for p in PROBLEMS]
-    with ThreadPoolExecutor() as pool:  # CMake beside CMake
+    with ThreadPoolExecutor() as pool:  # CMake builds programs and kernels in parallel
         programs = pool.submit(build_programs, root / "build", toolchain)
         artifacts = build_kernels(candidates, toolchain)
         picks = [
@@ -85,7 +90,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 
 def test_python_and_cpp_serve_one_kernel_and_time_it_alike(built: Built) -> None:
-    found = compare(
+    agreements = compare(
         PROBLEMS,
         built.artifacts,
         bundle=built.bundle,
@@ -93,11 +98,14 @@ def test_python_and_cpp_serve_one_kernel_and_time_it_alike(built: Built) -> None
         measure=measure_here,
     )
 
-    def line(each: Agreement) -> str:
-        return f"{each.problem.describe()}: {each.ratio:.3f} {each.python_us} {each.cpp_us} {each.error}"
+    def line(agreement: Agreement) -> str:
+        a = agreement
+        return f"{a.problem.describe()}: {a.ratio:.3f} {a.python_us} {a.cpp_us} {a.error}"
 
-    assert [each.digest for each in found] == [each.cpp_digest for each in found]
-    assert all(each.agrees for each in found), "\n".join(map(line, found))
+    assert [agreement.digest for agreement in agreements] == [
+        agreement.cpp_digest for agreement in agreements
+    ]
+    assert all(agreement.agrees for agreement in agreements), "\n".join(map(line, agreements))
 
 
 @pytest.mark.parametrize("problem", ODD, ids=Problem.describe)
@@ -128,7 +136,7 @@ def test_the_environment_stands_beside_the_figures(built: Built, tmp_path: Path)
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").count("\n") == 4
 
 
-def test_a_ceiling_is_measured(built: Built, tmp_path: Path) -> None:
+def test_a_peak_is_measured(built: Built, tmp_path: Path) -> None:
     output = tmp_path / "ceilings.json"
     program = built.programs / "bench_gemm_ceiling"
     run(program, "--which", "mma_fp16,hbm_copy", "--seconds", "0.2", "--json", output)

@@ -1,4 +1,4 @@
-"""Code and commands of the pages on a GPU: those marked for one, after what their pages do before."""
+"""Code and commands of the pages that are marked for a GPU, after the earlier blocks of their pages."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from tests.snippets.shell import LANGUAGES
 
 pytestmark = pytest.mark.gpu
 
-FOUND = {page: blocks(page) for page in pages() if page != CHINESE}
+PAGE_BLOCKS = {page: blocks(page) for page in pages() if page != CHINESE}
 PYTHON = {
-    page: [block for block in found if block.language == "python" and block.kind != "file"]
-    for page, found in FOUND.items()
+    page: [block for block in page_blocks if block.language == "python" and block.kind != "file"]
+    for page, page_blocks in PAGE_BLOCKS.items()
 }
 COMMANDS = [
     block
-    for found in FOUND.values()
-    for block in found
+    for page_blocks in PAGE_BLOCKS.values()
+    for block in page_blocks
     if block.language in LANGUAGES and block.kind == "gpu"
 ]
 
 
-@pytest.mark.parametrize("page", [page for page in FOUND if PYTHON[page]], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGE_BLOCKS if PYTHON[page]], ids=lambda p: p.name
+)
 def test_python_runs_on_a_gpu_in_the_order_of_the_page(page: Path, tmp_path: Path) -> None:
     cache = settings.current().cache_dir
     with at_home(tmp_path, cache=cache), settings.override(budget_seconds=10.0):
@@ -38,6 +40,6 @@ def test_commands_run_on_a_gpu(block: Block, tmp_path: Path) -> None:
     cache = settings.current().cache_dir
     with at_home(tmp_path, cache=cache), settings.override(budget_seconds=10.0):
         for command, printed in run_commands(block):
-            # Times differ; what a table is about does not.
+            # The output has times, which differ from run to run.
             if command.output is not None:
                 assert printed, command.text

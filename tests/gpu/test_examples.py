@@ -1,4 +1,4 @@
-"""The examples, as users would start them, in a few steps."""
+"""The examples, started as by a user, for a few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of the public op on a GPU: right in every layout, reproducible when asked, frugal, and by torch's rules."""
+"""Gradients of the public op on a GPU: every layout, determinism on request, memory use, and torch's rules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.reference import attention_naive
 from attention_autotuner.serving import dispatch
 from tests import gradients
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
@@ -45,15 +45,15 @@ SHAPES = (
 NARROW = replace(HALF, alignment_bytes=2)
 REPEATABLE = replace(HALF, deterministic=True)
 _BACKWARD = (*SHAPES, NARROW, REPEATABLE)
-# Whose default kernels these tests run.
+# Problems whose default kernels these tests run.
 PROBLEMS = (*_BACKWARD, *(replace(p, direction="forward", deterministic=False) for p in _BACKWARD))
 REPEATS = 20
-LONG_CYCLES = 2_000_000_000  # a second on any GPU of today
+LONG_CYCLES = 2_000_000_000  # a second on any present GPU
 
 
 @pytest.fixture(autouse=True)
-def _defaults(workshop: Workshop) -> Iterator[None]:
-    """Default kernels serve, and they are built."""
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
     with settings.override(mode="off"):
         yield
 
@@ -67,17 +67,17 @@ def mask_of(problem: Problem) -> dict[str, Any]:
 
 
 def assert_right(
-    found: tuple[torch.Tensor, ...],
+    computed: tuple[torch.Tensor, ...],
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
     tensors: gradients.Three,
     **options: Any,
 ) -> None:
-    wrong = gradients.verdicts(found, grad_o, grad_lse, tensors, **options)
-    assert not wrong, "; ".join(wrong)
+    errors = gradients.errors_of(computed, grad_o, grad_lse, tensors, **options)
+    assert not errors, "; ".join(errors)
 
 
-def weights_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
+def random_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(x.shape, generator=generator, device="cuda", dtype=x.dtype)
 
@@ -87,32 +87,32 @@ def weights_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
 
 @pytest.mark.parametrize("through", ["o", "lse", "both"])
 @pytest.mark.parametrize("problem", SHAPES, ids=Problem.describe)
-def test_it_is_right(problem: Problem, through: str) -> None:
+def test_gradients_match_the_reference(problem: Problem, through: str) -> None:
     tensors = make(problem)
     o, lse = flash_attn_func(*tensors, return_lse=True, **mask_of(problem))
-    grad_o = None if through == "lse" else weights_like(o)
-    grad_lse = None if through == "o" else weights_like(lse)
+    grad_o = None if through == "lse" else random_like(o)
+    grad_lse = None if through == "o" else random_like(lse)
     pairs = [(x, g) for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
-    found = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
-    assert_right(found, grad_o, grad_lse, tensors, **mask_of(problem))
+    computed = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
+    assert_right(computed, grad_o, grad_lse, tensors, **mask_of(problem))
 
 
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1.0])
 def test_any_scale(scale: float) -> None:
     tensors = make()
     o = flash_attn_func(*tensors, softmax_scale=scale)
-    found = torch.autograd.grad(o, tensors, weights_like(o))
-    assert_right(found, weights_like(o), None, tensors, softmax_scale=scale)
+    computed = torch.autograd.grad(o, tensors, random_like(o))
+    assert_right(computed, random_like(o), None, tensors, softmax_scale=scale)
 
 
-def test_rows_that_see_no_key_give_nothing() -> None:
+def test_rows_that_see_no_key_have_no_gradient() -> None:
     problem = replace(HALF, seqlen_q=200, seqlen_k=70, causal=True)
     tensors = make(problem)
     o, lse = flash_attn_func(*tensors, causal=True, return_lse=True)
     assert bool((lse[:, :, :130] == -math.inf).all())
-    found = torch.autograd.grad((o, lse), tensors, (weights_like(o), weights_like(lse)))
-    assert not bool(found[0][:, :, :130].any())
-    assert all(bool(x.isfinite().all()) for x in found)
+    computed = torch.autograd.grad((o, lse), tensors, (random_like(o), random_like(lse)))
+    assert not bool(computed[0][:, :, :130].any())
+    assert all(bool(x.isfinite().all()) for x in computed)
 
 
 def test_without_lse_the_result_is_the_same() -> None:
@@ -131,10 +131,10 @@ def test_without_lse_the_result_is_the_same() -> None:
 def test_inputs_of_any_layout(layout: gradients.Layout) -> None:
     q, k, v = (layout(x.detach()).requires_grad_() for x in make())
     o = flash_attn_func(q, k, v)
-    found = torch.autograd.grad(o, (q, k, v), weights_like(o))
-    assert_right(found, weights_like(o), None, (q, k, v))
+    computed = torch.autograd.grad(o, (q, k, v), random_like(o))
+    assert_right(computed, random_like(o), None, (q, k, v))
     if layout is gradients.transposed:
-        assert [g.stride() for g in found] == [x.stride() for x in (q, k, v)]
+        assert [g.stride() for g in computed] == [x.stride() for x in (q, k, v)]
 
 
 def test_a_packed_projection() -> None:
@@ -143,62 +143,62 @@ def test_a_packed_projection() -> None:
     packed.requires_grad_()
     q, k, v = (x.transpose(1, 2) for x in packed.unbind(2))
     o = flash_attn_func(q, k, v)
-    (found,) = torch.autograd.grad(o, packed, weights_like(o))
-    parts = tuple(x.transpose(1, 2) for x in found.unbind(2))
-    assert_right(parts, weights_like(o), None, (q, k, v))
+    (computed,) = torch.autograd.grad(o, packed, random_like(o))
+    split = tuple(x.transpose(1, 2) for x in computed.unbind(2))
+    assert_right(split, random_like(o), None, (q, k, v))
 
 
 @pytest.mark.parametrize("layout", [*gradients.LAYOUTS, gradients.one_row, gradients.one_value])
 def test_gradients_of_o_of_any_layout(layout: gradients.Layout) -> None:
     tensors = make()
     o = flash_attn_func(*tensors)
-    grad_o = layout(weights_like(o))
-    found = torch.autograd.grad(o, tensors, grad_o)
-    assert_right(found, grad_o, None, tensors)
+    grad_o = layout(random_like(o))
+    computed = torch.autograd.grad(o, tensors, grad_o)
+    assert_right(computed, grad_o, None, tensors)
 
 
 def test_a_sum() -> None:
     tensors = make()
-    found = torch.autograd.grad(flash_attn_func(*tensors).sum(), tensors)
+    computed = torch.autograd.grad(flash_attn_func(*tensors).sum(), tensors)
     ones = torch.ones((2, 4, 129, 64), device="cuda", dtype=torch.float16)
-    assert_right(found, ones, None, tensors)
+    assert_right(computed, ones, None, tensors)
 
 
 def test_gradients_of_lse_of_any_stride() -> None:
     tensors = make()
     _, lse = flash_attn_func(*tensors, return_lse=True)
     for grad_lse in (
-        weights_like(lse).mT.contiguous().mT,
+        random_like(lse).mT.contiguous().mT,
         torch.ones_like(lse[:1, :1]).expand_as(lse),
     ):
-        found = torch.autograd.grad(lse, tensors, grad_lse, retain_graph=True)
-        assert_right(found, None, grad_lse, tensors)
+        computed = torch.autograd.grad(lse, tensors, grad_lse, retain_graph=True)
+        assert_right(computed, None, grad_lse, tensors)
 
 
 def test_broadcast_keys_and_values() -> None:
     q, k, v = make()
-    one = k.detach()[:1].requires_grad_()
-    o = flash_attn_func(q, one.expand_as(k), v)
-    found = torch.autograd.grad(o, (q, one, v), weights_like(o))
-    whole = one.detach().expand_as(k).clone().requires_grad_()
-    expected = torch.autograd.grad(flash_attn_func(q, whole, v), (q, whole, v), weights_like(o))
+    shared_k = k.detach()[:1].requires_grad_()
+    o = flash_attn_func(q, shared_k.expand_as(k), v)
+    computed = torch.autograd.grad(o, (q, shared_k, v), random_like(o))
+    whole = shared_k.detach().expand_as(k).clone().requires_grad_()
+    expected = torch.autograd.grad(flash_attn_func(q, whole, v), (q, whole, v), random_like(o))
     summed = expected[1].sum(0, keepdim=True)
-    torch.testing.assert_close(found[1], summed, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(computed[1], summed, rtol=1e-2, atol=1e-2)
 
 
 # --- determinism ----------------------------------------------------------------------------------
 
 
 def problems_asked(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
-    """What dispatch is asked from now on."""
+    """The problems that dispatch is asked for from now on."""
     asked: list[Problem] = []
     kernel_for = dispatch.kernel_for
 
-    def look(problem: Problem, *arguments: Any, **options: Any) -> Any:
+    def record(problem: Problem, *arguments: Any, **options: Any) -> Any:
         asked.append(problem)
         return kernel_for(problem, *arguments, **options)
 
-    monkeypatch.setattr(dispatch, "kernel_for", look)
+    monkeypatch.setattr(dispatch, "kernel_for", record)
     gradients.forget_plans()
     return asked
 
@@ -220,7 +220,7 @@ def test_repeats_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch, by: str) -> 
 
     def run(deterministic: bool | None) -> tuple[torch.Tensor, ...]:
         o, lse = flash_attn_func(*tensors, return_lse=True, deterministic=deterministic)
-        return torch.autograd.grad((o, lse), tensors, (weights_like(o), weights_like(lse)))
+        return torch.autograd.grad((o, lse), tensors, (random_like(o), random_like(lse)))
 
     if by == "setting":
         with deterministic_algorithms():
@@ -237,15 +237,15 @@ def test_repeats_agree_bit_for_bit(monkeypatch: pytest.MonkeyPatch, by: str) -> 
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_poisoned_memory_shows_in_no_gradient(
+def test_poisoned_memory_changes_no_gradient(
     monkeypatch: pytest.MonkeyPatch, deterministic: bool
 ) -> None:
     gradients.poison(monkeypatch)
     try:
         tensors = make()
         o, lse = flash_attn_func(*tensors, return_lse=True, deterministic=deterministic)
-        found = torch.autograd.grad((o, lse), tensors, (weights_like(o), weights_like(lse)))
-        assert_right(found, weights_like(o), weights_like(lse), tensors)
+        computed = torch.autograd.grad((o, lse), tensors, (random_like(o), random_like(lse)))
+        assert_right(computed, random_like(o), random_like(lse), tensors)
     finally:
         monkeypatch.undo()
         gradients.forget_plans()
@@ -255,21 +255,21 @@ def test_memory_is_linear_in_the_sequence() -> None:
     problem = replace(HALF, batch=1, heads_q=2, heads_kv=2, seqlen_q=16384, seqlen_k=16384)
     tensors = make(problem)
     o = flash_attn_func(*tensors)
-    grad_o = weights_like(o)
+    grad_o = random_like(o)
     torch.autograd.grad(o, tensors, grad_o, retain_graph=True)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     torch.autograd.grad(o, tensors, grad_o)
-    # Three gradients, dQ in fp32 and the rows' statistics; one head's scores alone would be 128 times Q.
+    # Three gradients, dQ in fp32, LSE and delta; one head's scores alone would be 128 times Q.
     assert torch.cuda.max_memory_allocated() - before < 8 * tensors[0].nbytes
 
 
-def test_memory_that_does_not_suffice_is_torchs_error() -> None:
+def test_insufficient_memory_is_torchs_error() -> None:
     problem = replace(HALF, batch=4, seqlen_q=16384, seqlen_k=16384)  # 32 MiB for dQ
     tensors = make(problem)
     o = flash_attn_func(*tensors)
-    grad_o = weights_like(o)
+    grad_o = random_like(o)
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -280,52 +280,52 @@ def test_memory_that_does_not_suffice_is_torchs_error() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert all(x.grad is None for x in tensors)
-    found = torch.autograd.grad(o, tensors, grad_o)
-    assert all(bool(x.isfinite().all()) for x in found)
+    computed = torch.autograd.grad(o, tensors, grad_o)
+    assert all(bool(x.isfinite().all()) for x in computed)
 
 
 # --- threads, streams and warm calls --------------------------------------------------------------
 
 
-def test_the_settings_of_the_forward_hold_in_torchs_threads(
+def test_autograd_threads_use_the_settings_of_the_forward(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, str]] = []
     kernel_for = dispatch.kernel_for
 
-    def look(problem: Problem, *arguments: Any, **options: Any) -> Any:
+    def record(problem: Problem, *arguments: Any, **options: Any) -> Any:
         seen.append((problem.direction, settings.current().mode))
         return kernel_for(problem, *arguments, **options)
 
-    monkeypatch.setattr(dispatch, "kernel_for", look)
+    monkeypatch.setattr(dispatch, "kernel_for", record)
     gradients.forget_plans()
     tensors = make()
     torch.autograd.grad(flash_attn_func(*tensors).sum(), tensors)
     assert seen == [("forward", "off"), ("backward", "off")]
 
 
-def test_it_runs_on_the_stream_of_its_forward() -> None:
+def test_the_backward_runs_on_the_stream_of_its_forward() -> None:
     tensors = make()
-    weights = weights_like(flash_attn_func(*tensors))
-    torch.autograd.grad(flash_attn_func(*tensors), tensors, weights)
-    poisoned = torch.full_like(weights, torch.nan)
+    grad_o = random_like(flash_attn_func(*tensors))
+    torch.autograd.grad(flash_attn_func(*tensors), tensors, grad_o)
+    poisoned = torch.full_like(grad_o, torch.nan)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         o = flash_attn_func(*tensors)
         torch.cuda._sleep(LONG_CYCLES // 10)
-        poisoned.copy_(weights)
-        found = torch.autograd.grad(o, tensors, poisoned)  # on another stream it would read NaN
+        poisoned.copy_(grad_o)
+        computed = torch.autograd.grad(o, tensors, poisoned)  # on another stream it would read NaN
     stream.synchronize()
-    assert_right(found, weights, None, tensors)
+    assert_right(computed, grad_o, None, tensors)
 
 
 def test_a_warm_call_waits_for_nothing() -> None:
     tensors = make()
-    weights = weights_like(flash_attn_func(*tensors))
+    grad_o = random_like(flash_attn_func(*tensors))
 
     def run() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(flash_attn_func(*tensors), tensors, weights)
+        return torch.autograd.grad(flash_attn_func(*tensors), tensors, grad_o)
 
     kept = [run() for _ in range(12)]  # memory for all of them
     kept.clear()
@@ -339,7 +339,7 @@ def test_a_warm_call_waits_for_nothing() -> None:
         assert not done.query(), "the calls came back only after the work before them was done"
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert_right(kept[-1], weights, None, tensors)
+    assert_right(kept[-1], grad_o, None, tensors)
 
 
 # --- torch's rules --------------------------------------------------------------------------------
@@ -347,13 +347,13 @@ def test_a_warm_call_waits_for_nothing() -> None:
 
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_ops_follow_torchs_rules(deterministic: bool) -> None:
-    # Short enough that even kernels which add in no fixed order have but one: two runs are compared.
+    # Short enough that even nondeterministic kernels have only one order of sums: two runs are compared.
     tensors = make(replace(HALF, batch=1, seqlen_q=9, seqlen_k=11))
     rest = (None, True, False, "")
     torch.library.opcheck(FORWARD_OP, (*tensors, *rest, True, deterministic))
     plain = [x.detach() for x in tensors]
     o, lse = FORWARD_OP(*plain, *rest, True, deterministic)
-    grads = (weights_like(o), weights_like(lse))
+    grads = (random_like(o), random_like(lse))
     for requires_grad in (False, True):
         for x in (*grads, *plain):
             x.requires_grad_(requires_grad)
@@ -363,12 +363,12 @@ def test_the_ops_follow_torchs_rules(deterministic: bool) -> None:
 def test_the_op_without_lse_runs_again_for_its_gradient() -> None:
     tensors = make()
     o, _ = FORWARD_OP(*tensors, None, False, False, "", False, False)
-    found = torch.autograd.grad(o, tensors, weights_like(o))
-    assert_right(found, weights_like(o), None, tensors)
+    computed = torch.autograd.grad(o, tensors, random_like(o))
+    assert_right(computed, random_like(o), None, tensors)
 
 
 @pytest.mark.parametrize("changed", ["q", "k", "v", "o"])
-def test_what_is_changed_in_between_is_torchs_error(changed: str) -> None:
+def test_a_tensor_changed_before_the_backward_is_torchs_error(changed: str) -> None:
     tensors = make()
     o = flash_attn_func(*tensors)
     total = o.sum()
@@ -395,34 +395,34 @@ def test_gradients_that_do_not_fit_are_refused() -> None:
     plain = [x.detach() for x in (*tensors, o, lse)]
     rest = (None, False, False, "", False)
     for grad_o, message in (
-        (weights_like(o).float(), "gradient of o must be torch.float16"),
-        (weights_like(o)[..., :32], "gradient of o must have the shape"),
+        (random_like(o).float(), "gradient of o must be torch.float16"),
+        (random_like(o)[..., :32], "gradient of o must have the shape"),
         (torch.zeros(o.shape).half(), "gradient of o must be on q's device"),
     ):
         with pytest.raises(UnsupportedProblemError, match=message):
             BACKWARD_OP(grad_o, None, *plain, *rest)
 
 
-def test_double_backward_is_the_references() -> None:
+def test_double_backward_matches_the_reference() -> None:
     problem = replace(HALF, batch=1, seqlen_q=33, seqlen_k=47)
     tensors = make(problem)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    weights = weights_like(flash_attn_func(*tensors))
+    inputs_fp64 = [x.detach().double().requires_grad_() for x in tensors]
+    grad_o = random_like(flash_attn_func(*tensors))
 
     def penalty(o: torch.Tensor, inputs: Any) -> torch.Tensor:
-        first = torch.autograd.grad((o * weights).sum(), inputs, create_graph=True)
+        first = torch.autograd.grad((o * grad_o).sum(), inputs, create_graph=True)
         return torch.stack([x.float().square().sum() for x in first]).sum()
 
-    found = torch.autograd.grad(penalty(flash_attn_func(*tensors), tensors), tensors)
-    naive, _ = attention_naive(wide[0], wide[1], wide[2], dtype=torch.float64)
-    expected = torch.autograd.grad(penalty(naive, wide), wide)
-    for mine, truth in zip(found, expected, strict=True):
-        largest = float(truth.abs().max())
-        torch.testing.assert_close(mine.double(), truth, rtol=2e-2, atol=1e-2 * largest)
+    computed = torch.autograd.grad(penalty(flash_attn_func(*tensors), tensors), tensors)
+    naive, _ = attention_naive(inputs_fp64[0], inputs_fp64[1], inputs_fp64[2], dtype=torch.float64)
+    expected = torch.autograd.grad(penalty(naive, inputs_fp64), inputs_fp64)
+    for mine, reference in zip(computed, expected, strict=True):
+        largest = float(reference.abs().max())
+        torch.testing.assert_close(mine.double(), reference, rtol=2e-2, atol=1e-2 * largest)
 
 
-def test_other_policies_serve_here() -> None:
+def test_another_policy_runs_on_this_gpu() -> None:
     tensors = make()
     o = flash_attn_func(*tensors, "A100")
-    found = torch.autograd.grad(o, tensors, weights_like(o))
-    assert_right(found, weights_like(o), None, tensors)
+    computed = torch.autograd.grad(o, tensors, random_like(o))
+    assert_right(computed, random_like(o), None, tensors)

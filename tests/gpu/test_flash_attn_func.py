@@ -22,25 +22,25 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving import dispatch
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
 HALF = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=129, seqlen_k=191, dim_qk=64, dim_v=64)
-# Whose default kernels these tests run.
+# Problems whose default kernels these tests run.
 PROBLEMS = (
     HALF,
     replace(HALF, causal=True),
     replace(HALF, dtype="bf16"),
     replace(HALF, alignment_bytes=2),
 )
-LONG_CYCLES = 2_000_000_000  # a second on any GPU of today
+LONG_CYCLES = 2_000_000_000  # a second on any present GPU
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _defaults(workshop: Workshop) -> Iterator[None]:
-    """Default kernels serve, and they are built."""
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
     with settings.override(mode="off"):
         yield
 
@@ -68,8 +68,8 @@ def assert_right(o: torch.Tensor, tensors: Tensors, **mask: Any) -> None:
     problem = Problem(seqlen_q=tensors[0].shape[2], seqlen_k=tensors[1].shape[2], **mask)
     bands = Bands.of(problem, "o", o.dim())
     ref, low = attention(*tensors, **mask)[0], attention_low(*tensors, **mask)[0]
-    verdict = check(o.detach(), ref, low, bands)
-    assert verdict.ok, verdict.reason
+    comparison = check(o.detach(), ref, low, bands)
+    assert comparison.ok, comparison.reason
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -80,7 +80,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("problem", PROBLEMS[:3], ids=Problem.describe)
-def test_it_is_right(problem: Problem) -> None:
+def test_results_match_the_reference(problem: Problem) -> None:
     tensors = make(problem)
     o, lse = flash_attn_func(*tensors, causal=problem.causal, return_lse=True)
     assert_right(o, tensors, causal=problem.causal)
@@ -91,7 +91,7 @@ def test_it_is_right(problem: Problem) -> None:
     assert same_bits(o, again)
 
 
-def test_transposed_and_unaligned_views_are_served_without_a_copy() -> None:
+def test_transposed_and_unaligned_views_are_read_without_a_copy() -> None:
     q, k, v = make()
     expected = flash_attn_func(q, k, v)
     qt, kt, vt = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
@@ -121,7 +121,7 @@ def test_empty_batch_or_heads_give_empty_outputs(shape: tuple[int, int]) -> None
 
 
 @pytest.mark.parametrize("device_type", ["A100", "RTX 4090", A100, A100()], ids=str)
-def test_other_policies_serve_here(device_type: Any) -> None:
+def test_other_policies_run_on_this_gpu(device_type: Any) -> None:
     tensors = make()
     assert_right(flash_attn_func(*tensors, device_type), tensors)
 
@@ -141,7 +141,7 @@ def test_bad_arguments_are_refused() -> None:
 # --- streams and devices --------------------------------------------------------------------------
 
 
-def test_it_runs_on_the_current_stream() -> None:
+def test_the_kernel_runs_on_the_current_stream() -> None:
     tensors = make()
     flash_attn_func(*tensors)
     q, k, v = (torch.full_like(x, float("nan")) for x in tensors)
@@ -158,7 +158,7 @@ def test_it_runs_on_the_current_stream() -> None:
 
 def test_threads_on_their_own_streams_do_not_mix() -> None:
     inputs = [make(seed=seed) for seed in range(4)]
-    expected = [flash_attn_func(*each) for each in inputs]
+    expected = [flash_attn_func(*tensors) for tensors in inputs]
     wrong: list[int] = []
 
     def work(index: int) -> None:
@@ -182,7 +182,7 @@ def test_threads_on_their_own_streams_do_not_mix() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_it_runs_on_the_device_of_its_tensors() -> None:
+def test_the_kernel_runs_on_the_device_of_its_tensors() -> None:
     tensors = make(device="cuda:1")
     with torch.cuda.device(0):
         o = flash_attn_func(*tensors)
@@ -225,7 +225,7 @@ def test_a_warm_call_touches_no_file() -> None:
     global _watched
     tensors = make()
     flash_attn_func(*tensors)
-    sys.addaudithook(_watch)  # for the rest of the process, but idle unless _watched is a list
+    sys.addaudithook(_watch)  # stays for the rest of the process, idle unless _watched is a list
     _watched = []
     try:
         for _ in range(3):
@@ -310,7 +310,7 @@ def test_cupy_arrays_come_and_go_on_cupys_stream() -> None:
         flash_attn_func(arrays[0], *tensors[1:])
 
 
-def test_dispatch_says_where_a_pick_comes_from(workshop: Workshop) -> None:
-    pick = dispatch.lookup(HALF, workshop.present)
-    assert (pick.layer, pick.candidate) == ("default", workshop.present.default(HALF))
+def test_dispatch_names_the_source_of_a_pick(pool: KernelPool) -> None:
+    pick = dispatch.lookup(HALF, pool.present)
+    assert (pick.layer, pick.candidate) == ("default", pool.present.default(HALF))
     assert "mode is off" in pick.reason

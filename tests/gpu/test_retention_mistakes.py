@@ -1,8 +1,8 @@
-"""Mistakes of an earlier implementation of these ops, each held off by a test that bears its name.
+"""Regression tests for mistakes of an earlier implementation of these ops, each named after its mistake.
 
-Others are held off for every operation alike: multi-stage backward kernels and 32-wide tiles by the samples of
-``test_retention_candidates``, a dim of 192 by the groups of ``test_retention_numerics`` and ``test_retnet_numerics``,
-failed compiles, timing and checks by the tests of the search.
+Other mistakes have tests for all operations: multi-stage backward kernels and 32-wide tiles in the samples of
+``test_retention_candidates``, a dim of 192 in the groups of ``test_retention_numerics`` and ``test_retnet_numerics``,
+failed builds, timing and verification in the tests of the search.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from attention_autotuner import retention_func
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import PoisonedWorkspace
 from tests.numerics import harness
+from tests.numerics.kernel_pool import KernelPool
 from tests.numerics.launching import launch
 from tests.numerics.retention_cases import FULL, RETENTION_FORMS, RetentionCase
 from tests.numerics.retnet_cases import RetnetCase
-from tests.numerics.workshop import Workshop
 
 pytestmark = pytest.mark.gpu
 
 Either = RetentionCase | RetnetCase
 
-LONG_CYCLES = 200_000_000  # a tenth of a second on any GPU of today
+LONG_CYCLES = 200_000_000  # a tenth of a second on any present GPU
 REPEATS = 20
 _RETENTION = RetentionCase(
     problem=replace(
@@ -66,75 +66,77 @@ CALLS: dict[str, Either] = {
 every_call = pytest.mark.parametrize("case", CALLS.values(), ids=CALLS)
 
 
-def judged(workshop: Workshop, case: Either, device: torch.device, repeats: int = 2) -> list[str]:
-    one = case.candidate(workshop.present)
-    kernel = workshop.kernel(one)
-    return harness.judge(
-        kernel, case, seed=0, device=device, deterministic=one.deterministic, repeats=repeats
+def errors_of(pool: KernelPool, case: Either, device: torch.device, repeats: int = 2) -> list[str]:
+    candidate = case.candidate(pool.present)
+    kernel = pool.kernel(candidate)
+    return harness.errors_of(
+        kernel, case, seed=0, device=device, deterministic=candidate.deterministic, repeats=repeats
     )
 
 
 @every_call
 @pytest.mark.parametrize("scale", [0.125, None, -1.0])
 def test_the_scale_is_not_that_of_heads_of_64(
-    workshop: Workshop, case: Either, scale: float | None, device: torch.device
+    pool: KernelPool, case: Either, scale: float | None, device: torch.device
 ) -> None:
-    assert judged(workshop, replace(case, scale=scale), device) == []
+    assert errors_of(pool, replace(case, scale=scale), device) == []
 
 
 @every_call
-def test_causal_is_not_ignored(workshop: Workshop, case: Either, device: torch.device) -> None:
-    """Nothing of later tokens shows in earlier rows, and nothing of earlier rows in later tokens' gradients."""
+def test_causal_is_not_ignored(pool: KernelPool, case: Either, device: torch.device) -> None:
+    """Later tokens change no earlier row, and earlier rows change no gradient of later tokens."""
     if isinstance(case, RetnetCase) and case.explicit:
         case = replace(case, problem=replace(case.problem, causal=True))
-    assert judged(workshop, case, device) == []
+    assert errors_of(pool, case, device) == []
 
 
 @every_call
-def test_no_row_of_a_tail_is_left(workshop: Workshop, case: Either, device: torch.device) -> None:
-    """Outputs arrive full of NaN, so that neither zeros nor what an allocator left can stand in for a result."""
+def test_every_row_of_a_tail_is_written(
+    pool: KernelPool, case: Either, device: torch.device
+) -> None:
+    """Outputs start full of NaN, so that neither zeros nor leftovers of the allocator can pass for results."""
     for seqlen in (1, 15, 33, 65, 129, 130):
         keys = seqlen if case.problem.op == "retention" else case.problem.seqlen_k
         problem = replace(case.problem, seqlen_q=seqlen, seqlen_k=keys)
-        assert judged(workshop, replace(case, problem=problem), device) == []
+        assert errors_of(pool, replace(case, problem=problem), device) == []
 
 
 @every_call
 def test_gradients_need_no_atomics_and_repeat_their_bits(
-    workshop: Workshop, case: Either, device: torch.device
+    pool: KernelPool, case: Either, device: torch.device
 ) -> None:
-    assert case.candidate(workshop.present).deterministic
-    assert judged(workshop, case, device, repeats=REPEATS) == []
+    assert case.candidate(pool.present).deterministic
+    assert errors_of(pool, case, device, repeats=REPEATS) == []
 
 
 @every_call
 def test_every_kernel_of_a_launch_runs_on_the_callers_stream(
-    workshop: Workshop, case: Either, device: torch.device
+    pool: KernelPool, case: Either, device: torch.device
 ) -> None:
-    kernel = workshop.kernel(case.candidate(workshop.present))
+    kernel = pool.kernel(case.candidate(pool.present))
     call = harness.call_of(case)
-    given = {name: held.view for name, held in call.inputs(case, seed=0, device=device).items()}
+    inputs = {
+        name: buffer.view for name, buffer in call.inputs(case, seed=0, device=device).items()
+    }
     expected = harness.Run(kernel, case, call.inputs(case, seed=0, device=device), device).written
-    late = {name: torch.full_like(x, torch.nan) for name, x in given.items()}
-    written = {name: held.view for name, held in call.outputs(case, device).items()}
+    late = {name: torch.full_like(x, torch.nan) for name, x in inputs.items()}
+    written = {name: buffer.view for name, buffer in call.outputs(case, device).items()}
     workspace = PoisonedWorkspace(device)
     stream = torch.cuda.Stream(device)
     torch.cuda.synchronize(device)
     with torch.cuda.stream(stream):
         torch.cuda._sleep(LONG_CYCLES)
         for name, x in late.items():
-            x.copy_(given[name])
+            x.copy_(inputs[name])
         launch(kernel, case.problem, {**late, **written}, call.scalars(case), workspace)
     stream.synchronize()
-    for name, found in written.items():  # a kernel on any other stream would have read NaN
-        assert torch.equal(found, expected[name].view), name
+    for name, output in written.items():  # a kernel on any other stream would have read NaN
+        assert torch.equal(output, expected[name].view), name
 
 
 @pytest.mark.parametrize("form", ["parallel", "chunkwise"])
-def test_a_score_beyond_fp16_does_not_reach_tokens_that_do_not_see_it(
-    form: Any, device: torch.device
-) -> None:
-    """Such a score once became infinite before its decay of 0 met it, and NaN after."""
+def test_a_score_beyond_fp16_changes_no_earlier_token(form: Any, device: torch.device) -> None:
+    """Such a score once overflowed to infinity before the multiplication with its decay of 0 made it NaN."""
     q, k, v = (torch.randn(2, 4, 130, 64, device=device, dtype=torch.float16) for _ in range(3))
     q, k, v = 100.0 * q.sign(), 0.01 * k[:, :2], v[:, :2]
     calm, _ = retention_func(q, k, v, [0.9, 0.5, 0.99, 1.0], form=form)

@@ -1,4 +1,4 @@
-"""retention_func on a GPU: forms, states in place, decoding and training by CUDA graphs, gradients, no waiting."""
+"""retention_func on a GPU: forms, in-place states, decoding and training by CUDA graphs, gradients, warm calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attention_autotuner.reference import (
     retention_low,
 )
 from tests import gradients
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
@@ -42,11 +42,11 @@ LENGTHS = (130, 67, 256)
 
 
 def directions(problem: Problem) -> tuple[Problem, Problem]:
-    """A problem and its gradient's."""
+    """A problem and its backward problem."""
     return problem, replace(problem, direction="backward", form="auto")
 
 
-# Whose default kernels these tests run.
+# Problems whose default kernels these tests run.
 PROBLEMS = (
     *(replace(HALF, form=form) for form in FORMS),
     *(replace(TOKEN, form=form) for form in ("auto", "recurrent")),
@@ -56,15 +56,15 @@ PROBLEMS = (
 )
 COLD = replace(HALF, dim_qk=40, dim_v=40)  # of a class that no other test calls
 GAMMA = [0.9, 0.5, 0.99, 1.0]
-LONG_CYCLES = 2_000_000_000  # a second on any GPU of today
+LONG_CYCLES = 2_000_000_000  # a second on any present GPU
 retention: Callable[..., Any] = retention_func  # as an untyped caller sees it
 
 
 @pytest.fixture(autouse=True)
-def _defaults(workshop: Workshop) -> Iterator[None]:
-    """Default kernels serve, and they are built."""
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
     torch.compiler.reset()
-    gc.collect()  # the graph of a test before that died during a capture would end it
+    gc.collect()  # a CUDA graph of an earlier test that is freed during a capture would end the capture
     with settings.override(mode="off"):
         yield
     torch.compiler.reset()
@@ -82,60 +82,61 @@ def make(
     return [q, k, v, gamma, state]
 
 
-def assert_right(found: tuple[torch.Tensor, torch.Tensor | None], tensors: Any) -> None:
-    given: Any = [None if x is None else x.detach() for x in tensors]
-    q, k, v, gamma, state = given
-    truths = retention_chunkwise(q, k, v, gamma, initial_state=state)
+def assert_right(outputs: tuple[torch.Tensor, torch.Tensor | None], tensors: Any) -> None:
+    inputs: Any = [None if x is None else x.detach() for x in tensors]
+    q, k, v, gamma, state = inputs
+    refs = retention_chunkwise(q, k, v, gamma, initial_state=state)
     lows = retention_low(q, k, v, gamma, initial_state=state)
     problem = replace(HALF, seqlen_q=q.shape[2], seqlen_k=q.shape[2])
-    for name, mine, truth, low in zip(("o", "final_state"), found, truths, lows, strict=True):
-        if mine is not None:
-            verdict = check(mine.detach(), truth, low, Bands.of(problem, name, truth.dim()))
-            assert verdict.ok, verdict.reason
+    for name, out, ref, low in zip(("o", "final_state"), outputs, refs, lows, strict=True):
+        if out is not None:
+            comparison = check(out.detach(), ref, low, Bands.of(problem, name, ref.dim()))
+            assert comparison.ok, comparison.reason
 
 
-def assert_near(found: Any, expected: Any, limit: float = 5e-3) -> None:
-    """Relative distances of tensors as a whole; how near each must be is the numerics' matter."""
-    for mine, truth in zip(found, expected, strict=True):
-        distance = (mine.double() - truth.double()).norm() / truth.double().norm()
+def assert_near(computed: Any, expected: Any, limit: float = 5e-3) -> None:
+    """Bound the relative distance of whole tensors; the numerics tests check single elements."""
+    for mine, reference in zip(computed, expected, strict=True):
+        distance = (mine.double() - reference.double()).norm() / reference.double().norm()
         assert float(distance) < limit
 
 
-def weights_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
+def random_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(x.shape, generator=generator, device="cuda", dtype=x.dtype)
 
 
-def given_for(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of o, which has q's shape, and of the final state."""
-    return [weights_like(tensors[0].detach()), weights_like(tensors[4].detach())]
+def random_grads(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Random gradients of o, which has q's shape, and of the final state."""
+    return [random_like(tensors[0].detach()), random_like(tensors[4].detach())]
 
 
 def train(
-    tensors: list[torch.Tensor], form: Form = "auto", given: list[torch.Tensor] | None = None
+    tensors: list[torch.Tensor], form: Form = "auto", grads: list[torch.Tensor] | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients through both outputs."""
+    """Gradients of all inputs through both outputs."""
     q, k, v, gamma, state = tensors
     outputs = retention(q, k, v, gamma, form=form, initial_state=state)
-    return torch.autograd.grad(outputs, tensors, given or given_for(tensors))
+    return torch.autograd.grad(outputs, tensors, grads or random_grads(tensors))
 
 
-def truth_of_training(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The same by the formula in fp64."""
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    o, final = retention_chunkwise(wide[0], wide[1], wide[2], wide[3], initial_state=wide[4])
-    return torch.autograd.grad((o, final), wide, [x.double() for x in given_for(tensors)])
+def reference_gradients(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The gradients of :func:`train` by the formula in fp64."""
+    inputs_fp64 = [x.detach().double().requires_grad_() for x in tensors]
+    q, k, v, gamma, state = inputs_fp64
+    o, final = retention_chunkwise(q, k, v, gamma, initial_state=state)
+    return torch.autograd.grad((o, final), inputs_fp64, [x.double() for x in random_grads(tensors)])
 
 
 # --- results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_it_is_right(form: Form) -> None:
+def test_results_match_the_reference(form: Form) -> None:
     tensors = make()
     q, k, v, gamma, state = tensors
-    found = retention(q, k, v, gamma, form=form, initial_state=state)
-    assert_right(found, tensors)
+    outputs = retention(q, k, v, gamma, form=form, initial_state=state)
+    assert_right(outputs, tensors)
     alone, nothing = retention(
         q, k, v, gamma, form=form, initial_state=state, output_final_state=False
     )
@@ -151,17 +152,16 @@ def test_one_token(form: Form) -> None:
     assert_right(retention(q, k, v, gamma, form=form, initial_state=state), tensors)
 
 
-def test_decays_in_every_way() -> None:
+def test_decays_of_every_type() -> None:
     q, k, v, gamma, state = make()
     expected = retention(q, k, v, gamma, initial_state=state)
-    for given in (GAMMA, tuple(GAMMA), gamma.cpu(), gamma.double(), gamma.cpu().numpy()):
-        found = retention(q, k, v, given, initial_state=state)
-        assert_near(found, expected, 1e-3)
-    one = retention(q, k, v, 0.75)
-    assert_near(one, retention(q, k, v, [0.75] * 4), 1e-6)
+    for decays in (GAMMA, tuple(GAMMA), gamma.cpu(), gamma.double(), gamma.cpu().numpy()):
+        outputs = retention(q, k, v, decays, initial_state=state)
+        assert_near(outputs, expected, 1e-3)
+    assert_near(retention(q, k, v, 0.75), retention(q, k, v, [0.75] * 4), 1e-6)
 
 
-def test_a_decay_on_the_gpu_is_not_asked_for_its_values() -> None:
+def test_values_of_a_decay_on_the_gpu_are_not_read() -> None:
     q, k, v, gamma, _ = make()
     retention(q, k, v, gamma)
     torch.cuda.synchronize()
@@ -180,15 +180,15 @@ def test_a_decay_on_the_gpu_is_not_asked_for_its_values() -> None:
 
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
-def test_views_are_read_where_they_lie(layout: gradients.Layout) -> None:
+def test_views_are_read_without_a_copy(layout: gradients.Layout) -> None:
     q, k, v, gamma, state = tensors = make()
     expected = retention(q, k, v, gamma, initial_state=state)
     turned = [layout(x) for x in (q, k, v)]
-    found = retention(*turned, gamma, initial_state=gradients.columns_first(state))
-    assert_right(found, tensors)
+    outputs = retention(*turned, gamma, initial_state=gradients.columns_first(state))
+    assert_right(outputs, tensors)
     if layout is gradients.transposed:
-        assert found[0].stride() == turned[0].stride()
-        assert gradients.same_bits(found, expected)
+        assert outputs[0].stride() == turned[0].stride()
+        assert gradients.same_bits(outputs, expected)
 
 
 # --- states in place ------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_a_state_in_place(problem: Problem, form: Form) -> None:
     assert gradients.same_bits((o, state), expected)
 
 
-def test_a_step_in_place_takes_memory_for_its_output_alone() -> None:
+def test_a_step_in_place_allocates_only_its_output() -> None:
     q, k, v, _, state = make(TOKEN)
 
     def step() -> torch.Tensor:
@@ -224,7 +224,7 @@ def test_a_step_in_place_takes_memory_for_its_output_alone() -> None:
     assert torch.cuda.max_memory_allocated() - before <= -(-o.nbytes // 512) * 512
 
 
-def test_in_place_is_refused_where_it_cannot_be() -> None:
+def test_unsuitable_in_place_states_are_refused() -> None:
     q, k, v, gamma, state = make()
     for bad, message in (
         (state.mT, "contiguous"),
@@ -240,7 +240,7 @@ def test_in_place_is_refused_where_it_cannot_be() -> None:
 
 
 def capture(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a function that has run before on a stream of its own."""
+    """A CUDA graph of a function, which first runs on a side stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -255,8 +255,8 @@ def capture(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 @pytest.mark.parametrize("decays", ["usual", "numbers", "tensor"])
 def test_decoding_by_a_graph(decays: str) -> None:
-    q, k, v, own, state = make(TOKEN)
-    gamma: Any = {"usual": None, "numbers": GAMMA, "tensor": own}[decays]
+    q, k, v, decay_tensor, state = make(TOKEN)
+    gamma: Any = {"usual": None, "numbers": GAMMA, "tensor": decay_tensor}[decays]
 
     def step() -> torch.Tensor:
         o: torch.Tensor = retention(
@@ -277,14 +277,14 @@ def test_decoding_by_a_graph(decays: str) -> None:
 
 def test_a_training_step_by_a_graph() -> None:
     tensors = make(requires_grad=True)
-    given = given_for(tensors)
-    graph, found = capture(lambda: train(tensors, given=given))
+    grads = random_grads(tensors)
+    graph, captured = capture(lambda: train(tensors, grads=grads))
     with torch.no_grad():
         for x, fresh in zip(tensors, make(seed=7), strict=True):
             x.copy_(fresh)
     graph.replay()
     torch.cuda.synchronize()
-    assert gradients.same_bits(found, train(tensors, given=given))
+    assert gradients.same_bits(captured, train(tensors, grads=grads))
 
 
 def test_a_cold_call_under_capture_is_refused_and_leaves_the_capture_alone() -> None:
@@ -298,10 +298,10 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_the_capture_alone() -> 
             retention(*cold[:4])
         with pytest.raises(NotWarmError, match="these decays have to be moved"):
             retention(q, k, v, [0.123, 0.5, 0.5, 0.5])
-        found = retention(q, k, v, gamma, initial_state=state)
+        outputs = retention(q, k, v, gamma, initial_state=state)
     graph.replay()
     torch.cuda.synchronize()
-    assert_right(found, warm)
+    assert_right(outputs, warm)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -313,71 +313,71 @@ def test_gradients(problem: Problem, form: Form) -> None:
     if problem.dtype == "bf16" and form != "auto":
         pytest.skip("forms are compared in fp16")
     tensors = make(problem, requires_grad=True)
-    found = train(tensors, form)
-    assert [x.dtype for x in found] == [x.dtype for x in tensors]
-    assert_near(found, truth_of_training(tensors), 5e-3 if problem.dtype == "fp16" else 4e-2)
-    assert gradients.same_bits(found, train(tensors, form))
+    computed = train(tensors, form)
+    assert [x.dtype for x in computed] == [x.dtype for x in tensors]
+    assert_near(computed, reference_gradients(tensors), 5e-3 if problem.dtype == "fp16" else 4e-2)
+    assert gradients.same_bits(computed, train(tensors, form))
 
 
 @pytest.mark.parametrize("layout", [*gradients.LAYOUTS, gradients.one_row])
 def test_gradients_of_any_layout(layout: gradients.Layout) -> None:
     q, k, v, gamma, state = tensors = make(requires_grad=True)
     o, final = retention(q, k, v, gamma, initial_state=state)
-    given = layout(weights_like(o))
-    found = torch.autograd.grad((o, final), tensors, (given, weights_like(final)))
+    grad_o = layout(random_like(o))
+    computed = torch.autograd.grad((o, final), tensors, (grad_o, random_like(final)))
     o, final = retention(q, k, v, gamma, initial_state=state)
-    dense = given.contiguous()
-    expected = torch.autograd.grad((o, final), tensors, (dense, weights_like(final)))
-    assert gradients.same_bits(found, expected)
+    dense = grad_o.contiguous()
+    expected = torch.autograd.grad((o, final), tensors, (dense, random_like(final)))
+    assert gradients.same_bits(computed, expected)
 
 
 def test_gradients_of_narrow_inputs() -> None:
     tensors = make(requires_grad=True)
     narrow = [gradients.unaligned(x.detach()).requires_grad_() for x in tensors[:3]]
-    found = train([*narrow, *tensors[3:]])
-    assert_near(found, truth_of_training(tensors))
+    computed = train([*narrow, *tensors[3:]])
+    assert_near(computed, reference_gradients(tensors))
 
 
 @pytest.mark.parametrize("place", range(5))
-def test_only_what_requires_grad_gets_one(place: int) -> None:
+def test_only_tensors_that_require_grad_get_a_gradient(place: int) -> None:
     q, k, v, gamma, state = tensors = make()
     tensors[place].requires_grad_()
     o, final = retention(q, k, v, gamma, initial_state=state)
-    torch.autograd.backward((o, final), (weights_like(o), weights_like(final)))
+    torch.autograd.backward((o, final), (random_like(o), random_like(final)))
     assert [x.grad is not None for x in tensors] == [n == place for n in range(5)]
     (mine,) = (x.grad for x in tensors if x.grad is not None)
-    assert_near([mine], [truth_of_training(tensors)[place]])
+    assert_near([mine], [reference_gradients(tensors)[place]])
 
 
-def test_poisoned_memory_shows_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_memory_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients.poison(monkeypatch)
     try:
         tensors = make(requires_grad=True)
-        assert_near(train(tensors), truth_of_training(tensors))
+        assert_near(train(tensors), reference_gradients(tensors))
     finally:
         monkeypatch.undo()
         gradients.forget_plans()
 
 
-def test_double_backward_is_the_references() -> None:
+def test_double_backward_matches_the_reference() -> None:
     problem = replace(HALF, seqlen_q=67, seqlen_k=67)
     tensors = make(problem, requires_grad=True)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    found = []
-    for function, inputs in ((retention, tensors), (retention_chunkwise, wide)):
+    inputs_fp64 = [x.detach().double().requires_grad_() for x in tensors]
+    computed = []
+    for function, inputs in ((retention, tensors), (retention_chunkwise, inputs_fp64)):
         q, k, v, gamma, state = inputs
         o, final = function(q, k, v, gamma, initial_state=state)
         loss = o.double().sin().sum() + final.double().sin().sum()
         first = torch.autograd.grad(loss, inputs, create_graph=True)
         total = torch.stack([x.double().sum() for x in first]).sum()
-        found.append(torch.autograd.grad(total, inputs))
-    assert_near(found[0], found[1], 2e-2)
+        computed.append(torch.autograd.grad(total, inputs))
+    assert_near(computed[0], computed[1], 2e-2)
 
 
 # --- streams and waiting --------------------------------------------------------------------------
 
 
-def test_it_runs_on_the_current_stream() -> None:
+def test_the_kernel_runs_on_the_current_stream() -> None:
     tensors = make()
     q, k, v, gamma, state = tensors
     retention(q, k, v, gamma, initial_state=state)
@@ -388,20 +388,21 @@ def test_it_runs_on_the_current_stream() -> None:
         torch.cuda._sleep(LONG_CYCLES // 10)
         for x, value in zip(poisoned, tensors, strict=False):
             x.copy_(value)
-        found = retention(*poisoned, gamma, initial_state=state)  # elsewhere it would read NaN
+        # On another stream the kernel would read NaN.
+        outputs = retention(*poisoned, gamma, initial_state=state)
     stream.synchronize()
-    assert_right(found, tensors)
+    assert_right(outputs, tensors)
 
 
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["plain", "grad"])
 def test_a_warm_call_waits_for_nothing(requires_grad: bool) -> None:
     tensors = make(requires_grad=requires_grad)
     q, k, v, gamma, state = tensors
-    given = given_for(tensors)
+    grads = random_grads(tensors)
 
     def run() -> Any:
         if requires_grad:
-            return train(tensors, given=given)
+            return train(tensors, grads=grads)
         return retention(q, k, v, GAMMA, initial_state=state), retention(q, k, v, gamma)
 
     kept = [run() for _ in range(7)]  # memory for all of them
@@ -437,8 +438,8 @@ def test_compiled_training_of_any_length(backend: str) -> None:
         tensors = make(problem, requires_grad=True)
         losses = [function(*tensors) for function in (compiled, layer)]
         torch.testing.assert_close(*losses, rtol=1e-3, atol=0.0)
-        found, expected = (torch.autograd.grad(loss, tensors) for loss in losses)
-        assert_near(found, expected)
+        computed, expected = (torch.autograd.grad(loss, tensors) for loss in losses)
+        assert_near(computed, expected)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -464,9 +465,9 @@ def test_the_ops_follow_torchs_rules(grad: bool) -> None:
     torch.library.opcheck(
         retention_library.FORWARD_OP, (q, k, v, log2, None, state, "chunkwise", "", True)
     )
-    given = [weights_like(x).requires_grad_(grad) for x in (q, state)]
+    grads = [random_like(x).requires_grad_(grad) for x in (q, state)]
     torch.library.opcheck(
-        retention_library.BACKWARD_OP, (*given, q, k, v, log2, None, state, "", True, True)
+        retention_library.BACKWARD_OP, (*grads, q, k, v, log2, None, state, "", True, True)
     )
     if not grad:
         torch.library.opcheck(
@@ -482,14 +483,14 @@ def test_cupy_arrays_come_and_go() -> None:
     q, k, v, gamma, state = make()
     expected = retention(q, k, v, gamma, initial_state=state)
     arrays = [cupy.from_dlpack(x) for x in (q, k, v)]
-    own = cupy.from_dlpack(state.clone())
-    found = retention(*arrays, cupy.from_dlpack(gamma), initial_state=own)
-    assert all(isinstance(x, cupy.ndarray) for x in found)
+    state_array = cupy.from_dlpack(state.clone())
+    outputs = retention(*arrays, cupy.from_dlpack(gamma), initial_state=state_array)
+    assert all(isinstance(x, cupy.ndarray) for x in outputs)
     torch.cuda.synchronize()
-    assert gradients.same_bits([torch.utils.dlpack.from_dlpack(x) for x in found], expected)
-    _, same = retention(*arrays, GAMMA, initial_state=own, inplace_state=True)
+    assert gradients.same_bits([torch.utils.dlpack.from_dlpack(x) for x in outputs], expected)
+    _, same = retention(*arrays, GAMMA, initial_state=state_array, inplace_state=True)
     torch.cuda.synchronize()
-    assert same is own
-    assert_near([torch.utils.dlpack.from_dlpack(own)], [expected[1]], 1e-3)
+    assert same is state_array
+    assert_near([torch.utils.dlpack.from_dlpack(state_array)], [expected[1]], 1e-3)
     with pytest.raises(UnsupportedProblemError, match="one library"):
         retention(*arrays, initial_state=state)

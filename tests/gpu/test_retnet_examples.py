@@ -1,4 +1,4 @@
-"""The RetNet example through the kernels: its module in every form, decoding by a CUDA graph, and the script."""
+"""The RetNet example on our kernels: the module in every form, decoding by a CUDA graph, and the script."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIM, HEADS, SEQLEN = 128, 2, 75
 
 
 def token_by_token(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, in fp64."""
+    """The recurrent definition of retention."""
     q, k, v, gamma = tensors
     return retention_recurrent(q, k, v, gamma, initial_state=options["initial_state"])
 
@@ -31,7 +31,7 @@ def token_by_token(*tensors: Any, **options: Any) -> tuple[torch.Tensor, torch.T
 @pytest.mark.parametrize("form", ["auto", *FORMS])
 def test_the_module_agrees_with_the_definition(form: str, device: torch.device) -> None:
     shape = (2, HEADS, DIM // HEADS, 2 * DIM // HEADS)
-    found = []
+    results = []
     for dtype in (torch.float32, torch.float64):
         ours = dtype == torch.float32
         torch.manual_seed(0)
@@ -46,13 +46,13 @@ def test_the_module_agrees_with_the_definition(form: str, device: torch.device) 
             y, state = module(x, form=form, position=3, state=before, return_state=True)
         (y.to(dtype).sum() + state.sum()).backward()
         gradients = [parameter.grad for parameter in module.parameters()]
-        found.append([y.detach(), state.detach(), x.grad, before.grad, *gradients])
-    for a, b in zip(*found, strict=True):
+        results.append([y.detach(), state.detach(), x.grad, before.grad, *gradients])
+    for a, b in zip(*results, strict=True):
         assert float((a.double() - b).norm() / b.norm()) < 8 * torch.finfo(torch.float16).eps
 
 
-def test_the_normalised_op_gives_the_same_module(device: torch.device) -> None:
-    found = []
+def test_the_module_agrees_with_the_normalised_op(device: torch.device) -> None:
+    outputs = []
     for kind in (MultiScaleRetention, NormalisedRetention):
         torch.manual_seed(0)
         module = kind(DIM, HEADS).to(device)
@@ -60,26 +60,26 @@ def test_the_normalised_op_gives_the_same_module(device: torch.device) -> None:
         x = torch.randn(2, SEQLEN, DIM, generator=generator).to(device)
         with torch.no_grad(), torch.autocast("cuda", torch.float16):
             answer = module(x)
-        found.append(answer if isinstance(answer, torch.Tensor) else answer[0])
-    assert error_of(*found) < 0.01
+        outputs.append(answer if isinstance(answer, torch.Tensor) else answer[0])
+    assert error_of(*outputs) < 0.01
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_forms_agree_and_a_graph_writes_what_eager_steps_do(
+def test_forms_agree_and_a_graph_writes_the_same_as_eager_steps(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     torch.manual_seed(0)
     model = RetNet(RetNetConfig(layers=2, dim=DIM, heads=HEADS, hidden=256)).to(device)
     tokens = torch.randint(256, (2, SEQLEN), generator=torch.Generator().manual_seed(0)).to(device)
-    verdict = compare_forms(model, tokens, dtype)
-    assert verdict.ok, verdict
+    agreement = compare_forms(model, tokens, dtype)
+    assert agreement.ok, agreement
     writer = with_rounded_weights(model, dtype)
     first, state = read_prompt(writer, tokens, dtype)
     eager, replayed = (Decoder(writer, state, first, dtype) for _ in range(2))
     replayed.capture()
     for a, b in zip(eager.run(20), replayed.run(20), strict=True):
         assert torch.equal(a, b)
-    assert int(state.position) == SEQLEN  # both went on in copies
+    assert int(state.position) == SEQLEN  # both decoders work on copies
 
 
 def test_the_script_trains_and_decodes(tmp_path: Path) -> None:

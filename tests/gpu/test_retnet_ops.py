@@ -1,4 +1,4 @@
-"""retnet_attn_func on a GPU: masks and decays, gradients of both, CUDA graphs, compilation, arrays, and no waiting."""
+"""retnet_attn_func on a GPU: masks and decays, their gradients, CUDA graphs, compilation, arrays, warm calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attention_autotuner.reference import (
 )
 from attention_autotuner.serving import dispatch
 from tests import gradients
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
@@ -45,14 +45,14 @@ LENGTHS = ((129, 192), (64, 72), (200, 200))
 
 
 def directions(problem: Problem) -> tuple[Problem, ...]:
-    """A problem and its gradient's, deterministic and not."""
+    """A problem and its backward problems, deterministic and not."""
     backward = replace(problem, direction="backward")
     return problem, backward, replace(backward, deterministic=True)
 
 
-# Whose default kernels these tests run.
+# Problems whose default kernels these tests run.
 PROBLEMS = tuple(
-    one
+    variant
     for problem in (
         HALF,
         replace(HALF, causal=True),
@@ -62,12 +62,12 @@ PROBLEMS = tuple(
         DECAY,
         *(replace(HALF, seqlen_q=m, seqlen_k=n, causal=True) for m, n in LENGTHS),
     )
-    for one in directions(problem)
+    for variant in directions(problem)
 )
 COLD = replace(HALF, dim_qk=40, dim_v=40)  # of a class that no other test calls
 GAMMA = [0.9, 0.5, 0.99, 1.0]
 SCALE = 64**-0.5
-LONG_CYCLES = 2_000_000_000  # a second on any GPU of today
+LONG_CYCLES = 2_000_000_000  # a second on any present GPU
 RULES: list[dict[str, Any]] = [
     {},
     {"causal": True},
@@ -80,10 +80,10 @@ retnet: Callable[..., Any] = retnet_attn_func  # as an untyped caller sees it
 
 
 @pytest.fixture(autouse=True)
-def _defaults(workshop: Workshop) -> Iterator[None]:
-    """Default kernels serve, and they are built."""
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
     torch.compiler.reset()
-    gc.collect()  # the graph of a test before that died during a capture would end it
+    gc.collect()  # a CUDA graph of an earlier test that is freed during a capture would end the capture
     with settings.override(mode="off"):
         yield
     torch.compiler.reset()
@@ -104,44 +104,47 @@ def make(
     return tensors
 
 
-def assert_right(found: Any, tensors: list[torch.Tensor], **rules: Any) -> None:
+def assert_right(outputs: Any, tensors: list[torch.Tensor], **rules: Any) -> None:
     q, k, v, mask = (x.detach() for x in tensors)
-    truths = retnet_attention(q, k, v, mask, scale=SCALE, **rules)
+    references = retnet_attention(q, k, v, mask, scale=SCALE, **rules)
     lows = retnet_attention_low(q, k, v, mask.to(q.dtype), scale=SCALE, **rules)
     problem = replace(
         HALF, seqlen_q=q.shape[2], seqlen_k=k.shape[2], causal=rules.get("causal", False)
     )
-    bands = (Bands.of(problem, "o", 4), None)  # r's rows of few keys may be exact by luck in low
-    for mine, truth, low, parts in zip(found, truths, lows, bands, strict=False):
-        verdict = check(mine.detach(), truth, low, parts)
-        assert verdict.ok, verdict.reason
+    bands = (Bands.of(problem, "o", 4), None)  # low may have the exact r in rows of few keys
+    for mine, reference, low, bands_of_output in zip(
+        outputs, references, lows, bands, strict=False
+    ):
+        comparison = check(mine.detach(), reference, low, bands_of_output)
+        assert comparison.ok, comparison.reason
 
 
-def assert_near(found: Any, expected: Any, limit: float = 5e-3) -> None:
-    """Relative distances of tensors as a whole; how near each must be is the numerics' matter."""
-    for mine, truth in zip(found, expected, strict=True):
-        distance = (mine.double() - truth.double()).norm() / truth.double().norm()
+def assert_near(computed: Any, expected: Any, limit: float = 5e-3) -> None:
+    """Bound the relative distance of whole tensors; the numerics tests check single elements."""
+    for mine, reference in zip(computed, expected, strict=True):
+        distance = (mine.double() - reference.double()).norm() / reference.double().norm()
         assert float(distance) < limit
 
 
-def weights_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
+def random_like(x: torch.Tensor, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     return torch.randn(x.shape, generator=generator, device="cuda", dtype=x.dtype)
 
 
 def train(
-    tensors: list[torch.Tensor], given: torch.Tensor | None = None, **rules: Any
+    tensors: list[torch.Tensor], grad_o: torch.Tensor | None = None, **rules: Any
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients from that of o, which has q's shape."""
+    """Gradients of all inputs; the gradient of o has q's shape."""
     o = retnet(*tensors, scale=SCALE, **rules)
-    return torch.autograd.grad(o, tensors, weights_like(o) if given is None else given)
+    return torch.autograd.grad(o, tensors, random_like(o) if grad_o is None else grad_o)
 
 
-def truth_of_training(tensors: list[torch.Tensor], **rules: Any) -> tuple[torch.Tensor, ...]:
-    """The same by the formula in fp64."""
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    o, _ = retnet_attention(wide[0], wide[1], wide[2], wide[3], scale=SCALE, **rules)
-    return torch.autograd.grad(o, wide, weights_like(o.to(tensors[0].dtype)).double())
+def reference_gradients(tensors: list[torch.Tensor], **rules: Any) -> tuple[torch.Tensor, ...]:
+    """The gradients of :func:`train` by the formula in fp64."""
+    inputs_fp64 = [x.detach().double().requires_grad_() for x in tensors]
+    q, k, v, mask = inputs_fp64
+    o, _ = retnet_attention(q, k, v, mask, scale=SCALE, **rules)
+    return torch.autograd.grad(o, inputs_fp64, random_like(o.to(tensors[0].dtype)).double())
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -149,38 +152,38 @@ def truth_of_training(tensors: list[torch.Tensor], **rules: Any) -> tuple[torch.
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
 @pytest.mark.parametrize("heads", [1, 4])
-def test_it_is_right(rules: dict[str, Any], heads: int) -> None:
+def test_results_match_the_reference(rules: dict[str, Any], heads: int) -> None:
     tensors = make(heads=heads)
-    found = retnet(*tensors, scale=SCALE, return_r=True, **rules)
-    assert_right(found, tensors, **rules)
+    outputs = retnet(*tensors, scale=SCALE, return_r=True, **rules)
+    assert_right(outputs, tensors, **rules)
     alone = retnet(*tensors, scale=SCALE, **rules)
-    assert gradients.same_bits((alone,), found[:1])
-    assert found[1].dtype == torch.float32
+    assert gradients.same_bits((alone,), outputs[:1])
+    assert outputs[1].dtype == torch.float32
 
 
-def test_a_decay_is_its_mask() -> None:
+def test_a_decay_equals_its_mask() -> None:
     q, k, v, _ = make()
-    own = torch.tensor(GAMMA, device="cuda")
+    per_head = torch.tensor(GAMMA, device="cuda")
     ways: list[tuple[Any, torch.Tensor | None]] = [
         (None, None),
-        (0.75, torch.full_like(own, 0.75)),
-        (GAMMA, own),
-        (own, own),
-        (own.cpu(), own),
+        (0.75, torch.full_like(per_head, 0.75)),
+        (GAMMA, per_head),
+        (per_head, per_head),
+        (per_head.cpu(), per_head),
     ]
-    for given, gamma in ways:
+    for decays, gamma in ways:
         mask = decay_mask(gamma, 4, 129, 192, q.device).float()
-        found = retnet(q, k, v, Decay(given), scale=SCALE, return_r=True)
-        assert_right(found, [q, k, v, mask], causal=True)
+        outputs = retnet(q, k, v, Decay(decays), scale=SCALE, return_r=True)
+        assert_right(outputs, [q, k, v, mask], causal=True)
 
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
-def test_views_are_read_where_they_lie(layout: gradients.Layout) -> None:
+def test_views_are_read_without_a_copy(layout: gradients.Layout) -> None:
     tensors = make()
-    found = retnet(*(layout(x) for x in tensors[:3]), tensors[3], scale=SCALE, return_r=True)
-    assert_right(found, tensors)
+    outputs = retnet(*(layout(x) for x in tensors[:3]), tensors[3], scale=SCALE, return_r=True)
+    assert_right(outputs, tensors)
     if layout is gradients.transposed:
-        assert found[0].transpose(1, 2).is_contiguous()
+        assert outputs[0].transpose(1, 2).is_contiguous()
 
 
 MASK_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -199,17 +202,17 @@ def test_masks_of_any_layout(kind: str) -> None:
     tensors[3] = MASK_LAYOUTS[kind](tensors[3])
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    found = retnet(*tensors, scale=SCALE, return_r=True)
-    assert torch.cuda.max_memory_allocated() - before < 2 * sum(x.nbytes for x in found)
-    assert_right(found, tensors)
+    outputs = retnet(*tensors, scale=SCALE, return_r=True)
+    assert torch.cuda.max_memory_allocated() - before < 2 * sum(x.nbytes for x in outputs)
+    assert_right(outputs, tensors)
     tensors = [x.detach().requires_grad_() for x in tensors]
-    assert_near(train(tensors), truth_of_training(tensors))
+    assert_near(train(tensors), reference_gradients(tensors))
 
 
 def test_an_odd_number_of_keys() -> None:
     tensors = make(ODD, requires_grad=True)
     assert_right(retnet(*tensors, scale=SCALE, return_r=True), tensors)
-    assert_near(train(tensors), truth_of_training(tensors))
+    assert_near(train(tensors), reference_gradients(tensors))
 
 
 def test_bad_masks_are_refused() -> None:
@@ -234,46 +237,48 @@ def test_bad_masks_are_refused() -> None:
 @pytest.mark.parametrize("heads", [1, 4])
 def test_gradients(rules: dict[str, Any], heads: int) -> None:
     tensors = make(heads=heads, requires_grad=True)
-    found = train(tensors, **rules)
-    assert [x.shape for x in found] == [x.shape for x in tensors]
+    computed = train(tensors, **rules)
+    assert [x.shape for x in computed] == [x.shape for x in tensors]
     # Rows whose sum is at a limit of r may fall on either side of it.
-    assert_near(found, truth_of_training(tensors, **rules), 2e-2 if "r_grad" in rules else 5e-3)
+    assert_near(
+        computed, reference_gradients(tensors, **rules), 2e-2 if "r_grad" in rules else 5e-3
+    )
 
 
 def test_gradients_in_bf16() -> None:
     tensors = make(replace(HALF, dtype="bf16"), requires_grad=True)
-    assert_near(train(tensors), truth_of_training(tensors), 4e-2)
+    assert_near(train(tensors), reference_gradients(tensors), 4e-2)
 
 
 @pytest.mark.parametrize("rules", [{}, {"r_grad": True}], ids=str)
 def test_gradients_of_a_decay(rules: dict[str, Any]) -> None:
     q, k, v, _ = make(requires_grad=True)
     o = retnet(q, k, v, Decay(GAMMA), scale=SCALE, **rules)
-    found = torch.autograd.grad(o, (q, k, v), weights_like(o))
+    computed = torch.autograd.grad(o, (q, k, v), random_like(o))
     gamma = torch.tensor(GAMMA, device="cuda", dtype=torch.float64)
     mask = decay_mask(gamma, 4, 129, 192, q.device)
-    expected = truth_of_training([q, k, v, mask.to(torch.float64)], causal=True, **rules)
-    assert_near(found, expected[:3], 2e-2 if rules else 5e-3)
+    expected = reference_gradients([q, k, v, mask.to(torch.float64)], causal=True, **rules)
+    assert_near(computed, expected[:3], 2e-2 if rules else 5e-3)
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_only_what_requires_grad_gets_one(place: int) -> None:
+def test_only_tensors_that_require_grad_get_a_gradient(place: int) -> None:
     tensors = make()
     tensors[place].requires_grad_()
     o = retnet(*tensors, scale=SCALE)
-    torch.autograd.backward(o, weights_like(o))
+    torch.autograd.backward(o, random_like(o))
     assert [x.grad is not None for x in tensors] == [n == place for n in range(4)]
     (mine,) = (x.grad for x in tensors if x.grad is not None)
-    assert_near([mine], [truth_of_training(tensors)[place]])
+    assert_near([mine], [reference_gradients(tensors)[place]])
 
 
-def test_without_a_gradient_of_the_mask_nothing_of_its_size_is_taken() -> None:
+def test_without_a_gradient_of_the_mask_no_memory_of_its_size_is_allocated() -> None:
     problem = replace(HALF, batch=1, seqlen_q=4096, seqlen_k=4096)
     q, k, v, mask = make(problem)
     for x in (q, k, v):
         x.requires_grad_()
     o = retnet(q, k, v, mask, scale=SCALE)
-    grad_o = weights_like(o)
+    grad_o = random_like(o)
     torch.autograd.grad(o, (q, k, v), grad_o, retain_graph=True)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -286,21 +291,21 @@ def test_without_a_gradient_of_the_mask_nothing_of_its_size_is_taken() -> None:
 def test_gradients_of_o_of_any_layout(layout: gradients.Layout) -> None:
     tensors = make(requires_grad=True)
     o = retnet(*tensors, scale=SCALE)
-    given = layout(weights_like(o))
-    found = torch.autograd.grad(o, tensors, given, retain_graph=True)
-    assert_near(found, torch.autograd.grad(o, tensors, given.contiguous()), 1e-3)
+    grad_o = layout(random_like(o))
+    computed = torch.autograd.grad(o, tensors, grad_o, retain_graph=True)
+    assert_near(computed, torch.autograd.grad(o, tensors, grad_o.contiguous()), 1e-3)
 
 
 def problems_asked(monkeypatch: pytest.MonkeyPatch) -> list[Problem]:
-    """What dispatch is asked from now on."""
+    """The problems that dispatch is asked for from now on."""
     asked: list[Problem] = []
     kernel_for = dispatch.kernel_for
 
-    def look(problem: Problem, *arguments: Any, **options: Any) -> Any:
+    def record(problem: Problem, *arguments: Any, **options: Any) -> Any:
         asked.append(problem)
         return kernel_for(problem, *arguments, **options)
 
-    monkeypatch.setattr(dispatch, "kernel_for", look)
+    monkeypatch.setattr(dispatch, "kernel_for", record)
     gradients.forget_plans()
     return asked
 
@@ -315,7 +320,7 @@ def deterministic_algorithms() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def test_repeats_agree_bit_for_bit_where_torch_is_told_so(
+def test_repeats_agree_bit_for_bit_under_torchs_deterministic_mode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = problems_asked(monkeypatch)
@@ -327,35 +332,35 @@ def test_repeats_agree_bit_for_bit_where_torch_is_told_so(
     assert [p.deterministic for p in asked if p.direction == "backward"] == [True, False]
 
 
-def test_poisoned_memory_shows_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_memory_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     gradients.poison(monkeypatch)
     try:
         tensors = make(requires_grad=True)
-        assert_near(train(tensors, causal=True), truth_of_training(tensors, causal=True))
+        assert_near(train(tensors, causal=True), reference_gradients(tensors, causal=True))
     finally:
         monkeypatch.undo()
         gradients.forget_plans()
 
 
 @pytest.mark.parametrize("r_grad", [False, True])
-def test_double_backward_is_the_references(r_grad: bool) -> None:
+def test_double_backward_matches_the_reference(r_grad: bool) -> None:
     tensors = make(replace(HALF, seqlen_q=64, seqlen_k=72), requires_grad=True)
-    wide = [x.detach().double().requires_grad_() for x in tensors]
-    found = []
-    for function, inputs in ((retnet, tensors), (retnet_attention, wide)):
-        answer = function(*inputs, scale=SCALE, r_grad=r_grad)
-        o = answer if isinstance(answer, torch.Tensor) else answer[0]
+    inputs_fp64 = [x.detach().double().requires_grad_() for x in tensors]
+    computed = []
+    for function, inputs in ((retnet, tensors), (retnet_attention, inputs_fp64)):
+        result = function(*inputs, scale=SCALE, r_grad=r_grad)
+        o = result if isinstance(result, torch.Tensor) else result[0]
         first = torch.autograd.grad(o.double().sin().sum(), inputs, create_graph=True)
         total = torch.stack([x.double().sum() for x in first]).sum()
-        found.append(torch.autograd.grad(total, inputs))
-    assert_near(found[0], found[1], 2e-2)
+        computed.append(torch.autograd.grad(total, inputs))
+    assert_near(computed[0], computed[1], 2e-2)
 
 
 # --- CUDA graphs ----------------------------------------------------------------------------------
 
 
 def capture(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of a function that has run before on a stream of its own."""
+    """A CUDA graph of a function, which first runs on a side stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -370,15 +375,15 @@ def capture(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 def test_a_training_step_by_a_graph() -> None:
     tensors = make(requires_grad=True)
-    given = weights_like(tensors[0].detach())
+    grad_o = random_like(tensors[0].detach())
     with deterministic_algorithms():
-        graph, found = capture(lambda: train(tensors, given))
+        graph, captured = capture(lambda: train(tensors, grad_o))
         with torch.no_grad():
             for x, fresh in zip(tensors, make(seed=7), strict=True):
                 x.copy_(fresh)
         graph.replay()
         torch.cuda.synchronize()
-        assert gradients.same_bits(found, train(tensors, given))
+        assert gradients.same_bits(captured, train(tensors, grad_o))
 
 
 @pytest.mark.parametrize("gamma", [None, GAMMA], ids=["usual", "numbers"])
@@ -404,10 +409,10 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_the_capture_alone() -> 
             retnet(*cold)
         with pytest.raises(NotWarmError, match="these decays have to be moved"):
             retnet(*warm[:3], Decay([0.321, 0.5, 0.5, 0.5]))
-        found = retnet(*warm, scale=SCALE, return_r=True)
+        outputs = retnet(*warm, scale=SCALE, return_r=True)
     graph.replay()
     torch.cuda.synchronize()
-    assert_right(found, warm)
+    assert_right(outputs, warm)
 
 
 # --- streams, waiting, torch's compiler and rules -------------------------------------------------
@@ -416,11 +421,11 @@ def test_a_cold_call_under_capture_is_refused_and_leaves_the_capture_alone() -> 
 def test_a_warm_call_waits_for_nothing() -> None:
     tensors = make(requires_grad=True)
     gamma = torch.tensor(GAMMA, device="cuda")
-    given = weights_like(tensors[0].detach())
+    grad_o = random_like(tensors[0].detach())
 
     def run() -> Any:
         decayed = [retnet(*tensors[:3], Decay(x)) for x in (None, GAMMA, gamma)]
-        return train(tensors, given), decayed
+        return train(tensors, grad_o), decayed
 
     kept = [run() for _ in range(7)]  # memory for all of them
     kept.clear()
@@ -451,8 +456,8 @@ def test_compiled_training_of_any_length(backend: str) -> None:
         tensors = make(replace(HALF, seqlen_q=rows, seqlen_k=keys), requires_grad=True)
         losses = [function(*tensors) for function in (compiled, layer)]
         torch.testing.assert_close(*losses, rtol=1e-3, atol=0.0)
-        found, expected = (torch.autograd.grad(loss, tensors) for loss in losses)
-        assert_near(found, expected)
+        computed, expected = (torch.autograd.grad(loss, tensors) for loss in losses)
+        assert_near(computed, expected)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
@@ -467,7 +472,7 @@ def test_the_ops_follow_torchs_rules(grad: bool, r_grad: bool) -> None:
     o, r = retnet_library.FORWARD_OP(
         *(x.detach() for x in read[:4]), None, None, *rules, "", True, True
     )
-    grad_o = weights_like(o).requires_grad_(grad)
+    grad_o = random_like(o).requires_grad_(grad)
     torch.library.opcheck(
         retnet_library.BACKWARD_OP,
         (grad_o, *read, o if r_grad else None, r, *rules, "", True, True),
@@ -479,10 +484,10 @@ def test_cupy_arrays_come_and_go() -> None:
     tensors = make()
     expected = retnet(*tensors, scale=SCALE, return_r=True)
     arrays = [cupy.from_dlpack(x) for x in tensors]
-    found = retnet(*arrays, scale=SCALE, return_r=True)
-    assert all(isinstance(x, cupy.ndarray) for x in found)
+    outputs = retnet(*arrays, scale=SCALE, return_r=True)
+    assert all(isinstance(x, cupy.ndarray) for x in outputs)
     torch.cuda.synchronize()
-    assert gradients.same_bits([torch.utils.dlpack.from_dlpack(x) for x in found], expected)
+    assert gradients.same_bits([torch.utils.dlpack.from_dlpack(x) for x in outputs], expected)
     decayed = retnet(*arrays[:3], Decay(cupy.asarray(GAMMA)), scale=SCALE)
     torch.cuda.synchronize()
     gamma = torch.tensor(GAMMA, device="cuda", dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The toy family of tests/toy_family on a GPU: a kernel that nothing in the package knows, held to the reference."""
+"""The toy family of tests/toy_family on a GPU: a kernel unknown to the package, compared with the reference."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def kernels(
         candidates = [Candidate.of(replace(PLAIN, dtype=dtype), KNOBS[dtype]) for dtype in KNOBS]
         target = BuildTarget(arch=native_arch(probe(0).compute_capability))
         results = build(
-            [render(one) for one in candidates],
+            [render(candidate) for candidate in candidates],
             target,
             toolchain=find_toolchain(),
             store=Store(folder / "store"),
@@ -65,9 +65,9 @@ def kernels(
 
 @pytest.mark.parametrize("dtype", KNOBS)
 @pytest.mark.parametrize("name", NAMED)
-def test_it_is_right(
+def test_results_match_the_reference(
     kernels: dict[DType, loader.LoadedKernel], name: str, dtype: DType, device: torch.device
 ) -> None:
     case = Case(problem=replace(NAMED[name], dtype=dtype))
     for seed in harness.SEEDS:
-        assert harness.judge(kernels[dtype], case, seed=seed, device=device) == []
+        assert harness.errors_of(kernels[dtype], case, seed=seed, device=device) == []

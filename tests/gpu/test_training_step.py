@@ -1,4 +1,4 @@
-"""Training on a GPU: whole steps compiled, captured and replayed, each held against the same step done eagerly."""
+"""Training on a GPU: whole steps compiled, captured and replayed, each compared with the same eager step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attention_autotuner import flash_attn_func, settings
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NotWarmError
 from tests import gradients
-from tests.numerics.workshop import Workshop
+from tests.numerics.kernel_pool import KernelPool
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ BLOCK = Problem(
     dim_v=64,
     causal=True,
 )
-# Whose default kernels these tests run.
+# Problems whose default kernels these tests run.
 PROBLEMS = (BLOCK, replace(BLOCK, direction="backward"))
 COLD = replace(BLOCK, dtype="fp16", dim_qk=24, dim_v=24)  # of a class that no other test trains
 LENGTHS = (192, 97, 256, 333)
@@ -38,10 +38,10 @@ Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def _defaults(workshop: Workshop) -> Iterator[None]:
-    """Default kernels serve, and they are built."""
+def _defaults(pool: KernelPool) -> Iterator[None]:
+    """Serve default kernels, all of which are built."""
     torch.compiler.reset()
-    gc.collect()  # the graph of a test before that died during a capture would end it
+    gc.collect()  # a CUDA graph of an earlier test that is freed during a capture would end the capture
     with settings.override(mode="off"):
         yield
     torch.compiler.reset()
@@ -64,10 +64,10 @@ def backward_of(block: gradients.Block, run: Run, x: torch.Tensor) -> list[torch
     ]
 
 
-def assert_alike(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """Equal but for the order of sums and what a compiler fuses: a few units in bf16's last place."""
-    assert len(found) == len(expected) == 5
-    for mine, theirs in zip(found, expected, strict=True):
+def assert_alike(computed: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Equal up to the order of sums and to fusion by a compiler: a few units in bf16's last place."""
+    assert len(computed) == len(expected) == 5
+    for mine, theirs in zip(computed, expected, strict=True):
         largest = float(theirs.abs().max())
         torch.testing.assert_close(mine, theirs, rtol=3e-2, atol=2e-2 * largest)
 
@@ -91,13 +91,13 @@ def test_output_and_lse_both_carry_gradients_in_a_graph(backend: str) -> None:
         o, lse = flash_attn_func(q, k, v, causal=True, softmax_scale=0.2, return_lse=True)
         return o.float().sum() + lse.exp().sum()
 
-    found = torch.compile(model, fullgraph=True, backend=backend)(*tensors)
+    computed = torch.compile(model, fullgraph=True, backend=backend)(*tensors)
     expected = model(*tensors)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(computed, expected, rtol=1e-5, atol=0.0)
     for mine, theirs in zip(
-        torch.autograd.grad(found, tensors), torch.autograd.grad(expected, tensors), strict=True
+        torch.autograd.grad(computed, tensors), torch.autograd.grad(expected, tensors), strict=True
     ):
-        # Sums in another order differ in the last bits, which gradients near zero show.
+        # Sums in another order differ in the last bits, which is much for gradients near zero.
         largest = float(theirs.abs().max())
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2 * largest)
 
@@ -127,7 +127,7 @@ def test_reduced_overhead() -> None:
 
 
 class Trainer:
-    """Steps of one block, with momentum, on an input that stays where it is."""
+    """Training steps of one block with AdamW, on an input at a fixed address."""
 
     def __init__(self, block: gradients.Block) -> None:
         self.block = block
@@ -169,12 +169,12 @@ def test_a_whole_step_is_captured() -> None:
 
 def test_graphed_callables_train() -> None:
     block = gradients.make_block(device="cuda")
-    twin = copy.deepcopy(block)
+    eager = copy.deepcopy(block)
     sample = make_input().requires_grad_()
     graphed = cast("Run", torch.cuda.make_graphed_callables(block, (sample,)))
     for seed in range(3):
         x = make_input(seed=seed).requires_grad_()
-        assert_alike(backward_of(block, graphed, x), backward_of(twin, twin, x))
+        assert_alike(backward_of(block, graphed, x), backward_of(eager, eager, x))
 
 
 def test_a_cold_backward_under_capture_is_refused_and_leaves_the_capture_alone() -> None:
@@ -188,10 +188,10 @@ def test_a_cold_backward_under_capture_is_refused_and_leaves_the_capture_alone()
         o = flash_attn_func(*cold, causal=True)
         with pytest.raises(NotWarmError, match="outside graph capture"):
             torch.autograd.grad(o, cold, torch.ones_like(o))
-        found = torch.autograd.grad(flash_attn_func(*warm, causal=True).sum(), warm)
+        computed = torch.autograd.grad(flash_attn_func(*warm, causal=True).sum(), warm)
     graph.replay()
     torch.cuda.synchronize()
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(computed, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)
 
 
@@ -204,7 +204,7 @@ def test_a_graph_may_hold_a_new_shape_of_a_warm_backward() -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = torch.autograd.grad(flash_attn_func(*tensors, causal=True), tensors, ones)
+        computed = torch.autograd.grad(flash_attn_func(*tensors, causal=True), tensors, ones)
     graph.replay()
     torch.cuda.synchronize()
-    assert not gradients.verdicts(found, ones, None, tensors, causal=True)
+    assert not gradients.errors_of(computed, ones, None, tensors, causal=True)

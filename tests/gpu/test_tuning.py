@@ -1,4 +1,4 @@
-"""What tuning is for: the next call runs what was measured, and nothing is measured twice."""
+"""Tuning and the next call: the call runs the measured pick, and nothing is measured twice."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from attention_autotuner.arch import detect
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.reference import Bands, attention, attention_low, check
 from attention_autotuner.serving import dispatch, picks
-from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
@@ -28,14 +27,13 @@ PROBLEM = Problem(
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Only what these tests tune is served."""
+    """Serve only the picks that these tests tune."""
     monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path / "tuned"))
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "tuned"))
     with settings.override(cache_dir=tmp_path, mode="cached", effort="quick", budget_seconds=100.0):
         yield
 
 
-def test_the_next_dispatch_hits_what_was_tuned() -> None:
+def test_the_next_dispatch_serves_the_tuned_pick() -> None:
     policy = detect()
     before = dispatch.lookup(PROBLEM, policy)
     assert before.layer == "default"

@@ -21,7 +21,6 @@ from attention_autotuner.tuning.measure import (
     KernelEntry,
     StepEntry,
 )
-from attention_autotuner.tuning.predicted import PredictedPicks
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.step import StepResult
@@ -60,9 +59,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tuned: Tuned) -> Iterator[None]:
-    """Only what was tuned here is served."""
+    """Serve only the picks that were tuned here."""
     monkeypatch.setattr(picks, "ShippedRecords", lambda: ShippedRecords(tmp_path))
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path))
     with settings.override(cache_dir=tuned.cache, mode="cached"):
         dispatch.invalidate()
         yield
@@ -100,7 +98,7 @@ def test_a_step_takes_about_as_long_as_its_halves(tuned: Tuned) -> None:
         row = next(row for row in result.rows if row.candidate == result.pick)
         assert row.timing is not None
         halves += row.timing.median_us
-    # Each half alone rotates its own tensors; together the backward finds some of the forward's in L2.
+    # Each half alone rotates its own tensors; in a step some of the forward's tensors are still in L2.
     assert 0.6 * halves < step.picks_us < 1.5 * halves
     assert step.gain is not None
     assert step.gain == pytest.approx(step.defaults_us / step.picks_us - 1.0, abs=0.1)
@@ -133,7 +131,7 @@ def test_a_second_process_times_backward_kernels(tuned: Tuned) -> None:
     assert all(timing.outcome.ok for timing in timings)
 
 
-def test_the_workspace_is_what_the_kernel_asks_for(tuned: Tuned) -> None:
+def test_the_workspace_has_the_size_that_the_kernel_requests(tuned: Tuned) -> None:
     rows = BACKWARD.batch * BACKWARD.heads_q * BACKWARD.seqlen_q
     for result in (tuned.backward, tuned.strict):
         for row in result.rows:
@@ -141,7 +139,7 @@ def test_the_workspace_is_what_the_kernel_asks_for(tuned: Tuned) -> None:
             taken = workspace_bytes(result.problem, row.artifact)
             kernel = loader.load(row.artifact)
             assert taken == kernel.workspace_bytes(params_of(result.problem))
-            # The statistics of every row in fp32, and dq in fp32 where atomics add it up.
+            # Delta of every row in fp32, and dq in fp32 where it is summed by atomics.
             assert taken >= 4 * rows
             if not row.candidate.deterministic:
                 assert taken >= 4 * rows * (1 + BACKWARD.dim_qk)
@@ -164,8 +162,8 @@ def test_dispatch_serves_each_pick_to_its_own_kind_of_call(tuned: Tuned) -> None
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize("problem", [BACKWARD, STRICT], ids=["free", "deterministic"])
 def test_autograd_runs_the_pick_and_its_gradients_are_right(tuned: Tuned, problem: Problem) -> None:
-    for each in serve(problem):
-        assert each.ok, f"{each.name}: {each.reason}"
+    for served in serve(problem):
+        assert served.ok, f"{served.name}: {served.reason}"
     kernel = dispatch.kernel_for(problem, detect(), device=0, must_be_warm=True)
     result = tuned.strict if problem.deterministic else tuned.backward
     assert kernel.info.name == result.pick.name
@@ -197,4 +195,4 @@ def test_nothing_is_measured_twice(tuned: Tuned) -> None:
         tuned.step.forward.pick,
         tuned.backward.pick,
     ]
-    assert again.source == "measured"  # whole steps are timed anew
+    assert again.source == "measured"  # whole steps are timed again

@@ -1,1 +1,1 @@
-"""What kernels are held to: a fixed list of shapes, a sample of candidates, and the judge of their outputs."""
+"""Numerical verification of kernels: a fixed list of shapes, a sample of candidates, and the check of their outputs."""

@@ -1,4 +1,4 @@
-"""The shapes that attention must get right, as a fixed list per direction: the same everywhere, in the same order.
+"""The shapes that attention is verified on: a fixed list per direction, in a fixed order.
 
 Every padded class of head dims has one kernel per dtype and copy width, and that kernel serves all masks and all true
 dims of its class, so hundreds of shapes need a few dozen builds. Backward kernels are the defaults of deterministic
@@ -56,8 +56,8 @@ NARROW: tuple[tuple[Dims, DType], ...] = (
 OTHER_POLICIES: tuple[tuple[str, Dims], ...] = (
     ("A100", (128, 128)), ("RTX4090", (192, 128)), ("A100", (256, 256)), ("A100", (256, 512)),
     ("RTX4090", (128, 128)), ("RTX4090", (256, 256)), ("RTX4090", (256, 512)),
-)  # fmt: skip  # whose own picks run on the GPU at hand
-FORWARD_ONLY = 2  # of them, the first ones: backward has few builds to spend
+)  # fmt: skip  # policies whose picks run on the present GPU, and padded classes
+FORWARD_ONLY = 2  # the first of these run forward only: backward is limited to few builds
 
 LENGTHS = (
     1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 31, 33, 47, 63, 64, 65, 77, 95, 97, 127, 128, 129, 143, 191,
@@ -78,14 +78,14 @@ LAYOUTS: tuple[Layout, ...] = (
 )  # fmt: skip
 GRADIENTS: tuple[Layout, ...] = (
     "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast", "broadcast",
-)  # fmt: skip  # how the gradient of o may lie
+)  # fmt: skip  # memory layouts of the gradient of o
 MAX_SCORES = 2**26  # of one case: bounds the reference's memory and time
 MAX_BUILDS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How many cases there are of each kind: for a class, for one's unaligned kernel, for another policy's pick."""
+    """Numbers of cases: for a padded class, for its unaligned kernel, and for another policy's pick."""
 
     per_class: int
     per_narrow: int
@@ -105,11 +105,11 @@ class Case:
     Attributes:
         problem: shapes, dtype, mask; its alignment decides the kernel's copy width.
         scale: softmax scale; None is ``1 / sqrt(dim_qk)``.
-        inputs: how q, k and v lie in memory.
-        output: how what is written lies in memory: dense, transposed or padded.
-        lse: forward: whether the LSE is asked for; backward: whether it has a gradient.
-        gradient: backward: how the gradient of o lies in memory.
-        policy: whose default kernel runs; empty for that of the GPU at hand.
+        inputs: memory layout of q, k and v.
+        output: memory layout of the outputs: dense, transposed or padded.
+        lse: forward: the LSE is returned; backward: it has a gradient.
+        gradient: backward: memory layout of the gradient of o.
+        policy: name of the policy whose default kernel runs; empty for that of the present GPU.
     """
 
     problem: Problem
@@ -122,7 +122,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For test ids."""
+        """The test id."""
         words = self.problem.describe().split()[2:]
         words += [self.inputs, self.output, f"scale={self.scale}", "lse" if self.lse else "no-lse"]
         if self.problem.direction == "backward":
@@ -131,7 +131,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Scale and mask, as the reference takes them."""
+        """Scale and mask, as keyword arguments of the reference."""
         return {
             "softmax_scale": self.scale,
             "causal": self.problem.causal,
@@ -139,14 +139,14 @@ class Case:
         }
 
     def candidate(self, present: Policy) -> Candidate:
-        """The kernel that serves it: one per class, dtype and copy width, whatever the mask and the true dims.
+        """The kernel of the case: one per class, dtype and copy width, whatever the mask and the true dims.
 
         Args:
-            present: policy of the GPU at hand.
+            present: policy of the present GPU.
         """
         p = self.problem
         policy = resolve(self.policy) if self.policy else present
-        # A default kernel's order of CTAs follows the mask it is asked for; both orders must serve all masks.
+        # The raster order of a default kernel follows the problem's mask; both orders must serve all masks.
         causal = (p.class_qk + p.class_v) % 48 == 32
         return policy.default(replace(p, causal=causal, causal_alignment="bottom_right"))
 
@@ -200,7 +200,7 @@ def _narrow_cases(draw: _Draw) -> Iterator[Case]:
 
 def _policy_cases(draw: _Draw) -> Iterator[Case]:
     backward = draw.direction == "backward"
-    # One pair less keeps backward within its builds, even where no two of them coincide.
+    # One pair less keeps backward within MAX_BUILDS, even where all its kernels differ.
     for place, (policy, dims) in enumerate(OTHER_POLICIES[FORWARD_ONLY if backward else 0 :]):
         for number in range(draw.counts.per_other_policy):
             case = replace(draw.case(dims, "fp16", number), policy=policy)
@@ -219,7 +219,7 @@ class _Draw:
         self._source = random.Random(seed)
 
     def case(self, dims: Dims, dtype: DType, number: int) -> Case:
-        """A case whose mask goes round with its number, and whose rest is drawn."""
+        """A case whose mask follows from its number and whose other fields are random."""
         case = _random_case(self._source, dims, dtype, number)
         if self.direction == "forward":
             return case
@@ -234,7 +234,7 @@ class _Draw:
 
 
 def _random_case(source: random.Random, dims: Dims, dtype: DType, number: int) -> Case:
-    """What both directions draw alike."""
+    """A random case of the fields that both directions share."""
     seqlen_q, seqlen_k = source.choice(LENGTHS), source.choice(LENGTHS)
     if source.random() < 0.25:
         seqlen_k = seqlen_q

@@ -1,7 +1,7 @@
-"""A backward kernel that runs on the host and rounds where the real ones do: what the judge must let pass.
+"""A backward kernel that runs on the host and rounds where the GPU kernels do, so that its results must pass.
 
-P and dS are rounded to the input dtype before they enter a product, delta comes from the rounded O, and everything else
-is fp32. It reads and writes through the params alone, as a real kernel does.
+P and dS are rounded to the input dtype before their GEMMs, delta comes from the rounded O, and everything else is fp32.
+The kernel reads and writes through the params alone, as a GPU kernel does.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ FLOAT = torch.float32
 def strided_at(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
 ) -> torch.Tensor:
-    """A tensor over memory of this process that someone else holds."""
+    """A tensor over memory of this process that another object owns."""
     elements = 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     memory = (ctypes.c_uint8 * (elements * dtype.itemsize)).from_address(address)
     return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
 
 
 class HostBackward:
-    """Stands in for a loaded backward kernel.
+    """A loaded backward kernel of attention that runs on the host.
 
     Args:
-        dtype: of q, k, v, o and the gradients.
+        dtype: dtype of q, k, v, o and the gradients.
 
     Attributes:
-        launches: how many there were.
+        launches: number of launches so far.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
@@ -40,13 +40,13 @@ class HostBackward:
         self.launches = 0
 
     def workspace_bytes(self, params: AttentionBackwardParams) -> int:
-        """Delta of every row."""
+        """The size of delta, one fp32 number a row."""
         return 4 * params.batch * params.heads_q * params.seqlen_q
 
     def launch(
         self, params: AttentionBackwardParams, workspace: int, stream: int, device: int
     ) -> None:
-        """Compute the gradients at once."""
+        """Compute the gradients synchronously."""
         p = params
         assert workspace % 256 == 0
         rows_q, rows_k = (p.heads_q, p.seqlen_q), (p.heads_kv, p.seqlen_k)
@@ -62,17 +62,17 @@ class HostBackward:
         delta.copy_((dout * o).sum(-1))
         if p.dlse:
             delta -= strided_at(p.dlse, *dense, FLOAT)
-        weights = (p.softmax_scale * (q @ k.mT) - lse).exp().masked_fill(lse.isinf(), 0.0)
+        probabilities = (p.softmax_scale * (q @ k.mT) - lse).exp().masked_fill(lse.isinf(), 0.0)
         if p.causal:
             limits = torch.arange(p.seqlen_q)[:, None] + p.causal_offset
-            weights = weights.masked_fill(torch.arange(p.seqlen_k) > limits, 0.0)
-        ds = self._rounded(weights * (dout @ v.mT - delta[..., None]))
-        found = {
+            probabilities = probabilities.masked_fill(torch.arange(p.seqlen_k) > limits, 0.0)
+        ds = self._rounded(probabilities * (dout @ v.mT - delta[..., None]))
+        gradients = {
             "dq": p.softmax_scale * (ds @ k),
             "dk": p.softmax_scale * _grouped(ds.mT @ q, group),
-            "dv": _grouped(self._rounded(weights).mT @ dout, group),
+            "dv": _grouped(self._rounded(probabilities).mT @ dout, group),
         }
-        for name, value in found.items():
+        for name, value in gradients.items():
             rows = rows_q if name == "dq" else rows_k
             self._at(p, getattr(p, name), rows, value.shape[-1]).copy_(value)
         self.launches += 1

@@ -1,11 +1,11 @@
-"""What attention backward is held to.
+"""References and error bounds of attention backward.
 
-The truth is the gradient in fp32, the excuse that of the formula run eagerly in the input dtype. A gradient of
-attention is a sum of differences ``dP - delta``, and where they cancel (a row that sees one key, or nearly) the eager
-formula can be exact while no kernel that is handed a rounded O and sums in fp32 can. So the excuse is widened by the
-rounding of those two, to first order: far below the eager formula's own error everywhere else. Where probabilities are
-so small that they, or the gradients of their scores, are below the normal numbers of a dtype, it is widened by what is
-lost there.
+The reference is the gradient in fp32; the bound comes from the error of the formula run eagerly in the input dtype. A
+gradient of attention is a sum of differences ``dP - delta``, and where they cancel (a row that sees one key, or nearly)
+the eager formula can be exact, while a kernel that reads a rounded O and sums in fp32 cannot be. So the bound is
+widened by these two roundings, to first order: far below the eager formula's own error everywhere else. Where
+probabilities, or the gradients of their scores, are below the normal numbers of a dtype, the bound is also widened by
+the underflow.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.reference import attention, attention_backward, attention_low
 
 from .cases import Case, Layout
-from .storage import Held, hold_input, make_input, make_output
+from .guarded_buffers import GuardedBuffer, make_input, make_output, place_input
 
-Tensors = dict[str, Held]
+Tensors = dict[str, GuardedBuffer]
 NAMES = ("dq", "dk", "dv")
 OTHER_OUTPUT: dict[Layout, Layout] = {
     "dense": "transposed",
     "transposed": "padded",
     "padded": "dense",
-}  # how o lies, given how the gradients do
+}  # layout of o by the layout of the gradients
 FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
 
 
 def underflow_of(dtype: torch.dtype) -> float:
-    """The most that a number loses below the normal ones: half the distance of subnormals, or all of it in fp32.
+    """The largest error below the normal numbers: half the spacing of subnormals, or in fp32 the whole number.
 
     The exponentials of GPUs flush subnormal fp32 results to zero.
     """
@@ -46,10 +46,10 @@ def scalars_of(case: Case) -> dict[str, float]:
 
 
 class BackwardCall:
-    """dq, dk and dv.
+    """Inputs, outputs and references of attention backward: dq, dk and dv.
 
     Args:
-        make_inputs: of q, k and v.
+        make_inputs: makes q, k and v.
     """
 
     def __init__(self, make_inputs: Callable[[Case, torch.Generator], Tensors]) -> None:
@@ -60,7 +60,7 @@ class BackwardCall:
         return scalars_of(case)
 
     def inputs(self, case: Case, *, seed: int, device: torch.device) -> Tensors:
-        """q, k, v, the o and lse that a forward pass would have left, dout and, where the case has it, dlse."""
+        """q, k, v, the o and lse of a forward pass, dout and, where the case has it, dlse."""
         p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
         generator = torch.Generator(device=device).manual_seed(seed)
         made = self._make_inputs(case, generator)
@@ -69,8 +69,8 @@ class BackwardCall:
         if case.lse:
             made["dlse"] = make_input((*rows, 1), "dense", torch.float32, generator)
         o, lse = attention(*(made[name].view for name in ("q", "k", "v")), **case.options)
-        made["o"] = hold_input(o.to(dtype), OTHER_OUTPUT[case.output])
-        made["lse"] = hold_input(lse[..., None], "dense")
+        made["o"] = place_input(o.to(dtype), OTHER_OUTPUT[case.output])
+        made["lse"] = place_input(lse[..., None], "dense")
         return made
 
     def outputs(self, case: Case, device: torch.device) -> Tensors:
@@ -83,65 +83,66 @@ class BackwardCall:
             for name, shape in zip(NAMES, shapes, strict=True)
         }
 
-    def truths(
-        self, case: Case, given: Mapping[str, torch.Tensor]
+    def references(
+        self, case: Case, inputs: Mapping[str, torch.Tensor]
     ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Name, truth and excuse of every gradient."""
-        read = tuple(given[name] for name in ("q", "k", "v"))
-        dout = given["dout"]
-        dlse = given["dlse"][..., 0] if case.lse else None
-        wide = (each.float() for each in read)  # or the truth would be rounded to their dtype
-        refs = attention_backward(dout, dlse, *wide, **case.options)
+        """Name, reference and widened low-precision result of every gradient."""
+        read = tuple(inputs[name] for name in ("q", "k", "v"))
+        dout = inputs["dout"]
+        dlse = inputs["dlse"][..., 0] if case.lse else None
+        # In fp32, as the reference would otherwise be rounded to the dtype of its inputs.
+        read_fp32 = (tensor.float() for tensor in read)
+        refs = attention_backward(dout, dlse, *read_fp32, **case.options)
         with torch.enable_grad():
-            leaves = [each.detach().requires_grad_() for each in read]
+            leaves = [tensor.detach().requires_grad_() for tensor in read]
             o, lse = attention_low(*leaves, **case.options)
             ends = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
             lows = torch.autograd.grad([end for end, _ in ends], leaves, [g for _, g in ends])
-        widths = rounding(case, given)
+        widths = rounding(case, inputs)
         for name, ref, low in zip(NAMES, refs, lows, strict=True):
             error = low.float() - ref
             yield name, ref, low.float() + torch.copysign(widths[name], error)
 
 
 def rounding_of_lse(
-    case: Case, given: Mapping[str, torch.Tensor], lse: torch.Tensor
+    case: Case, inputs: Mapping[str, torch.Tensor], lse: torch.Tensor
 ) -> torch.Tensor:
-    """What fp32 sums are worth in LSE: those of the head dim, of exponentials, and of a logarithm with the maximum."""
+    """The error of LSE from fp32 sums: over the head dim, over exponentials, and of the logarithm with the maximum."""
     p = case.problem
     scale = p.dim_qk**-0.5 if case.scale is None else case.scale
-    q = given["q"].float()
-    k = given["k"].float().repeat_interleave(p.heads_q // p.heads_kv, dim=1)
+    q = inputs["q"].float()
+    k = inputs["k"].float().repeat_interleave(p.heads_q // p.heads_kv, dim=1)
     terms = abs(scale) * q.norm(dim=-1) * k.norm(dim=-1).amax(-1, keepdim=True)
     return FP32_ROUNDING * (terms + lse.masked_fill(lse.isinf(), 0.0).abs())
 
 
-def rounding(case: Case, given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What the rounding of O, fp32 sums, and underflow of P and dS are worth in each gradient; elementwise, fp32.
+def rounding(case: Case, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The error of each gradient from a rounded O, fp32 sums, and underflow of P and dS; elementwise, fp32.
 
     Args:
-        case: gives mask and scale.
-        given: q, k, v, o, lse and dout by name.
+        case: defines mask and scale.
+        inputs: q, k, v, o, lse and dout by name.
     """
     p = case.problem
     scale = p.dim_qk**-0.5 if case.scale is None else case.scale
     group = p.heads_q // p.heads_kv
-    q, o, dout = (given[name].float() for name in ("q", "o", "dout"))
-    k, v = (given[name].float().repeat_interleave(group, dim=1) for name in ("k", "v"))
-    lse = given["lse"]
-    weights = (scale * (q @ k.mT) - lse.masked_fill(lse.isinf(), 0.0)).exp()
-    weights = weights.masked_fill(lse.isinf(), 0.0)
+    q, o, dout = (inputs[name].float() for name in ("q", "o", "dout"))
+    k, v = (inputs[name].float().repeat_interleave(group, dim=1) for name in ("k", "v"))
+    lse = inputs["lse"]
+    probabilities = (scale * (q @ k.mT) - lse.masked_fill(lse.isinf(), 0.0)).exp()
+    probabilities = probabilities.masked_fill(lse.isinf(), 0.0)
     if p.causal:
         rows = torch.arange(p.seqlen_q, device=q.device)[:, None]
         hidden = torch.arange(p.seqlen_k, device=q.device) > rows + p.causal_offset
-        weights = weights.masked_fill(hidden, 0.0)
+        probabilities = probabilities.masked_fill(hidden, 0.0)
     unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 4  # of a rounded value, root mean square
     of_delta = unit * (dout * o).square().sum(-1, keepdim=True).sqrt()
-    # A band of few rows has no average: there it is the rounding that o has, if that is more.
-    exact = attention(*(given[name] for name in ("q", "k", "v")), **case.options)[0]
+    # A band of few rows has no average: there the actual rounding of o counts, where it is larger.
+    exact = attention(*(inputs[name] for name in ("q", "k", "v")), **case.options)[0]
     of_delta = of_delta.maximum((dout * (exact - o)).sum(-1, keepdim=True).abs())
     of_sums = FP32_ROUNDING * (dout.abs() @ v.abs().mT)
-    squares = (weights * (of_delta + of_sums)).square()
-    seen = torch.ones_like(weights).masked_fill(lse.isinf(), 0.0)
+    squares = (probabilities * (of_delta + of_sums)).square()
+    seen = torch.ones_like(probabilities).masked_fill(lse.isinf(), 0.0)
     if p.causal:
         seen = seen.masked_fill(hidden, 0.0)
 

@@ -1,7 +1,7 @@
-"""Runs one case on one kernel and judges everything that the kernel may get wrong.
+"""Run one case on one kernel and find every kind of error that the kernel may make.
 
-Inputs lie among NaNs and outputs in storages of a known pattern (:mod:`.storage`); the workspace is full of NaN, too,
-between guards.
+Inputs lie among NaNs and outputs in storages of a known pattern (:mod:`.guarded_buffers`); the workspace is also full
+of NaN, between guards.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from attention_autotuner.serving.loader import LoadedKernel
 
 from . import gradients
 from .cases import Case, Layout
+from .guarded_buffers import GuardedBuffer, make_input, make_output
 from .launching import launch
 from .retention_calls import RetentionBackwardCall, RetentionForwardCall
 from .retnet_calls import RetnetBackwardCall, RetnetForwardCall
-from .storage import Held, make_input, make_output
 
 SEEDS = (0, 1)
 FLIPPED: dict[Layout, Layout] = {
@@ -30,32 +30,32 @@ FLIPPED: dict[Layout, Layout] = {
     "heads_broadcast": "batch_broadcast",
 }
 
-Tensors = dict[str, Held]
-Truth = tuple[str, torch.Tensor, torch.Tensor]
+Tensors = dict[str, GuardedBuffer]
+Reference = tuple[str, torch.Tensor, torch.Tensor]
 
 
 class HasProblem(Protocol):
-    """A case, as far as this module looks into it."""
+    """The part of a case that this module uses."""
 
     @property
     def problem(self) -> Problem:
-        """What is computed."""
+        """The problem that the kernel solves."""
 
 
 class Call(Protocol):
-    """What a direction's kernels read, write and should have written; tensors by their names in the C ABI."""
+    """Inputs, outputs and references of an operation and direction; tensors by their names in the C ABI."""
 
     def scalars(self, case: Any) -> Mapping[str, float]:
         """The params that are neither tensors nor sizes, by their names in the C ABI."""
 
     def inputs(self, case: Any, *, seed: int, device: torch.device) -> Tensors:
-        """Everything that is read."""
+        """The tensors that the kernel reads."""
 
     def outputs(self, case: Any, device: torch.device) -> Tensors:
-        """Everything that is written, poisoned."""
+        """The tensors that the kernel writes, poisoned."""
 
-    def truths(self, case: Any, given: Mapping[str, torch.Tensor]) -> Iterator[Truth]:
-        """Name, truth and the formula in the input dtype, of every output."""
+    def references(self, case: Any, inputs: Mapping[str, torch.Tensor]) -> Iterator[Reference]:
+        """Name, reference and low-precision result (the formula in the input dtype) of every output."""
 
 
 def make_inputs(case: Case, generator: torch.Generator) -> Tensors:
@@ -72,7 +72,7 @@ def make_inputs(case: Case, generator: torch.Generator) -> Tensors:
 
 
 class ForwardCall:
-    """o and, where it is wanted, lse."""
+    """Inputs, outputs and references of attention forward: o and, where the case wants it, lse."""
 
     def scalars(self, case: Case) -> Mapping[str, float]:
         """See :meth:`Call.scalars`."""
@@ -91,14 +91,14 @@ class ForwardCall:
             made["lse"] = make_output((*rows, 1), "dense", torch.float32, device)
         return made
 
-    def truths(self, case: Case, given: Mapping[str, torch.Tensor]) -> Iterator[Truth]:
-        """See :meth:`Call.truths`."""
-        read = (given["q"], given["k"], given["v"])
+    def references(self, case: Case, inputs: Mapping[str, torch.Tensor]) -> Iterator[Reference]:
+        """See :meth:`Call.references`."""
+        read = (inputs["q"], inputs["k"], inputs["v"])
         o_ref, lse_ref = attention(*read, **case.options)
         o_low, lse_low = attention_low(*read, **case.options)
         yield "o", o_ref, o_low
         if case.lse:
-            width = gradients.rounding_of_lse(case, given, lse_ref)
+            width = gradients.rounding_of_lse(case, inputs, lse_ref)
             lse_low = lse_low + torch.copysign(width, lse_low - lse_ref)
             yield "lse", lse_ref[..., None], lse_low[..., None]
 
@@ -114,7 +114,7 @@ CALLS: dict[tuple[Op, Direction], Call] = {
 
 
 def call_of(case: HasProblem) -> Call:
-    """How a case's kernels are called."""
+    """The inputs, outputs and references of a case."""
     return CALLS[case.problem.op, case.problem.direction]
 
 
@@ -122,35 +122,35 @@ class Run:
     """One launch: its outputs and its workspace.
 
     Args:
-        kernel: prepared.
-        case: what to run.
-        given: what is read.
-        device: where.
+        kernel: the prepared kernel.
+        case: the case to run.
+        inputs: the tensors that the kernel reads.
+        device: the device of all tensors.
     """
 
     def __init__(
         self,
         kernel: LoadedKernel,
         case: HasProblem,
-        given: Mapping[str, Held],
+        inputs: Mapping[str, GuardedBuffer],
         device: torch.device,
     ) -> None:
         call = call_of(case)
         self.written = call.outputs(case, device)
         self._workspace = PoisonedWorkspace(device)
-        tensors = {name: held.view for name, held in (*given.items(), *self.written.items())}
+        tensors = {name: buffer.view for name, buffer in (*inputs.items(), *self.written.items())}
         launch(kernel, case.problem, tensors, call.scalars(case), self._workspace)
 
     def leaks(self) -> Iterator[str]:
-        """What else than the outputs was written."""
-        for name, held in self.written.items():
-            if not held.intact():
+        """Descriptions of writes outside the outputs."""
+        for name, buffer in self.written.items():
+            if not buffer.intact():
                 yield f"wrote beside {name}"
         if not self._workspace.intact():
             yield "wrote beside the workspace"
 
 
-def judge(
+def errors_of(
     kernel: LoadedKernel,
     case: HasProblem,
     *,
@@ -159,62 +159,70 @@ def judge(
     deterministic: bool = True,
     repeats: int = 2,
 ) -> list[str]:
-    """What is wrong with a kernel on a case; nothing when all is right.
+    """The errors of a kernel on a case; empty when everything is right.
 
     Args:
-        kernel: prepared on the device.
-        case: what to run.
-        seed: of the inputs.
-        device: where; the CPU for kernels that run on the host.
-        deterministic: whether all runs must agree bit for bit; otherwise each is held against the truth.
-        repeats: how many runs.
+        kernel: the kernel, prepared on the device.
+        case: the case to run.
+        seed: seed of the inputs.
+        device: the device to run on; the CPU for kernels that run on the host.
+        deterministic: all runs must agree bit for bit; otherwise each is compared with the reference.
+        repeats: number of runs.
     """
     call = call_of(case)
-    given = call.inputs(case, seed=seed, device=device)
-    views = {name: held.view for name, held in given.items()}
-    truths = list(call.truths(case, views))
-    return judge_on(
-        kernel, case, given, truths, device=device, deterministic=deterministic, repeats=repeats
+    inputs = call.inputs(case, seed=seed, device=device)
+    views = {name: buffer.view for name, buffer in inputs.items()}
+    references = list(call.references(case, views))
+    return errors_on(
+        kernel,
+        case,
+        inputs,
+        references,
+        device=device,
+        deterministic=deterministic,
+        repeats=repeats,
     )
 
 
-def judge_on(
+def errors_on(
     kernel: LoadedKernel,
     case: HasProblem,
-    given: Mapping[str, Held],
-    truths: Sequence[Truth],
+    inputs: Mapping[str, GuardedBuffer],
+    references: Sequence[Reference],
     *,
     device: torch.device,
     deterministic: bool = True,
     repeats: int = 2,
 ) -> list[str]:
-    """As :func:`judge`, on inputs at hand, whose truths are known."""
-    before = {name: held.bits.clone() for name, held in given.items()}
-    runs = [Run(kernel, case, given, device) for _ in range(repeats)]
+    """As :func:`errors_of`, on existing inputs with known references."""
+    before = {name: buffer.bits.clone() for name, buffer in inputs.items()}
+    runs = [Run(kernel, case, inputs, device) for _ in range(repeats)]
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    wrong = [
+    errors = [
         f"{name} was changed"
-        for name, held in given.items()
-        if not torch.equal(held.bits, before[name])
+        for name, buffer in inputs.items()
+        if not torch.equal(buffer.bits, before[name])
     ]
     for number, run in enumerate(runs):
-        wrong += [f"run {number} {leak}" for leak in run.leaks()]
+        errors += [f"run {number} {leak}" for leak in run.leaks()]
     if deterministic:
         pairs = ((runs[0], run) for run in runs[1:])
-        wrong += [
-            f"two runs differ in {name}" for one, other in pairs for name in _differing(one, other)
+        errors += [
+            f"two runs differ in {name}"
+            for first, second in pairs
+            for name in _differing(first, second)
         ]
-    for name, ref, low in truths:
+    for name, ref, low in references:
         bands = Bands.of(case.problem, name, ref.dim())
         for run in runs[:1] if deterministic else runs:
-            verdict = check(run.written[name].view, ref, low, bands)
-            if not verdict.ok:
-                wrong.append(f"{name}: {verdict.reason}")
-    return wrong
+            comparison = check(run.written[name].view, ref, low, bands)
+            if not comparison.ok:
+                errors.append(f"{name}: {comparison.reason}")
+    return errors
 
 
-def _differing(one: Run, other: Run) -> Iterator[str]:
-    for name, held in one.written.items():
-        if not torch.equal(held.bits, other.written[name].bits):
+def _differing(first: Run, second: Run) -> Iterator[str]:
+    for name, buffer in first.written.items():
+        if not torch.equal(buffer.bits, second.written[name].bits):
             yield name

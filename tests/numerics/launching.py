@@ -1,6 +1,6 @@
-"""Launches through the C ABI alone: tensors and scalars go into the params by the names that the header gives them.
+"""Launches through the C ABI alone: tensors and scalars go into the params by their names in the header.
 
-Nothing of the package's own binding takes part, so that the two can disagree.
+The package's own binding takes no part, so that an error in it shows as a disagreement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from attention_autotuner.serving.loader import LoadedKernel
 
 SIZES = (
     "batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k", "dim_qk", "dim_v", "causal_offset",
-)  # fmt: skip  # that a problem says
+)  # fmt: skip  # fields that a problem determines
 
 
 def struct_of(problem: Problem) -> type[ctypes.Structure]:
@@ -32,10 +32,10 @@ def make_params(
     """The params of a launch.
 
     Args:
-        problem: gives every size.
-        tensors: by field; those that the struct has strides for have four axes, of which one of extent 1 is not
-            stepped along. The others are contiguous.
-        scalars: by field.
+        problem: determines every size.
+        tensors: tensors by field; those that the struct has strides for have four axes, and batch or head axes of
+            extent 1 get stride 0. The others are contiguous.
+        scalars: numbers by field.
 
     Raises:
         AttributeError: the struct has no such field.

@@ -1,9 +1,9 @@
-"""What retention with decay is held to, forward and backward.
+"""References and error bounds of retention with decay, forward and backward.
 
-The truth is the chunkwise formula in fp32, or fp64 where a case is long or its states grow large; the excuse is the
-same formula in the input dtype. Outputs are linear in v and the initial state, so where a state would outgrow fp16 the
-excuse is taken on values that are some binary orders smaller, and scaled back: what the kernels must do one way or
-another.
+The reference is the chunkwise formula in fp32, or fp64 where a case is long or its states grow large; the bound comes
+from the same formula in the input dtype. Outputs are linear in v and the initial state, so where a state would overflow
+fp16 the low-precision result is computed on values that are some binary orders smaller, and scaled back; kernels must
+do the same in one way or another.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from attention_autotuner.operations.bindings import TORCH_DTYPES
 from attention_autotuner.reference import retention_backward, retention_chunkwise, retention_low
 
 from .cases import Layout
+from .guarded_buffers import GuardedBuffer, make_input, make_output, place_input
 from .retention_cases import RetentionCase
-from .storage import Held, hold_input, make_input, make_output
 
-Tensors = dict[str, Held]
-Truth = tuple[str, torch.Tensor, torch.Tensor]
-Given = Mapping[str, torch.Tensor]
+Tensors = dict[str, GuardedBuffer]
+Reference = tuple[str, torch.Tensor, torch.Tensor]
+Views = Mapping[str, torch.Tensor]
 
-LONG = 16384  # tokens, from which on the truth is fp64
-CHUNK = 256  # of the truth
-ROWS = 1024  # of pairs of tokens looked at together
+LONG = 16384  # least number of tokens with an fp64 reference
+CHUNK = 256  # chunk of the reference
+ROWS = 1024  # rows of token pairs computed together
 FLIPPED: dict[Layout, Layout] = {
     "batch_broadcast": "heads_broadcast",
     "heads_broadcast": "batch_broadcast",
@@ -45,9 +45,9 @@ def make_inputs(case: RetentionCase, generator: torch.Generator) -> Tensors:
     }
     for name, mean in zip("kv", case.bias, strict=True):
         if mean:
-            made[name] = hold_input(made[name].view + mean, case.inputs)
+            made[name] = place_input(made[name].view + mean, case.inputs)
     log2 = case.log2_gamma().to(generator.device)
-    made["log2_gamma"] = hold_input(log2[None, None, None], "dense")
+    made["log2_gamma"] = place_input(log2[None, None, None], "dense")
     if case.initial:
         made["initial_state"] = make_input(_states(case), "dense", torch.float32, generator)
     return made
@@ -59,7 +59,7 @@ def _states(case: RetentionCase) -> tuple[int, int, int, int]:
 
 
 class RetentionForwardCall:
-    """o and, where it is wanted, the final state; the same for every form."""
+    """Inputs, outputs and references of the forward pass, for every form: o and, where wanted, the final state."""
 
     def scalars(self, case: RetentionCase) -> Mapping[str, float]:
         """The scale."""
@@ -78,15 +78,15 @@ class RetentionForwardCall:
             made["final_state"] = make_output(_states(case), "dense", torch.float32, device)
         return made
 
-    def truths(self, case: RetentionCase, given: Given) -> Iterator[Truth]:
-        """Of o and the final state."""
-        state, scale = given.get("initial_state"), case.true_scale
-        q, k, v = (given[name] for name in "qkv")
-        wide, gamma = _wide(case), _gamma(given)
+    def references(self, case: RetentionCase, inputs: Views) -> Iterator[Reference]:
+        """References of o and the final state."""
+        state, scale = inputs.get("initial_state"), case.true_scale
+        q, k, v = (inputs[name] for name in "qkv")
+        reference_dtype, gamma = _reference_dtype(case), _gamma(inputs)
         refs = retention_chunkwise(
-            q.to(wide),
-            k.to(wide),
-            v.to(wide),
+            q.to(reference_dtype),
+            k.to(reference_dtype),
+            v.to(reference_dtype),
             gamma,
             scale=scale,
             initial_state=state,
@@ -101,14 +101,17 @@ class RetentionForwardCall:
 
 
 class RetentionBackwardCall:
-    """dq, dk, dv and, where they are wanted, the gradients of the initial state and of log2 gamma."""
+    """Inputs, outputs and references of the backward pass.
+
+    The outputs are dq, dk, dv and, where they are wanted, the gradients of the initial state and of log2 gamma.
+    """
 
     def scalars(self, case: RetentionCase) -> Mapping[str, float]:
         """The scale."""
         return {"scale": case.true_scale}
 
     def inputs(self, case: RetentionCase, *, seed: int, device: torch.device) -> Tensors:
-        """Those of the forward pass, and the gradients of what it wrote."""
+        """The inputs of the forward pass and the gradients of its outputs."""
         p = case.problem
         generator = torch.Generator(device=device).manual_seed(seed)
         made = make_inputs(case, generator)
@@ -137,28 +140,30 @@ class RetentionBackwardCall:
             made["dlog2_gamma"] = make_output(shape, "dense", torch.float32, device)
         return made
 
-    def truths(self, case: RetentionCase, given: Given) -> Iterator[Truth]:
-        """Of all gradients; dk and dv do not feel that v is smaller in the excuse as dq does."""
-        refs = _gradients(case, given, _wide(case), 1.0, CHUNK)
-        lows = _gradients(case, given, given["q"].dtype, 2.0**-case.shrink, 64)
+    def references(self, case: RetentionCase, inputs: Views) -> Iterator[Reference]:
+        """References of all gradients; the low-precision result has a smaller v, which scales dq and dk but not dv."""
+        refs = _gradients(case, inputs, _reference_dtype(case), 1.0, CHUNK)
+        lows = _gradients(case, inputs, inputs["q"].dtype, 2.0**-case.shrink, 64)
         for name, ref in refs.items():
             low = lows[name].to(ref.dtype)
             if name == "dlog2_gamma":
-                low = excused(ref, low, rounding_of_dgamma(case, given).to(ref.dtype))
+                low = widened(ref, low, rounding_of_dgamma(case, inputs).to(ref.dtype))
             yield name, ref, low
 
 
 def _gradients(
-    case: RetentionCase, given: Given, dtype: torch.dtype, small: float, chunk: int
+    case: RetentionCase, inputs: Views, dtype: torch.dtype, small: float, chunk: int
 ) -> dict[str, torch.Tensor]:
     """All gradients by the formula in a dtype, with v and the initial state ``small`` times what they are."""
-    found: list[dict[str, torch.Tensor]] = []
-    gamma, state = _gamma(given), given.get("initial_state")
+    per_batch: list[dict[str, torch.Tensor]] = []
+    gamma, state = _gamma(inputs), inputs.get("initial_state")
     states = torch.float64 if dtype == torch.float64 else torch.float32
-    for one in range(case.problem.batch):  # the gradient of gamma is wanted for each of them
+    for index in range(
+        case.problem.batch
+    ):  # one at a time: the gradient of gamma is wanted for each
 
-        def part(name: str, one: int = one) -> torch.Tensor:
-            return given[name][one : one + 1]
+        def part(name: str, index: int = index) -> torch.Tensor:
+            return inputs[name][index : index + 1]
 
         dfinal = part("dfinal_state").to(states) if case.final else None
         initial = None if state is None else (part("initial_state") * small).to(states)
@@ -176,42 +181,45 @@ def _gradients(
             dtype=dtype,
         )
         assert dgamma is not None
-        each = {"dq": dq.to(states) / small, "dk": dk.to(states) / small, "dv": dv.to(states)}
+        gradients = {"dq": dq.to(states) / small, "dk": dk.to(states) / small, "dv": dv.to(states)}
         if case.initial:
-            each["dinitial_state"] = dinitial
+            gradients["dinitial_state"] = dinitial
         if case.dgamma:
             of_log2 = (dgamma * gamma * math.log(2) / small).to(states)
-            each["dlog2_gamma"] = of_log2[None, None, None]
-        found.append(each)
+            gradients["dlog2_gamma"] = of_log2[None, None, None]
+        per_batch.append(gradients)
     return {
-        name: torch.cat([each[name] for each in found], 2 if name == "dlog2_gamma" else 0)
-        for name in found[0]
+        name: torch.cat(
+            [gradients[name] for gradients in per_batch], 2 if name == "dlog2_gamma" else 0
+        )
+        for name in per_batch[0]
     }
 
 
-def excused(ref: torch.Tensor, low: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
-    """The eager result moved off the truth by a width; where it overflowed, the truth moved so."""
+def widened(ref: torch.Tensor, low: torch.Tensor, width: torch.Tensor) -> torch.Tensor:
+    """The eager result moved away from the reference by a width; where it overflowed, the reference moved by it."""
     eager = torch.where(low.isfinite(), low, ref)
     return eager + torch.copysign(width, eager - ref)
 
 
-def rounding_of_dgamma(case: RetentionCase, given: Given) -> torch.Tensor:
-    """What one rounding of each of its terms to the input dtype is worth in the gradient of log2 gamma.
+def rounding_of_dgamma(case: RetentionCase, inputs: Views) -> torch.Tensor:
+    """The error of the gradient of log2 gamma when each of its terms is rounded once to the input dtype.
 
-    It is one number, a sum of n times what a term with ``gamma^n`` gives the loss, and an eager run may hit it by luck.
+    The gradient of a head is one number, a sum of n times the share of ``gamma^n`` in the loss, and an eager run may be
+    exact by luck.
 
     Returns:
         ``[1, 1, batch, heads_q]``, fp32: the root of the sum of the squares.
     """
     p = case.problem
     group = p.heads_q // p.heads_kv
-    q, do = given["q"].float(), given["dout"].float()
-    k, v = (given[name].float().repeat_interleave(group, dim=1) for name in "kv")
-    log2 = given["log2_gamma"].flatten().double()
+    q, do = inputs["q"].float(), inputs["dout"].float()
+    k, v = (inputs[name].float().repeat_interleave(group, dim=1) for name in "kv")
+    log2 = inputs["log2_gamma"].flatten().double()
     index = torch.arange(p.seqlen_q, dtype=torch.float64, device=q.device)
     total = torch.zeros(p.batch, p.heads_q, dtype=torch.float64, device=q.device)
 
-    def weights(distance: torch.Tensor) -> torch.Tensor:
+    def weighted_powers(distance: torch.Tensor) -> torch.Tensor:
         """``n gamma^n`` of every head, 0 for n < 0."""
         n = distance.clamp(min=0.0)
         shape = (-1, *(1 for _ in distance.shape))
@@ -221,24 +229,27 @@ def rounding_of_dgamma(case: RetentionCase, given: Given) -> torch.Tensor:
         rows = slice(start, min(start + ROWS, p.seqlen_q))
         seen = slice(rows.stop)
         scores = (q[:, :, rows] @ k[:, :, seen].mT) * (do[:, :, rows] @ v[:, :, seen].mT)
-        terms = case.true_scale * scores * weights(index[rows, None] - index[seen])
+        terms = case.true_scale * scores * weighted_powers(index[rows, None] - index[seen])
         total += terms.square().sum((-2, -1), dtype=torch.float64)
-    state, dstate = given.get("initial_state"), given.get("dfinal_state")
-    scaled, leaving = case.true_scale * weights(index + 1), weights(p.seqlen_q - 1 - index)
-    for held, powers, read, met in ((state, scaled, q, do), (dstate, leaving, k, v)):
-        if held is not None:
-            # A product is rounded for itself, but an element of a state for all tokens that meet it.
-            rounded = powers[..., None] * read
-            for terms in ((rounded @ held) * met, (rounded.mT @ met) * held):
+    state, dstate = inputs.get("initial_state"), inputs.get("dfinal_state")
+    scaled, leaving = (
+        case.true_scale * weighted_powers(index + 1),
+        weighted_powers(p.seqlen_q - 1 - index),
+    )
+    for tensor, powers, left, right in ((state, scaled, q, do), (dstate, leaving, k, v)):
+        if tensor is not None:
+            # A product is rounded on its own, but an element of a state once for all tokens that read it.
+            rounded = powers[..., None] * left
+            for terms in ((rounded @ tensor) * right, (rounded.mT @ right) * tensor):
                 total += terms.square().sum((-2, -1), dtype=torch.float64)
     unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 2
     return (unit * math.log(2) * total.sqrt()).float()[None, None]
 
 
-def _gamma(given: Given) -> torch.Tensor:
-    """The decays that the kernels' logarithms stand for, fp64 ``[heads_q]``."""
-    return given["log2_gamma"].flatten().double().exp2()
+def _gamma(inputs: Views) -> torch.Tensor:
+    """The decays whose logarithms the kernels read, fp64 ``[heads_q]``."""
+    return inputs["log2_gamma"].flatten().double().exp2()
 
 
-def _wide(case: RetentionCase) -> torch.dtype:
+def _reference_dtype(case: RetentionCase) -> torch.dtype:
     return torch.float64 if case.problem.seqlen_q >= LONG or any(case.bias) else torch.float32

@@ -1,4 +1,4 @@
-"""The shapes that retention must get right in all its forms, and in its gradients: a fixed list.
+"""The shapes that retention is verified on in all its forms and in its gradients: a fixed list.
 
 A case is one input. The three forms, which must agree, and the backward pass run on it, so each padded class, dtype and
 copy width costs four builds, which all lengths, decays and layouts share.
@@ -25,7 +25,7 @@ Decay = Literal["default", "mixed"]
 
 RETENTION_FORMS: tuple[Form, ...] = ("parallel", "chunkwise", "recurrent")
 GAMMAS = (1e-3, 0.3, 0.5, 0.97, 1 - 2**-12, 1.0)
-# Below, at and above every chunk there is, and super-chunks of up to 2048 tokens.
+# Below, at and above every chunk size, and super-chunks of up to 2048 tokens.
 LENGTHS = (
     1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 95, 127, 128, 129, 191, 193, 255, 256, 257,
     301, 383, 511, 512, 513, 641, 1023, 1024, 1025, 1537, 2047, 2049, 4099,
@@ -44,11 +44,11 @@ class Group:
 
     Attributes:
         dims: (dim_qk, dim_v) pairs of one padded class.
-        dtype: of q, k and v.
-        count: how many cases.
-        like: the problem whose defaults these kernels are, but for dims and dtype: few heads want super-chunks.
+        dtype: dtype of q, k and v.
+        count: number of cases.
+        like: the problem whose default kernels serve the group, apart from dims and dtype: few heads need super-chunks.
         narrow: tensors are unaligned.
-        policy: whose defaults; empty for those of the GPU at hand.
+        policy: name of the policy whose defaults run; empty for that of the present GPU.
     """
 
     dims: tuple[Dims, ...]
@@ -83,18 +83,18 @@ class RetentionCase:
 
     Attributes:
         problem: forward, of any form, or backward.
-        like: the problem whose defaults serve it, but for form and direction.
-        gammas: of every head; "default": the usual ones; "mixed": those of :data:`GAMMAS` in turn.
+        like: the problem whose default kernels serve the case, apart from form and direction.
+        gammas: decay of every head; "default": the operation's defaults; "mixed": those of :data:`GAMMAS` in turn.
         scale: None is ``1 / sqrt(dim_qk)``.
-        inputs: how q, k and v lie in memory.
-        output: how what is written lies there.
-        gradient: how the gradient of o lies there.
-        initial: whether there is an initial state, whose gradient is wanted then.
-        final: whether the final state is wanted, and has a gradient.
-        dgamma: whether the gradient of gamma is wanted.
+        inputs: memory layout of q, k and v.
+        output: memory layout of the outputs.
+        gradient: memory layout of the gradient of o.
+        initial: the case has an initial state and wants its gradient.
+        final: the case wants the final state, which has a gradient.
+        dgamma: the case wants the gradient of gamma.
         bias: means of k and v; the state grows by their product with every token.
-        shrink: how many binary orders v must be smaller for the eager formula to stay within fp16.
-        policy: whose default kernels run; empty for those of the GPU at hand.
+        shrink: binary orders by which v must be smaller for the eager formula to stay within fp16.
+        policy: name of the policy whose default kernels run; empty for that of the present GPU.
     """
 
     problem: Problem
@@ -113,7 +113,7 @@ class RetentionCase:
 
     @property
     def name(self) -> str:
-        """For test ids."""
+        """The test id."""
         words = [word for word in self.problem.describe().split() if word not in ("causal",)][1:]
         words += [self.inputs, self.output, f"dout={self.gradient}", f"gamma={self.gammas}"]
         words += [f"scale={self.scale}", *(["biased"] if any(self.bias) else [])]
@@ -126,7 +126,7 @@ class RetentionCase:
         return float(self.problem.dim_qk**-0.5) if self.scale is None else self.scale
 
     def log2_gamma(self) -> torch.Tensor:
-        """Of every head, as kernels take it: fp32 ``[heads_q]``."""
+        """Binary logarithm of every head's decay, as kernels read it: fp32 ``[heads_q]``."""
         heads = self.problem.heads_q
         if self.gammas == "default":
             return default_log2_gamma(heads).float()
@@ -143,10 +143,10 @@ class RetentionCase:
         return replace(self, problem=replace(self.problem, direction="backward", form="auto"))
 
     def candidate(self, present: Policy) -> Candidate:
-        """The kernel that serves it: one per group, direction and form.
+        """The kernel of the case: one per group, direction and form.
 
         Args:
-            present: policy of the GPU at hand.
+            present: policy of the present GPU.
         """
         p = self.problem
         policy = resolve(self.policy) if self.policy else present
@@ -163,28 +163,28 @@ class RetentionCase:
         )
 
     def kernels_of(self, present: Policy) -> list[Candidate]:
-        """Those of all forms, and of the backward pass."""
+        """The kernels of all forms and of the backward pass."""
         every = [*(self.forward(form) for form in RETENTION_FORMS), self.backward()]
-        return [each.candidate(present) for each in every]
+        return [case.candidate(present) for case in every]
 
 
 def make_cases(seed: int = 0) -> list[RetentionCase]:
-    """The whole list, without two of one problem."""
+    """The whole list, in which no problem occurs twice."""
     source = random.Random(seed)
-    found: dict[Problem, RetentionCase] = {}
+    cases: dict[Problem, RetentionCase] = {}
     for group in GROUPS:
-        wanted = len(found) + group.count
+        wanted = len(cases) + group.count
         for number in range(10 * group.count):
             case = _case(source, group, number)
-            found.setdefault(replace(case.problem, form="auto"), case)
-            if len(found) == wanted:
+            cases.setdefault(replace(case.problem, form="auto"), case)
+            if len(cases) == wanted:
                 break
-    return [*found.values(), *_biased()]
+    return [*cases.values(), *_biased()]
 
 
 def _case(source: random.Random, group: Group, number: int) -> RetentionCase:
     dims = group.dims[number % len(group.dims)]
-    # Every length once before any comes again, in each group at another place.
+    # Every length once before any is repeated, starting at another place in each group.
     seqlen = LENGTHS[(7 * number + 5 * len(group.dims) + dims[1]) % len(LENGTHS)]
     heads_q, heads_kv = source.choice(HEADS)
     batch = source.choice((1, 2, 3))
@@ -226,7 +226,7 @@ def _case(source: random.Random, group: Group, number: int) -> RetentionCase:
     )
 
 
-# Means that let a state outgrow fp16 within a thousand tokens, and a scale that keeps o within it.
+# Means with which a state overflows fp16 within a thousand tokens, and a scale that keeps o within fp16.
 HEAVY = RetentionCase(
     problem=replace(FULL, batch=1, heads_q=2, heads_kv=1, dim_qk=64, dim_v=64),
     gammas=1.0,
@@ -238,7 +238,7 @@ LONGEST = replace(HEAVY, problem=replace(HEAVY.problem, heads_kv=2, seqlen_q=655
 
 
 def _biased() -> Iterator[RetentionCase]:
-    """States beyond 65504: for a gamma that forgets nothing and one that hardly does, in every group of 64 and 128."""
+    """Cases with states beyond 65504: gamma of 1 and slightly below, for head dims of 64 and 128."""
     for gamma in (1.0, 1 - 2**-12):
         for dim, dtype, like in ((64, "fp16", FULL), (64, "bf16", FEW), (128, "fp16", FEW)):
             for seqlen in (2049, 4099):
@@ -255,4 +255,6 @@ def _biased() -> Iterator[RetentionCase]:
 
 def builds(cases: Sequence[RetentionCase], present: Policy) -> list[Candidate]:
     """The distinct kernels that cases need, in order of first use."""
-    return list(dict.fromkeys(one for case in cases for one in case.kernels_of(present)))
+    return list(
+        dict.fromkeys(candidate for case in cases for candidate in case.kernels_of(present))
+    )

@@ -1,7 +1,7 @@
-"""Retention kernels that run on the host and round where real ones do: what the judges must let pass.
+"""Retention kernels that run on the host and round where the GPU kernels do, so that their results must pass.
 
-Operands of products are rounded to the input dtype and everything else is fp32; they read and write through the params
-alone, as real kernels do.
+Operands of GEMMs are rounded to the input dtype and everything else is fp32. The kernels read and write through the
+params alone, as GPU kernels do.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ POWERS = torch.float64
 
 
 class Host:
-    """What the kernels below share.
+    """Base class of the kernels below.
 
     Args:
-        dtype: of 16-bit tensors.
+        dtype: dtype of the 16-bit tensors.
 
     Attributes:
-        launches: how many there were.
+        launches: number of launches so far.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
@@ -36,11 +36,11 @@ class Host:
         self.launches = 0
 
     def workspace_bytes(self, params: Any) -> int:
-        """Something, so that its guards are looked at."""
+        """A size above 0, so that the guards of the workspace are checked."""
         return 64
 
     def launch(self, params: Any, workspace: int, stream: int, device: int) -> None:
-        """Compute at once."""
+        """Compute synchronously."""
         assert workspace % 256 == 0
         self.compute(params)
         self.launches += 1
@@ -62,7 +62,7 @@ class Host:
         return strided_at(address, shape, strides, FLOAT)
 
     def read(self, p: Any, *names: str) -> list[torch.Tensor]:
-        """Tensors in fp32, those of key heads for every query head."""
+        """Tensors in fp32; k and v are repeated for every query head."""
         return [
             self.at(getattr(p, name), self.shape(p, name))
             .to(FLOAT)
@@ -71,7 +71,7 @@ class Host:
         ]
 
     def shape(self, p: Any, name: str) -> tuple[int, ...]:
-        """Of a tensor with rows of head dims."""
+        """The shape of a tensor with rows of head dims."""
         like = {"dq": "q", "dk": "k", "dv": "v", "dout": "o"}.get(name, name)
         seqlen_q = p.seqlen if hasattr(p, "seqlen") else p.seqlen_q
         seqlen_k = p.seqlen if hasattr(p, "seqlen") else p.seqlen_k
@@ -83,12 +83,12 @@ class Host:
         }[like]
 
     def write(self, p: Any, name: str, value: torch.Tensor) -> None:
-        """An output, summed over the query heads of a key head where it has one."""
+        """Write an output, summed over the query heads of a key head where it has key heads."""
         target = self.at(getattr(p, name), self.shape(p, name))
         target.copy_(value.unflatten(1, (target.shape[1], -1)).sum(2))
 
     def rounded(self, x: torch.Tensor) -> torch.Tensor:
-        """As an operand of a product; fp16 ones by a power of two within their range."""
+        """A GEMM operand rounded to the input dtype, scaled by a power of two into the range of fp16."""
         top = float(x.abs().max()) if x.numel() else 0.0
         scale = 2.0 ** max(0, math.ceil(math.log2(max(top, 1.0))) - 14)
         return (x / scale).to(self.dtype).to(FLOAT) * scale
@@ -98,7 +98,7 @@ class HostRetention(Host):
     """Retention forward, of any form."""
 
     def compute(self, p: Any) -> None:
-        """By all pairs of tokens."""
+        """Compute over all pairs of tokens."""
         q, k, v = self.read(p, "q", "k", "v")
         within, entering, leaving, whole = self.decays(p)
         o = self.rounded((q @ k.mT) * within) @ v
@@ -130,7 +130,7 @@ class HostRetentionBackward(HostRetention):
     """Retention backward."""
 
     def compute(self, p: Any) -> None:
-        """By all pairs of tokens."""
+        """Compute over all pairs of tokens."""
         q, k, v, dout = self.read(p, "q", "k", "v", "dout")
         within, entering, leaving, whole = self.decays(p)
         states = (p.batch, p.heads_q, p.dim_qk, p.dim_v)
@@ -166,10 +166,10 @@ class HostRetentionBackward(HostRetention):
 
 
 class HostRetnet(Host):
-    """Masked, normalised retention forward; the formula is the reference's, on what the params say."""
+    """Masked, normalised retention forward, by the formula of the reference."""
 
     def compute(self, p: Any) -> None:
-        """In fp32."""
+        """Compute in fp32."""
         q, k, v = self.read(p, "q", "k", "v")
         o, r = retnet_attention(q, k, v, self.mask(p), **self.options(p))
         self.write(p, "o", o)
@@ -178,13 +178,13 @@ class HostRetnet(Host):
             target.copy_(r)
 
     def options(self, p: Any) -> dict[str, Any]:
-        """Of the reference."""
+        """Keyword arguments of the reference."""
         assert not p.causal or p.causal_offset == p.seqlen_k - p.seqlen_q
-        found: dict[str, Any] = {"scale": p.scale, "causal": bool(p.causal)}
+        options: dict[str, Any] = {"scale": p.scale, "causal": bool(p.causal)}
         if getattr(p, "normalize", 1) and (hasattr(p, "normalize") or p.r):
             limit = p.r_clamp_max
-            return found | {"r_clamp_max": None if math.isinf(limit) else limit}
-        return found | {"normalize": False}
+            return options | {"r_clamp_max": None if math.isinf(limit) else limit}
+        return options | {"normalize": False}
 
     def mask(self, p: Any) -> torch.Tensor:
         """The mask of every query head."""
@@ -202,7 +202,7 @@ class HostRetnetBackward(HostRetnet):
     """Masked, normalised retention backward."""
 
     def compute(self, p: Any) -> None:
-        """In fp32."""
+        """Compute in fp32."""
         q, k, v, dout = self.read(p, "q", "k", "v", "dout")
         dq, dk, dv, dmask = retnet_attention_backward(
             dout,

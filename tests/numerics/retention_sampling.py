@@ -1,4 +1,4 @@
-"""Samples of the candidates of retnet and retention: of each kind as many as show every value of every knob."""
+"""Samples of the candidates of retnet and retention, in which every value of every knob occurs."""
 
 from __future__ import annotations
 
@@ -22,31 +22,34 @@ _RETENTION = Problem(op="retention", causal=True)
 _DECAY = replace(_RETNET, mask="decay", causal=True)
 KINDS: dict[str, tuple[Problem, ...]] = {
     "retnet-forward": (_RETNET, _DECAY),
-    "retnet-backward": tuple(replace(one, direction="backward") for one in (_RETNET, _DECAY)),
+    "retnet-backward": tuple(
+        replace(candidate, direction="backward") for candidate in (_RETNET, _DECAY)
+    ),
     **{f"retention-{form}": (replace(_RETENTION, form=form),) for form in RETENTION_FORMS},
     "retention-backward": (replace(_RETENTION, direction="backward"),),
 }
-"""Kind -> what its kernels solve, but for dims, dtype and alignment."""
+"""Kind -> the problems of its kernels, apart from dims, dtype and alignment."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One place of a kind's sample; which candidate stands there, if any, depends on the GPU at hand."""
+    """One place of a kind's sample; its candidate, if any, depends on the present GPU."""
 
     kind: str
     index: int
 
     def kernels_of(self, present: Policy) -> list[Candidate]:
-        """The candidate of this place, none where the sample is smaller."""
+        """The candidate of this place; empty where the sample is smaller."""
         return list(sample(present, self.kind))[self.index : self.index + 1]
 
 
 PLACES = [Sampled(kind=kind, index=index) for kind in KINDS for index in range(MAX_SAMPLE)]
 
 
-def offered(policy: Policy, kind: str) -> list[Candidate]:
-    """All candidates of a kind that a policy offers for the sampled classes."""
-    found: list[Candidate] = []
+@functools.cache
+def offered(policy: Policy, kind: str) -> dict[Candidate, frozenset[tuple[str, object]]]:
+    """All candidates of a kind that a policy offers for the sampled classes, each with the values of its knobs."""
+    candidates: list[Candidate] = []
     for base in KINDS[kind]:
         for side, dtype, width in ((64, "fp16", 16), (128, "bf16", 16), (64, "fp16", 2)):
             problem = replace(
@@ -56,81 +59,87 @@ def offered(policy: Policy, kind: str) -> list[Candidate]:
                 dtype=dtype,  # type: ignore[arg-type]  # a literal
                 alignment_bytes=width,  # type: ignore[arg-type]  # a literal
             )
-            found += policy.legal(problem)
-    return found
+            candidates += policy.legal(problem)
+    return {candidate: frozenset(values(candidate)) for candidate in candidates}
 
 
 @functools.cache
 def sample(policy: Policy, kind: str, seed: int = 0) -> tuple[Candidate, ...]:
-    """The fewest that were found to show every value of every knob; at most :data:`MAX_SAMPLE`."""
-    pool = offered(policy, kind)
+    """A small set of candidates in which every value of every knob occurs; at most :data:`MAX_SAMPLE`."""
+    pool = list(offered(policy, kind).items())
     random.Random(seed).shuffle(pool)
-    shown = {one: frozenset(values(one)) for one in pool}
-    wanted = set().union(*shown.values()) if shown else set()
+    wanted = set().union(*(shown for _, shown in pool))
     chosen: list[Candidate] = []
     while wanted and len(chosen) < MAX_SAMPLE:
-        best = max(pool, key=lambda one: len(wanted & shown[one]))
+        best, shown = max(pool, key=lambda pair: len(wanted & pair[1]))
         chosen.append(best)
-        wanted -= shown[best]
+        wanted -= shown
     return tuple(chosen)
 
 
 def uncovered(policy: Policy, kind: str) -> set[tuple[str, object]]:
     """(knob, value) pairs that a policy offers and its sample lacks."""
-    every = {value for one in offered(policy, kind) for value in values(one)}
-    return every - {value for one in sample(policy, kind) for value in values(one)}
+    shown = offered(policy, kind)
+    every = set().union(*shown.values())
+    return every.difference(*(shown[candidate] for candidate in sample(policy, kind)))
 
 
-def values(one: Candidate) -> Iterator[tuple[str, object]]:
-    """What a candidate shows of the knobs, its mask, dtype and copy width; slices of K count as such."""
-    yield from (("mask", one.mask), ("dtype", one.dtype), ("copy_bytes", one.copy_bytes))
-    yield from _flattened("", asdict(one.knobs), one)
+def values(candidate: Candidate) -> Iterator[tuple[str, object]]:
+    """The values of a candidate's knobs, mask, dtype and copy width; of the slices of K, only that there are any."""
+    yield from (
+        ("mask", candidate.mask),
+        ("dtype", candidate.dtype),
+        ("copy_bytes", candidate.copy_bytes),
+    )
+    yield from _flattened("", asdict(candidate.knobs), candidate)
 
 
-def _flattened(prefix: str, config: dict[str, Any], one: Candidate) -> Iterator[tuple[str, object]]:
+def _flattened(
+    prefix: str, config: dict[str, Any], candidate: Candidate
+) -> Iterator[tuple[str, object]]:
     for name, value in config.items():
         if isinstance(value, dict):
-            yield from _flattened(f"{prefix}{name}.", value, one)
+            yield from _flattened(f"{prefix}{name}.", value, candidate)
         elif name == "k_slice":
-            yield f"{prefix}k_sliced", value < one.class_qk
+            yield f"{prefix}k_sliced", value < candidate.class_qk
         elif value is not None:
             yield f"{prefix}{name}", value
 
 
-def cases_of(one: Candidate) -> list[RetentionCase | RetnetCase]:
-    """What a candidate is run on; tensors are unaligned where it is made for that."""
-    if one.op == "retnet":
-        return list(_retnet_cases(one))
-    return list(_retention_cases(one))
+def cases_of(candidate: Candidate) -> list[RetentionCase | RetnetCase]:
+    """The cases that a candidate is run on; tensors are unaligned for candidates of narrow copies."""
+    if candidate.op == "retnet":
+        return list(_retnet_cases(candidate))
+    return list(_retention_cases(candidate))
 
 
-def _problem(one: Candidate, batch: int, heads: tuple[int, int], q: int, k: int) -> Problem:
-    forms: dict[bool, Form] = {True: one.form, False: "auto"}
+def _problem(candidate: Candidate, batch: int, heads: tuple[int, int], q: int, k: int) -> Problem:
+    forms: dict[bool, Form] = {True: candidate.form, False: "auto"}
     return Problem(
-        op=one.op,
-        direction=one.direction,
-        mask=one.mask,
-        form=forms[one.op == "retention" and one.direction == "forward"],
-        dtype=one.dtype,
+        op=candidate.op,
+        direction=candidate.direction,
+        mask=candidate.mask,
+        form=forms[candidate.op == "retention" and candidate.direction == "forward"],
+        dtype=candidate.dtype,
         batch=batch,
         heads_q=heads[0],
         heads_kv=heads[1],
         seqlen_q=q,
         seqlen_k=k,
-        dim_qk=one.class_qk,
-        dim_v=one.class_v - 8,
-        causal=one.mask != "explicit",
-        alignment_bytes=one.copy_bytes,
+        dim_qk=candidate.class_qk,
+        dim_v=candidate.class_v - 8,
+        causal=candidate.mask != "explicit",
+        alignment_bytes=candidate.copy_bytes,
     )
 
 
-def _retention_cases(one: Candidate) -> Iterator[RetentionCase]:
-    aligned = one.copy_bytes == 16
+def _retention_cases(candidate: Candidate) -> Iterator[RetentionCase]:
+    aligned = candidate.copy_bytes == 16
     for number, (batch, heads, seqlen) in enumerate(
         ((2, (4, 2), 1), (1, (6, 3), 391), (1, (2, 1), 2051), (8, (16, 8), 133))
     ):
         yield RetentionCase(
-            problem=_problem(one, batch, heads, seqlen, seqlen),
+            problem=_problem(candidate, batch, heads, seqlen, seqlen),
             scale=(None, -0.3)[number % 2],
             initial=number != 2,
             final=number != 1,
@@ -140,8 +149,8 @@ def _retention_cases(one: Candidate) -> Iterator[RetentionCase]:
         )
 
 
-def _retnet_cases(one: Candidate) -> Iterator[RetnetCase]:
-    aligned = one.copy_bytes == 16
+def _retnet_cases(candidate: Candidate) -> Iterator[RetnetCase]:
+    aligned = candidate.copy_bytes == 16
     for number, (batch, heads, seqlen_q, seqlen_k, causal) in enumerate(
         (
             (2, (4, 2), 1, 72, False),
@@ -151,9 +160,9 @@ def _retnet_cases(one: Candidate) -> Iterator[RetnetCase]:
         )
     ):
         keys = seqlen_k if aligned else seqlen_k + 1
-        problem = _problem(one, batch, heads, seqlen_q, keys)
+        problem = _problem(candidate, batch, heads, seqlen_q, keys)
         yield RetnetCase(
-            problem=replace(problem, causal=causal or one.mask == "decay"),
+            problem=replace(problem, causal=causal or candidate.mask == "decay"),
             values=("normal", "retnet", "large", "zero_rows")[number],
             shared=number == 1,
             scale=(None, -0.3)[number % 2],

@@ -1,8 +1,9 @@
-"""What masked, normalised retention is held to, forward and backward.
+"""References and error bounds of masked, normalised retention, forward and backward.
 
-The truth is the formula in fp32, the excuse the formula in the input dtype. Where X outgrows fp16 the excuse is taken
-on a scale that is some binary orders smaller, which changes r and nothing else. With a gradient through r, dX is a
-difference that may cancel, while a kernel is handed a rounded o: what that rounding is worth widens the excuse.
+The reference is the formula in fp32; the bound comes from the formula in the input dtype. Where X overflows fp16, the
+low-precision result is computed with a scale that is some binary orders smaller, which changes r and nothing else. With
+a gradient through r, dX is a difference that may cancel, while a kernel reads a rounded o: that rounding widens the
+bound.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from attention_autotuner.reference import (
 )
 
 from .cases import Layout
+from .guarded_buffers import GuardedBuffer, make_input, make_output, place_input
 from .retnet_cases import RetnetCase
-from .storage import Held, hold_input, make_input, make_output
 
-Tensors = dict[str, Held]
-Truth = tuple[str, torch.Tensor, torch.Tensor]
-Given = Mapping[str, torch.Tensor]
+Tensors = dict[str, GuardedBuffer]
+Reference = tuple[str, torch.Tensor, torch.Tensor]
+Views = Mapping[str, torch.Tensor]
 
 FLIPPED: dict[Layout, Layout] = {
     "batch_broadcast": "heads_broadcast",
@@ -37,12 +38,12 @@ MASK_LAYOUTS: dict[Layout, Layout] = {
     "transposed": "transposed",
     "padded": "padded",
     "unaligned": "unaligned",
-}  # how the mask lies, given how q does; dense else
+}  # layout of the mask by the layout of q; otherwise dense
 OTHER_OUTPUT: dict[Layout, Layout] = {
     "dense": "transposed",
     "transposed": "padded",
     "padded": "dense",
-}  # how o lies, given how the gradients do
+}  # layout of o by the layout of the gradients
 LARGE = 3000.0  # times a normal number: with dot products of a few, X exceeds 65504
 FP32_ROUNDING = 2.0**-22  # of a sum, over the sum of its terms' magnitudes
 
@@ -88,15 +89,15 @@ def make_inputs(case: RetnetCase, generator: torch.Generator) -> Tensors:
     }
     if case.explicit:
         layout = MASK_LAYOUTS.get(case.inputs, "dense")
-        made["mask"] = hold_input(make_mask(case, generator)[None], layout)
+        made["mask"] = place_input(make_mask(case, generator)[None], layout)
     else:
         log2 = case.log2_gamma().to(generator.device)
-        made["log2_gamma"] = hold_input(log2[None, None, None], "dense")
+        made["log2_gamma"] = place_input(log2[None, None, None], "dense")
     return made
 
 
 def options_of(case: RetnetCase, small: float = 1.0) -> dict[str, Any]:
-    """What the reference takes beside tensors, for a scale ``small`` times the case's."""
+    """Keyword arguments of the reference, for a scale ``small`` times the case's."""
     clamp = case.r_clamp_max
     return {
         "scale": case.true_scale * small,
@@ -106,17 +107,17 @@ def options_of(case: RetnetCase, small: float = 1.0) -> dict[str, Any]:
     }
 
 
-def mask_of(case: RetnetCase, given: Given) -> torch.Tensor:
-    """The mask ``[heads_q | 1, seqlen_q, seqlen_k]``: the given one, or the powers of the given decays in fp32."""
+def mask_of(case: RetnetCase, inputs: Views) -> torch.Tensor:
+    """The mask ``[heads_q | 1, seqlen_q, seqlen_k]``: the explicit mask, or the powers of the decays in fp32."""
     if case.explicit:
-        return given["mask"][0]
+        return inputs["mask"][0]
     p = case.problem
-    gamma = given["log2_gamma"].flatten().double().exp2()
+    gamma = inputs["log2_gamma"].flatten().double().exp2()
     return decay_mask(gamma, p.heads_q, p.seqlen_q, p.seqlen_k, gamma.device).float()
 
 
 class RetnetForwardCall:
-    """o and, where it is wanted, r."""
+    """Inputs, outputs and references of the forward pass: o and, where the case wants it, r."""
 
     def scalars(self, case: RetnetCase) -> Mapping[str, float]:
         """Scale and normaliser."""
@@ -136,23 +137,24 @@ class RetnetForwardCall:
             made["r"] = make_output((*rows, 1), "dense", torch.float32, device)
         return made
 
-    def truths(self, case: RetnetCase, given: Given) -> Iterator[Truth]:
-        """Of o and r."""
-        (q, k, v), mask = (given[name] for name in "qkv"), mask_of(case, given)
+    def references(self, case: RetnetCase, inputs: Views) -> Iterator[Reference]:
+        """References of o and r."""
+        (q, k, v), mask = (inputs[name] for name in "qkv"), mask_of(case, inputs)
         o_ref, r_ref = retnet_attention(q, k, v, mask, **options_of(case))
         small = 2.0**-case.shrink
         o_low, r_low = retnet_attention_low(q, k, v, mask, **options_of(case, small))
-        if case.shrink:  # rows that the smaller scale takes below r's least value excuse nothing
+        if case.shrink:
+            # Rows that the smaller scale takes below r's least value have no error bound of their own.
             o_low = torch.where((r_ref * small > 2.0)[..., None], o_low.float(), o_ref)
         yield "o", o_ref, o_low
         if case.r:
             r_low = r_low / small
-            r_low = r_low + torch.copysign(rounding_of_r(case, given), r_low - r_ref)
+            r_low = r_low + torch.copysign(rounding_of_r(case, inputs), r_low - r_ref)
             yield "r", r_ref[..., None], r_low[..., None]
 
 
 class RetnetBackwardCall:
-    """dq, dk, dv and, where it is wanted, dmask."""
+    """Inputs, outputs and references of the backward pass: dq, dk, dv and, where the case wants it, dmask."""
 
     def scalars(self, case: RetnetCase) -> Mapping[str, float]:
         """Scale and normaliser."""
@@ -160,19 +162,19 @@ class RetnetBackwardCall:
         return {"scale": case.true_scale, "r_clamp_max": clamp, "r_grad": int(case.r_grad)}
 
     def inputs(self, case: RetnetCase, *, seed: int, device: torch.device) -> Tensors:
-        """Those of the forward pass, dout, the r that it would have left and, for a gradient through r, its o."""
+        """The inputs of the forward pass, dout, its r and, for a gradient through r, its o."""
         p, dtype = case.problem, TORCH_DTYPES[case.problem.dtype]
         generator = torch.Generator(device=device).manual_seed(seed)
         made = make_inputs(case, generator)
         shape = (p.batch, p.heads_q, p.seqlen_q, p.dim_v)
         made["dout"] = make_input(shape, case.gradient, dtype, generator)
-        views = {name: held.view for name, held in made.items()}
+        views = {name: buffer.view for name, buffer in made.items()}
         q, k, v = (views[name] for name in "qkv")
         o, r = retnet_attention(q, k, v, mask_of(case, views), **options_of(case))
         if case.normalize:
-            made["r"] = hold_input(r[..., None], "dense")
+            made["r"] = place_input(r[..., None], "dense")
         if case.r_grad:
-            made["o"] = hold_input(o.to(dtype), OTHER_OUTPUT[case.output])
+            made["o"] = place_input(o.to(dtype), OTHER_OUTPUT[case.output])
         return made
 
     def outputs(self, case: RetnetCase, device: torch.device) -> Tensors:
@@ -192,14 +194,14 @@ class RetnetBackwardCall:
             made["dmask"] = make_output(scores, "dense", dtype, device)
         return made
 
-    def truths(self, case: RetnetCase, given: Given) -> Iterator[Truth]:
-        """Of all gradients."""
-        mask, wanted = mask_of(case, given), case.has("dmask")
+    def references(self, case: RetnetCase, inputs: Views) -> Iterator[Reference]:
+        """References of all gradients."""
+        mask, wanted = mask_of(case, inputs), case.has("dmask")
         r_grad = case.has("r_grad")
-        q, k, v = (given[name] for name in "qkv")
+        q, k, v = (inputs[name] for name in "qkv")
         refs = retnet_attention_backward(
-            given["dout"].float(),
-            q.float(),  # or the truth would be rounded
+            inputs["dout"].float(),
+            q.float(),  # otherwise the reference would be rounded
             k.float(),
             v.float(),
             mask.float(),
@@ -208,7 +210,7 @@ class RetnetBackwardCall:
             **options_of(case),
         )
         lows = retnet_attention_backward(
-            given["dout"],
+            inputs["dout"],
             q,
             k,
             v,
@@ -218,7 +220,7 @@ class RetnetBackwardCall:
             dtype=q.dtype,
             **options_of(case, 2.0**-case.shrink),
         )
-        widths = rounding_through_r(case, given) if r_grad else {}
+        widths = rounding_through_r(case, inputs) if r_grad else {}
         for name, ref, low in zip(("dq", "dk", "dv", "dmask"), refs, lows, strict=True):
             if ref is None or low is None:
                 continue
@@ -230,25 +232,26 @@ class RetnetBackwardCall:
             yield name, ref, low
 
 
-def rounding_of_r(case: RetnetCase, given: Given) -> torch.Tensor:
-    """What sums in fp32 are worth in r: ``[batch, heads_q, seqlen_q]``."""
-    q, k, v = (given[name].float() for name in "qkv")
+def rounding_of_r(case: RetnetCase, inputs: Views) -> torch.Tensor:
+    """The error of r from sums in fp32: ``[batch, heads_q, seqlen_q]``."""
+    q, k, v = (inputs[name].float() for name in "qkv")
     options = options_of(case) | {"scale": abs(case.true_scale), "r_clamp_max": None}
-    sums = retnet_attention(q.abs(), k.abs(), v[..., :1], mask_of(case, given).abs(), **options)[1]
+    sums = retnet_attention(q.abs(), k.abs(), v[..., :1], mask_of(case, inputs).abs(), **options)[1]
     return FP32_ROUNDING * sums
 
 
-def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor]:
-    """What the rounding of o, and of sums in fp32, is worth in gradients that flow through r; elementwise, fp32.
+def rounding_through_r(case: RetnetCase, inputs: Views) -> dict[str, torch.Tensor]:
+    """The error of gradients through r from a rounded o and from sums in fp32; elementwise, fp32.
 
-    It shifts ``rowsum(dO * O)`` by some delta a row, hence dX by ``sign(X) delta / r``. Where X is so near 0 that the
-    order of a sum decides its sign, dX is off by ``2 rowsum(dO * O) / r``. Rows whose r is clamped have none.
+    The rounding shifts ``rowsum(dO * O)`` by some delta a row, hence dX by ``sign(X) delta / r``. Where X is so near 0
+    that the order of a sum decides its sign, dX is off by ``2 rowsum(dO * O) / r``. Rows with a clamped r have no such
+    error.
     """
     p = case.problem
     group = p.heads_q // p.heads_kv
-    q, o, dout, r = (given[name].float() for name in ("q", "o", "dout", "r"))
-    k = given["k"].float().repeat_interleave(group, dim=1)
-    mask = mask_of(case, given).float()
+    q, o, dout, r = (inputs[name].float() for name in ("q", "o", "dout", "r"))
+    k = inputs["k"].float().repeat_interleave(group, dim=1)
+    mask = mask_of(case, inputs).float()
     if p.causal:
         rows = torch.arange(p.seqlen_q, device=q.device)[:, None] + p.seqlen_k - p.seqlen_q
         mask = mask.masked_fill(torch.arange(p.seqlen_k, device=q.device) > rows, 0.0)
@@ -258,8 +261,8 @@ def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor
     terms = dout * o
     unit = torch.finfo(TORCH_DTYPES[p.dtype]).eps / 4  # of a rounded value, root mean square
     delta = unit * terms.square().sum(-1, keepdim=True).sqrt()
-    # A band of few rows has no average: there it is the rounding that o has, if that is more.
-    exact = retnet_attention(given["q"], given["k"], given["v"], mask, **options_of(case))[0]
+    # A band of few rows has no average: there the actual rounding of o counts, where it is larger.
+    exact = retnet_attention(inputs["q"], inputs["k"], inputs["v"], mask, **options_of(case))[0]
     delta = delta.maximum((dout * (exact - o)).sum(-1, keepdim=True).abs())
     delta = delta + FP32_ROUNDING * terms.abs().sum(-1, keepdim=True)
     top = math.inf if case.r_clamp_max is None else case.r_clamp_max
@@ -267,16 +270,16 @@ def rounding_through_r(case: RetnetCase, given: Given) -> dict[str, torch.Tensor
     delta = (delta / r).masked_fill(clamped, 0.0)
     turned = 2.0 * (terms.sum(-1, keepdim=True).abs() / r).masked_fill(clamped, 0.0)
     turned = turned * no_sure_sign * mask.abs()
-    ds = mask.abs() * s.sign()  # of dS = sign(X) mask delta / r, but for the row's factor
+    ds = mask.abs() * s.sign()  # of dS = sign(X) mask delta / r, without the row's factor
     dk = (ds * delta).square().mT @ q.square()
-    found = {
+    roundings = {
         "dq": (case.true_scale * delta * (ds @ k)).abs()
         + abs(case.true_scale) * (turned @ k.abs()),
         "dk": abs(case.true_scale) * dk.unflatten(1, (p.heads_kv, group)).sum(2).sqrt()
         + abs(case.true_scale) * (turned.mT @ q.abs()).unflatten(1, (p.heads_kv, group)).sum(2),
-        "dv": torch.zeros_like(given["v"], dtype=torch.float32),
+        "dv": torch.zeros_like(inputs["v"], dtype=torch.float32),
     }
     if case.has("dmask"):
         squares = (delta * s).masked_fill(mask == 0, 0.0).square().sum(0)
-        found["dmask"] = (squares.sum(0, keepdim=True) if case.shared else squares).sqrt()
-    return found
+        roundings["dmask"] = (squares.sum(0, keepdim=True) if case.shared else squares).sqrt()
+    return roundings

@@ -1,4 +1,4 @@
-"""The calls that masked, normalised retention must get right, forward and backward: a fixed list.
+"""The calls that masked, normalised retention is verified on, forward and backward: a fixed list.
 
 Each padded class, dtype and copy width costs two builds forward and two backward, for an explicit mask and for a decay.
 """
@@ -33,7 +33,9 @@ SCALES = (1.0, 1.0, None, 0.3, -0.125, 0.0, 8.0)
 MAX_SCALE = 2.0  # of heads wider than 64: dmask and o stay within fp16
 CLAMPS = (None, None, None, 3.3, 50000.0)
 MAX_SCORES = 2**22  # of one case: bounds the reference's memory and time
-SHRINK = 8  # binary orders that the eager formula is spared where X would overflow fp16
+SHRINK = (
+    8  # binary orders by which the eager formula's scale is smaller where X would overflow fp16
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +44,10 @@ class Group:
 
     Attributes:
         dims: (dim_qk, dim_v) pairs of one padded class.
-        dtype: of every 16-bit tensor.
-        count: how many cases with a mask; there are half as many with a decay.
+        dtype: dtype of every 16-bit tensor.
+        count: number of cases with a mask; there are half as many with a decay.
         narrow: tensors are unaligned, or the mask has an odd number of columns.
-        policy: whose defaults; empty for those of the GPU at hand.
+        policy: name of the policy whose defaults run; empty for that of the present GPU.
     """
 
     dims: tuple[Dims, ...]
@@ -75,20 +77,20 @@ class RetnetCase:
 
     Attributes:
         problem: forward or backward, with an explicit mask or a decay.
-        values: of an explicit mask. "large" ones take X beyond fp16, "small" ones keep rows' sums below 1, "sparse"
-            ones are mostly zero, "retnet" ones are powers of gamma over the root of their sum.
+        values: kind of values of an explicit mask. "large" takes X beyond fp16, "small" keeps the rows' sums below 1,
+            "sparse" is mostly zero, "retnet" is powers of gamma over the root of their sum.
         shared: one mask for all heads.
-        gamma: of a decay, for every head; None for those of :data:`GAMMAS` in turn.
+        gamma: the decay of every head; None for those of :data:`GAMMAS` in turn.
         scale: None is ``1 / sqrt(dim_qk)``.
-        normalize: whether rows are divided.
-        r_clamp_max: the most that they are divided by.
-        r_grad: backward: whether r has a gradient.
-        dmask: backward: whether the gradient of the mask is wanted.
-        r: forward: whether r is wanted.
-        inputs: how q, k, v and the mask lie in memory.
-        output: how what is written lies there.
-        gradient: how the gradient of o lies there.
-        policy: whose default kernel runs; empty for that of the GPU at hand.
+        normalize: rows are divided by r.
+        r_clamp_max: upper limit of r.
+        r_grad: backward: the gradient flows through r.
+        dmask: backward: the case wants the gradient of the mask.
+        r: forward: the case wants r.
+        inputs: memory layout of q, k, v and the mask.
+        output: memory layout of the outputs.
+        gradient: memory layout of the gradient of o.
+        policy: name of the policy whose default kernel runs; empty for that of the present GPU.
     """
 
     problem: Problem
@@ -108,29 +110,31 @@ class RetnetCase:
 
     @property
     def explicit(self) -> bool:
-        """Whether there is a mask in memory."""
+        """True when the mask is a tensor in memory."""
         return self.problem.mask == "explicit"
 
     @property
     def name(self) -> str:
-        """For test ids."""
+        """The test id."""
         words = self.problem.describe().split()[2:]
         words += [self.values] if self.explicit else [f"gamma={self.gamma}"]
         words += [self.inputs, self.output, f"scale={self.scale}", f"clamp={self.r_clamp_max}"]
         if self.problem.direction == "backward":
             words.append(f"dout={self.gradient}")
-        words += [one for one in ("shared", "normalize", "r_grad", "dmask", "r") if self.has(one)]
+        words += [
+            flag for flag in ("shared", "normalize", "r_grad", "dmask", "r") if self.has(flag)
+        ]
         return "-".join([*words, *([self.policy] if self.policy else [])])
 
-    def has(self, what: str) -> bool:
-        """Whether a flag is set and means something here."""
-        meaningful = {
+    def has(self, flag: str) -> bool:
+        """True when a flag is set and applies to this case."""
+        applies = {
             "shared": self.explicit,
             "dmask": self.explicit and self.problem.direction == "backward",
             "r_grad": self.normalize and self.problem.direction == "backward",
             "r": self.problem.direction == "forward",
         }
-        return bool(getattr(self, what)) and meaningful.get(what, True)
+        return bool(getattr(self, flag)) and applies.get(flag, True)
 
     @property
     def true_scale(self) -> float:
@@ -139,21 +143,21 @@ class RetnetCase:
 
     @property
     def shrink(self) -> int:
-        """How many binary orders X must be smaller for the eager formula to stay within fp16."""
+        """Binary orders by which X must be smaller for the eager formula to stay within fp16."""
         large = self.explicit and self.values == "large" and self.true_scale != 0.0
         return SHRINK if large else 0
 
     def log2_gamma(self) -> torch.Tensor:
-        """Of every head, as kernels take it: fp32 ``[heads_q]``."""
+        """Binary logarithm of every head's decay, as kernels read it: fp32 ``[heads_q]``."""
         values = GAMMAS if self.gamma is None else (self.gamma,)
         picked = [values[head % len(values)] for head in range(self.problem.heads_q)]
         return torch.tensor(picked, dtype=torch.float64).log2().float()
 
     def candidate(self, present: Policy) -> Candidate:
-        """The kernel that serves it: one per class, dtype, copy width and kind of mask.
+        """The kernel of the case: one per class, dtype, copy width and kind of mask.
 
         Args:
-            present: policy of the GPU at hand.
+            present: policy of the present GPU.
         """
         p = self.problem
         policy = resolve(self.policy) if self.policy else present
@@ -174,13 +178,13 @@ class RetnetCase:
 def make_cases(direction: Direction = "forward", seed: int = 0) -> list[RetnetCase]:
     """The whole list of a direction."""
     source = random.Random(seed)
-    found: dict[RetnetCase, None] = {}
+    cases: dict[RetnetCase, None] = {}
     for place, group in enumerate(GROUPS):
         for number in range(group.count):
-            found[_explicit(source, group, number, direction, place)] = None
+            cases[_explicit(source, group, number, direction, place)] = None
         for number in range(group.count // 2):
-            found[_decayed(source, group, number, direction, place)] = None
-    return list(found)
+            cases[_decayed(source, group, number, direction, place)] = None
+    return list(cases)
 
 
 def _explicit(
@@ -228,7 +232,7 @@ def _decayed(
 def _common(
     source: random.Random, group: Group, number: int, direction: Direction, place: int
 ) -> RetnetCase:
-    """What cases with a mask and those with a decay draw alike."""
+    """A random case of the fields that explicit masks and decays share."""
     dims = group.dims[number % len(group.dims)]
     heads_q, heads_kv = source.choice(HEADS)
     backward = direction == "backward"
@@ -265,7 +269,7 @@ def _common(
 
 
 def _bounded(problem: Problem) -> Problem:
-    """The problem with no more scores than the reference should look at."""
+    """The problem, made smaller until it has at most :data:`MAX_SCORES` scores."""
     p = problem
     while p.batch * p.heads_q * p.seqlen_q * p.seqlen_k > MAX_SCORES:
         if p.batch > 1:
@@ -283,6 +287,6 @@ def builds(cases: Sequence[RetnetCase], present: Policy) -> list[Candidate]:
 
 
 def every_case() -> Iterator[RetnetCase]:
-    """Both directions."""
+    """The cases of both directions."""
     yield from make_cases("forward")
     yield from make_cases("backward")

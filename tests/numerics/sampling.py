@@ -1,4 +1,4 @@
-"""A sample of a policy's candidates in which every value of every knob occurs, and the shapes that each is run on."""
+"""A sample of a policy's candidates in which every value of every knob occurs, and the shapes that they are run on."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Direction, Problem
 
 from .cases import Case, Layout
+
+Values = frozenset[tuple[str, object]]
 
 SAMPLE = 24
 KNOBS = (
@@ -40,7 +42,7 @@ SHAPES: tuple[tuple[int, int, int, int, int, str, float | None, int], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """One place of a direction's sample; which candidate stands there depends on the GPU at hand."""
+    """One place of a direction's sample; its candidate depends on the present GPU."""
 
     index: int
     direction: Direction = "forward"
@@ -57,61 +59,69 @@ def sample(
     """Candidates that a policy offers, such that every value of every knob occurs and every problem's kernels do.
 
     Args:
-        policy: whose.
-        direction: of what.
-        size: how many.
-        seed: of the choice.
+        policy: the policy that offers the candidates.
+        direction: their direction.
+        size: number of candidates.
+        seed: seed of the choice.
     """
-    pool = _offered(policy, direction)
+    pool = list(_offered(policy, direction).items())
     random.Random(seed).shuffle(pool)
-    wanted = {value for one in pool for value in _values(one)}
-    chosen: dict[Candidate, None] = {}
+    wanted = set().union(*(values for _, values in pool))
+    chosen: list[Candidate] = []
     of_class: Counter[tuple[object, ...]] = Counter()
-    while len(chosen) < min(size, len(pool)):
-        # Narrow heads have most candidates: among equals, the class that has fewest in the sample is next.
-        best = max(
-            (one for one in pool if one not in chosen),
-            key=lambda one: (len(wanted & _values(one)), -of_class[_class_of(one)]),
+    while pool and len(chosen) < size:
+        # Small head dims have most candidates: among equals, the class with the fewest in the sample is next.
+        place = max(
+            range(len(pool)),
+            key=lambda i: (len(wanted & pool[i][1]), -of_class[_class_of(pool[i][0])]),
         )
-        chosen[best] = None
+        best, values = pool.pop(place)
+        chosen.append(best)
         of_class[_class_of(best)] += 1
-        wanted -= _values(best)
+        wanted -= values
     return tuple(chosen)
 
 
 def uncovered(policy: Policy, direction: Direction = "forward") -> set[tuple[str, object]]:
     """(knob, value) pairs that a policy offers somewhere and its sample lacks."""
-    offered = {value for one in _offered(policy, direction) for value in _values(one)}
-    return offered - {value for one in sample(policy, direction) for value in _values(one)}
+    values = _offered(policy, direction)
+    every = set().union(*values.values())
+    return every.difference(*(values[candidate] for candidate in sample(policy, direction)))
 
 
-def _offered(policy: Policy, direction: Direction) -> list[Candidate]:
+@functools.cache
+def _offered(policy: Policy, direction: Direction) -> dict[Candidate, Values]:
+    """The candidates that a policy offers for the sampled problems, each with the values of its knobs."""
     problems = (replace(problem, direction=direction) for problem in PROBLEMS)
-    return [one for problem in problems for one in policy.legal(problem)]
+    return {
+        candidate: frozenset(_values(candidate))
+        for problem in problems
+        for candidate in policy.legal(problem)
+    }
 
 
-def cases_of(one: Candidate) -> list[Case]:
-    """The shapes a candidate is run on; tensors are unaligned where it is made for that."""
+def cases_of(candidate: Candidate) -> list[Case]:
+    """The cases that a candidate is run on; tensors are unaligned for candidates of narrow copies."""
     cases = []
     for number, (batch, heads_q, heads_kv, seqlen_q, seqlen_k, mask, scale, off) in enumerate(
         SHAPES
     ):
         problem = Problem(
-            direction=one.direction,
-            dtype=one.dtype,
+            direction=candidate.direction,
+            dtype=candidate.dtype,
             batch=batch,
             heads_q=heads_q,
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
-            dim_qk=one.class_qk - off,
-            dim_v=one.class_v - off,
+            dim_qk=candidate.class_qk - off,
+            dim_v=candidate.class_v - off,
             causal=mask != "none",
-            alignment_bytes=one.copy_bytes,
+            alignment_bytes=candidate.copy_bytes,
         )
         if mask == "top_left":
             problem = replace(problem, causal_alignment="top_left")
-        aligned = one.copy_bytes == 16
+        aligned = candidate.copy_bytes == 16
         gradient: Layout = "broadcast" if number % 2 else "transposed"
         cases.append(
             Case(
@@ -126,18 +136,18 @@ def cases_of(one: Candidate) -> list[Case]:
     return cases
 
 
-def _class_of(one: Candidate) -> tuple[object, ...]:
-    return one.class_qk, one.class_v, one.copy_bytes
+def _class_of(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.class_qk, candidate.class_v, candidate.copy_bytes
 
 
-def _values(one: Candidate) -> set[tuple[str, object]]:
-    """What a candidate shows of the knobs; slicing counts as such, as the slices' widths follow the head dim."""
+def _values(candidate: Candidate) -> set[tuple[str, object]]:
+    """The values of a candidate's knobs; of the slices only that there are any, as their widths follow the head dim."""
     shown: set[tuple[str, object]] = {
-        (field, getattr(one, field)) for field in ("copy_bytes", "dtype")
+        (field, getattr(candidate, field)) for field in ("copy_bytes", "dtype")
     }
-    if one.direction == "forward":
-        shown |= {(knob, getattr(one.knobs, knob)) for knob in KNOBS}
-        return shown | {("k_sliced", one.knobs.k_slice < one.class_qk)}
-    for name, knobs in one.knobs.passes.items():
+    if candidate.direction == "forward":
+        shown |= {(knob, getattr(candidate.knobs, knob)) for knob in KNOBS}
+        return shown | {("k_sliced", candidate.knobs.k_slice < candidate.class_qk)}
+    for name, knobs in candidate.knobs.passes.items():
         shown |= {(f"{name}.{knob}", value) for knob, value in asdict(knobs).items()}
-    return shown | {("plan", one.knobs.plan), ("cta_order", one.knobs.cta_order)}
+    return shown | {("plan", candidate.knobs.plan), ("cta_order", candidate.knobs.cta_order)}

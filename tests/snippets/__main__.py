@@ -1,8 +1,8 @@
-"""Write what commands print into their pages: python -m tests.snippets --write docs/cli.md
+"""Write the output of commands into their pages: python -m tests.snippets --write docs/cli.md
 
-Every ``console`` block of the pages is run, and what stands below its prompts replaced. A block with a line ``...`` is
-left alone, as is one with a mark; ``--marked gpu`` does those marked so instead. The table of settings is written where
-its markers stand.
+Every ``console`` block of the pages is run, and the lines below its prompts are replaced. A block with a line ``...``
+or with a mark is left unchanged; ``--marked gpu`` runs the blocks with that mark instead. The table of settings is
+written between its markers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .running import at_home, run_commands
 
 
 def rewritten(block: Block) -> str:
-    """The block with what its commands print now."""
+    """The block with the present output of its commands."""
     lines = block.code.splitlines()
     text = []
     for command, printed in run_commands(block):
@@ -37,13 +37,13 @@ def rewritten(block: Block) -> str:
 
 
 def with_settings(text: str) -> str:
-    """The text with the present table of settings between its markers."""
+    """The text with the present table of settings between the markers."""
     markers = r"(<!-- settings: [^\n]*-->\n).*?(<!-- end of settings -->)"
     return re.sub(markers, lambda m: m[1] + markdown_table() + m[2], text, flags=re.DOTALL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Rewrite, or say what would be."""
+    """Rewrite the pages, or print which blocks are out of date."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("pages", nargs="+", type=Path)
     parser.add_argument("--write", action="store_true", help="change the pages")
@@ -51,9 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--marked",
         default="",
         choices=("gpu", "slow", "varies"),
-        help="blocks marked so, no others",
+        help="only blocks with this mark",
     )
-    parser.add_argument("--output", type=Path, help="write the pages there instead")
+    parser.add_argument("--output", type=Path, help="write the pages to this folder instead")
     options = parser.parse_args(arguments)
     stale = 0
     for page in options.pages:
@@ -73,11 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if new != block.code:
                 stale += 1
                 text = text.replace(block.code, new, 1)
-                print(f"{block.where}: prints otherwise now")
+                print(f"{block.where}: the output has changed")
         if with_settings(text) != text:
             stale += 1
             text = with_settings(text)
-            print(f"{page}: the settings are others now")
+            print(f"{page}: the table of settings has changed")
         if options.write or options.output:
             target = path if options.output is None else options.output / page.name
             target.write_text(text, encoding="utf-8")

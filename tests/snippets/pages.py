@@ -1,4 +1,4 @@
-"""Pages and the blocks in them."""
+"""Pages and their blocks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Block:
     """One block.
 
     Attributes:
-        page: its file.
-        line: where its code begins, from 1.
-        language: the fence's, empty where it names none.
-        code: without the fence and its indentation.
-        kind: what its mark says; empty without one.
-        argument: the mark's, e.g. a path.
+        page: file of the page.
+        line: first line of the code, from 1.
+        language: language of the fence; empty where the fence names none.
+        code: the code without the fence and its indentation.
+        kind: kind of the mark; empty without a mark.
+        argument: argument of the mark, e.g. a path.
     """
 
     page: Path
@@ -41,12 +41,12 @@ class Block:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """File and line, for messages."""
         return f"{self.page.relative_to(REPOSITORY)}:{self.line}"
 
 
 def pages() -> list[Path]:
-    """Every page whose blocks are tried: those of the root, but for the changelog, and those of docs/."""
+    """The pages whose blocks are tested: those of the root, except the changelog, and those of docs/."""
     root = sorted(REPOSITORY.glob("*.md"))
     return [page for page in root if page.name != "CHANGELOG.md"] + sorted(
         (REPOSITORY / "docs").rglob("*.md")
@@ -54,10 +54,10 @@ def pages() -> list[Path]:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The blocks of a page, in order; directives of the site's generator are none.
+    """The blocks of a page, in order, without directives of the site's generator.
 
     Raises:
-        ValueError: a fence or a comment is not closed, or a mark is unknown or before nothing.
+        ValueError: a fence or a comment is not closed, or a mark is unknown or precedes no block.
     """
     return list(_blocks(page, page.read_text(encoding="utf-8").splitlines()))
 
@@ -70,7 +70,7 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
         line = lines[at]
         if "<!-- snippet:" in line:
             if mark[0]:
-                raise ValueError(f"{name}:{at + 1}: the mark before this one stands before nothing")
+                raise ValueError(f"{name}:{at + 1}: the mark before this one precedes no block")
             if setup := _SETUP.match(line):
                 end = _closing(lines, at, "-->", name)
                 code = "\n".join(lines[at + 1 : end]) + "\n"
@@ -78,10 +78,10 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
                 yield Block(page=page, line=at + 2, language=language, code=code, kind="setup")
                 at = end + 1
                 continue
-            found = _MARK.match(line)
-            if found is None or found["kind"] not in get_args(Kind):
+            match = _MARK.match(line)
+            if match is None or match["kind"] not in get_args(Kind):
                 raise ValueError(f"{name}:{at + 1}: no such mark: {line.strip()}")
-            mark = (cast("Kind", found["kind"]), found["argument"] or "")
+            mark = (cast("Kind", match["kind"]), match["argument"] or "")
         elif fence := _FENCE.match(line):
             end = _closing(lines, at, fence["fence"], name)
             language = fence["info"].strip()
@@ -98,10 +98,10 @@ def _blocks(page: Path, lines: list[str]) -> Iterator[Block]:
             mark = ("", "")
             at = end
         elif line.strip() and mark[0]:
-            raise ValueError(f"{name}:{at + 1}: a mark stands before no block")
+            raise ValueError(f"{name}:{at + 1}: a mark precedes no block")
         at += 1
     if mark[0]:
-        raise ValueError(f"{name}: the last mark stands before nothing")
+        raise ValueError(f"{name}: the last mark precedes no block")
 
 
 def _closing(lines: list[str], at: int, end: str, name: Path) -> int:

@@ -1,4 +1,4 @@
-"""Blocks, run in this process."""
+"""Run blocks in this process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ CUDA_HOMES = (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda")
 
 @contextlib.contextmanager
 def at_home(folder: Path, *, cache: Path | None = None) -> Iterator[None]:
-    """A working folder of one's own, as if in a checkout, and settings as of a fresh shell.
+    """Enter a private working folder that looks like a checkout, with the settings of a fresh shell.
 
     Args:
         folder: the working folder.
-        cache: of kernels and records. By default all of the home is one's own, too: the folder.
+        cache: cache of kernels and records. By default the folder is also the home, and so holds the cache.
     """
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
@@ -46,14 +46,14 @@ def at_home(folder: Path, *, cache: Path | None = None) -> Iterator[None]:
             patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         else:
             patch.setenv(f"{PREFIX}CACHE_DIR", str(cache))
-        # For processes that are started from there.
+        # For processes that are started from the folder.
         places = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         patch.setenv(
-            "PYTHONPATH", os.pathsep.join(str(Path(each).absolute()) for each in places if each)
+            "PYTHONPATH", os.pathsep.join(str(Path(place).absolute()) for place in places if place)
         )
         patch.chdir(folder)
         if not Path("tests").exists():
-            Path("tests").symlink_to(REPOSITORY / "tests")  # whose data pages name
+            Path("tests").symlink_to(REPOSITORY / "tests")  # pages name data files there
         settings.reload()
         try:
             yield
@@ -72,18 +72,18 @@ def compile_python(block: Block) -> None:
     compile(source_of(block), str(block.page), "exec")
 
 
-def run_python(found: Sequence[Block], *, gpu: bool) -> int:
-    """Run blocks of one page in one namespace; answers how many ran.
+def run_python(blocks: Sequence[Block], *, gpu: bool) -> int:
+    """Run blocks of one page in one namespace; returns the number of blocks that ran.
 
     Args:
-        found: Python of one page, in order.
-        gpu: whether those for a GPU run, too. Without, what the others put on ``"cuda"`` goes to the CPU, where the
-            reference serves it.
+        blocks: Python blocks of one page, in order.
+        gpu: also run the blocks for a GPU. Otherwise the other blocks use the CPU in place of ``"cuda"``, where the
+            reference computes the results.
     """
     torch.manual_seed(0)
     names: dict[str, Any] = {"__name__": "__page__"}
     count = 0
-    for block in found:
+    for block in blocks:
         if block.kind not in (("", "setup", "gpu") if gpu else ("", "setup")):
             continue
         source = source_of(block)
@@ -95,10 +95,10 @@ def run_python(found: Sequence[Block], *, gpu: bool) -> int:
 
 
 def run_commands(block: Block) -> Iterator[tuple[Command, str]]:
-    """Run the commands of a block; yields each with what it printed on stdout, folders of this machine in short.
+    """Run the commands of a block; yields each with its standard output, in which paths of folders are shortened.
 
     Raises:
-        NotRightError: one fails, or is not among what can be run in a test.
+        NotRightError: a command fails or cannot be run in a test.
     """
     for command in commands(block):
         printed = ""
@@ -114,7 +114,7 @@ def run_commands(block: Block) -> Iterator[tuple[Command, str]]:
 
 def _filtered(words: Sequence[str], text: str) -> str:
     if words[0] != "head" or words[1] != "-n":
-        raise NotRightError(f"no way to run {' '.join(words)} in a test")
+        raise NotRightError(f"{' '.join(words)} cannot be run in a test")
     return "".join(text.splitlines(keepends=True)[: int(words[2])])
 
 
@@ -126,7 +126,7 @@ def _run(words: Sequence[str], command: Command) -> str:
         elif words[:2] == ("python", "-m") and words[2].partition(".")[0] in OURS:
             status = _run_module(words[2], words[3:])
         else:
-            raise NotRightError(f"no way to run {words[0]} in a test: mark the block")
+            raise NotRightError(f"{words[0]} cannot be run in a test: mark the block")
     if status:
         raise NotRightError(f"{command.text}: status {status}\n{stderr.getvalue()}")
     return stdout.getvalue()
@@ -143,21 +143,21 @@ def _run_module(module: str, arguments: Sequence[str]) -> int:
 
 
 def same(expected: str, printed: str) -> bool:
-    """Whether a command printed what a page shows; a line ``...`` there stands for any lines."""
-    parts = [re.escape(part) for part in re.split(r"^\.\.\.\n", expected, flags=re.MULTILINE)]
+    """True when a command printed the output in the page; a line ``...`` in the page matches any lines."""
+    patterns = [re.escape(part) for part in re.split(r"^\.\.\.\n", expected, flags=re.MULTILINE)]
     trimmed = "".join(line.rstrip() + "\n" for line in printed.rstrip("\n").split("\n"))
-    return re.fullmatch("(?:.*\n)*?".join(parts), trimmed) is not None
+    return re.fullmatch("(?:.*\n)*?".join(patterns), trimmed) is not None
 
 
 def compile_c(block: Block, folder: Path, setup: str = "") -> str:
-    """Compile C or C++ of a block, lines outside of a function put into one; answers what the compiler says of errors.
+    """Compile a block of C or C++, with lines outside of functions wrapped into one; returns the compiler's errors.
+
+    Skips the test where the compiler is missing.
 
     Args:
         block: the block.
-        folder: to write into.
-        setup: what stands before it.
-
-    Skips the test where the compiler or, for what includes it, the CUDA runtime's header is missing.
+        folder: folder for the source file.
+        setup: code before the block.
     """
     compiler, standard = COMPILES[block.language]
     if shutil.which(compiler) is None:
@@ -180,7 +180,7 @@ def compile_c(block: Block, folder: Path, setup: str = "") -> str:
 
 
 def quoted(block: Block) -> bool:
-    """Whether a block is lines of the file that its mark names, whatever their indentation there."""
+    """True when a block consists of consecutive lines of the file that its mark names, in any indentation."""
     lines = (REPOSITORY / block.argument).read_text(encoding="utf-8").splitlines()
     wanted = [line.strip() for line in block.code.splitlines()]
     stripped = [line.strip() for line in lines]
@@ -190,5 +190,5 @@ def quoted(block: Block) -> bool:
 
 
 def parse_json(block: Block) -> None:
-    """Read JSON of a block."""
+    """Parse a block of JSON."""
     json.loads(block.code)

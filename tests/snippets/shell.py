@@ -1,4 +1,4 @@
-"""Commands of a block: what they are, and whether they can be right, without running them."""
+"""The commands of a block, and a check of their arguments that does not run them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ASSIGNMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)=(?P<value>.*)$")
 
 
 class NotRightError(Exception):
-    """A command that cannot be right, and why."""
+    """A command is wrong; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Command:
 
     Attributes:
         text: as written, continuation lines joined.
-        stages: the words of every command of the line, with what joins each to the one before.
-        output: what the page says it prints; None where it says nothing.
-        line: in the page, from 1.
+        stages: every command of the line: the operator before it, and its words.
+        output: output shown in the page; None where the page shows none.
+        line: line in the page, from 1.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Command:
 
 
 def commands(block: Block) -> Iterator[Command]:
-    """The commands of a block; in a ``console``, those behind a prompt, each with its output."""
+    """The commands of a block; in a ``console`` block, the lines after a prompt, each with its output."""
     console = block.language == "console"
     lines = block.code.rstrip("\n").split("\n")
     at = 0
@@ -105,14 +105,14 @@ def _stages(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def check(command: Command) -> None:
-    """Look at a line without running it.
+    """Check a line without running it.
 
     Raises:
-        NotRightError: no rule here knows the program, its parser refuses an option, a file is not there, ...
+        NotRightError: the program has no rule here, its parser refuses an option, a file is missing, ...
     """
     try:
-        for _, given in command.stages:
-            words = list(given)
+        for _, stage in command.stages:
+            words = list(stage)
             if ">" in words:
                 words = words[: words.index(">")]
             words = check_assignments(words)
@@ -123,17 +123,17 @@ def check(command: Command) -> None:
 
 
 def check_assignments(words: list[str]) -> list[str]:
-    """Check settings before a command; answers the command."""
-    found = {}
+    """Check the settings before a command; returns the words of the command."""
+    assigned = {}
     while words and (assignment := _ASSIGNMENT.match(words[0])):
-        found[assignment["name"]] = assignment["value"]
+        assigned[assignment["name"]] = assignment["value"]
         words = words[1:]
-    from_environment({name: value for name, value in found.items() if name.startswith(PREFIX)})
+    from_environment({name: value for name, value in assigned.items() if name.startswith(PREFIX)})
     return words
 
 
 def rule(program: str) -> Callable[[list[str]], None]:
-    """How the arguments of a program are looked at."""
+    """The check of a program's arguments."""
     name = Path(program).name
     if name in RULES:
         return RULES[name]
@@ -155,12 +155,12 @@ def _parse(parse: Callable[[Sequence[str]], object], arguments: Sequence[str]) -
 
 
 class _Accepted(BaseException):
-    """The parser of a module took its arguments; past everything that catches errors."""
+    """The parser of a module accepted its arguments; no ``except Exception`` catches this."""
 
 
 @contextmanager
 def only_parsing() -> Iterator[None]:
-    """Let programs go no further than the end of their parser."""
+    """Stop programs when their parser has accepted the arguments."""
     parse = argparse.ArgumentParser.parse_args
 
     def accept(self: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> NoReturn:
@@ -173,9 +173,9 @@ def only_parsing() -> Iterator[None]:
 
 
 def run_module(module: str) -> None:
-    """Run a module as ``python -m`` does."""
+    """Run a module like ``python -m``."""
     with warnings.catch_warnings():
-        # Of modules that the tests have imported; what runs is another copy.
+        # The tests may have imported the module; a second copy runs here.
         warnings.filterwarnings("ignore", "'.*' found in sys.modules", RuntimeWarning)
         runpy.run_module(module, run_name="__main__")
 
@@ -192,9 +192,9 @@ def _python(words: list[str]) -> None:
         _cli(["", *arguments])
         return
 
-    def run(given: Sequence[str]) -> None:
+    def run(arguments_of_module: Sequence[str]) -> None:
         with only_parsing(), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", [module, *given])
+            patch.setattr(sys, "argv", [module, *arguments_of_module])
             try:
                 run_module(module)
             except _Accepted:
@@ -254,7 +254,7 @@ def _pip(words: list[str]) -> None:
 
 @cache
 def cmake_text() -> str:
-    """Everything that CMake reads in this tree, but for what kernels are built by."""
+    """The text of all CMake files of this tree, except those that build kernels."""
     files = [REPOSITORY / "CMakeLists.txt"]
     for folder in ("benchmarks", "client", "examples"):
         files += sorted((REPOSITORY / folder).rglob("CMakeLists.txt"))
@@ -264,7 +264,7 @@ def cmake_text() -> str:
 
 @cache
 def targets() -> frozenset[str]:
-    """The programs that CMake makes."""
+    """The programs that CMake builds."""
     return frozenset(re.findall(r"\b(?:bench_\w+|attention_autotuner_\w+)\b", cmake_text())) | (
         frozenset(re.findall(r"add_executable\(\s*(\w+)", cmake_text()))
     )
@@ -276,7 +276,7 @@ def _cmake(words: list[str]) -> None:
             name = re.split("[:=]", word.removeprefix("-D"))[0]
             known = name.startswith("CMAKE_") or name.endswith(("_DIR", "_ROOT"))
             if not known and name not in cmake_text():
-                raise NotRightError(f"no CMakeLists.txt speaks of {name}")
+                raise NotRightError(f"no CMakeLists.txt has {name}")
         elif before == "--target" and word not in targets() and word not in ("install", "all"):
             raise NotRightError(f"CMake has no target {word}")
         elif before == "-S" and not (REPOSITORY / word / "CMakeLists.txt").is_file():
@@ -288,7 +288,7 @@ def _export(words: list[str]) -> None:
 
 
 def _known(words: list[str]) -> None:
-    """A program whose arguments are nobody's here."""
+    """Accept any arguments of a program."""
 
 
 RULES: dict[str, Callable[[list[str]], None]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from attention_autotuner.codegen.render import NAMESPACE
 from attention_autotuner.kernels.registry import KERNELS
-from tests.tidy_up import copied_sources
+from tests.neutral_refactoring import copied_sources
 
 from .naive_sm80.kernel import NaiveSm80
 

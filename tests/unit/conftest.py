@@ -14,7 +14,7 @@ from attention_autotuner import templates
 from attention_autotuner.arch import measured_specs
 from tests.knob_schemas import KnobsOfAnotherDay, other_schemas
 
-# These tests hold the specs of the source to account: what was measured last on some GPU must not move them.
+# These tests check the specs in the source, which measured specs of some GPU must not replace.
 measured_specs.SHIPPED = Path(__file__).with_name("no_measured_specs")
 
 FAKE_KERNEL = Path(__file__).with_name("fake_kernel.c")
@@ -23,9 +23,9 @@ INCLUDE = Path(next(iter(templates.__path__))) / "include"
 
 @pytest.fixture(scope="session")
 def fake_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Builds a kernel library that runs on the host; each call gives a file of its own, options are gcc's.
+    """Build a kernel library that runs on the host; each call returns another file.
 
-    ``source`` is a file beside this one, attention's unless another is named.
+    The arguments are options of gcc; ``source`` is a file in this folder, by default attention's.
     """
     root = tmp_path_factory.mktemp("fake_kernels")
     serial = itertools.count()
@@ -57,5 +57,5 @@ def fake_kernel(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]
 
 @pytest.fixture
 def knobs_of_another_day(monkeypatch: pytest.MonkeyPatch) -> KnobsOfAnotherDay:
-    """Gives kernels, by name, knobs that can say something else than they could."""
+    """Change the knob schema of kernels, by name."""
     return other_schemas(monkeypatch)

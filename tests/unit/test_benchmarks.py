@@ -31,7 +31,7 @@ from benchmarks.library_peers import make_sdpa
 from benchmarks.peer import Peer
 from benchmarks.peers import PEERS
 from benchmarks.rivals import Meeting, Rivals
-from tests.benchmarking import (
+from tests.fake_benchmark import (
     GPU,
     LONG,
     POLICY,
@@ -168,7 +168,7 @@ def test_a_pick_must_beat_the_default_here_too(us: float, picked: Candidate, lay
 
 def test_a_pick_that_is_wrong_is_not_timed_and_the_default_takes_its_place() -> None:
     pipeline = FakePipeline(
-        verdict=lambda name: Wrong(reason="off") if name == OTHER.name else Ok()
+        verify_outcome=lambda name: Wrong(reason="off") if name == OTHER.name else Ok()
     )
     row = meet([rivals(pick=OTHER)], lambda problem, name: 100.0, pipeline)[SHORT.describe()]
     assert row["pick"] == POLICY.default(SHORT).name

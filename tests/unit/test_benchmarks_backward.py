@@ -36,7 +36,7 @@ from benchmarks.cases import GRIDS, Grid
 from benchmarks.library_peers import make_sdpa
 from benchmarks.peers import PEERS
 from benchmarks.rivals import forward_of, meeting_of, variants
-from tests.benchmarking import (
+from tests.fake_benchmark import (
     GPU,
     LONG,
     POLICY,
@@ -203,7 +203,9 @@ def test_one_length_is_timed_through_autograd() -> None:
 
 def test_a_wrong_forward_takes_the_step_with_it_and_that_is_a_missed_bar() -> None:
     forward = default_name(SHORT)
-    pipeline = FakePipeline(verdict=lambda name: Wrong(reason="off") if name == forward else Ok())
+    pipeline = FakePipeline(
+        verify_outcome=lambda name: Wrong(reason="off") if name == forward else Ok()
+    )
     (row,) = compared([BACK], lambda problem, name: 100.0, pipeline=pipeline)
     assert "tflops" not in row["entries"]["step"]
     assert "sdpa_flash_step" not in row["ratios"]

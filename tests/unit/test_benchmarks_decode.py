@@ -20,7 +20,7 @@ from benchmarks import commands, decode, fla_peer, report
 from benchmarks.cases import DECODE, GRIDS
 from benchmarks.peers import PEERS
 from benchmarks.rivals import Rivals
-from tests.benchmarking import GPU
+from tests.fake_benchmark import GPU
 
 SMALL = replace(DECODE, batch=2, heads_q=2, heads_kv=2, dim_qk=16, dim_v=32)
 

@@ -32,7 +32,7 @@ from benchmarks.retention_peers import formula
 from benchmarks.retention_tables import contest_table, shape_label
 from benchmarks.rivals import Meeting, Rivals, variants
 from benchmarks.side_by_side import difference
-from tests.benchmarking import GPU, POLICY, FakeMeasurer, FakePipeline
+from tests.fake_benchmark import GPU, POLICY, FakeMeasurer, FakePipeline
 
 MASKED = GRIDS["retnet"].problems[0]
 MASKED_BACK = GRIDS["retnet"].problems[5]

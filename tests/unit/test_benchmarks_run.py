@@ -29,7 +29,7 @@ from benchmarks.peer import GuardedEntry, Peer, PeerError
 from benchmarks.suite_results import SuiteFile, rate, speed_text, table
 from benchmarks.suite_run import Run
 from benchmarks.suites import SUITES, Trial, trials
-from tests.benchmarking import GPU, LONG, POLICY, SHORT, FakeMeasurer, FakePipeline
+from tests.fake_benchmark import GPU, LONG, POLICY, SHORT, FakeMeasurer, FakePipeline
 
 MLA = replace(SHORT, dim_qk=192, dim_v=128)
 GROUPED = replace(SHORT, heads_kv=8)

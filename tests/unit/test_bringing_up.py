@@ -25,8 +25,8 @@ from attention_autotuner.tuning.sweep_plan import (
     SET_UP_SECONDS,
 )
 from attention_autotuner.tuning.sweeps import default_sweep, only
-from tests.bringing_up import CEILINGS, FakeMachine, FakeSweepPipeline
 from tests.devices import H200
+from tests.fake_machine import CEILINGS, FakeMachine, FakeSweepPipeline
 
 FEW = only(default_sweep(), ["retention", "forward"])
 D64 = only(default_sweep(), ["forward", "d64"])
@@ -114,7 +114,7 @@ def test_from_then_on_the_gpu_is_what_was_measured(
 
 
 def test_what_could_not_be_measured_keeps_its_number(here: Settings) -> None:
-    machine = FakeMachine(found={**CEILINGS, "l2": Infeasible(reason="no code")})
+    machine = FakeMachine(peaks={**CEILINGS, "l2": Infeasible(reason="no code")})
     result = bring_up(machine, D64, here)
     assert result.measured.spec.l2_bytes_per_clk == H200_SPEC.l2_bytes_per_clk
     assert result.measured.sources["l2_bytes_per_clk"] == "not measured, the policy's"
@@ -270,7 +270,7 @@ def test_where_verifying_is_slow_fewer_kernels_race_and_all_problems_do(here: Se
         time.sleep(0.3)
         return Ok()
 
-    work = FakeSweepPipeline(verdict=slowly)
+    work = FakeSweepPipeline(verify_outcome=slowly)
     needed = 4 * (RACE_SECONDS + SET_UP_SECONDS + CONFIRM_SECONDS) + CONFIRM_START_SECONDS
     machine = FakeMachine(work=work, job_count=32)
     result = bring_up(machine, FEW, here, budget_seconds=needed + 4.0)
@@ -309,7 +309,7 @@ def test_kernels_that_fail_are_named_and_cost_nobody_else(here: Settings) -> Non
 
 def test_a_class_of_which_nothing_is_right_fails_and_the_others_go_on(here: Settings) -> None:
     work = FakeSweepPipeline(
-        verdict=lambda name: Wrong(reason="off by one") if "_d64x64_" in name else Ok()
+        verify_outcome=lambda name: Wrong(reason="off by one") if "_d64x64_" in name else Ok()
     )
     result = bring_up(FakeMachine(work=work), FEW, here)
     assert statuses(result) == ["measured", "measured", "measured", "failed"]

@@ -23,7 +23,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import BundleError
 from attention_autotuner.tuning.bundled import bundled_pick
 from attention_autotuner.version import __version__
-from tests.bundling import make_bundle, publish
+from tests.fake_bundles import make_bundle, publish
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)

@@ -32,8 +32,8 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.serving import dispatch, runtime
 from attention_autotuner.tuning.environment import Environment
-from tests.bundling import make_bundle, publish
 from tests.devices import A100_80GB, H200, RTX3090
+from tests.fake_bundles import make_bundle, publish
 
 POLICY = A100()
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -265,7 +265,7 @@ def test_the_users_record_is_compiled_where_it_can_be(
     made = make_bundle(tmp_path, [BundledPick(problem=PROBLEM, candidate=OTHER, layer="default")])
     built = publish(Store(tmp_path / "elsewhere"), DEFAULT)
     pick = dispatch.Pick(candidate=DEFAULT, layer="record")  # type: ignore[attr-defined]  # re-exported
-    monkeypatch.setattr(dispatch.Layers, "choose", lambda *_, **__: (pick, None))  # type: ignore[attr-defined]
+    monkeypatch.setattr(dispatch.CacheHierarchy, "choose", lambda *_, **__: (pick, None))  # type: ignore[attr-defined]
     monkeypatch.setattr(dispatch, "obtain", lambda *_, **__: built)
     monkeypatch.setattr(dispatch, "find_toolchain", lambda settings: None)
     with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):

@@ -29,14 +29,14 @@ def library(fake_kernel: Callable[..., Path]) -> Path:
     return fake_kernel('-DDIES_AT="nothing"', source="fake_ceilings.c")
 
 
-def test_the_struct_is_that_of_the_header() -> None:
+def test_the_struct_matches_the_header() -> None:
     text = HEADER.read_text()
     body = text[text.index("typedef struct") : text.index("} attention_autotuner_ceiling_result")]
     declared = re.findall(r"^\s+(\w+) (\w+);", body, re.MULTILINE)
     assert [(name, C_TYPES[kind]) for kind, name in declared] == list(CeilingResult._fields_)
 
 
-def test_the_header_the_library_and_python_name_the_same_ceilings() -> None:
+def test_the_header_the_library_and_python_name_the_same_peaks() -> None:
     units = r"FLOP/s|results/s|bytes/s|s"
     said = dict(re.findall(rf"^ \*   (\w+) +({units}) ", HEADER.read_text(), re.MULTILINE))
     held = dict(re.findall(rf'\{{"(\w+)", "({units})", measure_', SOURCE.read_text()))
@@ -51,44 +51,50 @@ def test_wgmma_is_measured_and_compiled_for_on_one_capability_alone() -> None:
     assert [target_of(c).arch for c in ((8, 0), (8, 6), (12, 0))] == ["80", "86", "120"]
 
 
-def test_figures_come_back_with_their_units_as_they_are_found(library: Path) -> None:
+def test_figures_are_reported_with_their_units_as_they_are_measured(library: Path) -> None:
     seen: list[str] = []
-    found = measure_ceilings(
+    peaks = measure_ceilings(
         library, ["launch", "exp"], seconds=0.25, progress=lambda name, _: seen.append(name)
     )
     assert seen == ["launch", "exp"]
-    assert found["launch"] == Ceiling(
+    assert peaks["launch"] == Ceiling(
         value=6e12, unit="s", spread=1e9, samples=11, sm_clock_hz=1.8e9, seconds=0.25
     )
-    assert isinstance(found["exp"], Ceiling)
-    assert found["exp"].unit == "FLOP/s"
+    assert isinstance(peaks["exp"], Ceiling)
+    assert peaks["exp"].unit == "FLOP/s"
 
 
-def test_a_ceiling_that_cannot_be_had_says_why_and_the_rest_are_measured(library: Path) -> None:
-    found = measure_ceilings(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
-    assert found["wgmma_fp16"] == Infeasible(reason="no code for this device (status 4)")
-    assert found["l2"] == LaunchFailed(reason="out of memory (status 1002)")
-    assert isinstance(found["smem"], Ceiling)
+def test_a_peak_that_cannot_be_measured_has_a_reason_and_the_rest_are_measured(
+    library: Path,
+) -> None:
+    peaks = measure_ceilings(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
+    assert peaks["wgmma_fp16"] == Infeasible(reason="no code for this device (status 4)")
+    assert peaks["l2"] == LaunchFailed(reason="out of memory (status 1002)")
+    assert isinstance(peaks["smem"], Ceiling)
 
 
-def test_one_that_kills_its_process_costs_no_other(fake_kernel: Callable[..., Path]) -> None:
+def test_a_measurement_that_kills_its_process_costs_no_other(
+    fake_kernel: Callable[..., Path],
+) -> None:
     deadly = fake_kernel('-DDIES_AT="exp"', source="fake_ceilings.c")
-    found = measure_ceilings(deadly, ["launch", "exp", "fp32"], seconds=0.1)
-    assert list(found) == ["launch", "exp", "fp32"]
-    assert isinstance(found["exp"], Crashed)
-    assert "status -6" in found["exp"].reason
-    assert isinstance(found["launch"], Ceiling)
-    assert isinstance(found["fp32"], Ceiling)
+    peaks = measure_ceilings(deadly, ["launch", "exp", "fp32"], seconds=0.1)
+    assert list(peaks) == ["launch", "exp", "fp32"]
+    assert isinstance(peaks["exp"], Crashed)
+    assert "status -6" in peaks["exp"].reason
+    assert isinstance(peaks["launch"], Ceiling)
+    assert isinstance(peaks["fp32"], Ceiling)
 
 
-def test_one_that_never_ends_is_given_up(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_that_never_ends_is_stopped(
+    library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ceilings, "START_SECONDS", -1.0)
     monkeypatch.setattr(ceilings, "EACH_SECONDS", 0.95)
-    found = measure_ceilings(library, ["exp"], seconds=0.06)
-    assert isinstance(found["exp"], TimedOut)
+    peaks = measure_ceilings(library, ["exp"], seconds=0.06)
+    assert isinstance(peaks["exp"], TimedOut)
 
 
-def test_a_library_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
-    found = measure_ceilings(tmp_path / "none.so", ["exp"])
-    assert isinstance(found["exp"], Crashed)
-    assert "none.so" in found["exp"].reason
+def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    peaks = measure_ceilings(tmp_path / "none.so", ["exp"])
+    assert isinstance(peaks["exp"], Crashed)
+    assert "none.so" in peaks["exp"].reason

@@ -20,7 +20,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import attention_forward, commands
 from benchmarks.cases import Grid
-from tests.benchmarking import (
+from tests.fake_benchmark import (
     GPU,
     LONG,
     POLICY,
@@ -77,7 +77,7 @@ def test_failures_fall_out_with_their_reasons_and_a_spilling_default_stays(tmp_p
     assert default == POLICY.default(SHORT)
     pipeline = FakePipeline(
         build_outcome=lambda name: BuildFailed(reason="no") if name == broken.name else None,
-        verdict=lambda name: Wrong(reason="off") if name == wrong.name else Ok(),
+        verify_outcome=lambda name: Wrong(reason="off") if name == wrong.name else Ok(),
     )
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "one"))
     kinds = {entry.candidate: entry.outcome.kind for entry in record.entries}
@@ -90,7 +90,7 @@ def test_failures_fall_out_with_their_reasons_and_a_spilling_default_stays(tmp_p
 
 
 def test_a_class_without_a_usable_kernel_is_an_error(tmp_path: Path) -> None:
-    pipeline = FakePipeline(verdict=lambda name: Wrong(reason="off"))
+    pipeline = FakePipeline(verify_outcome=lambda name: Wrong(reason="off"))
     with pytest.raises(NoCandidateError, match="off"):
         run_search([SHORT], pipeline, RecordStore(tmp_path))
 

@@ -28,8 +28,6 @@ from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.resources import smem_bytes
-from attention_autotuner.serving import picks
-from attention_autotuner.tuning.predicted import PredictedPicks
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
 PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -38,11 +36,10 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An empty cache of its own for each test, and no predictions."""
-    monkeypatch.setattr(picks, "PredictedPicks", lambda: PredictedPicks(tmp_path / "none"))
-    with settings.override(cache_dir=tmp_path / "cache") as own:
-        yield own.cache_dir
+def cache(tmp_path: Path) -> Any:
+    """An empty cache of its own for each test."""
+    with settings.override(cache_dir=tmp_path / "cache") as changed:
+        yield changed.cache_dir
 
 
 def run_json(capsys: Capture, *arguments: str, status: int = 0) -> Any:
@@ -60,24 +57,24 @@ def test_candidates_json_has_the_documented_form(capsys: Capture) -> None:
     candidate = candidate_from_config(first["config"])
     assert candidate.name == first["name"]
     assert smem_bytes(candidate) == first["smem_bytes"]
-    times = [each["estimate_us"] for each in said["candidates"]]
+    times = [row["estimate_us"] for row in said["candidates"]]
     assert times == sorted(times)
     policy = resolve("A100")
-    legal = {each.name for each in policy.legal(PROBLEM)}
-    assert {each["name"] for each in said["candidates"]} == legal
+    legal = {candidate.name for candidate in policy.legal(PROBLEM)}
+    assert {row["name"] for row in said["candidates"]} == legal
     assert len(said["rejections"]) + len(legal) == len(policy.candidates(PROBLEM))
-    assert all(set(each) == {"config", "reason"} for each in said["rejections"])
+    assert all(set(row) == {"config", "reason"} for row in said["rejections"])
 
 
 def test_backward_candidates_are_listed_by_plan_and_the_deterministic_ones_alone(
     capsys: Capture,
 ) -> None:
     flags = ["candidates", *SMALL, "--direction", "backward"]
-    names = {each["name"] for each in run_json(capsys, *flags)["candidates"]}
+    names = {row["name"] for row in run_json(capsys, *flags)["candidates"]}
     alone = run_json(capsys, *flags, "--deterministic")["candidates"]
-    assert {each["name"] for each in alone} < names
-    assert all(candidate_from_config(each["config"]).deterministic for each in alone)
-    assert main([*flags, "--limit", "400"]) == 0
+    assert {row["name"] for row in alone} < names
+    assert all(candidate_from_config(row["config"]).deterministic for row in alone)
+    assert main([*flags, "--limit", "400", "--full"]) == 0
     said = capsys.readouterr().out
     assert "| fused" in said
     assert "| pair" in said
@@ -210,7 +207,7 @@ def test_render_says_what_a_kernel_of_one_architecture_is_compiled_for(
     assert len(capsys.readouterr().out.splitlines()) == len(list(tmp_path.iterdir())) == 2
     said = run_json(capsys, "render", *SMALL, "--output", str(tmp_path / "out"))
     assert said["kernels"][0]["architecture"] is None
-    assert [each.suffix for each in (tmp_path / "out").iterdir()] == [".cu"]
+    assert [path.suffix for path in (tmp_path / "out").iterdir()] == [".cu"]
 
 
 def test_render_to_a_place_that_cannot_be_written_says_so(capsys: Capture, tmp_path: Path) -> None:
@@ -229,10 +226,10 @@ def test_why_gives_every_point_its_fate(capsys: Capture) -> None:
     said = run_json(capsys, "why", *SMALL)
     policy = resolve("A100")
     assert len(said["explanations"]) == len(policy.candidates(PROBLEM))
-    kept = [each for each in said["explanations"] if each["verdict"] == "kept"]
-    assert [each["name"] for each in kept] == [policy.default(PROBLEM).name]
-    assert all(each["reason"] for each in said["explanations"])
-    assert [each["layer"] for each in said["passed"]] == ["record", "shipped", "predicted"]
+    kept = [row for row in said["explanations"] if row["fate"] == "kept"]
+    assert [row["name"] for row in kept] == [policy.default(PROBLEM).name]
+    assert all(row["reason"] for row in said["explanations"])
+    assert [row["layer"] for row in said["passed"]] == ["record", "shipped"]
     assert (said["layer"], said["source"]) == ("default", "default of A100")
     assert main(["why", *SMALL, "--limit", "2"]) == 0
     assert "not legal" in capsys.readouterr().out

@@ -20,9 +20,9 @@ from attention_autotuner.settings import Settings
 from attention_autotuner.tuning.class_pools import class_of
 from attention_autotuner.tuning.sweep_plan import make_plan
 from attention_autotuner.tuning.sweeps import default_sweep, only
-from tests.bringing_up import FakeMachine, FakeSweepPipeline
 from tests.conftest import REPOSITORY
 from tests.devices import H200
+from tests.fake_machine import FakeMachine, FakeSweepPipeline
 
 PROPERTIES = REPOSITORY / "tests" / "data" / "properties"
 D64 = ["--only", "forward", "d64"]
@@ -33,9 +33,9 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path) -> Iterator[Path]:
     """An empty cache of its own for each test."""
-    with settings.override(cache_dir=tmp_path / "cache") as own:
+    with settings.override(cache_dir=tmp_path / "cache") as changed:
         resolution.forget_measured()
-        yield own.cache_dir
+        yield changed.cache_dir
     resolution.forget_measured()
 
 
@@ -95,8 +95,8 @@ def test_a_dry_run_says_what_would_be_done(capsys: Capture, name: str, gpu: str,
     said = run_json(capsys, "bring-up", "--dry-run", "--properties", path, "--only", "d64")
     assert (said["policy"], said["build_arch"]) == (gpu, arch)
     assert len(said["problems"]) == 6
-    for each in said["problems"]:
-        assert 0 < each["best_us"] <= each["default_us"] < 1e6
+    for row in said["problems"]:
+        assert 0 < row["best_us"] <= row["default_us"] < 1e6
     plan = said["plan"]
     assert (plan["problems"], plan["classes"]) == (6, 1)
     assert plan["kernels"] == len({k for group in plan["groups"] for k in group["kernels"]})
@@ -127,9 +127,9 @@ def test_a_dry_run_takes_rates_that_the_file_gives(capsys: Capture, tmp_path: Pa
 
 def test_a_sweep_of_the_other_dtype(capsys: Capture, machine: FakeMachine) -> None:
     said = run_json(capsys, "bring-up", "--dtype", "bf16", *D64)
-    for each in said["problems"]:
-        assert " bf16 " in each["problem"]
-        assert "_bf16_" in each["pick"]
+    for row in said["problems"]:
+        assert " bf16 " in row["problem"]
+        assert "_bf16_" in row["pick"]
 
 
 def test_a_dry_run_prints_tables(capsys: Capture) -> None:
@@ -219,7 +219,7 @@ def test_ctrl_c_ends_with_its_status_and_what_is_done(
     machine.work = FakeSweepPipeline(interrupt_in="measure")
     said = run_json(capsys, "bring-up", *D64, status=130)
     assert said["interrupted"]
-    assert {each["status"] for each in said["problems"]} == {"left"}
+    assert {row["status"] for row in said["problems"]} == {"left"}
     main(["bring-up", *D64])
     assert "interrupted: what was measured is kept" in capsys.readouterr().out
 
@@ -227,9 +227,9 @@ def test_ctrl_c_ends_with_its_status_and_what_is_done(
 def test_a_problem_without_a_usable_kernel_is_a_failure(
     capsys: Capture, machine: FakeMachine
 ) -> None:
-    machine.work = FakeSweepPipeline(verdict=lambda name: Wrong(reason="off by one"))
+    machine.work = FakeSweepPipeline(verify_outcome=lambda name: Wrong(reason="off by one"))
     said = run_json(capsys, "bring-up", *D64, status=1)
-    assert {each["status"] for each in said["problems"]} == {"failed"}
+    assert {row["status"] for row in said["problems"]} == {"failed"}
 
 
 def test_a_machine_without_torch_is_described_and_not_tuned(

@@ -16,6 +16,7 @@ from attention_autotuner import api as ops
 from attention_autotuner import settings
 from attention_autotuner.arch import resolve
 from attention_autotuner.cli import main, main_job, results, serving, tuning
+from attention_autotuner.cli.names import short_names
 from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
@@ -35,8 +36,8 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path) -> Any:
     """An empty cache of its own for each test."""
-    with settings.override(cache_dir=tmp_path / "cache") as own:
-        yield own.cache_dir
+    with settings.override(cache_dir=tmp_path / "cache") as changed:
+        yield changed.cache_dir
 
 
 def run_json(capsys: Capture, *arguments: str, status: int = 0) -> Any:
@@ -50,7 +51,7 @@ def test_tune_without_building_ranks(capsys: Capture) -> None:
     assert said["status"] == "predicted"
     assert len(said["candidates"]) == 5
     assert main(["tune", *SMALL, "--effort", "none"]) == 0
-    assert f"pick: {said['pick']}" in capsys.readouterr().out
+    assert f"pick: {short_names(said['pick'])}\n" in capsys.readouterr().out
 
 
 def result_of(
@@ -63,7 +64,7 @@ def result_of(
     """A finished search over two candidates."""
     policy = resolve("A100")
     default = policy.default(problem)
-    pick = next(one for one in policy.legal(problem) if one != default)
+    pick = next(other for other in policy.legal(problem) if other != default)
     rows = [
         Row(
             candidate=candidate,
@@ -113,7 +114,7 @@ def test_ctrl_c_prints_the_best_so_far_and_is_status_130(
     assert main(["tune", *SMALL]) == 130
     said = capsys.readouterr().out
     assert "interrupted: this is the best so far" in said
-    assert f"pick: {result_of().pick.name}" in said
+    assert f"pick: {short_names(result_of().pick.name)}," in said
 
 
 def test_ctrl_c_before_anything_is_known_is_status_130(
@@ -145,7 +146,7 @@ def test_tune_step_without_building_ranks_both_directions(capsys: Capture) -> No
     said = run_json(capsys, *flags, "--backward-budget", "9")
     assert [said[name]["direction"] for name in ("forward", "backward")] == ["forward", "backward"]
     estimates = {
-        name: {each["name"]: each["estimate_us"] for each in said[name]["candidates"]}
+        name: {row["name"]: row["estimate_us"] for row in said[name]["candidates"]}
         for name in ("forward", "backward")
     }
     expected = sum(estimates[name][said[name]["pick"]] for name in estimates)
@@ -187,7 +188,7 @@ def test_the_workspace_of_backward_kernels_is_reported(capsys: Capture, fake_ker
     assert "workspace MiB" in out
     assert out.count("| 3.0 ") == 2 or out.count(" 3.0 |") == 2
     said = results.result_json(result)
-    assert [each["workspace_bytes"] for each in said["candidates"]] == [3 << 20] * 2
+    assert [row["workspace_bytes"] for row in said["candidates"]] == [3 << 20] * 2
     assert results.result_json(result_of())["candidates"][0]["workspace_bytes"] is None
     results.print_result(result_of())
     assert "workspace" not in capsys.readouterr().out
@@ -214,7 +215,7 @@ def test_the_main_job_with_a_gpu_serves_and_fails_on_a_wrong_answer(
         monkeypatch.setattr(main_job, "serve", lambda problem, tensors=tensors: tensors)
         said = run_json(capsys, "tune", "--all", status=status)
         assert said["gpu"] == "H200"
-        assert said["served"] == [each.to_json() for each in tensors]
+        assert said["served"] == [tensor.to_json() for tensor in tensors]
         assert said["left_out"] == ""
         assert said["files"] == ["/records/one.json"] * 2 * 3  # retnet's and retention's steps too
         assert said["step"]["picks_us"] == 270.0
@@ -239,7 +240,7 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
 
     monkeypatch.setattr(main_job, "tune", tune)
     said = run_json(capsys, "tune", "--all", "--effort", "none")
-    assert [(each["arch"], each["direction"]) for each in said["results"]] == [
+    assert [(result["arch"], result["direction"]) for result in said["results"]] == [
         (arch, direction)
         for arch in ("A100", "RTX4090", "H100", *("RTX4090", "H100") * 2)
         for direction in ("forward", "backward")
@@ -250,7 +251,7 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
     assert not any(problem.deterministic for problem in problems)
     problems.clear()
     run_json(capsys, "tune", "--all", "--effort", "none", "--deterministic")
-    assert [one.deterministic for one in problems[:6]] == [False, True] * 3
+    assert [problem.deterministic for problem in problems[:6]] == [False, True] * 3
     assert said["served"] == []
     assert "its gradient" in said["left_out"]
     # Nothing usable was built here: each direction is tried wider and wider.
@@ -264,7 +265,7 @@ def test_the_main_job_without_a_gpu_ranks_both_directions_everywhere(
 
 
 def test_the_main_job_complains_of_too_few_kernels() -> None:
-    predicted = [result_of(status="predicted", problem=each) for each in (PROBLEM, BACKWARD)]
+    predicted = [result_of(status="predicted", problem=problem) for problem in (PROBLEM, BACKWARD)]
     assert main_job.complaints_of(predicted) == [
         "A100: 0 usable forward kernels, expected 2",
         "A100: 0 usable backward kernels, expected 1",
@@ -297,9 +298,9 @@ def test_the_main_job_complains_of_spills_in_main_loops(
 ) -> None:
     spilling(monkeypatch, lambda name: spilled)
     result = result_of(status="predicted", problem=problem, artifact=Path("/kernels/kernel.so"))
-    found = main_job.complaints_of([result])
-    assert [f"{spilled} bytes" in each for each in found] == [True] * len(found)
-    assert bool(found) is complaint
+    complaints = main_job.complaints_of([result])
+    assert [f"{spilled} bytes" in said for said in complaints] == [True] * len(complaints)
+    assert bool(complaints) is complaint
 
 
 @pytest.mark.parametrize(
@@ -347,11 +348,11 @@ def test_serving_checks_the_output_and_every_gradient(
         causal=True,
         deterministic=deterministic,
     )
-    found = serving.serve(problem, "cpu")
-    assert [(each.name, each.ok, each.reason) for each in found] == [
+    tensors = serving.serve(problem, "cpu")
+    assert [(tensor.name, tensor.ok, tensor.reason) for tensor in tensors] == [
         (name, True, "") for name in ("o", "dq", "dk", "dv")
     ]
-    assert {each.name: each.shape for each in found}["dv"] == (2, 2, 40, 24)
+    assert {tensor.name: tensor.shape for tensor in tensors}["dv"] == (2, 2, 40, 24)
     right = ops.flash_attn_func
 
     def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -361,4 +362,4 @@ def test_serving_checks_the_output_and_every_gradient(
         return out
 
     monkeypatch.setattr(ops, "flash_attn_func", wrong)
-    assert [each.ok for each in serving.serve(problem, "cpu")] == [True, False, False, False]
+    assert [tensor.ok for tensor in serving.serve(problem, "cpu")] == [True, False, False, False]

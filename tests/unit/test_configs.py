@@ -13,8 +13,8 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
-from tests.measured import entry
 from tests.old_configs import before_kernels_had_names
+from tests.record_entries import entry
 
 ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
 RETENTION = Problem(op="retention", causal=True)
@@ -32,7 +32,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
-def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
+def test_a_config_names_its_kernel_and_is_read_again(key: tuple[str, str]) -> None:
     candidate = DEFAULTS[key]
     config = json.loads(json.dumps(candidate.config))
     assert config["kernel"] == key[0]
@@ -43,11 +43,11 @@ def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
     assert candidate_from_config(before_kernels_had_names(config)) == candidate
 
 
-def test_every_kernel_is_tried_here() -> None:
+def test_every_kernel_is_tested_here() -> None:
     assert {kernel for kernel, _ in DEFAULTS} == set(KERNELS)
 
 
-def test_a_kernel_nobody_knows_is_named() -> None:
+def test_an_unknown_kernel_is_named() -> None:
     config = DEFAULTS["recurrent_sm80", ""].config
     with pytest.raises(TypeError, match="'recurrent_sm70'"):
         candidate_from_config(config | {"kernel": "recurrent_sm70"})
@@ -55,10 +55,10 @@ def test_a_kernel_nobody_knows_is_named() -> None:
         candidate_from_config(config | {"variant": "other"})
 
 
-def test_old_fields_and_words_are_read_as_what_they_are_now(
+def test_old_fields_and_words_are_read_under_their_new_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Names change at any depth, and the names of candidates with them."""
+    """Renaming applies at any depth, and to the names of candidates."""
     candidate = DEFAULTS["scores_backward_sm80", ""]
     words = {"q_tile": "block_m", "one_pass": "fused", "by_rows": "rows_first"}
     old = {new: before for before, new in words.items()}

@@ -32,7 +32,6 @@ from attention_autotuner.errors import (
 from attention_autotuner.serving import dispatch, picks, runtime
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Miss, Query
-from attention_autotuner.tuning.predicted import PredictedHit
 from tests.devices import A100_80GB
 
 PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=1000, seqlen_k=1000)
@@ -46,8 +45,8 @@ def other_candidate(policy: Policy) -> Candidate:
 
 
 @dataclass
-class Layer:
-    """A record layer: what it answers, and what it was asked."""
+class Level:
+    """A level of the cache hierarchy that holds records: its answer, and the queries it got."""
 
     answer: Any = None
     asked: list[Query] = field(default_factory=list)
@@ -59,22 +58,7 @@ class Layer:
         if self.answer is not None:
             found: Hit | Miss = self.answer
             return found
-        return Miss(field="problem", expected=query.problem.describe(), found="nothing")
-
-
-@dataclass
-class Prediction:
-    """The layer of predictions: what it answers, and what it was asked."""
-
-    answer: Any = None
-    asked: list[tuple[Problem, Policy, bool]] = field(default_factory=list)
-
-    def find(self, problem: Problem, policy: Policy, *, strict: bool) -> Any:
-        self.asked.append((problem, policy, strict))
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        missed = Miss(field="policy", expected=policy.name, found="no predictions")
-        return missed if self.answer is None else self.answer
+        return Miss(field="problem", expected=query.problem.describe(), recorded="nothing")
 
 
 class Kernel:
@@ -99,7 +83,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, cache_dir: Path) -> None:
         self.gpu = GPU
         self.present: Policy = A100()
-        self.records, self.shipped, self.predicted = Layer(), Layer(), Prediction()
+        self.records, self.shipped = Level(), Level()
         self.build_failures: dict[str, Exception] = {}
         self.prepare_failures: dict[str, Exception] = {}
         self.obtained: list[tuple[str, str]] = []
@@ -109,7 +93,6 @@ class World:
         monkeypatch.setattr(dispatch, "detect", lambda device: self.present)
         monkeypatch.setattr(picks, "RecordStore", lambda root: self.records)
         monkeypatch.setattr(picks, "ShippedRecords", lambda: self.shipped)
-        monkeypatch.setattr(picks, "PredictedPicks", lambda: self.predicted)
         monkeypatch.setattr(dispatch, "collect", lambda device, **_: Environment(gpu_name="fake"))
         monkeypatch.setattr(dispatch, "obtain", self.obtain)
         monkeypatch.setattr(dispatch, "load", self.load)
@@ -128,10 +111,6 @@ class World:
         record: Any = SimpleNamespace(candidate=candidate)
         return replace(Hit(record=record, layer=layer, exact=True, unverified=()), **changes)
 
-    def prediction(self, candidate: Candidate, **changes: Any) -> PredictedHit:
-        pick: Any = SimpleNamespace(candidate=candidate)
-        return replace(PredictedHit(pick=pick, candidate=candidate, exact=True), **changes)
-
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[World]:
@@ -143,34 +122,25 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
 
 
-def test_the_users_record_comes_before_the_shipped_one_then_the_prediction_then_the_default(
-    world: World,
-) -> None:
+def test_the_users_record_comes_before_the_shipped_one_then_the_default(world: World) -> None:
     policy = A100()
-    mine, shipped, foretold = policy.legal(PROBLEM)[5:8]
+    mine, shipped = policy.legal(PROBLEM)[5:7]
     world.records.answer = world.hit(mine, "record", unverified=("driver",))
     world.shipped.answer = world.hit(shipped, "shipped", exact=False)
-    world.predicted.answer = world.prediction(foretold, unverified=("spec",))
     pick = dispatch.lookup(PROBLEM, policy)
     assert pick == picks.Pick(candidate=mine, layer="record", unverified=("driver",))
     world.records.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)
     assert (pick.candidate, pick.layer, pick.exact) == (shipped, "shipped", False)
-    assert pick.reason.startswith("record: problem is nothing")
-    assert not world.predicted.asked
+    assert pick.reason.startswith("record: nothing for attention forward")
     world.shipped.answer = None
     dispatch.invalidate()
     pick = dispatch.lookup(PROBLEM, policy)
-    assert (pick.candidate, pick.layer, pick.unverified) == (foretold, "predicted", ("spec",))
-    assert [passed.layer for passed in pick.passed] == ["record", "shipped"]
-    assert world.predicted.asked == [(PROBLEM.bucketed(), policy, False)]
-    world.predicted.answer = None
-    dispatch.invalidate()
-    pick = dispatch.lookup(PROBLEM, policy)
     assert (pick.candidate, pick.layer) == (policy.default(PROBLEM.bucketed()), "default")
-    assert "record: problem is nothing" in pick.reason
-    assert "shipped: problem is nothing" in pick.reason
+    assert [passed.layer for passed in pick.passed] == ["record", "shipped"]
+    assert "record: nothing for attention forward" in pick.reason
+    assert "shipped: nothing for attention forward" in pick.reason
 
 
 def test_a_lookup_asks_for_the_bucket_and_the_present_environment(world: World) -> None:
@@ -202,12 +172,10 @@ def test_what_was_decided_is_remembered_and_buckets_share_it(world: World) -> No
 
 def test_mode_off_reads_no_records(world: World) -> None:
     world.records.answer = world.hit(other_candidate(A100()), "record")
-    world.predicted.answer = world.prediction(other_candidate(A100()))
     with settings.override(mode="off"):
         pick = dispatch.lookup(PROBLEM, A100())
     assert (pick.layer, pick.reason) == ("default", "mode is off")
     assert not world.records.asked
-    assert not world.predicted.asked
     assert dispatch.lookup(PROBLEM, A100()).layer == "record"
 
 
@@ -377,12 +345,10 @@ def test_a_gpu_that_is_too_old_is_named_beside_the_policy(world: World) -> None:
             dispatch.kernel_for(PROBLEM, A100(), device=0)
 
 
-@pytest.mark.parametrize("predicted", [False, True])
 def test_many_untuned_problems_get_one_warning(
-    world: World, caplog: pytest.LogCaptureFixture, predicted: bool
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     policy = A100()
-    world.predicted.answer = world.prediction(other_candidate(policy)) if predicted else None
     for batch in range(1, dispatch.STORM + 20):
         dispatch.lookup(replace(PROBLEM, batch=batch), policy)
     assert len(warnings(caplog)) == 1
@@ -393,7 +359,6 @@ def test_mode_tune_searches_once_and_serves_what_it_found(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, tuned = A100(), other_candidate(A100())
-    world.predicted.answer = world.prediction(policy.legal(PROBLEM)[7])  # measures nothing
     searched = []
 
     def search(problem: Problem, policy: Policy) -> None:

@@ -1,4 +1,4 @@
-"""What a measurement runs, over kernels that run on the host."""
+"""The entries of a measurement, over kernels that run on the host."""
 
 from __future__ import annotations
 
@@ -60,25 +60,25 @@ def workspace_of(library: Path) -> int | None:
     return address
 
 
-def test_a_step_runs_the_forward_into_what_the_backward_reads(fake_kernel: FakeKernel) -> None:
+def test_the_backward_of_a_step_reads_the_outputs_of_its_forward(fake_kernel: FakeKernel) -> None:
     forward, backward = fake_kernel(), fake_kernel("-DBACKWARD")
     inputs, outputs = sets(2)
-    left = [each.tensors["o"].clone() for each in inputs]
+    expected = [tensors.tensors["o"].clone() for tensors in inputs]
     entry = StepEntry(name="step", forward=forward, backward=backward, problem=BACKWARD)
     entry.prepare(inputs, outputs)
     assert (launches(forward), launches(backward)) == (0, 0)
-    for each in inputs:
-        each.tensors["o"].zero_()
-        each.tensors["lse"].zero_()
+    for tensors in inputs:
+        tensors.tensors["o"].zero_()
+        tensors.tensors["lse"].zero_()
     entry.run(1)
     assert (launches(forward), launches(backward)) == (1, 1)
     assert bool((inputs[0].tensors["o"] == 0).all())
-    torch.testing.assert_close(inputs[1].tensors["o"], left[1], atol=2e-3, rtol=0)
+    torch.testing.assert_close(inputs[1].tensors["o"], expected[1], atol=2e-3, rtol=0)
     assert bool(outputs[0].tensors["dq"].isnan().all())
     refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].truths(BACKWARD, inputs[1])}
     for name, ref in refs.items():
         torch.testing.assert_close(outputs[1].tensors[name].float(), ref, atol=4e-3, rtol=4e-3)
-    assert all(each.intact() for each in outputs)
+    assert all(tensors.intact() for tensors in outputs)
 
 
 def test_kernels_of_one_measurement_share_their_workspace(fake_kernel: FakeKernel) -> None:

@@ -1,4 +1,4 @@
-"""The command ``export``: which problems and picks it takes, and what it writes."""
+"""The command ``export``: its problems, its picks and its files."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from attention_autotuner.serving.exports import (
     environment_of,
     read_problems,
 )
-from attention_autotuner.serving.picks import Layers
+from attention_autotuner.serving.picks import CacheHierarchy
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import (
     TuningRecord,
     space_digest,
 )
 from attention_autotuner.version import __version__
-from tests.bundling import publish
-from tests.measured import entry
+from tests.fake_bundles import publish
+from tests.record_entries import entry
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 POLICY = A100()
@@ -79,20 +79,20 @@ def record(problem: Problem, gpu_name: str) -> TuningRecord:
 
 
 @pytest.fixture
-def layers(tmp_path: Path) -> Layers:
-    """Layers over records of the user's own, of which there are none yet."""
-    return Layers(settings.Settings(cache_dir=tmp_path / "cache"))
+def hierarchy(tmp_path: Path) -> CacheHierarchy:
+    """A cache hierarchy over an empty store of user records."""
+    return CacheHierarchy(settings.Settings(cache_dir=tmp_path / "cache"))
 
 
 @pytest.fixture
 def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
-    """Builds everything in no time, and says what was asked for."""
+    """Fake builds that take no time; the list holds the requested candidates."""
     asked: list[Candidate] = []
     store = Store(tmp_path / "store")
 
     def build(candidates: Sequence[Candidate], policy: Policy, **_: Any) -> list[Any]:
         asked.extend(candidates)
-        return [publish(store, each, arch=policy.build_arch) for each in candidates]
+        return [publish(store, candidate, arch=policy.build_arch) for candidate in candidates]
 
     monkeypatch.setattr(exporting, "build_candidates", build)
     monkeypatch.setenv("ATTENTION_AUTOTUNER_CACHE_DIR", str(tmp_path / "cache"))
@@ -111,36 +111,36 @@ def export(*arguments: str | Path) -> int:
     return main(["export", *map(str, arguments)])
 
 
-def test_the_common_classes_are_wanted_whole() -> None:
+def test_common_problems_cover_every_kind_of_every_class() -> None:
     problems = common_problems()
-    assert {(each.dim_qk, each.dim_v) for each in problems} == set(COMMON_DIMS)
+    assert {(problem.dim_qk, problem.dim_v) for problem in problems} == set(COMMON_DIMS)
     kinds = Counter((p.direction, p.deterministic, p.causal, p.dtype) for p in problems)
     assert len(kinds) == 12
     assert set(kinds.values()) == {len(COMMON_DIMS) * len(SHAPES)}
 
 
 @pytest.mark.parametrize("gpu", ["A100", "RTX4090", "H100", "H200"])
-def test_every_common_problem_is_served_by_few_kernels(gpu: str, layers: Layers) -> None:
+def test_every_common_problem_is_served_by_few_kernels(gpu: str, hierarchy: CacheHierarchy) -> None:
     policy = resolve(gpu)
-    environment = environment_of(policy, layers)
+    environment = environment_of(policy, hierarchy)
     assert gpu in str(environment.gpu_name)
     lean = choose_picks(
-        common_problems(SHAPES[:1]), policy, layers, environment, own=False, lean=True
+        common_problems(SHAPES[:1]), policy, hierarchy, environment, with_records=False, lean=True
     )
     kinds = {exports.kind_of(pick.problem) for pick in lean}
     assert {exports.kind_of(pick.problem) for pick in lean if pick.layer == "default"} == kinds
     assert len({pick.candidate for pick in lean}) <= len(kinds) == 72
-    whole = choose_picks(common_problems(), policy, layers, environment, own=False)
+    whole = choose_picks(common_problems(), policy, hierarchy, environment, with_records=False)
     for pick in whole:
         if pick.layer == "default":
             assert pick.candidate == policy.default(pick.problem)
 
 
-def test_the_users_record_goes_before_the_rest_and_the_default_stays(layers: Layers) -> None:
-    layers.records.put(record(PROBLEM, "NVIDIA A100-SXM4-80GB"))
-    environment = environment_of(POLICY, layers)
+def test_the_users_record_comes_first_and_the_default_stays(hierarchy: CacheHierarchy) -> None:
+    hierarchy.records.put(record(PROBLEM, "NVIDIA A100-SXM4-80GB"))
+    environment = environment_of(POLICY, hierarchy)
     assert environment == Environment(gpu_name="NVIDIA A100-SXM4-80GB")
-    first, last = choose_picks([PROBLEM], POLICY, layers, environment)
+    first, last = choose_picks([PROBLEM], POLICY, hierarchy, environment)
     assert (first.layer, first.candidate) == ("record", OTHER)
     assert (first.gpu_name, first.median_us, first.estimate_us) == (
         "NVIDIA A100-SXM4-80GB",
@@ -148,25 +148,25 @@ def test_the_users_record_goes_before_the_rest_and_the_default_stays(layers: Lay
         80.0,
     )
     assert (last.layer, last.candidate) == ("default", POLICY.default(PROBLEM))
-    # Of a neighbour, the choice and not the time.
-    first, last = choose_picks([replace(PROBLEM, batch=8)], POLICY, layers, environment)
+    # From a neighbouring problem come the pick and not the time.
+    first, last = choose_picks([replace(PROBLEM, batch=8)], POLICY, hierarchy, environment)
     assert (first.layer, first.median_us, first.estimate_us) == ("record", None, None)
-    # For others, and where one kernel is to do for all.
-    without = choose_picks([PROBLEM], POLICY, layers, environment, own=False)
+    # Without the user's records, and with one kernel for all.
+    without = choose_picks([PROBLEM], POLICY, hierarchy, environment, with_records=False)
     assert all(pick.layer != "record" for pick in without)
-    lean = choose_picks([PROBLEM], POLICY, layers, environment, lean=True)
+    lean = choose_picks([PROBLEM], POLICY, hierarchy, environment, lean=True)
     assert {pick.candidate for pick in lean} == {OTHER}
 
 
-def test_which_gpu_is_meant(layers: Layers) -> None:
-    assert environment_of(H100(), layers) == Environment(gpu_name="H100")
-    assert environment_of(resolve("H200"), layers) == Environment(gpu_name="NVIDIA H200")
+def test_the_gpu_of_an_export(hierarchy: CacheHierarchy) -> None:
+    assert environment_of(H100(), hierarchy) == Environment(gpu_name="H100")
+    assert environment_of(resolve("H200"), hierarchy) == Environment(gpu_name="NVIDIA H200")
     for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"):
-        layers.records.put(record(PROBLEM, name))
+        hierarchy.records.put(record(PROBLEM, name))
     with pytest.raises(UnsupportedArchitectureError, match="--gpu-name: NVIDIA A100 80GB PCIe, "):
-        environment_of(POLICY, layers)
-    named = environment_of(POLICY, layers, "NVIDIA A100 80GB PCIe")
-    assert len(exports.own_records(POLICY, layers, named)) == 1
+        environment_of(POLICY, hierarchy)
+    named = environment_of(POLICY, hierarchy, "NVIDIA A100 80GB PCIe")
+    assert len(exports.own_records(POLICY, hierarchy, named)) == 1
 
 
 def test_export_writes_a_bundle_of_one_problem(
@@ -200,7 +200,7 @@ def test_export_takes_problems_from_a_file(
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '[{"dim": 3}]', '[{"dim_qk": 3}]', "nonsense"])
-def test_a_file_of_no_problems_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_without_problems_is_refused(tmp_path: Path, text: str) -> None:
     file = tmp_path / "problems.json"
     file.write_text(text)
     with pytest.raises(UnsupportedProblemError, match=r"problem|dim_qk"):
@@ -210,19 +210,19 @@ def test_a_file_of_no_problems_is_refused(tmp_path: Path, text: str) -> None:
 def test_export_without_a_problem_takes_the_common_classes_and_the_users_records(
     built: list[Candidate], tmp_path: Path
 ) -> None:
-    own = Problem(dim_qk=48, dim_v=48, seqlen_q=2000, seqlen_k=2000)
-    mine = next(c for c in POLICY.legal(own) if c != POLICY.default(own))
-    kept = record(own, "NVIDIA A100-SXM4-80GB")
+    problem = Problem(dim_qk=48, dim_v=48, seqlen_q=2000, seqlen_k=2000)
+    mine = next(c for c in POLICY.legal(problem) if c != POLICY.default(problem))
+    kept = record(problem, "NVIDIA A100-SXM4-80GB")
     entry = replace(kept.entries[0], candidate=mine, source_digest=source_digest(render(mine)))
     measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
     entry = replace(entry, measurement=measured)
-    Layers(settings.current()).records.put(
+    CacheHierarchy(settings.current()).records.put(
         replace(kept, pick=mine.name, entries=(entry, kept.entries[1]))
     )
     assert export("--output", tmp_path / "b", "--device-type", "A100") == 0
     bundle = open_bundle(tmp_path / "b")
     (first,) = (pick for pick in bundle.picks if pick.layer == "record")
-    assert (first.problem, first.candidate) == (own.bucketed(), mine)
+    assert (first.problem, first.candidate) == (problem.bucketed(), mine)
     assert {(p.problem.dim_qk, p.problem.dim_v) for p in bundle.picks} == {*COMMON_DIMS, (48, 48)}
 
 
@@ -262,17 +262,17 @@ def test_export_makes_a_wheel_of_the_common_classes(
     assert said["kernels"] == len(set(built)) <= 72
 
 
-def test_doctor_names_the_bundles_that_are_here(
+def test_doctor_names_the_installed_bundles(
     built: list[Candidate], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(installed, "packages", tuple)
     assert doctor.check_bundles().detail.startswith("none; ")
     assert export("--output", tmp_path / "b", "--device-type", "A100", "--dim-qk", "64") == 0
     with settings.override(bundle=tmp_path / "b"):
-        found = doctor.check_bundles()
-    assert found.state == "ok"
-    assert f"1 kernels for A100 of version {__version__} in {tmp_path / 'b'}" in found.detail
+        finding = doctor.check_bundles()
+    assert finding.state == "ok"
+    assert f"1 kernels for A100 of version {__version__} in {tmp_path / 'b'}" in finding.detail
     with settings.override(bundle=tmp_path / "nothing"):
-        found = doctor.check_bundles()
-    assert found.state == "broken"
-    assert "is no bundle" in found.fix
+        finding = doctor.check_bundles()
+    assert finding.state == "broken"
+    assert "is no bundle" in finding.fix

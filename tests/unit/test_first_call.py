@@ -1,4 +1,4 @@
-"""The figure of a first call without a compiler: what its process is told, and what counts as passed."""
+"""The benchmark of a first call without a compiler: the environment of its process, and the pass criterion."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps({"arguments": sys.argv[1:], **kept}))
 """
 
 
-def test_the_process_hears_of_no_compiler_and_of_its_own_cache(
+def test_the_process_has_no_compiler_and_a_private_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_call, "PROGRAM", PROGRAM)
@@ -39,7 +39,9 @@ def test_the_process_hears_of_no_compiler_and_of_its_own_cache(
     }
 
 
-def test_a_process_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_raises_an_error_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(first_call, "PROGRAM", "import sys; sys.exit('no such GPU')")
     with pytest.raises(BuildError, match=r"ended with 1: no such GPU"):
         first_call.first_call(tmp_path, (1, 2, 3))

@@ -36,7 +36,7 @@ def test_a_request_overrides_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -
     assert job_count(4, 0) == 1
 
 
-def test_memory_is_what_kernel_and_container_leave(tmp_path: Path) -> None:
+def test_available_memory_is_limited_by_machine_and_container(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       9000 kB\nMemFree:  1 kB\nMemAvailable:    5000 kB\n")
     assert available_bytes(meminfo=meminfo, cgroup=tmp_path) == 5000 * 1024
@@ -50,7 +50,7 @@ def test_memory_is_what_kernel_and_container_leave(tmp_path: Path) -> None:
     assert available_bytes(meminfo=tmp_path / "none", cgroup=tmp_path / "none") is None
 
 
-def test_cores_are_what_affinity_and_container_leave(tmp_path: Path) -> None:
+def test_available_cores_are_limited_by_affinity_and_container(tmp_path: Path) -> None:
     allowed = len(os.sched_getaffinity(0))
     assert available_cores(cgroup=tmp_path) == allowed
     (tmp_path / "cpu.max").write_text("max 100000\n")

@@ -52,7 +52,7 @@ def test_output_time_memory_and_status_are_kept(tmp_path: Path) -> None:
     assert 0 < result["seconds"] < 60
 
 
-def test_a_killed_command_is_told_by_its_signal(tmp_path: Path) -> None:
+def test_a_killed_command_is_reported_with_its_signal(tmp_path: Path) -> None:
     prefix = tmp_path / "step"
     assert _start(prefix, "sh", "-c", "kill -9 $$").wait() == 128 + signal.SIGKILL
     assert _read(prefix)["returncode"] == -signal.SIGKILL

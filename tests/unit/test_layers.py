@@ -1,8 +1,9 @@
-"""The import graph, read from the sources: which layer may import which, and who may import torch."""
+"""The import graph, read from the sources: the order of the layers, and the modules that may import torch."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ LAYERS = {
     "cli": 8,
     "__main__": 8,
 }
-# A problem asks its operation, a policy its kernels: both are registered above, so they are imported when first asked.
+# A problem needs its operation and a policy its kernels: both are registered in later layers and imported on first use.
 LAZY = {
     ("core.problem", "operations.registry"),
     ("arch.policy", "kernels.registry"),
@@ -61,14 +62,14 @@ MAY_NOT_IMPORT_TORCH = ("operations.registry", "operations.params")
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its full name."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for prefix, root in ROOTS.items():
         for path in sorted(root.rglob("*.py")):
-            parts = list(path.relative_to(root).with_suffix("").parts)
-            if parts[-1] == "__init__":
-                parts.pop()
-            found[".".join([prefix, *parts])] = path
-    return found
+            names = list(path.relative_to(root).with_suffix("").parts)
+            if names[-1] == "__init__":
+                names.pop()
+            paths[".".join([prefix, *names])] = path
+    return paths
 
 
 MODULES = modules()
@@ -76,17 +77,23 @@ MODULES = modules()
 
 def layer(name: str) -> int:
     """The layer of a module, by its name inside the package."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        if ".".join(parts[:length]) in LAYERS:
-            return LAYERS[".".join(parts[:length])]
+    names = name.split(".")
+    for length in range(len(names), 0, -1):
+        if ".".join(names[:length]) in LAYERS:
+            return LAYERS[".".join(names[:length])]
     raise AssertionError(f"{name} belongs to no layer; add it to LAYERS")
 
 
+@functools.cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Every node of a module's syntax tree."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(name: str, path: Path) -> Iterator[str]:
-    """Full names of what a module imports anywhere in its text, inside functions too."""
+    """Full names of the imports of a module, including those inside functions."""
     base = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -104,13 +111,13 @@ def inside(name: str) -> str:
     return name.removeprefix(PACKAGE + ".") if name.startswith(PACKAGE + ".") else ""
 
 
-def test_the_graph_is_read_whole() -> None:
+def test_the_graph_includes_every_form_of_import() -> None:
     assert f"{PACKAGE}.arch.policy" in MODULES
     assert f"{PACKAGE}.core.problem" in MODULES
-    edges = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
-    assert f"{PACKAGE}.core.candidate" in edges
-    assert f"{PACKAGE}.arch.spec" in edges
-    assert f"{PACKAGE}.errors" in edges
+    imported = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
+    assert f"{PACKAGE}.core.candidate" in imported
+    assert f"{PACKAGE}.arch.spec" in imported
+    assert f"{PACKAGE}.errors" in imported
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != PACKAGE])
@@ -125,7 +132,7 @@ def test_a_module_imports_only_its_own_layer_and_those_before(name: str) -> None
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if f"{PACKAGE}.api." in name])
-def test_a_public_function_stands_on_no_other_operation(name: str) -> None:
+def test_a_public_function_imports_no_other_operation(name: str) -> None:
     operation = inside(name).split(".")[1]
     for imported in map(inside, imports(name, MODULES[name])):
         if imported.startswith("api."):
@@ -144,7 +151,7 @@ def test_torch_and_cupy_are_imported_only_where_tensors_are_handled(name: str) -
 
 @pytest.mark.parametrize("name", MODULES)
 def test_imports_inside_the_package_are_relative(name: str) -> None:
-    for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
+    for node in nodes(MODULES[name]):
         if isinstance(node, ast.Import):
             assert all(not alias.name.startswith(PACKAGE) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -162,7 +169,7 @@ def test_imports_inside_the_package_are_relative(name: str) -> None:
         f"import {PACKAGE}.cli",
     ],
 )
-def test_what_needs_no_tensors_does_not_load_torch(statement: str) -> None:
+def test_modules_without_tensors_do_not_load_torch(statement: str) -> None:
     program = (
         f"import sys; {statement}; sys.exit(bool({{'torch', 'cupy', 'numpy'}} & set(sys.modules)))"
     )

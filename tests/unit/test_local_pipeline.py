@@ -1,4 +1,4 @@
-"""The pipeline of this machine: everything it does is on the device that it was made on."""
+"""The pipeline of this machine: all its work runs on the device that was current when it was made."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def timing(name: str, ratio: float) -> Timing:
 
 
 class Measurer:
-    """Stands in for the one that needs a GPU."""
+    """Replaces the measurer, which needs a GPU."""
 
     interrupted = False
 
     def __init__(self, **options: Any) -> None:
-        """Take what the real one takes."""
+        """Accept the options of the real measurer."""
 
     def measure(self, problem: Problem, entries: list[Any], **options: Any) -> list[Timing]:
-        return [timing(each.name, 1.0 + place) for place, each in enumerate(entries)]
+        return [timing(entry.name, 1.0 + place) for place, entry in enumerate(entries)]
 
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two GPUs of different kind, the second of which is the current device."""
+    """A machine with two different GPUs; the second is the current device."""
 
     def collect(device: int = 0) -> Environment:
         name, capability = GPUS[device]
@@ -61,7 +61,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
 
 
-def test_figures_are_those_of_the_device_that_is_measured_on(
+def test_environment_and_target_are_those_of_the_measured_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
@@ -71,7 +71,10 @@ def test_figures_are_those_of_the_device_that_is_measured_on(
     timings, interrupted = here.measure(
         PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
     )
-    assert ([each.name for each in timings], interrupted) == (["one"], False)
+    assert ([t.name for t in timings], interrupted) == (
+        ["one"],
+        False,
+    )
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
 
     asked: list[int] = []
@@ -86,7 +89,7 @@ def test_figures_are_those_of_the_device_that_is_measured_on(
     assert asked == [1]
 
 
-def test_the_second_process_measures_on_the_device_that_it_is_told(
+def test_the_second_process_measures_on_the_requested_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[int] = []
@@ -97,6 +100,6 @@ def test_the_second_process_measures_on_the_device_that_it_is_told(
 
     monkeypatch.setattr(subprocess, "run", run)
     races = [(PROBLEM, {"a": tmp_path / "a.so", "b": tmp_path / "b.so"})] * 2
-    found = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
-    assert found == [[timing("a", 1.0), timing("b", 2.0)]] * 2
+    timings = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
+    assert timings == [[timing("a", 1.0), timing("b", 2.0)]] * 2
     assert chosen == [1]

@@ -16,17 +16,18 @@ from attention_autotuner.arch.h100 import H200_SPEC
 from attention_autotuner.arch.measured_specs import MeasuredSpec, parse, read
 from attention_autotuner.arch.probe import properties_from_json
 from attention_autotuner.arch.spec import ArchSpec
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArchSpecError
 from attention_autotuner.tuning.exhaustive import Regret
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
-from tests.bringing_up import CEILINGS, ENVIRONMENT
 from tests.devices import H200, RTX3090
+from tests.fake_machine import CEILINGS, ENVIRONMENT
 
 SOURCES = {item.name: "somewhere" for item in fields(ArchSpec)}
-RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json"
+RUN = Path(__file__).parents[2] / "benchmarks/results/nvidia-h200/cost_model_regret.json.gz"
 SHIPPED = sorted(Path(measured_specs.__file__).with_name("measured").glob("*.json"))
 
 
@@ -214,7 +215,7 @@ def test_damaged_properties_are_named(change: dict[str, Any], said: str) -> None
 
 def regrets(spec: ArchSpec) -> list[Regret]:
     """What the model loses on the exhaustive runs of the H200 under a spec."""
-    run = json.loads(RUN.read_text())
+    run = json.loads(read_text(RUN))
     policy = H100(spec)
     return [
         cost_model_regret.regret_of(policy, Problem(**each["problem"]), each)
@@ -227,7 +228,7 @@ def mean(found: list[Regret], picks: int) -> float:
 
 
 def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
-    run = json.loads(RUN.read_text())
+    run = json.loads(read_text(RUN))
     before = regrets(cost_model_regret.spec_from(run["spec"]))
     policy = H100(H200_SPEC)
     specs = [measured_spec(policy, H200, CEILINGS, ENVIRONMENT).spec]

@@ -1,4 +1,4 @@
-"""Policies by name, as an op's schema carries them."""
+"""Policies by name, as in the schema of an op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attention_autotuner.arch import A100, H100, naming
 from attention_autotuner.errors import UnsupportedArchitectureError
 
 
-def test_policies_travel_by_name() -> None:
+def test_a_policys_name_leads_back_to_the_policy() -> None:
     name = naming.policy_name(A100)
     assert name == naming.policy_name("a100") == "A100"
     assert isinstance(naming.policy_named(name, device=0), A100)
@@ -38,6 +38,6 @@ def test_the_empty_name_is_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("value", ["H900", [1], 7])
-def test_what_is_no_device_type_is_refused(value: object) -> None:
+def test_values_that_are_no_device_type_are_refused(value: object) -> None:
     with pytest.raises(UnsupportedArchitectureError):
         naming.policy_name(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The judge of gradients: it passes a kernel that rounds as real ones do, and sees what one may do wrong."""
+"""The verifier of gradients: it passes a kernel that rounds like the GPU kernels, and finds every kind of error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.numerics.cases import Case
 from tests.numerics.emulation import HostBackward
 
 CPU = torch.device("cpu")
-MAX_SCORES = 1500  # of the listed cases that are tried here
+MAX_SCORES = 1500  # of the listed cases that are run here
 SMALL = Problem(
     direction="backward",
     batch=2,
@@ -51,15 +51,15 @@ LAID_OUT = [
 @pytest.mark.parametrize("case", [*LISTED, *LAID_OUT], ids=lambda case: case.name)
 def test_a_right_kernel_passes(case: Case) -> None:
     kernel = HostBackward(DTYPES[case.problem.dtype])
-    assert harness.judge(kernel, case, seed=0, device=CPU) == []  # type: ignore[arg-type]
+    assert harness.errors_of(kernel, case, seed=0, device=CPU) == []  # type: ignore[arg-type]
 
 
-def test_rows_of_one_key_are_among_the_listed() -> None:
+def test_rows_of_one_key_are_among_the_listed_cases() -> None:
     assert any(min(case.problem.seqlen_q, case.problem.seqlen_k) == 1 for case in LISTED)
 
 
 class Misbehaving(HostBackward):
-    """Does its work and then something else."""
+    """A kernel that computes the gradients and then corrupts memory."""
 
     def __init__(self, mischief: Mischief) -> None:
         super().__init__()
@@ -122,27 +122,27 @@ def be_off(name: str) -> Mischief:
         (be_off("dv"), "dv: largest error"),
     ],
 )
-def test_every_misbehaviour_is_seen(mischief: Mischief, complaint: str) -> None:
+def test_every_misbehaviour_is_found(mischief: Mischief, complaint: str) -> None:
     kernel = Misbehaving(mischief)
-    wrong = harness.judge(kernel, PADDED, seed=0, device=CPU)  # type: ignore[arg-type]
-    assert any(complaint in each for each in wrong)
+    errors = harness.errors_of(kernel, PADDED, seed=0, device=CPU)  # type: ignore[arg-type]
+    assert any(complaint in error for error in errors)
 
 
-def test_runs_that_may_differ_are_each_held_against_the_truth() -> None:
+def test_every_nondeterministic_run_is_compared_with_the_reference() -> None:
     def second_is_off(params: AttentionBackwardParams, workspace: int, launch: int) -> None:
         if launch == 1:
             be_off("dk")(params, workspace, launch)
 
     for mischief, complaints in ((differ, 0), (second_is_off, 1)):
         kernel = Misbehaving(mischief)
-        wrong = harness.judge(
+        errors = harness.errors_of(
             kernel,  # type: ignore[arg-type]
             PADDED,
             seed=0,
             device=CPU,
             deterministic=False,
         )
-        assert len(wrong) == complaints, wrong
+        assert len(errors) == complaints, errors
 
 
 def test_each_repeat_is_compared_with_the_first() -> None:
@@ -150,41 +150,43 @@ def test_each_repeat_is_compared_with_the_first() -> None:
         bits_at(params.dq).value ^= launch == 9
 
     kernel = Misbehaving(tenth_differs)
-    wrong = harness.judge(kernel, PADDED, seed=0, device=CPU, repeats=10)  # type: ignore[arg-type]
-    assert wrong == ["two runs differ in dq"]
+    errors = harness.errors_of(kernel, PADDED, seed=0, device=CPU, repeats=10)  # type: ignore[arg-type]
+    assert errors == ["two runs differ in dq"]
     assert kernel.launches == 10
 
 
-@pytest.mark.parametrize("broken", ["delta", "dlse", "scale", "mask"])
-def test_a_formula_with_a_part_missing_is_seen(broken: str) -> None:
+@pytest.mark.parametrize("missing", ["delta", "dlse", "scale", "mask"])
+def test_a_formula_with_a_missing_term_is_found(missing: str) -> None:
     class Violation(HostBackward):
         def launch(
             self, params: AttentionBackwardParams, workspace: int, stream: int, device: int
         ) -> None:
-            if broken == "dlse":
+            if missing == "dlse":
                 params.dlse = None
-            if broken == "scale":
+            if missing == "scale":
                 params.softmax_scale = abs(params.softmax_scale)
-            if broken == "mask":
+            if missing == "mask":
                 params.causal_offset += 1
-            if broken == "delta":
+            if missing == "delta":
                 params.o = params.dout
             super().launch(params, workspace, stream, device)
 
     case = Case(problem=replace(SMALL, causal=True), scale=-0.3)
-    assert harness.judge(Violation(), case, seed=0, device=CPU) != []  # type: ignore[arg-type]
+    assert harness.errors_of(Violation(), case, seed=0, device=CPU) != []  # type: ignore[arg-type]
 
 
-def test_the_excuse_is_widened_only_where_differences_cancel() -> None:
+def test_the_bound_is_widened_only_where_differences_cancel() -> None:
     call = harness.CALLS["attention", "backward"]
     shares = {}
     for seqlen_k in (1, 200):
         case = Case(problem=replace(SMALL, seqlen_q=100, seqlen_k=seqlen_k), lse=False)
-        given = {name: held.view for name, held in call.inputs(case, seed=0, device=CPU).items()}
-        widths = gradients.rounding(case, given)
+        inputs = {
+            name: buffer.view for name, buffer in call.inputs(case, seed=0, device=CPU).items()
+        }
+        widths = gradients.rounding(case, inputs)
         shares[seqlen_k] = {
             name: float(widths[name].norm() / (low - ref).norm())
-            for name, ref, low in call.truths(case, given)
+            for name, ref, low in call.references(case, inputs)
         }
     assert shares[1]["dq"] > 0.9
     assert max(shares[200].values()) < 0.35

@@ -1,4 +1,4 @@
-"""The judge of the GPU tests and their builds, tried out on kernels that run on the host."""
+"""The verifier and the kernel pool of the GPU tests, on kernels that run on the host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import GUARD
 from attention_autotuner.serving import loader
-from tests.numerics import cases, harness, storage, workshop
+from tests.numerics import cases, guarded_buffers, harness, kernel_pool
 from tests.numerics.cases import Case
 
 CPU = torch.device("cpu")
@@ -30,22 +30,22 @@ SMALL = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=13, seqlen_k=21, dim_qk
 
 
 @pytest.mark.parametrize("layout", [*cases.LAYOUTS, "broadcast", "unaligned"])
-def test_inputs_lie_as_told_between_nans(layout: cases.Layout) -> None:
+def test_inputs_have_their_layout_and_lie_between_nans(layout: cases.Layout) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = (2, 3, 5, 8)
-    held = storage.make_input(shape, layout, torch.float16, generator)
-    assert held.view.shape == shape
-    assert held.view.isfinite().all()
-    rows = [s for n, s in zip(shape[:3], held.view.stride()[:3], strict=True) if n > 1]
-    offset = held.view.storage_offset()
+    buffer = guarded_buffers.make_input(shape, layout, torch.float16, generator)
+    assert buffer.view.shape == shape
+    assert buffer.view.isfinite().all()
+    rows = [s for n, s in zip(shape[:3], buffer.view.stride()[:3], strict=True) if n > 1]
+    offset = buffer.view.storage_offset()
     assert (offset % 8 == 0 and all(s % 8 == 0 for s in rows)) == (layout != "unaligned")
     assert (0 in rows) == ("broadcast" in layout)
     distinct = 1
     for axis, extent in enumerate(shape):
-        distinct *= 1 if axis in storage.BROADCAST.get(layout, ()) else extent
-    assert int(held.storage.isfinite().sum()) == distinct
-    assert held.storage[:GUARD].isnan().all()
-    assert held.storage[-GUARD:].isnan().all()
+        distinct *= 1 if axis in guarded_buffers.BROADCAST.get(layout, ()) else extent
+    assert int(buffer.storage.isfinite().sum()) == distinct
+    assert buffer.storage[:GUARD].isnan().all()
+    assert buffer.storage[-GUARD:].isnan().all()
 
 
 LAYOUTS_OF_CASES = [
@@ -67,11 +67,11 @@ def test_a_right_kernel_passes(
     for seqlen_q in (SMALL.seqlen_q, 33):
         whole = replace(case, problem=replace(problem, seqlen_q=seqlen_q))
         kernel = loader.load(fake_kernel())
-        assert harness.judge(kernel, whole, seed=0, device=CPU) == []
+        assert harness.errors_of(kernel, whole, seed=0, device=CPU) == []
 
 
 class Misbehaving:
-    """A kernel that does its work and then something else."""
+    """A kernel that computes its outputs and then corrupts memory."""
 
     def __init__(self, kernel: loader.LoadedKernel, mischief: Callable[[Any, int], None]) -> None:
         self._kernel, self._mischief, self._launches = kernel, mischief, 0
@@ -136,15 +136,15 @@ def be_off_in_lse(params: AttentionForwardParams, launch: int) -> None:
         (be_off_in_lse, "lse: largest error"),
     ],
 )
-def test_every_misbehaviour_is_seen(
+def test_every_misbehaviour_is_found(
     fake_kernel: Callable[..., Path], mischief: Callable[[Any, int], None], complaint: str
 ) -> None:
     kernel: Any = Misbehaving(loader.load(fake_kernel()), mischief)
     case = Case(problem=SMALL, output="padded")
-    assert any(complaint in each for each in harness.judge(kernel, case, seed=0, device=CPU))
+    assert any(complaint in error for error in harness.errors_of(kernel, case, seed=0, device=CPU))
 
 
-def test_the_workshop_builds_what_the_collected_tests_need_at_once(
+def test_the_pool_builds_the_kernels_of_the_collected_tests_in_one_batch(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     present = resolve("RTX4090")
@@ -173,9 +173,9 @@ def test_the_workshop_builds_what_the_collected_tests_need_at_once(
             build_peak_bytes=2**30,
         )
 
-    monkeypatch.setattr(workshop, "probe", lambda: gpu)
-    monkeypatch.setattr(workshop, "build", build)
-    monkeypatch.setattr(workshop, "find_toolchain", lambda in_force: None)
+    monkeypatch.setattr(kernel_pool, "probe", lambda: gpu)
+    monkeypatch.setattr(kernel_pool, "build", build)
+    monkeypatch.setattr(kernel_pool, "find_toolchain", lambda in_force: None)
     dims = {"good": (64, 64), "failing": (80, 80), "large": (256, 512)}
     parameters = {
         name: Case(
@@ -194,23 +194,23 @@ def test_the_workshop_builds_what_the_collected_tests_need_at_once(
         SimpleNamespace(callspec=SimpleNamespace(params={"case": parameters["large"]})),
         SimpleNamespace(),
     ]
-    shop = workshop.Workshop(present)
-    assert shop.summary() == "no kernel was built"
-    shop.build(workshop.needed(items, present))
+    pool = kernel_pool.KernelPool(present)
+    assert pool.summary() == "no kernel was built"
+    pool.build(kernel_pool.needed(items, present))
     assert len(batches) == 1
     assert len(batches[0]) == 3
     good, failing, large = (case.candidate(present) for case in parameters.values())
-    assert shop.kernel(good, -1).is_prepared(-1)
+    assert pool.kernel(good, -1).is_prepared(-1)
     with pytest.raises(pytest.fail.Exception, match="no luck"):
-        shop.kernel(failing, -1)
+        pool.kernel(failing, -1)
     with pytest.raises(pytest.skip.Exception, match="bytes of shared memory"):
-        shop.kernel(large, -1)
-    assert "2 of 3 kernels" in shop.summary()
-    assert "slowest 12.5 s" in shop.summary()
+        pool.kernel(large, -1)
+    assert "2 of 3 kernels" in pool.summary()
+    assert "slowest 12.5 s" in pool.summary()
 
 
 @pytest.mark.parametrize("name", GPU_TESTS)
 def test_default_kernels_can_be_built_for_the_problems_of_a_module(name: str) -> None:
     items: Any = [SimpleNamespace(module=importlib.import_module(f"tests.gpu.{name}"))]
-    for candidate in workshop.needed(items, resolve("H200")):
+    for candidate in kernel_pool.needed(items, resolve("H200")):
         assert candidate.name

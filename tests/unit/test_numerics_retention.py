@@ -1,4 +1,4 @@
-"""The judges of retention's GPU tests: they pass kernels that round as real ones do, and see what is wrong."""
+"""The verifier of retention's GPU tests: it passes kernels that round like the GPU kernels, and finds errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.numerics import harness, retention_cases, retnet_cases
-from tests.numerics.retention_calls import excused
+from tests.numerics.retention_calls import widened
 from tests.numerics.retention_cases import RetentionCase
 from tests.numerics.retention_emulation import (
     HOSTS,
@@ -22,7 +22,7 @@ from tests.numerics.retnet_cases import RetnetCase
 
 CPU = torch.device("cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-MAX_WORK = 2**14  # scores of the listed cases that are tried here
+MAX_WORK = 2**14  # scores of the listed cases that are run here
 
 Either = RetentionCase | RetnetCase
 
@@ -35,10 +35,10 @@ def small(case: Either) -> bool:
 
 RETENTION = [case for case in retention_cases.make_cases() if small(case)]
 RETNET = [case for case in retnet_cases.every_case() if small(case)]
-ONE = RETENTION[0]
+LISTED = RETENTION[0]
 FULL = replace(
-    ONE,
-    problem=replace(ONE.problem, batch=2, heads_q=4, heads_kv=2, seqlen_q=21, seqlen_k=21),
+    LISTED,
+    problem=replace(LISTED.problem, batch=2, heads_q=4, heads_kv=2, seqlen_q=21, seqlen_k=21),
     inputs="dense",
     gammas="mixed",
     scale=0.3,
@@ -56,41 +56,41 @@ MASKED = RetnetCase(
 )
 
 
-def judge(case: Either, kernel: Host | None = None) -> list[str]:
+def errors_of(case: Either, kernel: Host | None = None) -> list[str]:
     made = kernel or HOSTS[case.problem.op, case.problem.direction](DTYPES[case.problem.dtype])
-    return harness.judge(made, case, seed=0, device=CPU)  # type: ignore[arg-type]
+    return harness.errors_of(made, case, seed=0, device=CPU)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("case", RETENTION, ids=lambda case: case.name)
 def test_right_retention_kernels_pass(case: RetentionCase) -> None:
-    assert judge(case.forward("chunkwise")) == []
-    assert judge(case.backward()) == []
+    assert errors_of(case.forward("chunkwise")) == []
+    assert errors_of(case.backward()) == []
 
 
 @pytest.mark.parametrize("case", RETNET, ids=lambda case: case.name)
 def test_right_retnet_kernels_pass(case: RetnetCase) -> None:
-    assert judge(case) == []
+    assert errors_of(case) == []
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1 - 2**-12])
-def test_a_state_beyond_fp16_is_judged_as_strictly(gamma: float) -> None:
+def test_a_state_beyond_fp16_is_verified_as_strictly(gamma: float) -> None:
     problem = replace(
         retention_cases.HEAVY.problem, seqlen_q=2049, seqlen_k=2049, dim_qk=16, dim_v=16
     )
     case = replace(retention_cases.HEAVY, problem=problem, gammas=gamma)
     call = harness.CALLS["retention", "forward"]
-    given = {name: held.view for name, held in call.inputs(case, seed=0, device=CPU).items()}
-    truths = {name: (ref, low) for name, ref, low in call.truths(case, given)}
-    ref, low = truths["final_state"]
+    inputs = {name: buffer.view for name, buffer in call.inputs(case, seed=0, device=CPU).items()}
+    references = {name: (ref, low) for name, ref, low in call.references(case, inputs)}
+    ref, low = references["final_state"]
     assert float(ref.abs().max()) > 65504
     assert bool(low.isfinite().all())
     assert float((low - ref).abs().max()) < 0.01 * float(ref.abs().max())
-    assert float(truths["o"][0].abs().max()) < 65504
-    assert judge(case.forward("chunkwise")) == []
-    assert judge(case.backward()) == []
+    assert float(references["o"][0].abs().max()) < 65504
+    assert errors_of(case.forward("chunkwise")) == []
+    assert errors_of(case.backward()) == []
 
 
-def broken(base: type[Host], change: Callable[[Any], None]) -> Host:
+def with_change(base: type[Host], change: Callable[[Any], None]) -> Host:
     class Violation(base):  # type: ignore[misc, valid-type]  # a class of the caller's choice
         def compute(self, p: Any) -> None:
             change(p)
@@ -124,11 +124,11 @@ def assigned(name: str, value: float) -> Callable[[Any], None]:
     ],
     ids=["no initial state", "final state not written", "scale hard-wired"],
 )
-def test_a_forward_kernel_that_forgets_something_is_seen(
+def test_a_forward_kernel_that_ignores_an_argument_is_found(
     change: Callable[[Any], None], complaint: str
 ) -> None:
-    wrong = judge(FULL, broken(HostRetention, change))
-    assert any(complaint in each for each in wrong), wrong
+    errors = errors_of(FULL, with_change(HostRetention, change))
+    assert any(complaint in error for error in errors), errors
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,11 @@ def test_a_forward_kernel_that_forgets_something_is_seen(
         (assigned("scale", 0.125), "dk: largest error"),
     ],
 )
-def test_a_backward_kernel_that_forgets_something_is_seen(
+def test_a_backward_kernel_that_ignores_an_argument_is_found(
     change: Callable[[Any], None], complaint: str
 ) -> None:
-    wrong = judge(FULL.backward(), broken(HostRetentionBackward, change))
-    assert any(complaint in each for each in wrong), wrong
+    errors = errors_of(FULL.backward(), with_change(HostRetentionBackward, change))
+    assert any(complaint in error for error in errors), errors
 
 
 @pytest.mark.parametrize(
@@ -164,17 +164,17 @@ def test_a_backward_kernel_that_forgets_something_is_seen(
         ("backward", unnormalised, "dv: largest error"),
     ],
 )
-def test_a_retnet_kernel_that_ignores_something_is_seen(
+def test_a_retnet_kernel_that_ignores_an_argument_is_found(
     direction: Any, change: Callable[[Any], None], complaint: str
 ) -> None:
     base = HOSTS["retnet", direction]
     problem = replace(MASKED.problem, direction=direction, causal=True, seqlen_q=20)
     case = replace(MASKED, problem=problem)
-    assert judge(case) == []
-    wrong = judge(case, broken(base, change))
-    assert any(complaint in each for each in wrong), wrong
+    assert errors_of(case) == []
+    errors = errors_of(case, with_change(base, change))
+    assert any(complaint in error for error in errors), errors
 
 
-def test_an_eager_overflow_takes_no_excuse_away() -> None:
+def test_an_eager_overflow_does_not_narrow_the_bound() -> None:
     ref, low = torch.tensor([8.0, 8.0, 8.0]), torch.tensor([9.0, 6.0, torch.inf])
-    assert excused(ref, low, torch.tensor(2.0)).tolist() == [11.0, 4.0, 10.0]
+    assert widened(ref, low, torch.tensor(2.0)).tolist() == [11.0, 4.0, 10.0]

@@ -1,4 +1,4 @@
-"""Where one candidate's library comes from."""
+"""The source of a candidate's library: the store or a build."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_without_a_compiler_the_store_still_serves(
         assert obtain(candidate, "80") is stored
 
 
-def test_without_a_compiler_and_without_the_kernel_the_error_says_both(
+def test_without_a_compiler_and_without_the_kernel_the_error_names_both(
     no_compiler: None, tmp_path: Path
 ) -> None:
     candidate = A100().default(Problem())
@@ -71,7 +71,7 @@ def test_without_a_compiler_and_without_the_kernel_the_error_says_both(
         obtain(candidate, "80")
 
 
-def test_a_build_says_so_and_how_to_avoid_it(
+def test_a_build_is_logged_with_the_way_to_avoid_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     candidate = A100().default(Problem())

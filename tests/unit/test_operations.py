@@ -1,4 +1,4 @@
-"""The registry of operations: what each folder holds, and that a new one needs a word in the registry alone."""
+"""The registry of operations: the modules of every folder, and a new operation with one word in the registry."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_registry_needs_no_torch() -> None:
     assert done.returncode == 0
 
 
-def test_a_new_operation_needs_its_folder_and_its_name_alone(
+def test_a_new_operation_needs_only_its_folder_and_its_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     semantics = Semantics(op="toy", scores={"none": "softmax"})
@@ -81,7 +81,7 @@ def test_a_new_operation_needs_its_folder_and_its_name_alone(
         assert [shape.causal for shape in shapes] == [False, False, True]
 
 
-def test_operations_are_named_in_their_folders_alone(repository: Path) -> None:
+def test_operations_are_named_only_in_their_folders(repository: Path) -> None:
     """No ladder over the names of operations outside ``operations/``."""
     named = re.compile(r"""\bop (==|!=|in) [("'\[{]""")
     folders = [repository / "arch", repository / "codegen", repository / "python"]

@@ -32,7 +32,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.reference import attention_naive
 from tests import gradients
-from tests.desk import Desk, open_desk
+from tests.fake_kernels import FakeDispatch, serve_fakes
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -45,9 +45,11 @@ MASKS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    with open_desk(fake_kernel, monkeypatch) as desk:
-        yield desk
+def fake(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDispatch]:
+    with serve_fakes(fake_kernel, monkeypatch) as fake:
+        yield fake
 
 
 def fast(tensors: gradients.Three, *, return_lse: bool = True, deterministic: bool = False) -> Any:
@@ -62,32 +64,32 @@ def fast(tensors: gradients.Three, *, return_lse: bool = True, deterministic: bo
 
 @needs_compiler
 @pytest.mark.parametrize("through", ["o", "lse", "both"])
-def test_autograd_beside_the_dispatcher(desk: Desk, through: str) -> None:
+def test_autograd_beside_the_dispatcher(fake: FakeDispatch, through: str) -> None:
     tensors = gradients.make(replace(PROBLEM, causal=True))
     o, lse = fast(tensors)
     grad_o = None if through == "lse" else torch.randn(o.shape).half()
     grad_lse = None if through == "o" else torch.randn(lse.shape)
     pairs = [(x, g) for x, g in ((o, grad_o), (lse, grad_lse)) if g is not None]
     found = torch.autograd.grad([x for x, _ in pairs], tensors, [g for _, g in pairs])
-    wrong = gradients.verdicts(found, grad_o, grad_lse, tensors, softmax_scale=0.4, causal=True)
+    wrong = gradients.errors_of(found, grad_o, grad_lse, tensors, softmax_scale=0.4, causal=True)
     assert not wrong
-    assert [problem.direction for problem, _, _ in desk.asked] == ["forward", "backward"]
-    assert desk.said("launch_count", direction="backward") == 1
+    assert [problem.direction for problem, _, _ in fake.asked] == ["forward", "backward"]
+    assert fake.read("launch_count", direction="backward") == 1
 
 
 @needs_compiler
-def test_without_lse_the_gradients_are_the_same(desk: Desk) -> None:
+def test_without_lse_the_gradients_are_the_same(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     alone, (o, _) = fast(tensors, return_lse=False), fast(tensors)
     assert torch.equal(alone, o)
     weights = torch.randn(o.shape).half()
     found = torch.autograd.grad(alone, tensors, weights)
     assert gradients.same_bits(found, torch.autograd.grad(o, tensors, weights))
-    assert len(desk.asked) == 2
+    assert len(fake.asked) == 2
 
 
 @needs_compiler
-def test_gradients_of_views_and_of_sums(desk: Desk) -> None:
+def test_gradients_of_views_and_of_sums(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     o = fast(tensors, return_lse=False)
     weights = torch.zeros(o.shape)
@@ -102,22 +104,22 @@ def test_gradients_of_views_and_of_sums(desk: Desk) -> None:
             flat[..., ::2] = 1.0
             weight = flat.view(2, 6, 4, 24).transpose(1, 2)
         options = {"softmax_scale": 0.4, "causal": True}
-        assert not gradients.verdicts(found, weight.half(), None, tensors, **options)
+        assert not gradients.errors_of(found, weight.half(), None, tensors, **options)
 
 
 @needs_compiler
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_the_choice_of_the_forward_call_reaches_the_backward(
-    desk: Desk, deterministic: bool
+    fake: FakeDispatch, deterministic: bool
 ) -> None:
     tensors = gradients.make(PROBLEM)
     o = fast(tensors, return_lse=False, deterministic=deterministic)
     torch.autograd.grad(o.sum(), tensors)
-    assert [problem.deterministic for problem, _, _ in desk.asked] == [False, deterministic]
+    assert [problem.deterministic for problem, _, _ in fake.asked] == [False, deterministic]
 
 
 @needs_compiler
-def test_saved_tensors_may_come_back_in_another_form(desk: Desk) -> None:
+def test_saved_tensors_may_come_back_in_another_form(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     expected = torch.autograd.grad(fast(tensors, return_lse=False).sum(), tensors)
 
@@ -130,7 +132,7 @@ def test_saved_tensors_may_come_back_in_another_form(desk: Desk) -> None:
 
 
 @needs_compiler
-def test_batched_gradients(desk: Desk) -> None:
+def test_batched_gradients(fake: FakeDispatch) -> None:
     tensors = gradients.make(PROBLEM)
     o = fast(tensors, return_lse=False)
     weights = torch.randn(3, *o.shape).half()
@@ -138,7 +140,7 @@ def test_batched_gradients(desk: Desk) -> None:
     for index in range(3):
         one = tuple(x[index] for x in found)
         options = {"softmax_scale": 0.4, "causal": True}
-        assert not gradients.verdicts(one, weights[index], None, tensors, **options)
+        assert not gradients.errors_of(one, weights[index], None, tensors, **options)
 
 
 class Subclass(torch.Tensor):
@@ -191,7 +193,7 @@ def way(request: pytest.FixtureRequest) -> Way:
         return through_dispatcher
     if shutil.which("gcc") is None:
         pytest.skip("needs a C compiler")
-    request.getfixturevalue("desk")
+    request.getfixturevalue("fake")
     return beside_dispatcher
 
 
@@ -452,9 +454,9 @@ def test_the_judge_passes_what_is_right_and_names_what_is_not(mask: dict[str, An
     o, lse = flash_attn_func(*tensors, return_lse=True, **mask)
     grad_o, grad_lse = torch.randn_like(o), torch.randn_like(lse)
     found = list(torch.autograd.grad((o, lse), tensors, (grad_o, grad_lse)))
-    assert gradients.verdicts(tuple(found), grad_o, grad_lse, tensors, **mask) == []
+    assert gradients.errors_of(tuple(found), grad_o, grad_lse, tensors, **mask) == []
     found[1] = found[1] * 1.05
-    (wrong,) = gradients.verdicts(tuple(found), grad_o, grad_lse, tensors, **mask)
+    (wrong,) = gradients.errors_of(tuple(found), grad_o, grad_lse, tensors, **mask)
     assert wrong.startswith("dk: ")
 
 

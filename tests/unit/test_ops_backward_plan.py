@@ -25,7 +25,7 @@ from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedP
 from attention_autotuner.reference import attention
 from attention_autotuner.serving import dispatch
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, at_once, closed_desk, open_desk
+from tests.fake_kernels import CPU, STREAM, FakeDispatch, in_threads, refuse_cold_calls, serve_fakes
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -34,11 +34,11 @@ MASKS = [(False, False), (True, False), (True, True)]
 
 
 @pytest.fixture
-def desk(
+def fake(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, request: Any
-) -> Iterator[Desk]:
-    with open_desk(fake_kernel, monkeypatch, getattr(request, "param", ())) as desk:
-        yield desk
+) -> Iterator[FakeDispatch]:
+    with serve_fakes(fake_kernel, monkeypatch, getattr(request, "param", ())) as fake:
+        yield fake
 
 
 class Call:
@@ -92,24 +92,26 @@ class Call:
 
     def judge(self, found: attention_plan.Gradients) -> None:
         tensors = (self.q, self.k, self.v)
-        assert not gradients.verdicts(found, self.grad_o, self.grad_lse, tensors, **self.options)
+        assert not gradients.errors_of(found, self.grad_o, self.grad_lse, tensors, **self.options)
 
 
 @pytest.mark.parametrize("through", ["o", "lse", "both"])
 @pytest.mark.parametrize("scale", [None, -0.7, 0.0, 3])
 @pytest.mark.parametrize("mask", MASKS)
 def test_results_through_the_c_abi(
-    desk: Desk, scale: float | None, mask: tuple[bool, bool], through: str
+    fake: FakeDispatch, scale: float | None, mask: tuple[bool, bool], through: str
 ) -> None:
     call = Call(scale=scale, causal=mask[0], top_left=mask[1], through=through)
     for _ in range(3):  # cold, then warm
         call.judge(call())
-    assert len(desk.asked) == 1
-    assert desk.said("launch_count", direction="backward") == 3
-    assert desk.said("last_stream", ctypes.c_void_p, direction="backward") == STREAM
+    assert len(fake.asked) == 1
+    assert fake.read("launch_count", direction="backward") == 3
+    assert fake.read("last_stream", ctypes.c_void_p, direction="backward") == STREAM
 
 
-def test_poisoned_memory_shows_in_no_gradient(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_memory_shows_in_no_gradient(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gradients.poison(monkeypatch)
     call = Call(causal=True)
     assert launch.allocator(call.q.device)((2,), (1,), torch.float32).isnan().all()
@@ -118,11 +120,11 @@ def test_poisoned_memory_shows_in_no_gradient(desk: Desk, monkeypatch: pytest.Mo
     call.judge(call())
 
 
-def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
+def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
     call = Call(causal=True, top_left=True)
     call.device_type, call.deterministic = "A100", True
     call()
-    problem, policy, must_be_warm = desk.asked[0]
+    problem, policy, must_be_warm = fake.asked[0]
     assert problem == replace(
         PROBLEM,
         direction="backward",
@@ -136,7 +138,9 @@ def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
 @pytest.mark.parametrize("names", ["q", "k", "v", "qkv"])
-def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, names: str) -> None:
+def test_inputs_are_read_where_they_lie(
+    fake: FakeDispatch, layout: gradients.Layout, names: str
+) -> None:
     call = Call()
     expected = call()
     for name in names:
@@ -144,7 +148,7 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
     found = call()
     assert gradients.same_bits(found, expected)
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
-    assert desk.asked[-1][0].alignment_bytes == (2 if narrow else 16)
+    assert fake.asked[-1][0].alignment_bytes == (2 if narrow else 16)
     for name, gradient in zip("qkv", found, strict=True):
         x = getattr(call, name)
         assert gradient.stride() == torch.empty_like(x).stride() or layout is gradients.odd_rows
@@ -153,18 +157,18 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
 @pytest.mark.parametrize("layout", gradients.LAYOUTS)
 @pytest.mark.parametrize("name", ["grad_o", "o"])
 def test_what_kernels_cannot_read_is_copied_and_asks_for_no_other_kernel(
-    desk: Desk, layout: gradients.Layout, name: str
+    fake: FakeDispatch, layout: gradients.Layout, name: str
 ) -> None:
     call = Call()
     expected = call()
     setattr(call, name, layout(getattr(call, name)))
     for _ in range(2):
         assert gradients.same_bits(call(), expected)
-    assert desk.asked[-1][0].alignment_bytes == 16
+    assert fake.asked[-1][0].alignment_bytes == 16
 
 
 @pytest.mark.parametrize("layout", [gradients.one_row, gradients.one_value])
-def test_broadcast_gradients(desk: Desk, layout: gradients.Layout) -> None:
+def test_broadcast_gradients(fake: FakeDispatch, layout: gradients.Layout) -> None:
     call = Call()
     assert call.grad_o is not None
     call.grad_o = layout(call.grad_o)
@@ -178,7 +182,7 @@ def test_broadcast_gradients(desk: Desk, layout: gradients.Layout) -> None:
 
 
 @pytest.mark.parametrize("name", ["lse", "grad_lse"])
-def test_statistics_of_any_stride(desk: Desk, name: str) -> None:
+def test_statistics_of_any_stride(fake: FakeDispatch, name: str) -> None:
     call = Call()
     expected = call()
     given = getattr(call, name)
@@ -190,7 +194,7 @@ def test_statistics_of_any_stride(desk: Desk, name: str) -> None:
     call.judge(call())
 
 
-def test_an_address_between_16_bytes_is_another_kind_of_call(desk: Desk) -> None:
+def test_an_address_between_16_bytes_is_another_kind_of_call(fake: FakeDispatch) -> None:
     call = Call()
     expected = call()
     buffer = torch.empty(call.o.numel() + 8, dtype=torch.float16)
@@ -235,7 +239,7 @@ def test_an_address_between_16_bytes_is_another_kind_of_call(desk: Desk) -> None
     ],
 )
 def test_bad_arguments_are_refused_and_make_no_plan(
-    desk: Desk, change: dict[str, Any], message: str
+    fake: FakeDispatch, change: dict[str, Any], message: str
 ) -> None:
     call = Call()
     for name, value in change.items():
@@ -244,10 +248,10 @@ def test_bad_arguments_are_refused_and_make_no_plan(
         with pytest.raises(UnsupportedProblemError, match=message):
             call()
     assert not attention_plan.BACKWARD_PLANS
-    assert not desk.asked
+    assert not fake.asked
 
 
-def test_a_good_call_before_makes_no_bad_one_pass(desk: Desk) -> None:
+def test_a_good_call_before_makes_no_bad_one_pass(fake: FakeDispatch) -> None:
     call = Call()
     call()
     call.grad_o = torch.zeros(call.o.shape)
@@ -259,7 +263,7 @@ def test_a_good_call_before_makes_no_bad_one_pass(desk: Desk) -> None:
         call()
 
 
-def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
+def test_anything_that_matters_makes_another_plan(fake: FakeDispatch) -> None:
     calls = [
         Call(),
         Call(scale=0.5),
@@ -281,11 +285,11 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     assert len(attention_plan.BACKWARD_PLANS) == len(calls) + 1
     dispatch.invalidate()
     calls[0]()
-    assert len(desk.asked) == len(calls) + 2
-    assert [problem.deterministic for problem, _, _ in desk.asked].count(True) == 1
+    assert len(fake.asked) == len(calls) + 2
+    assert [problem.deterministic for problem, _, _ in fake.asked].count(True) == 1
 
 
-def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
+def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     empty = torch.empty(0, 4, 7, 24).half()
     nothing = torch.empty(0, 4, 7)
     q, k, v = (torch.empty(0, h, n, d).half() for h, n, d in ((4, 7, 16), (2, 5, 16), (2, 5, 24)))
@@ -301,10 +305,10 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
     _, dk, dv = attention_plan.attention_backward(o, None, q, k, v, o, lse, *rest)
     assert torch.equal(dk, torch.zeros_like(k))
     assert torch.equal(dv, torch.zeros_like(v))
-    assert not desk.asked
+    assert not fake.asked
 
 
-def test_rows_that_see_no_key_give_nothing(desk: Desk) -> None:
+def test_rows_that_see_no_key_give_nothing(fake: FakeDispatch) -> None:
     call = Call(replace(PROBLEM, seqlen_q=6, seqlen_k=2), causal=True)
     assert (call.lse[:, :, :4] == -math.inf).all()
     dq, dk, dv = call()
@@ -312,15 +316,15 @@ def test_rows_that_see_no_key_give_nothing(desk: Desk) -> None:
     assert torch.equal(dq[:, :, :4], torch.zeros(2, 4, 4, 16).half())
 
 
-def test_workspace_comes_from_torch_and_is_reported(desk: Desk) -> None:
+def test_workspace_comes_from_torch_and_is_reported(fake: FakeDispatch) -> None:
     Call()()
-    assert desk.said("last_workspace", ctypes.c_void_p, direction="backward")
+    assert fake.read("last_workspace", ctypes.c_void_p, direction="backward")
     (plan,) = attention_plan.BACKWARD_PLANS.values()
     assert plan.workspace_bytes == 4 * 2 * 4 * 7
 
 
 def test_a_workspace_that_does_not_fit_is_torchs_error_and_launches_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocator = launch.allocator
     room = False
@@ -339,29 +343,29 @@ def test_a_workspace_that_does_not_fit_is_torchs_error_and_launches_nothing(
     call = Call()
     with pytest.raises(torch.OutOfMemoryError):
         call()
-    assert desk.said("launch_count", direction="backward") == 0
+    assert fake.read("launch_count", direction="backward") == 0
     room = True
     call.judge(call())
 
 
-@pytest.mark.parametrize("desk", [("-DLAUNCH_STATUS=2",)], indirect=True)
-def test_a_failed_launch_is_typed(desk: Desk) -> None:
+@pytest.mark.parametrize("fake", [("-DLAUNCH_STATUS=2",)], indirect=True)
+def test_a_failed_launch_is_typed(fake: FakeDispatch) -> None:
     for _ in range(2):
         with pytest.raises(ArtifactError, match=r"launch it on cuda:-1: a bad shape \(status 2"):
             Call()()
 
 
 def test_a_cold_call_under_capture_is_refused_and_leaves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     call = Call()
-    with closed_desk(monkeypatch), pytest.raises(NotWarmError):
+    with refuse_cold_calls(monkeypatch), pytest.raises(NotWarmError):
         call()
     assert not attention_plan.BACKWARD_PLANS
-    assert desk.said("launch_count", direction="backward") == 0
+    assert fake.read("launch_count", direction="backward") == 0
     call()
-    assert desk.asked[0][2]
+    assert fake.asked[0][2]
 
 
 _watched: list[str] | None = None
@@ -373,7 +377,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         _watched.append(f"{event}{arguments}")
 
 
-def test_a_warm_call_touches_no_file(desk: Desk) -> None:
+def test_a_warm_call_touches_no_file(fake: FakeDispatch) -> None:
     global _watched
     call = Call()
     call()
@@ -391,7 +395,7 @@ def test_a_warm_call_touches_no_file(desk: Desk) -> None:
     assert heard
 
 
-def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
+def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call()
     found = call()
     held = [weakref.ref(x) for x in (*found, call.q, call.o, call.lse, call.grad_o)]
@@ -400,7 +404,7 @@ def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
     assert all(reference() is None for reference in held)
 
 
-def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
+def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) -> None:
     calls = [Call() for _ in range(4)]
     for index, call in enumerate(calls):
         call.q = call.q + index
@@ -410,14 +414,16 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     def work(call: Call, truth: attention_plan.Gradients) -> None:
         wrong.extend(call for _ in range(50) if not gradients.same_bits(call(), truth))
 
-    at_once(work, zip(calls, expected, strict=True))
+    in_threads(work, zip(calls, expected, strict=True))
     assert not wrong
     assert len(attention_plan.BACKWARD_PLANS) == 1
 
 
-def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_the_params_is_filled(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[abi.AttentionBackwardParams] = []
-    kernel = desk.kernels["backward"]
+    kernel = fake.kernels["backward"]
 
     def look(address: Any, *rest: Any) -> int:
         source = abi.AttentionBackwardParams.from_address(address.value)

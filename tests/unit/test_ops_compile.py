@@ -19,7 +19,7 @@ from attention_autotuner.api.attention import autograd
 from attention_autotuner.api.attention import torch_op as library
 from attention_autotuner.core.problem import Problem
 from tests import gradients
-from tests.desk import open_desk
+from tests.fake_kernels import serve_fakes
 
 PROBLEM = Problem(batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24)
 
@@ -175,12 +175,12 @@ def test_compiled_autograd_takes_the_backward_too(
         pytest.skip("needs a C compiler")
     tensors = gradients.make(PROBLEM)
     expected = torch.autograd.grad(layer(*tensors).sum(), tensors)
-    with open_desk(fake_kernel, monkeypatch) as desk:
+    with serve_fakes(fake_kernel, monkeypatch) as fake:
         loss = function(*tensors).sum()
         with torch._dynamo.compiled_autograd._enable(
             torch.compile(backend="aot_eager", fullgraph=True)
         ):
             found = torch.autograd.grad(loss, tensors)
-        assert desk.said("launch_count", direction="backward") == 0  # the op was traced, not run
+        assert fake.read("launch_count", direction="backward") == 0  # the op was traced, not run
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-2, atol=1e-2)

@@ -22,17 +22,17 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
 from attention_autotuner.reference import attention_low, attention_naive, check
 from attention_autotuner.serving import dispatch
-from tests.desk import CPU, STREAM, Desk, at_once, closed_desk, open_desk
+from tests.fake_kernels import CPU, STREAM, FakeDispatch, in_threads, refuse_cold_calls, serve_fakes
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
 
 @pytest.fixture
-def desk(
+def fake(
     fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, request: Any
-) -> Iterator[Desk]:
-    with open_desk(fake_kernel, monkeypatch, getattr(request, "param", ())) as desk:
-        yield desk
+) -> Iterator[FakeDispatch]:
+    with serve_fakes(fake_kernel, monkeypatch, getattr(request, "param", ())) as fake:
+        yield fake
 
 
 def make(
@@ -68,19 +68,19 @@ def judge(tensors: list[torch.Tensor], found: Any, **options: Any) -> None:
 @pytest.mark.parametrize("scale", [None, -0.7, 0.0, 3])
 @pytest.mark.parametrize("mask", [(False, False), (True, False), (True, True)])
 def test_results_through_the_c_abi(
-    desk: Desk, scale: float | None, mask: tuple[bool, bool]
+    fake: FakeDispatch, scale: float | None, mask: tuple[bool, bool]
 ) -> None:
     tensors = make()
     alignment = "top_left" if mask[1] else "bottom_right"
     options = {"softmax_scale": scale, "causal": mask[0], "causal_alignment": alignment}
     for _ in range(3):  # cold, then warm
         judge(tensors, run(tensors, scale, *mask), **options)
-    assert len(desk.asked) == 1
-    assert desk.said("launch_count") == 3
-    assert desk.said("last_stream", ctypes.c_void_p) == STREAM
+    assert len(fake.asked) == 1
+    assert fake.read("launch_count") == 3
+    assert fake.read("last_stream", ctypes.c_void_p) == STREAM
 
 
-def test_layouts_reach_the_kernel(desk: Desk) -> None:
+def test_layouts_reach_the_kernel(fake: FakeDispatch) -> None:
     q, k, v = make(3, 4, 4, 6, 6, 16, 16)
     packed = torch.stack([x.transpose(1, 2) for x in (q, k, v)], dim=3)
     views = [x.transpose(1, 2) for x in packed.unbind(3)]
@@ -93,9 +93,9 @@ def test_layouts_reach_the_kernel(desk: Desk) -> None:
     judge([wide, k, v], run([wide, k, v]))
 
 
-def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
+def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
     run(make(2, 4, 2, 7, 5, 16, 24), None, True, True, "A100")
-    problem, policy, must_be_warm = desk.asked[0]
+    problem, policy, must_be_warm = fake.asked[0]
     assert problem == Problem(
         dtype="fp16",
         batch=2,
@@ -113,7 +113,7 @@ def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
     assert not must_be_warm
 
 
-def test_unaligned_pointers_and_strides_ask_for_narrow_copies(desk: Desk) -> None:
+def test_unaligned_pointers_and_strides_ask_for_narrow_copies(fake: FakeDispatch) -> None:
     q, k, v = make(2, 4, 4, 6, 6, 16, 16)
     shifted = torch.zeros(q.numel() + 1, dtype=torch.float16)[1:].view(q.shape).copy_(q)
     odd_rows = torch.zeros((2, 4, 6, 20), dtype=torch.float16)[..., :16].copy_(k)
@@ -125,16 +125,16 @@ def test_unaligned_pointers_and_strides_ask_for_narrow_copies(desk: Desk) -> Non
         ([q, k, odd_rows], 2),
     ):
         judge(tensors, run(tensors))
-        assert desk.asked[-1][0].alignment_bytes == expected
+        assert fake.asked[-1][0].alignment_bytes == expected
     single = make(1, 1, 1, 1, 6, 16, 16)
     single[0] = torch.zeros((1, 1, 1, 16), dtype=torch.float16).as_strided(
         (1, 1, 1, 16), (3, 5, 7, 1)
     )
     judge(single, run(single))
-    assert desk.asked[-1][0].alignment_bytes == 16
+    assert fake.asked[-1][0].alignment_bytes == 16
 
 
-def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
+def test_anything_that_matters_makes_another_plan(fake: FakeDispatch) -> None:
     base = make(2, 4, 4, 6, 6, 16, 16)
     q, k, v = base
     calls: list[tuple[Any, ...]] = [
@@ -159,11 +159,11 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
     assert len(attention_plan.FORWARD_PLANS) == len(calls) + 1
     dispatch.invalidate()
     run(base)
-    assert len(desk.asked) == len(calls) + 2
+    assert len(fake.asked) == len(calls) + 2
 
 
 def test_plans_keep_no_tensor_alive_and_are_bounded(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention_plan.FORWARD_PLANS, "bound", 3)
     held = []
@@ -178,23 +178,23 @@ def test_plans_keep_no_tensor_alive_and_are_bounded(
     assert [key[0][0][2] for key in attention_plan.FORWARD_PLANS] == [6, 7, 8]
 
 
-def test_without_lse_none_is_written(desk: Desk) -> None:
+def test_without_lse_none_is_written(fake: FakeDispatch) -> None:
     tensors = make()
     o, lse = run(tensors, return_lse=False)
     assert lse is None
     assert torch.equal(o, run(tensors)[0])
 
 
-def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
+def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     o, lse = run(make(0, 4, 2))
     assert (o.shape, lse.shape) == ((0, 4, 7, 24), (0, 4, 7))
     o, lse = run(make(2, 0, 0))
     assert (o.shape, lse.shape) == ((2, 0, 7, 24), (2, 0, 7))
-    assert not desk.asked
+    assert not fake.asked
 
 
 def test_outputs_are_torchs_own_with_and_without_its_shortcut(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors = make()
     tensors[0] = tensors[0].transpose(1, 2).contiguous().transpose(1, 2)
@@ -210,56 +210,56 @@ def test_outputs_are_torchs_own_with_and_without_its_shortcut(
         assert torch._C._dispatch_keys(fast).raw_repr() == torch._C._dispatch_keys(slow).raw_repr()
 
 
-def test_rows_that_see_no_key(desk: Desk) -> None:
+def test_rows_that_see_no_key(fake: FakeDispatch) -> None:
     o, lse = run(make(1, 2, 2, 6, 2), None, True)
     assert torch.equal(o[:, :, :4], torch.zeros(1, 2, 4, 24).half())
     assert (lse[:, :, :4] == -math.inf).all()
     assert lse[:, :, 4:].isfinite().all()
 
 
-@pytest.mark.parametrize("desk", [("-DWORKSPACE_BYTES=4096",)], indirect=True)
-def test_workspace_comes_from_torch(desk: Desk) -> None:
+@pytest.mark.parametrize("fake", [("-DWORKSPACE_BYTES=4096",)], indirect=True)
+def test_workspace_comes_from_torch(fake: FakeDispatch) -> None:
     tensors = make()
     judge(tensors, run(tensors))
-    assert desk.said("last_workspace", ctypes.c_void_p)
+    assert fake.read("last_workspace", ctypes.c_void_p)
 
 
-def test_no_workspace_is_null(desk: Desk) -> None:
+def test_no_workspace_is_null(fake: FakeDispatch) -> None:
     run(make())
-    assert desk.said("last_workspace", ctypes.c_void_p) is None
+    assert fake.read("last_workspace", ctypes.c_void_p) is None
 
 
-@pytest.mark.parametrize("desk", [("-DLAUNCH_STATUS=2",)], indirect=True)
-def test_a_failed_launch_is_typed(desk: Desk) -> None:
+@pytest.mark.parametrize("fake", [("-DLAUNCH_STATUS=2",)], indirect=True)
+def test_a_failed_launch_is_typed(fake: FakeDispatch) -> None:
     for _ in range(2):
         with pytest.raises(ArtifactError, match=r"launch it on cuda:-1: a bad shape \(status 2"):
             run(make())
 
 
 def test_capture_is_passed_on_and_a_cold_call_leaves_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     tensors = make()
-    with closed_desk(monkeypatch), pytest.raises(NotWarmError):
+    with refuse_cold_calls(monkeypatch), pytest.raises(NotWarmError):
         run(tensors)
     assert not attention_plan.FORWARD_PLANS
-    assert desk.said("launch_count") == 0
+    assert fake.read("launch_count") == 0
     run(tensors)
-    assert desk.asked[0][2]
+    assert fake.asked[0][2]
 
 
-def test_bad_tensors_make_no_plan(desk: Desk) -> None:
+def test_bad_tensors_make_no_plan(fake: FakeDispatch) -> None:
     q, k, v = make()
     with pytest.raises(UnsupportedProblemError, match="same dim"):
         run([q[..., :8], k, v])
     with pytest.raises(UnsupportedProblemError, match="finite"):
         run([q, k, v], math.nan)
     assert not attention_plan.FORWARD_PLANS
-    assert not desk.asked
+    assert not fake.asked
 
 
-def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
+def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) -> None:
     cases = [make(2, 4, 2, 33, 29) for _ in range(4)]
     for index, case in enumerate(cases):
         case[0] += index
@@ -272,12 +272,12 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
             if not (torch.equal(o, truth[0]) and torch.equal(lse, truth[1])):
                 wrong.append(case)
 
-    at_once(work, [*zip(cases, expected, strict=True)] * 2)
+    in_threads(work, [*zip(cases, expected, strict=True)] * 2)
     assert not wrong
     assert len(attention_plan.FORWARD_PLANS) == 1
 
 
-def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> None:
+def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(fake: FakeDispatch) -> None:
     q, k, v = make()
     o, lse = library.forward_cuda(q, k, v, None, False, False, "", True, False)
     alone, nothing = library.forward_cuda(q, k, v, None, False, False, "", False, False)
@@ -287,7 +287,7 @@ def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(desk: Desk) -> No
     assert nothing.dtype == torch.float32
 
 
-def test_every_field_of_the_params_is_filled(desk: Desk) -> None:
+def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
     q, k, v = make()
     problem = Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True

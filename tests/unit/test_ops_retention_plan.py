@@ -32,7 +32,7 @@ from attention_autotuner.reference import (
 )
 from attention_autotuner.serving import dispatch
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, at_once, open_desk
+from tests.fake_kernels import CPU, STREAM, FakeDispatch, in_threads, serve_fakes
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -52,9 +52,11 @@ WAYS = ["tensor", "numbers", "usual"]
 
 
 @pytest.fixture
-def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    with open_desk(fake_kernel, monkeypatch, source="fake_retention.c") as desk:
-        yield desk
+def fake(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDispatch]:
+    with serve_fakes(fake_kernel, monkeypatch, source="fake_retention.c") as fake:
+        yield fake
 
 
 def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
@@ -153,21 +155,21 @@ class Call:
 
 @pytest.mark.parametrize("initial", [False, True])
 @pytest.mark.parametrize("decays", WAYS)
-def test_results_through_the_c_abi(desk: Desk, decays: str, initial: bool) -> None:
+def test_results_through_the_c_abi(fake: FakeDispatch, decays: str, initial: bool) -> None:
     call = Call(decays=decays, initial=initial)
     for _ in range(3):  # cold, then warm
         call.judge(*call.forward())
         call.judge_gradients(call.backward())
-    assert len(desk.asked) == 2
-    assert desk.said("launch_count") == 3
-    assert desk.said("last_stream", ctypes.c_void_p, direction="backward") == STREAM
+    assert len(fake.asked) == 2
+    assert fake.read("launch_count") == 3
+    assert fake.read("last_stream", ctypes.c_void_p, direction="backward") == STREAM
 
 
 @pytest.mark.parametrize("through", ["o", "state", "both"])
 @pytest.mark.parametrize("need_state", [False, True])
 @pytest.mark.parametrize("need_gamma", [False, True])
 def test_gradients_of_what_is_wanted(
-    desk: Desk, through: str, need_state: bool, need_gamma: bool
+    fake: FakeDispatch, through: str, need_state: bool, need_gamma: bool
 ) -> None:
     call = Call()
     call.need_state, call.need_gamma = need_state, need_gamma
@@ -178,7 +180,9 @@ def test_gradients_of_what_is_wanted(
     call.judge_gradients(call.backward())
 
 
-def test_poisoned_memory_shows_in_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_memory_shows_in_nothing(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gradients.poison(monkeypatch)
     call = Call()
     call.judge(*call.forward())
@@ -186,19 +190,19 @@ def test_poisoned_memory_shows_in_nothing(desk: Desk, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("form", get_args(Form))
-def test_the_problem_is_described_to_dispatch(desk: Desk, form: Form) -> None:
+def test_the_problem_is_described_to_dispatch(fake: FakeDispatch, form: Form) -> None:
     call = Call()
     call.form, call.device_type = form, "A100"
     call.forward()
     call.backward()
-    assert [asked[0] for asked in desk.asked] == [
+    assert [asked[0] for asked in fake.asked] == [
         replace(PROBLEM, form=form),
         replace(PROBLEM, direction="backward"),
     ]
-    assert desk.asked[0][1:] == (("A100", CPU), False)
+    assert fake.asked[0][1:] == (("A100", CPU), False)
 
 
-def test_the_workspace_is_that_of_what_is_there(desk: Desk) -> None:
+def test_the_workspace_is_that_of_what_is_there(fake: FakeDispatch) -> None:
     call = Call()
     sizes = []
     for need_gamma in (False, True):
@@ -209,7 +213,7 @@ def test_the_workspace_is_that_of_what_is_there(desk: Desk) -> None:
     assert sizes[1] - sizes[0] == 4 * 16 * 24
 
 
-def test_a_state_in_place_keeps_its_memory(desk: Desk) -> None:
+def test_a_state_in_place_keeps_its_memory(fake: FakeDispatch) -> None:
     call = Call()
     assert call.state is not None
     kept = call.state.clone()
@@ -235,7 +239,7 @@ STATE_LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("kind", STATE_LAYOUTS)
-def test_states_of_any_layout(desk: Desk, kind: str) -> None:
+def test_states_of_any_layout(fake: FakeDispatch, kind: str) -> None:
     call = Call()
     assert call.state is not None
     assert call.grad_state is not None
@@ -248,7 +252,7 @@ def test_states_of_any_layout(desk: Desk, kind: str) -> None:
         call.forward(return_state=False, in_place=True)
 
 
-def test_one_state_for_all(desk: Desk) -> None:
+def test_one_state_for_all(fake: FakeDispatch) -> None:
     call = Call()
     assert call.state is not None
     call.state = call.state[:1, :1].expand(call.state.shape)
@@ -258,7 +262,9 @@ def test_one_state_for_all(desk: Desk) -> None:
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
 @pytest.mark.parametrize("names", ["q", "k", "v", "qkv"])
-def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, names: str) -> None:
+def test_inputs_are_read_where_they_lie(
+    fake: FakeDispatch, layout: gradients.Layout, names: str
+) -> None:
     call = Call()
     expected, gradients_expected = call.forward(), call.backward()
     for name in names:
@@ -267,22 +273,22 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
     found = call.backward()
     assert gradients.same_bits(there(*found), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
-    assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in desk.asked[-2:])
+    assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in fake.asked[-2:])
 
 
 @pytest.mark.parametrize("layout", [*gradients.LAYOUTS, gradients.one_row, gradients.one_value])
 def test_gradients_that_kernels_cannot_read_are_copied(
-    desk: Desk, layout: gradients.Layout
+    fake: FakeDispatch, layout: gradients.Layout
 ) -> None:
     call = Call()
     assert call.grad_o is not None
     call.grad_o = layout(call.grad_o)
     for _ in range(2):
         call.judge_gradients(call.backward())
-    assert desk.asked[-1][0].alignment_bytes == 16
+    assert fake.asked[-1][0].alignment_bytes == 16
 
 
-def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
+def test_anything_that_matters_makes_another_plan(fake: FakeDispatch) -> None:
     calls = [Call(decays=decays, initial=initial) for decays in WAYS for initial in (False, True)]
     calls.append(Call(replace(PROBLEM, seqlen_q=8, seqlen_k=8)))
     other = Call()
@@ -297,14 +303,14 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
         calls[0].forward()
     dispatch.invalidate()
     calls[0].forward()
-    assert len(desk.asked) == len(calls) + 4
+    assert len(fake.asked) == len(calls) + 4
 
 
-def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
+def test_bad_arguments_are_refused_and_make_no_plan(fake: FakeDispatch) -> None:
     call = Call()
     call.forward()
     call.backward()
-    asked = len(desk.asked)
+    asked = len(fake.asked)
     changes: list[tuple[str, Any, str]] = [
         ("state", torch.zeros(2, 4, 16, 16), r"\[2, 4, 16, 24\], got \[2, 4, 16, 16\]"),
         ("state", torch.zeros(2, 4, 16, 24).half(), "initial_state must be torch.float32"),
@@ -326,15 +332,15 @@ def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
     with pytest.raises(UnsupportedProblemError, match="or of the final state must be given"):
         call.backward()
     assert len(retention_plan.FORWARD_PLANS) == len(retention_plan.BACKWARD_PLANS) == 1
-    assert len(desk.asked) == asked
+    assert len(fake.asked) == asked
 
 
-def test_a_state_that_is_not_there_cannot_be_updated(desk: Desk) -> None:
+def test_a_state_that_is_not_there_cannot_be_updated(fake: FakeDispatch) -> None:
     with pytest.raises(UnsupportedProblemError, match="needs an initial_state, got None"):
         Call(initial=False).forward(return_state=False, in_place=True)
 
 
-def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
+def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     call = Call()
     for empty in (lambda x: x[:0], lambda x: x[:, :0]):
         q, k, v = empty(call.q), empty(call.k), empty(call.v)
@@ -351,11 +357,11 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
         )
         assert found[4] is not None
         assert torch.equal(found[4], torch.zeros(q.shape[1]))
-    assert not desk.asked
+    assert not fake.asked
 
 
 @pytest.mark.parametrize("return_state", [False, True])
-def test_the_function_beside_the_dispatcher(desk: Desk, return_state: bool) -> None:
+def test_the_function_beside_the_dispatcher(fake: FakeDispatch, return_state: bool) -> None:
     call = Call(decays="tensor")
     if not return_state:
         call.grad_state = None
@@ -375,10 +381,10 @@ def test_the_function_beside_the_dispatcher(desk: Desk, return_state: bool) -> N
     for x in tensors:
         x.requires_grad_(False)
     call.judge_gradients((dq, dk, dv, dstate, dlog2))
-    assert desk.said("launch_count", direction="backward") == 1
+    assert fake.read("launch_count", direction="backward") == 1
 
 
-def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
+def test_threads_share_a_plan_without_mixing_their_pointers(fake: FakeDispatch) -> None:
     calls = [Call() for _ in range(4)]
     for index, call in enumerate(calls):
         call.q = call.q + index
@@ -388,12 +394,12 @@ def test_threads_share_a_plan_without_mixing_their_pointers(desk: Desk) -> None:
     def work(call: Call, truth: torch.Tensor) -> None:
         wrong.extend(call for _ in range(50) if not torch.equal(call.forward()[0], truth))
 
-    at_once(work, zip(calls, expected, strict=True))
+    in_threads(work, zip(calls, expected, strict=True))
     assert not wrong
     assert len(retention_plan.FORWARD_PLANS) == 1
 
 
-def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
+def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call(decays="tensor")
     found = there(*call.forward(), *call.backward())
     held = [weakref.ref(x) for x in there(*found, call.q, call.state, call.log2)]
@@ -402,7 +408,9 @@ def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
     assert all(reference() is None for reference in held)
 
 
-def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_the_params_is_filled(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[abi.RetentionBackwardParams] = []
 
     def look(address: Any, *rest: Any) -> int:
@@ -410,7 +418,7 @@ def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.Mon
         seen.append(abi.RetentionBackwardParams.from_buffer_copy(bytes(source)))
         return 0
 
-    monkeypatch.setattr(desk.kernels["backward"], "launch_function", look)
+    monkeypatch.setattr(fake.kernels["backward"], "launch_function", look)
     call = Call(decays="tensor")
     call.q = gradients.transposed(call.q)
     dq, dk, dv, dstate, _ = call.backward()

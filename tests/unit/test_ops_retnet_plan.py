@@ -30,7 +30,7 @@ from attention_autotuner.reference import (
 )
 from attention_autotuner.serving import dispatch
 from tests import gradients
-from tests.desk import CPU, STREAM, Desk, open_desk
+from tests.fake_kernels import CPU, STREAM, FakeDispatch, serve_fakes
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 
@@ -47,9 +47,11 @@ CHOICES = [
 
 
 @pytest.fixture
-def desk(fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    with open_desk(fake_kernel, monkeypatch, source="fake_retnet.c") as desk:
-        yield desk
+def fake(
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FakeDispatch]:
+    with serve_fakes(fake_kernel, monkeypatch, source="fake_retnet.c") as fake:
+        yield fake
 
 
 def there(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
@@ -144,56 +146,60 @@ class Call:
 
 @pytest.mark.parametrize("rules", CHOICES)
 @pytest.mark.parametrize("weights", ["mask", "shared", "tensor", "numbers", "usual"])
-def test_results_through_the_c_abi(desk: Desk, weights: str, rules: Rules) -> None:
+def test_results_through_the_c_abi(fake: FakeDispatch, weights: str, rules: Rules) -> None:
     call = Call(rules=rules, weights=weights)
     for _ in range(3):  # cold, then warm
         call.judge(*call.forward())
         call.judge_gradients(call.backward())
-    assert len(desk.asked) == 2
-    assert desk.said("launch_count") == 3
-    assert desk.said("launch_count", direction="backward") == 3
-    assert desk.said("last_stream", ctypes.c_void_p) == STREAM
+    assert len(fake.asked) == 2
+    assert fake.read("launch_count") == 3
+    assert fake.read("launch_count", direction="backward") == 3
+    assert fake.read("last_stream", ctypes.c_void_p) == STREAM
 
 
 @pytest.mark.parametrize("rows", [1, 5, 11])
-def test_decays_of_other_lengths(desk: Desk, rows: int) -> None:
+def test_decays_of_other_lengths(fake: FakeDispatch, rows: int) -> None:
     call = Call(replace(PROBLEM, seqlen_q=rows), weights="numbers")
     call.judge(*call.forward())
     call.judge_gradients(call.backward())
 
 
-def test_poisoned_memory_shows_in_nothing(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisoned_memory_shows_in_nothing(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gradients.poison(monkeypatch)
     call = Call(rules=RULES._replace(causal=True))
     call.judge(*call.forward())
     call.judge_gradients(call.backward())
 
 
-def test_r_is_there_only_where_it_is_wanted(desk: Desk) -> None:
+def test_r_is_there_only_where_it_is_wanted(fake: FakeDispatch) -> None:
     call = Call()
     o, r = call.forward(return_r=False)
     assert r is None
     call.judge(o, r)
 
 
-def test_the_problem_is_described_to_dispatch(desk: Desk) -> None:
+def test_the_problem_is_described_to_dispatch(fake: FakeDispatch) -> None:
     call = Call()
     call.device_type, call.deterministic = "A100", True
     call.forward()
     call.backward()
     explicit = replace(PROBLEM, op="retnet", mask="explicit")
-    assert [asked[0] for asked in desk.asked] == [
+    assert [asked[0] for asked in fake.asked] == [
         explicit,
         replace(explicit, direction="backward", deterministic=True),
     ]
-    assert desk.asked[0][1:] == (("A100", CPU), False)
+    assert fake.asked[0][1:] == (("A100", CPU), False)
     Call(weights="usual").forward()
-    assert desk.asked[-1][0] == replace(PROBLEM, op="retnet", mask="decay", causal=True)
+    assert fake.asked[-1][0] == replace(PROBLEM, op="retnet", mask="decay", causal=True)
 
 
 @pytest.mark.parametrize("layout", gradients.LAYOUTS[:4])
 @pytest.mark.parametrize("names", ["q", "k", "v", "qkv"])
-def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, names: str) -> None:
+def test_inputs_are_read_where_they_lie(
+    fake: FakeDispatch, layout: gradients.Layout, names: str
+) -> None:
     call = Call()
     expected, gradients_expected = call.forward(), call.backward()
     for name in names:
@@ -202,7 +208,7 @@ def test_inputs_are_read_where_they_lie(desk: Desk, layout: gradients.Layout, na
     found = call.backward()
     assert gradients.same_bits(there(*found), there(*gradients_expected))
     narrow = layout in (gradients.unaligned, gradients.odd_rows)
-    assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in desk.asked[-2:])
+    assert all(asked[0].alignment_bytes == (2 if narrow else 16) for asked in fake.asked[-2:])
 
 
 MASK_LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
@@ -216,28 +222,28 @@ MASK_LAYOUTS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], int]] = {
 
 
 @pytest.mark.parametrize("kind", MASK_LAYOUTS)
-def test_masks_are_read_where_they_lie(desk: Desk, kind: str) -> None:
+def test_masks_are_read_where_they_lie(fake: FakeDispatch, kind: str) -> None:
     layout, width = MASK_LAYOUTS[kind]
     call = Call()
     assert call.mask is not None
     call.mask = layout(call.mask)
     call.judge(*call.forward())
-    assert desk.asked[-1][0].alignment_bytes == width
+    assert fake.asked[-1][0].alignment_bytes == width
     found = call.backward()
     call.judge_gradients(found)
-    assert desk.asked[-1][0].alignment_bytes == width
+    assert fake.asked[-1][0].alignment_bytes == width
     assert found[3] is not None
     assert found[3].is_contiguous()
 
 
-def test_a_mask_with_an_odd_number_of_keys_has_narrow_rows(desk: Desk) -> None:
+def test_a_mask_with_an_odd_number_of_keys_has_narrow_rows(fake: FakeDispatch) -> None:
     call = Call(replace(PROBLEM, seqlen_k=5))
     call.judge(*call.forward())
     Call(replace(PROBLEM, seqlen_q=1, seqlen_k=8)).forward()
-    assert [asked[0].alignment_bytes for asked in desk.asked] == [2, 16]
+    assert [asked[0].alignment_bytes for asked in fake.asked] == [2, 16]
 
 
-def test_heads_that_share_memory_have_gradients_of_their_own(desk: Desk) -> None:
+def test_heads_that_share_memory_have_gradients_of_their_own(fake: FakeDispatch) -> None:
     call = Call()
     assert call.mask is not None
     call.mask = call.mask[:1].expand(call.mask.shape)
@@ -253,16 +259,16 @@ def test_heads_that_share_memory_have_gradients_of_their_own(desk: Desk) -> None
 
 @pytest.mark.parametrize("layout", [*gradients.LAYOUTS, gradients.one_value])
 def test_gradients_that_kernels_cannot_read_are_copied(
-    desk: Desk, layout: gradients.Layout
+    fake: FakeDispatch, layout: gradients.Layout
 ) -> None:
     call = Call(rules=RULES._replace(r_grad=True))
     call.grad_o = layout(call.grad_o)
     for _ in range(2):
         call.judge_gradients(call.backward())
-    assert desk.asked[-1][0].alignment_bytes == 16
+    assert fake.asked[-1][0].alignment_bytes == 16
 
 
-def test_only_a_gradient_of_the_mask_that_is_wanted_takes_memory(desk: Desk) -> None:
+def test_only_a_gradient_of_the_mask_that_is_wanted_takes_memory(fake: FakeDispatch) -> None:
     call = Call()
     call.need_dmask = False
     assert call.backward()[3] is None
@@ -273,7 +279,7 @@ def test_only_a_gradient_of_the_mask_that_is_wanted_takes_memory(desk: Desk) -> 
     assert [p.workspace_bytes for p in retnet_plan.BACKWARD_PLANS.values()] == [0, 4 * 4 * 7 * 8]
 
 
-def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
+def test_anything_that_matters_makes_another_plan(fake: FakeDispatch) -> None:
     calls = [Call(rules=rules) for rules in CHOICES]
     calls += [Call(weights=weights) for weights in ("shared", "tensor", "numbers", "usual")]
     calls.append(Call(replace(PROBLEM, seqlen_k=16)))
@@ -288,14 +294,14 @@ def test_anything_that_matters_makes_another_plan(desk: Desk) -> None:
         calls[0].forward()
     dispatch.invalidate()
     calls[0].forward()
-    assert len(desk.asked) == len(calls) + 2
+    assert len(fake.asked) == len(calls) + 2
 
 
-def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
+def test_bad_arguments_are_refused_and_make_no_plan(fake: FakeDispatch) -> None:
     call = Call()
     call.forward()
     call.backward()
-    asked = len(desk.asked)
+    asked = len(fake.asked)
     for name, value, message in (
         ("mask", torch.zeros(4, 7, 9).half(), r"mask must be \[4 or 1, 7, 8\], got \[4, 7, 9\]"),
         ("mask", torch.zeros(4, 7, 8), "mask must have q's dtype torch.float16, got torch.float32"),
@@ -310,10 +316,10 @@ def test_bad_arguments_are_refused_and_make_no_plan(desk: Desk) -> None:
                 call.backward() if name == "grad_o" else call.forward()
         setattr(call, name, kept)
     assert len(retnet_plan.FORWARD_PLANS) == len(retnet_plan.BACKWARD_PLANS) == 1
-    assert len(desk.asked) == asked
+    assert len(fake.asked) == asked
 
 
-def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
+def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     call = Call()
     for empty in (lambda x: x[:0], lambda x: x[:, :0]):
         q, k, v = empty(call.q), empty(call.k), empty(call.v)
@@ -328,11 +334,11 @@ def test_empty_outputs_need_no_kernel(desk: Desk) -> None:
         assert [x.shape for x in (dq, dk, dv)] == [x.shape for x in (q, k, v)]
         assert dmask is not None
         assert torch.equal(dmask, torch.zeros_like(mask))
-    assert not desk.asked
+    assert not fake.asked
 
 
 def test_decays_under_capture_must_be_there_and_stay(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = Call(weights="numbers")
     call.gamma = (0.25, 0.5, 0.75, 0.875)
@@ -346,7 +352,7 @@ def test_decays_under_capture_must_be_there_and_stay(
     assert gammas.ON_DEVICES[call.gamma, kept.device] is kept
 
 
-def test_the_function_beside_the_dispatcher(desk: Desk) -> None:
+def test_the_function_beside_the_dispatcher(fake: FakeDispatch) -> None:
     for rules in CHOICES:
         call = Call(rules=rules)
         assert call.mask is not None
@@ -363,7 +369,7 @@ def test_the_function_beside_the_dispatcher(desk: Desk) -> None:
         assert gradients.same_bits(again, found[:3])
 
 
-def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
+def test_plans_keep_no_tensor_alive(fake: FakeDispatch) -> None:
     call = Call(rules=RULES._replace(r_grad=True))
     found = there(*call.forward(), *call.backward())
     held = [weakref.ref(x) for x in (*found, call.q, call.mask, call.grad_o) if x is not None]
@@ -372,7 +378,9 @@ def test_plans_keep_no_tensor_alive(desk: Desk) -> None:
     assert all(reference() is None for reference in held)
 
 
-def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_field_of_the_params_is_filled(
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[abi.RetNetBackwardParams] = []
 
     def look(address: Any, *rest: Any) -> int:
@@ -380,7 +388,7 @@ def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.Mon
         seen.append(abi.RetNetBackwardParams.from_buffer_copy(bytes(source)))
         return 0
 
-    monkeypatch.setattr(desk.kernels["backward"], "launch_function", look)
+    monkeypatch.setattr(fake.kernels["backward"], "launch_function", look)
     call = Call(rules=RULES._replace(r_grad=True, r_clamp_max=3.0, causal=True))
     call.q = gradients.transposed(call.q)
     dq, dk, dv, dmask = call.backward()
@@ -419,7 +427,7 @@ def test_every_field_of_the_params_is_filled(desk: Desk, monkeypatch: pytest.Mon
 
 
 def test_numbers_not_moved_yet_cannot_be_under_capture(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    fake: FakeDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(NotWarmError, match="moved to the GPU first"):

@@ -1,4 +1,4 @@
-"""What a wheel holds, and that it works from there."""
+"""The files of a wheel, and the package installed from the wheel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print(json.dumps({
 
 
 def toy_folders(repository: Path) -> dict[str, Path]:
-    """The folders of a kernel family that the package does not have, by where they would lie in the sources."""
+    """The folders of a kernel family that the package does not have, by their paths in the sources."""
     toy = repository / "tests" / "toy_family"
     return {
         f"python/attention_autotuner/kernels/{TOY}": toy / TOY,
@@ -61,7 +61,7 @@ def toy_folders(repository: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Path:
-    """A wheel built from a copy of the sources with a kernel family more, so that the tree stays clean."""
+    """A wheel built from a copy of the sources with one more kernel family, so that the tree stays clean."""
     copy = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         if (repository / name).is_dir():
@@ -134,7 +134,7 @@ def test_the_source_distribution_holds_the_client_and_the_examples(
     assert wanted <= held
 
 
-def test_no_file_that_packs_names_a_kernel(repository: Path) -> None:
+def test_no_packaging_file_names_a_kernel(repository: Path) -> None:
     packing = [
         (repository / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "setup.py")
     ]
@@ -165,14 +165,14 @@ def test_an_installed_wheel_imports_and_renders_from_its_own_files(
     assert f"-{said['version']}-" in wheel.name
 
 
-def test_the_toolchain_extra_is_what_error_messages_name(repository: Path) -> None:
+def test_the_toolchain_extras_are_those_of_the_error_messages(repository: Path) -> None:
     extras = configuration(repository)["project"]["optional-dependencies"]
     assert isinstance(extras, dict)
     assert sorted(extras["toolchain"]) == sorted(WHEELS)
     assert sorted(extras["toolchain-cu12"]) == sorted(WHEELS_CU12)
 
 
-def test_constraints_pin_what_results_are_reported_with(repository: Path) -> None:
+def test_constraints_pin_the_versions_of_reported_results(repository: Path) -> None:
     text = (repository / "constraints.txt").read_text(encoding="utf-8")
     assert re.findall(r"^(torch|nvidia-cutlass)==(\S+)$", text, re.MULTILINE) == [
         ("torch", "2.13.0"),

@@ -39,7 +39,7 @@ def test_bad_fields_are_named_with_their_value(fields: dict[str, Any], named: li
     assert isinstance(caught.value, AttentionAutotunerError)
 
 
-def test_limits_themselves_are_fine() -> None:
+def test_values_at_the_limits_are_accepted() -> None:
     problem = Problem(
         dim_qk=256, dim_v=512, seqlen_q=1, seqlen_k=2**30, batch=1, heads_q=8, heads_kv=1
     )
@@ -78,7 +78,7 @@ def test_work_of_a_small_forward_problem_by_hand() -> None:
     problem = Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=3, seqlen_k=5, dim_qk=8, dim_v=16, causal=False
     )
-    # Two products of 2 * 4 heads: 3 x 5 x 8 and 3 x 5 x 16 multiply-adds.
+    # Two GEMMs of 2 * 4 heads: 3 x 5 x 8 and 3 x 5 x 16 multiply-adds.
     assert problem.flops == 2 * 8 * (3 * 5 * 8 + 3 * 5 * 16)
     # Two bytes an element: q, o of 8 heads, k, v of 4 heads.
     assert problem.bytes_moved == 2 * (8 * 3 * (8 + 16) + 4 * 5 * (8 + 16))
@@ -95,7 +95,7 @@ def test_work_of_a_small_backward_problem_by_hand() -> None:
         dim_qk=8,
         dim_v=16,
     )
-    # Five products of 8 heads: S, dQ and dK are 3 x 5 x 8, dP and dV 3 x 5 x 16 multiply-adds.
+    # Five GEMMs of 8 heads: S, dQ and dK are 3 x 5 x 8, dP and dV 3 x 5 x 16 multiply-adds.
     assert problem.flops == 2 * 8 * (3 * 3 * 5 * 8 + 2 * 3 * 5 * 16)
     assert replace(problem, causal=True).flops == problem.flops // 2
     # q, dq, o, do of 8 heads, k, dk, v, dv of 4, and the LSE.
@@ -145,8 +145,8 @@ def test_limits_of_retention_name_the_value(changes: dict[str, Any], named: str)
     assert named in str(caught.value)
 
 
-def test_retention_counts_products_of_tokens_with_states() -> None:
-    one = replace(RETENTION, batch=2, heads_q=4, heads_kv=4, seqlen_q=8, seqlen_k=8, dim_qk=16)
-    product = 2 * 2 * 4 * 8 * 16 * 128
-    assert one.flops == 2 * product
-    assert replace(one, direction="backward").flops == 5 * product
+def test_retention_counts_gemms_of_tokens_with_states() -> None:
+    problem = replace(RETENTION, batch=2, heads_q=4, heads_kv=4, seqlen_q=8, seqlen_k=8, dim_qk=16)
+    gemm_flops = 2 * 2 * 4 * 8 * 16 * 128
+    assert problem.flops == 2 * gemm_flops
+    assert replace(problem, direction="backward").flops == 5 * gemm_flops

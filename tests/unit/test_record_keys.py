@@ -91,7 +91,7 @@ def test_a_record_of_the_second_schema_serves_while_its_bytes_are_the_same(tmp_p
     served = ask("exact")
     assert isinstance(served, Hit)
     assert (served.candidate, served.median_us) == (candidate, 9.0)
-    assert ask("edited") == Miss(field="kernel_digest", expected="edited", found="exact")
+    assert ask("edited") == Miss(field="kernel_digest", expected="edited", recorded="exact")
     assert json.loads(path.read_text()) == old
     record = served.record
     store.put(

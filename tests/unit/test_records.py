@@ -26,7 +26,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.shipping import evidence, evidence_path, write_shipped
 from attention_autotuner.tuning.validity import PresentKernels
-from tests import measured
+from tests import record_entries
 from tests.candidates import forward
 from tests.knob_schemas import KnobsOfAnotherDay
 
@@ -49,7 +49,7 @@ FAST, SLOW, BROKEN = forward(), forward(block_n=32), forward(block_n=128)
 
 def entry(one: Candidate, us: float | None, outcome: Outcome | None = None) -> CandidateEntry:
     digest = f"digest of {one.name}"
-    return measured.entry(
+    return record_entries.entry(
         one, us, outcome, environment=H200.digest, source_digest=digest, estimate_us=us
     )
 
@@ -125,7 +125,7 @@ def test_a_record_of_the_first_schema_is_missed_and_left_alone(store: RecordStor
     old = record().to_json() | {"schema": 1}
     del old["purpose"]
     path.write_text(json.dumps(old))
-    assert store.find(query()) == Miss(field="schema", expected="3", found="1")
+    assert store.find(query()) == Miss(field="schema", expected="3", recorded="1")
     assert list(store.records()) == []
     assert path.is_file()
     store.put(record())
@@ -170,14 +170,14 @@ def test_records_list_what_is_there(store: RecordStore) -> None:
 
 def test_nothing_recorded_is_a_miss_of_the_problem(store: RecordStore) -> None:
     assert store.find(query()) == Miss(
-        field="problem", expected=PROBLEM.bucketed().describe(), found="no record"
+        field="problem", expected=PROBLEM.bucketed().describe(), recorded="no record"
     )
 
 
 def test_another_gpu_is_named_as_the_reason(store: RecordStore) -> None:
     store.put(record())
     found = store.find(query(environment=replace(H200, gpu_name="NVIDIA A100")))
-    assert found == Miss(field="gpu_name", expected="NVIDIA A100", found="NVIDIA H200")
+    assert found == Miss(field="gpu_name", expected="NVIDIA A100", recorded="NVIDIA H200")
 
 
 def test_another_sm_count_is_a_miss(store: RecordStore) -> None:
@@ -190,7 +190,9 @@ def test_another_kernel_source_is_a_miss(store: RecordStore) -> None:
     same = query(kernels=PresentKernels(source=lambda one: f"digest of {one.name}"))
     assert hit(store.find(same)).record.pick == FAST.name
     found = store.find(query(kernels=EDITED))
-    assert found == Miss(field="source_digest", expected="edited", found=f"digest of {FAST.name}")
+    assert found == Miss(
+        field="source_digest", expected="edited", recorded=f"digest of {FAST.name}"
+    )
 
 
 def test_the_same_machine_code_is_the_same_kernel(store: RecordStore) -> None:
@@ -199,7 +201,7 @@ def test_the_same_machine_code_is_the_same_kernel(store: RecordStore) -> None:
     assert hit(store.find(query(kernels=same))).record.pick == FAST.name
     other = replace(EDITED, code=lambda one: "other")
     found = store.find(query(kernels=other))
-    assert found == Miss(field="code_digest", expected="other", found="code")
+    assert found == Miss(field="code_digest", expected="other", recorded="code")
     unknown = store.find(query(kernels=EDITED))
     assert isinstance(unknown, Miss)
     assert (unknown.field, unknown.expected) == ("source_digest", "edited")
@@ -216,7 +218,7 @@ def test_other_knobs_of_its_kernel_are_a_miss_that_says_what_helps(
     knobs_of_another_day(FAST.kernel)
     found = store.find(query())
     assert isinstance(found, Miss)
-    assert (found.field, found.found) == ("knob_schema", then)
+    assert (found.field, found.recorded) == ("knob_schema", then)
     assert "records rekey" in found.advice
     assert list(store.records()) == []
 
@@ -225,7 +227,7 @@ def test_another_schema_is_a_miss_and_not_damage(store: RecordStore) -> None:
     store.put(record())
     path = store.path(PROBLEM, "H100", H200.gpu_name)
     path.write_text(json.dumps({"schema": 99, "problem": "of another shape"}))
-    assert store.find(query()) == Miss(field="schema", expected="3", found="99")
+    assert store.find(query()) == Miss(field="schema", expected="3", recorded="99")
     assert path.exists()
 
 
@@ -237,7 +239,7 @@ def test_soft_fields_are_served_marked_unless_strict(store: RecordStore, name: s
     other = Environment.from_json({**H200.to_json(), name: "99"})
     assert hit(store.find(query(environment=other))).unverified == (name,)
     found = store.find(query(environment=other, strict=True))
-    assert found == Miss(field=name, expected="99", found=str(getattr(H200, name)))
+    assert found == Miss(field=name, expected="99", recorded=str(getattr(H200, name)))
 
 
 def test_soft_fields_that_are_not_known_now_are_not_compared(store: RecordStore) -> None:

@@ -29,7 +29,7 @@ from attention_autotuner.tuning.rekeying import rekey, wanted
 from attention_autotuner.tuning.shipped import read_shipped
 from attention_autotuner.tuning.shipping import shipped, write_shipped
 from tests.knob_schemas import KnobsOfAnotherDay
-from tests.measured import entry
+from tests.record_entries import entry
 
 COMPILER = {"nvcc": "13.0.88", "cutlass": "4.2.0"}
 GPU = Environment(

@@ -12,12 +12,12 @@ OUTPUT = Path(__file__).with_name("compiler_output")
 
 @pytest.fixture(scope="module")
 def sm80() -> CompilerReport:
-    """Four kernels, as nvcc 13.0 printed them: plain, with shared memory, with a call, with spills."""
+    """The report of nvcc 13.0 on four kernels: plain, with shared memory, with a call, with spills."""
     return parse_ptxas((OUTPUT / "ptxas_sm80.txt").read_text(encoding="utf-8"))
 
 
-def test_each_kernel_by_itself(sm80: CompilerReport) -> None:
-    found = {
+def test_the_report_of_every_kernel(sm80: CompilerReport) -> None:
+    usages = {
         kernel.name: (
             kernel.registers,
             kernel.spill_store_bytes,
@@ -27,9 +27,9 @@ def test_each_kernel_by_itself(sm80: CompilerReport) -> None:
         )
         for kernel in sm80.kernels
     }
-    assert found == {
+    assert usages == {
         "_Z8spillingPf": (32, 1616, 1652, 736, 0),
-        "_Z5callsPf": (32, 0, 0, 160, 0),  # its callee's properties follow its own
+        "_Z5callsPf": (32, 0, 0, 160, 0),  # properties of the callee follow in the output
         "_Z10shared_memPf": (10, 0, 0, 0, 1024),
         "_Z5plainPf": (8, 0, 0, 0, 0),
     }
@@ -43,7 +43,7 @@ def test_a_unit_is_as_bad_as_its_worst_kernel(sm80: CompilerReport) -> None:
     assert sm80.warnings == ()
 
 
-def test_spills_of_a_called_function_count_to_its_kernel() -> None:
+def test_spills_of_a_called_function_count_for_its_kernel() -> None:
     report = parse_ptxas(
         "ptxas info    : Compiling entry function 'kernel' for 'sm_80'\n"
         "ptxas info    : Function properties for kernel\n"

@@ -18,13 +18,12 @@ import matplotlib as mpl
 
 from attention_autotuner.core.problem import Problem
 from benchmarks import report
-from benchmarks.reporting import drawing, predictions, site
+from benchmarks.reporting import drawing, site
 from benchmarks.reporting.chinese import chinese
 from benchmarks.reporting.curves import curves, passes_of, series_of
 from benchmarks.reporting.duels import duels_of, losses, place_of, standings
 from benchmarks.reporting.heatmaps import heatmap, panels_of, short, wrapped
 from benchmarks.reporting.limits import limits_of
-from benchmarks.reporting.predictions import Guess, fits
 from benchmarks.reporting.sections import load, race_section
 from benchmarks.reporting.small_sections import (
     agreement_section,
@@ -90,8 +89,8 @@ def test_figures_have_titles_units_and_both_colourings(built: site.Site) -> None
         assert "prefers-color-scheme: dark" in svg
         assert not any(stand_in in svg for stand_in in drawing.VARIABLES)
         words = {"_curves": ("TFLOP/s", "sequence length", "ours"), "_speedup": ("speed over",)}
-        kind = next((kind for kind in words if kind in name), None)
-        for word in words[kind] if kind else ("measured, µs", "predicted, µs"):
+        kind = next(kind for kind in words if kind in name)
+        for word in words[kind]:
             assert word in unescape(svg), name
 
 
@@ -212,21 +211,6 @@ def test_a_limit_is_the_measured_one_where_there_is_one() -> None:
     assert [limit.tflops for limit in both] == [pytest.approx(660.0), by_spec[1].tflops]
     assert len(limits_of("A100", None)) == 1  # no wgmma there
     assert limits_of("unknown", None) == []
-
-
-def test_predictions_are_summed_up_by_factor_and_rank() -> None:
-    guesses = [Guess(group="g", predicted_us=1.1 * t, measured_us=t) for t in (1.0, 2.0, 4.0)]
-    (fit,) = fits(guesses)
-    assert fit.kernels == 3
-    assert fit.bias == pytest.approx(1.1)
-    assert fit.typical == pytest.approx(1.1)
-    assert fit.correlation == pytest.approx(1.0)
-    backwards = [Guess(group="h", predicted_us=1 / t, measured_us=t) for t in (1.0, 2.0, 4.0)]
-    assert [each.group for each in fits([*guesses, *backwards])] == ["g", "h", "all"]
-    assert fits(backwards)[0].correlation == pytest.approx(-1.0)
-    untimed = {"problem": {"op": "retention", "direction": "forward"}}
-    untimed["entries"] = [{"estimate_us": 3.0, "measurement": None}]  # type: ignore[assignment]
-    assert predictions.of_records([untimed]) == []
 
 
 def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from attention_autotuner.core.problem import DIRECTIONS, Direction
 from attention_autotuner.kernels.legality import check
 from tests.numerics import retention_cases, retention_sampling, retnet_cases
 
-POLICIES = ("A100", "RTX4090", "H100", "H200")
+# One object of each policy: samples are remembered by it.
+POLICIES = {name: resolve(name) for name in ("A100", "RTX4090", "H100", "H200")}
 CASES = retention_cases.make_cases()
 BACKWARD = ("retnet-backward", "retention-backward")
 
@@ -33,21 +34,21 @@ def test_retentions_list_is_as_long_and_as_varied_as_promised() -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_retnets_list_is_as_varied_as_promised(direction: Direction) -> None:
-    found = retnet_cases.make_cases(direction)
-    explicit = [case for case in found if case.explicit]
-    assert len(found) >= 120
+    cases = retnet_cases.make_cases(direction)
+    explicit = [case for case in cases if case.explicit]
+    assert len(cases) >= 120
     assert {case.values for case in explicit} == set(retnet_cases.VALUES)
     assert {case.shared for case in explicit} == {True, False}
     assert {case.problem.causal for case in explicit} == {True, False}
     assert any(case.problem.seqlen_k % 2 for case in explicit)
-    assert {case.gamma for case in found if not case.explicit} == {None, *retention_cases.GAMMAS}
-    assert {case.scale for case in found} >= {None, 0.0, -0.125, 8.0}
+    assert {case.gamma for case in cases if not case.explicit} == {None, *retention_cases.GAMMAS}
+    assert {case.scale for case in cases} >= {None, 0.0, -0.125, 8.0}
     for flag in ("normalize", "r_grad", "dmask", "r"):
-        assert {getattr(case, flag) for case in found} == {True, False}
-    longer = {(c.problem.seqlen_q > c.problem.seqlen_k) for c in found}
+        assert {getattr(case, flag) for case in cases} == {True, False}
+    longer = {(c.problem.seqlen_q > c.problem.seqlen_k) for c in cases}
     assert longer == {True, False}
-    assert {case.problem.dtype for case in found} == {"fp16", "bf16"}
-    for case in found:
+    assert {case.problem.dtype for case in cases} == {"fp16", "bf16"}
+    for case in cases:
         p = case.problem
         assert case.explicit <= (p.alignment_bytes == 2 or p.seqlen_k % 8 == 0)
         assert case.normalize or not (case.r_grad or case.r_clamp_max)
@@ -55,32 +56,42 @@ def test_retnets_list_is_as_varied_as_promised(direction: Direction) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_lists_need_few_builds(policy: str) -> None:
-    present = resolve(policy)
+    present = POLICIES[policy]
     wanted = retention_cases.builds(CASES, present)
     assert len(wanted) <= 4 * len(retention_cases.GROUPS)
-    assert {one.form for one in wanted} == {*retention_cases.RETENTION_FORMS, "auto"}
+    assert {candidate.form for candidate in wanted} == {*retention_cases.RETENTION_FORMS, "auto"}
     masked = retnet_cases.builds(list(retnet_cases.every_case()), present)
     assert len(masked) <= 4 * len(retnet_cases.GROUPS)
     for case in CASES:
-        for one in case.kernels_of(present):
-            assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
-            assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
+        for candidate in case.kernels_of(present):
+            assert (candidate.class_qk, candidate.class_v) == (
+                case.problem.class_qk,
+                case.problem.class_v,
+            )
+            assert (candidate.dtype, candidate.copy_bytes) == (
+                case.problem.dtype,
+                case.problem.alignment_bytes,
+            )
 
 
 @pytest.mark.parametrize("kind", retention_sampling.KINDS)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_samples_hold_every_value_of_every_knob(policy: str, kind: str) -> None:
-    present = resolve(policy)
-    found = retention_sampling.sample(present, kind)
-    assert len(set(found)) == len(found) >= 2
+    present = POLICIES[policy]
+    candidates = retention_sampling.sample(present, kind)
+    assert len(set(candidates)) == len(candidates) >= 2
     assert not retention_sampling.uncovered(present, kind)
-    assert all(check(one, present.spec) is None for one in found)
-    for one in found:
-        for case in retention_sampling.cases_of(one):
+    assert all(check(candidate, present.spec) is None for candidate in candidates)
+    for candidate in candidates:
+        for case in retention_sampling.cases_of(candidate):
             p = case.problem
-            assert (p.class_qk, p.class_v) == (one.class_qk, one.class_v)
-            assert (p.op, p.direction, p.mask) == (one.op, one.direction, one.mask)
-            assert p.alignment_bytes == one.copy_bytes
+            assert (p.class_qk, p.class_v) == (candidate.class_qk, candidate.class_v)
+            assert (p.op, p.direction, p.mask) == (
+                candidate.op,
+                candidate.direction,
+                candidate.mask,
+            )
+            assert p.alignment_bytes == candidate.copy_bytes
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -91,8 +102,8 @@ def test_backward_kernels_of_several_stages_and_of_narrow_tiles_are_in_the_sampl
     for kind in BACKWARD:
         shown = {
             (name.rpartition(".")[2], value)
-            for one in retention_sampling.sample(resolve(policy), kind)
-            for name, value in retention_sampling.values(one)
+            for candidate in retention_sampling.sample(POLICIES[policy], kind)
+            for name, value in retention_sampling.values(candidate)
         }
         assert ("num_stages", 2) in shown
         widths = ("block_m", "block_n", "block_rows", "block_columns", "chunk")

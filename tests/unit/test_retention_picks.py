@@ -1,4 +1,4 @@
-"""A pick is one of its own operation, direction, mask, form and policy: an earlier implementation knew dims alone."""
+"""A pick matches its problem's operation, direction, mask and form; an earlier implementation compared dims alone."""
 
 from __future__ import annotations
 

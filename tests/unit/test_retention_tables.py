@@ -1,4 +1,4 @@
-"""The README's tables of retention: what has no time says why."""
+"""The README's tables of retention: a kernel without a time has a reason."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def document(entry: dict[str, Any]) -> dict[str, Any]:
     return {"peers": {"peer": "a peer"}, "contests": {"peer": ["pick", "peer"]}, "rows": [row]}
 
 
-def test_what_has_no_time_is_not_timed_and_the_reason_stands_below() -> None:
-    found = document({"outcome": {"kind": "wrong", "reason": "dk is off by 2"}})
-    assert f"| {NOT_TIMED} | 5 |" in contest_table(found, "peer")[-1]
-    (line,) = [line for line in reasons(found) if line.startswith("- ")]
+def test_a_kernel_without_a_time_has_its_reason_below_the_table() -> None:
+    results = document({"outcome": {"kind": "wrong", "reason": "dk is off by 2"}})
+    assert f"| {NOT_TIMED} | 5 |" in contest_table(results, "peer")[-1]
+    (line,) = [line for line in reasons(results) if line.startswith("- ")]
     assert "ours" in line
     assert "wrong: dk is off by 2" in line
 
 
-def test_where_all_have_times_there_is_no_reason() -> None:
-    found = document({"median_us": 4.0})
-    assert NOT_TIMED not in contest_table(found, "peer")[-1]
-    assert reasons(found) == []
+def test_a_table_of_times_has_no_reasons() -> None:
+    results = document({"median_us": 4.0})
+    assert NOT_TIMED not in contest_table(results, "peer")[-1]
+    assert reasons(results) == []

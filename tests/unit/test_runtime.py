@@ -1,4 +1,4 @@
-"""The runtime: every table of the process is in it, forgets together, and comes back after a fresh one."""
+"""The runtime: it holds every table of the process, clears them together, and is restored after a fresh runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import attention_autotuner.api
-import attention_autotuner.cli  # noqa: F401  # its tables are listed on import
+import attention_autotuner.cli  # noqa: F401  # the import registers its tables
 from attention_autotuner.api.shared import plain
 from attention_autotuner.core import memo
 from attention_autotuner.core.memo import Table, remembered
@@ -28,14 +28,14 @@ def table() -> Iterator[Table[str, int]]:
     del memo.TABLES["toys.numbers"]
 
 
-def test_every_kind_of_state_is_there() -> None:
-    found = runtime.current().tables
+def test_every_kind_of_state_has_a_table() -> None:
+    tables = runtime.current().tables
     plans = {
         f"plans.{op}.{direction}"
         for op in ("attention", "retnet", "retention")
         for direction in ("forward", "backward")
     }
-    assert found.keys() >= PERMANENT | plans | {
+    assert tables.keys() >= PERMANENT | plans | {
         "bundles.installed",
         "bundles.named",
         "decays",
@@ -50,7 +50,7 @@ def test_every_kind_of_state_is_there() -> None:
         "toolchain.driver_release",
         "toolchain.found",
     }
-    assert {name for name, each in found.items() if each.permanent} == PERMANENT
+    assert {name for name, table in tables.items() if table.permanent} == PERMANENT
 
 
 def test_a_table_drops_its_oldest_entry_at_its_bound(table: Table[str, int]) -> None:
@@ -61,7 +61,7 @@ def test_a_table_drops_its_oldest_entry_at_its_bound(table: Table[str, int]) -> 
     assert table == {"b": 1, "c": 9, "d": 3}
 
 
-def test_names_are_taken_once(table: Table[str, int]) -> None:
+def test_a_name_belongs_to_one_table(table: Table[str, int]) -> None:
     with pytest.raises(ValueError, match=r"toys\.numbers"):
         Table(table.name)
 
@@ -80,7 +80,7 @@ def test_forgetting_by_name(table: Table[str, int]) -> None:
         runtime.current().forget("toy")
 
 
-def test_permanent_tables_stay() -> None:
+def test_permanent_tables_keep_their_entries() -> None:
     try:
         kept: Table[str, int] = Table("toys.kept", permanent=True)
         kept.remember("a", 1)
@@ -93,7 +93,7 @@ def test_permanent_tables_stay() -> None:
         del memo.TABLES["toys.kept"]
 
 
-def test_a_fresh_runtime_gives_the_old_one_back(table: Table[str, int]) -> None:
+def test_the_old_runtime_is_restored_after_a_fresh_one(table: Table[str, int]) -> None:
     table.remember("a", 1)
     with runtime.current().fresh() as fresh:
         assert fresh is runtime.current()
@@ -132,7 +132,7 @@ def test_forgotten_decisions_make_plans_out_of_date(tmp_path: Path) -> None:
     assert Settings(cache_dir=tmp_path) not in runtime.current()["dispatch.decisions"]
 
 
-def test_a_notice_is_given_again_once_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_notice_is_logged_again_once_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     with runtime.current().fresh(), caplog.at_level(logging.WARNING):
         for _ in range(2):
             plain.notice("only this")
@@ -142,7 +142,7 @@ def test_a_notice_is_given_again_once_forgotten(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_module_keeps_state_of_its_own(name: str) -> None:
+def test_no_module_keeps_private_state(name: str) -> None:
     tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global)]
     for node in tree.body:
@@ -154,7 +154,7 @@ def test_no_module_keeps_state_of_its_own(name: str) -> None:
         assert constant or not empty, f"{name}, line {node.lineno}: use a Table of core.memo"
 
 
-def test_tests_reset_no_caches_by_themselves(repository: Path) -> None:
+def test_no_test_clears_a_cache(repository: Path) -> None:
     for path in (repository / "tests").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             assert not (isinstance(node, ast.Attribute) and node.attr == "cache_clear"), path

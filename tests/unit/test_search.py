@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,15 +13,16 @@ from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import BuildFailed, LaunchFailed, Ok, Wrong
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.errors import NoCandidateError, UnsupportedProblemError
+from attention_autotuner.errors import NoCandidateError, SettingsError, UnsupportedProblemError
 from attention_autotuner.kernels.cost_model import Estimate, rank
-from attention_autotuner.tuning import tune
+from attention_autotuner.tuning import tune, tune_step
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.printing import Pace
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
-from tests.searching import GPU, FakePipeline, fast
+from tests.fake_pipeline import GPU, FakePipeline, fast
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 POLICY = H100()
@@ -108,7 +111,7 @@ def test_failures_of_every_stage_are_kept_with_their_reasons(
         time_us=fast(rival, 80.0),
         confirmed_ratio=1.2,
         build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == broken else None,
-        verdict=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
+        verify_outcome=lambda n: Wrong(reason="off by 3") if n == wrong else Ok(),
         timing_outcome=lambda n: LaunchFailed(reason="gone") if n == crashed else None,
     )
     result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
@@ -190,7 +193,7 @@ def test_when_all_spill_those_that_spill_little_come_first(
     ("pipeline", "words"),
     [
         (FakePipeline(build_outcome=lambda n: BuildFailed(reason="no nvcc", log="/x")), "no nvcc"),
-        (FakePipeline(verdict=lambda n: Wrong(reason="all zeros")), "wrong: all zeros"),
+        (FakePipeline(verify_outcome=lambda n: Wrong(reason="all zeros")), "wrong: all zeros"),
         (FakePipeline(timing_outcome=lambda n: LaunchFailed(reason="busy")), "launch_failed: busy"),
     ],
 )
@@ -255,6 +258,8 @@ def test_ctrl_c_before_timing_keeps_the_default_and_writes_nothing(
     assert result.status == "predicted"
     assert result.pick == DEFAULT
     assert not records.root.exists()
+    fate = "not built" if phase == "build" else "not timed"
+    assert {row.fate for row in result.rows} == {fate}
 
 
 def test_ctrl_c_while_timing_keeps_the_best_so_far_unconfirmed(
@@ -333,6 +338,51 @@ def test_a_problem_may_be_named_by_its_fields(records: RecordStore) -> None:
         tune(device_type=POLICY, dim_qk=7)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"effort": "max"}, SettingsError, "effort='max': must be none, quick or full"),
+        ({"effort": 1}, SettingsError, "effort=1: must be none, quick or full"),
+        ({"budget_seconds": -1}, SettingsError, "budget_seconds=-1: must be a positive number"),
+        ({"budget_seconds": 0}, SettingsError, "budget_seconds=0: must be a positive number"),
+        ({"budget_seconds": nan}, SettingsError, "budget_seconds=nan: must be a positive number"),
+        ({"budget_seconds": inf}, SettingsError, "budget_seconds=inf: must be a positive number"),
+        ({"budget_seconds": "60"}, SettingsError, "budget_seconds='60': must be a positive"),
+        ({"budget_seconds": True}, SettingsError, "budget_seconds=True: must be a positive"),
+        ({"top_k": -1}, SettingsError, "top_k=-1: must be an integer of at least 0"),
+        ({"top_k": 2.5}, SettingsError, "top_k=2.5: must be an integer"),
+        ({"batch": 2.5}, UnsupportedProblemError, "batch must be an integer, got 2.5"),
+        ({"batch": "4"}, UnsupportedProblemError, "batch must be an integer, got '4'"),
+        ({"batch": True}, UnsupportedProblemError, "batch must be an integer, got True"),
+        ({"seqlen_q": None}, UnsupportedProblemError, "seqlen_q must be an integer, got None"),
+        ({"seqlen_q": nan}, UnsupportedProblemError, "seqlen_q must be an integer, got nan"),
+        ({"dim_qk": 64.0}, UnsupportedProblemError, "dim_qk must be an integer, got 64.0"),
+        ({"dim_v": [64]}, UnsupportedProblemError, r"dim_v must be an integer, got \[64\]"),
+        ({"alignment_bytes": "16"}, UnsupportedProblemError, "alignment_bytes must be an integer"),
+        ({"causal": "yes"}, UnsupportedProblemError, "causal must be True or False, got 'yes'"),
+        ({"causal": None}, UnsupportedProblemError, "causal must be True or False, got None"),
+        ({"deterministic": 1}, UnsupportedProblemError, "deterministic must be True or False, got 1"),
+        ({"dtype": None}, UnsupportedProblemError, "dtype must be one of .*, got None"),
+        ({"op": ["attention"]}, UnsupportedProblemError, "op must be one of .*, got "),
+        ({"seqlenq": 4}, TypeError, "no field 'seqlenq'; its fields: op, direction, dtype"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("device_type", [None, POLICY])
+def test_a_bad_argument_is_an_error_before_any_work(
+    arguments: dict[str, Any], error: type[Exception], message: str, device_type: Any
+) -> None:
+    """Without a GPU too: None would ask for the present one."""
+    with pytest.raises(error, match=message):
+        tune(device_type=device_type, pipeline=None, **arguments)
+    with pytest.raises(error, match=message):
+        tune_step(device_type=device_type, pipeline=None, **arguments)
+
+
+def test_a_bad_budget_of_the_backward_search_is_an_error_before_the_forward_one() -> None:
+    with pytest.raises(SettingsError, match="budget_seconds=-1: must be a positive number"):
+        tune_step(device_type=POLICY, backward_budget_seconds=-1)
+
+
 def test_progress_is_told_by_phase(records: RecordStore, rival: str) -> None:
     events: list[Event] = []
     pipeline = FakePipeline(time_us=fast(rival, 90.0), confirmed_ratio=1.1)
@@ -348,6 +398,23 @@ def test_progress_is_told_by_phase(records: RecordStore, rival: str) -> None:
     ]
     assert all(event.done <= event.total for event in events)
     assert events[-1].best_us == 90.0
+
+
+def test_the_time_left_follows_the_pace_since_the_first_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("attention_autotuner.tuning.printing.time.monotonic", lambda: now)
+    pace = Pace()
+    assert (
+        pace.seconds_left("build", 1, 101) is None
+    )  # the first kernel took a time that nobody saw
+    now = 104.0
+    assert pace.seconds_left("build", 3, 101) == pytest.approx(2.0 * 98)
+    assert pace.seconds_left("verify", 0, 4) is None
+    now = 105.0
+    assert pace.seconds_left("verify", 1, 4) == pytest.approx(3.0)
+    assert pace.seconds_left("verify", 4, 4) is None
 
 
 # --- the shortlist --------------------------------------------------------------------------------

@@ -135,19 +135,19 @@ def test_override_does_not_leak_into_other_threads() -> None:
 
 def test_adopted_settings_are_the_very_object_and_end_with_the_block() -> None:
     before = settings.current()
-    with settings.override(mode="off") as found:
+    with settings.override(mode="off") as outer:
         pass
     seen: list[settings.Settings] = []
 
     def work() -> None:
-        with settings.adopted(found):
+        with settings.adopted(outer):
             seen.append(settings.current())
         seen.append(settings.current())
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen[0] is found
+    assert seen[0] is outer
     assert seen[1] is settings.current() is before
 
 
@@ -187,7 +187,7 @@ logging.getLogger("attention_autotuner.x").info("hello from inside")
         ),
     ],
 )
-def test_a_message_is_shown_once_whoever_set_logging_up(
+def test_a_message_is_shown_once_whatever_set_logging_up(
     setup: str, level: str, times: int, tmp_path: Path
 ) -> None:
     done = subprocess.run(

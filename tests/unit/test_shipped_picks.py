@@ -66,7 +66,7 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
 
 
 def test_every_shipped_pick_rests_on_its_line_of_evidence(repository: Path) -> None:
-    said = evidence(repository / "benchmarks" / "results" / "nvidia-h200" / "records.jsonl")
+    said = evidence(repository / "benchmarks" / "results" / "nvidia-h200" / "records.jsonl.gz")
     file = read_shipped(TUNED / H200)
     assert {line["evidence"] for line in file.lines} == set(said)
     for line, record in zip(file.lines, picks(), strict=True):

@@ -1,7 +1,8 @@
-"""Files of picks that come with the package: who writes them, and when."""
+"""Files of picks that come with the package: concurrent writes."""
 
 from __future__ import annotations
 
+import gzip
 import threading
 from importlib.resources import files
 from pathlib import Path
@@ -9,15 +10,15 @@ from pathlib import Path
 import filelock
 import pytest
 
-from attention_autotuner.errors import StoreError
+from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import locking
-from attention_autotuner.tuning.shipping import ship, shipped, write_shipped
+from attention_autotuner.tuning.shipping import evidence, ship, shipped, write_shipped
 
 GPU = "NVIDIA H200"
 FIRST, SECOND = shipped(Path(str(files("attention_autotuner.tuned"))), GPU)[:2]
 
 
-def test_who_ships_waits_for_another_and_keeps_what_that_one_wrote(tmp_path: Path) -> None:
+def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
     late = threading.Thread(target=ship, args=(tmp_path, GPU, [SECOND]))
     with filelock.FileLock(tmp_path / "nvidia-h200.lock"):
         late.start()
@@ -26,11 +27,11 @@ def test_who_ships_waits_for_another_and_keeps_what_that_one_wrote(tmp_path: Pat
         write_shipped(tmp_path, GPU, [FIRST])
     late.join(10.0)
     assert not late.is_alive()
-    found = {record.problem for record in shipped(tmp_path, GPU)}
-    assert found == {FIRST.problem, SECOND.problem}
+    problems = {record.problem for record in shipped(tmp_path, GPU)}
+    assert problems == {FIRST.problem, SECOND.problem}
 
 
-def test_who_holds_a_file_for_too_long_is_named(
+def test_a_file_locked_for_too_long_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(locking, "LOCK_TIMEOUT_SECONDS", 0.05)
@@ -38,3 +39,18 @@ def test_who_holds_a_file_for_too_long_is_named(
     with held, pytest.raises(StoreError, match=r"another process holds .*nvidia-h200\.lock"):
         ship(tmp_path, GPU, [FIRST])
     assert not (tmp_path / "nvidia-h200.jsonl").exists()
+
+
+def test_packed_evidence_holds_the_same_lines_and_names_its_damage(tmp_path: Path) -> None:
+    packed, plain = tmp_path / "packed.jsonl.gz", tmp_path / "plain.jsonl"
+    for path in (packed, plain):
+        write_shipped(tmp_path, GPU, [FIRST], path)
+    assert evidence(packed) == evidence(plain) != {}
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+    before = packed.read_bytes()
+    ship(tmp_path, GPU, [], packed)
+    assert packed.read_bytes() == before  # not even a date in it changes
+    packed.write_bytes(before[:-20])
+    with pytest.raises(RecordError, match=r"packed.jsonl.gz is damaged"):
+        evidence(packed)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -1,4 +1,4 @@
-"""The GPU smoke suite where there is no GPU: what it covers, and kernels that another machine built."""
+"""The GPU smoke suite without a GPU: its coverage, and kernels that another machine built."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain
 from attention_autotuner.core.problem import Problem
-from tests.bundling import publish
+from tests.fake_bundles import publish
 from tests.gpu import smoke
-from tests.numerics.workshop import CARRIED, adopt
+from tests.numerics.kernel_pool import CARRIED, adopt
 
-MAX_KERNELS = 90  # 16 cores build them in little more than a minute
+MAX_KERNELS = 90  # 16 cores build these in little more than a minute
 HERE = Path("/usr")
 TOOLCHAIN = Toolchain(
     nvcc=HERE / "nvcc",
@@ -40,7 +40,7 @@ PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=512, seqlen_k=512, di
 
 @pytest.fixture(scope="module")
 def listed(repository: Path) -> list[str]:
-    """What the command says of the suite."""
+    """The lines that the command prints about the suite."""
     command = [sys.executable, "-m", "tests.gpu.prebuild", "--list", "-m", "smoke"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -71,7 +71,7 @@ def test_the_suite_covers_operations_directions_families_and_dtypes(listed: list
         assert any(name.startswith(f"{op}_") and name.endswith("_c2") for name in names)
 
 
-def test_what_the_suite_names_exists(repository: Path) -> None:
+def test_every_function_named_in_the_suite_exists(repository: Path) -> None:
     named = {**smoke.FUNCTIONS}
     for functions in (smoke.CASES, smoke.SAMPLES):
         for module, function in functions.items():
@@ -82,19 +82,19 @@ def test_what_the_suite_names_exists(repository: Path) -> None:
             assert f"def {function}(" in text, f"{module}.{function}"
 
 
-def test_carried_kernels_serve_though_another_compiler_made_them(tmp_path: Path) -> None:
-    one = resolve("H200").default(PROBLEM)
+def test_kernels_of_another_compiler_are_adopted(tmp_path: Path) -> None:
+    candidate = resolve("H200").default(PROBLEM)
     other = resolve("H200").default(replace(PROBLEM, dtype="bf16"))
-    kernel, target = render(one), BuildTarget(arch="90")
+    kernel, target = render(candidate), BuildTarget(arch="90")
     carried, store = Store(tmp_path / "carried"), Store(tmp_path / "store")
-    built = publish(carried, one, arch="90", nvcc="13.0.88", content=b"carried")
+    built = publish(carried, candidate, arch="90", nvcc="13.0.88", content=b"carried")
     publish(carried, other, arch="80")  # for another GPU
-    (carried.root / CARRIED).write_text(json.dumps([one.config, other.config]))
+    (carried.root / CARRIED).write_text(json.dumps([candidate.config, other.config]))
     assert store.get(kernel, target, TOOLCHAIN) is None
     for _ in range(2):  # a second time is no error
         assert adopt(carried.root, store, target, TOOLCHAIN) == 1
-    found = store.get(kernel, target, TOOLCHAIN)
-    assert isinstance(found, Artifact)
-    assert found.path.read_bytes() == b"carried"
-    assert found.toolchain == built.toolchain  # what really compiled it
+    adopted = store.get(kernel, target, TOOLCHAIN)
+    assert isinstance(adopted, Artifact)
+    assert adopted.path.read_bytes() == b"carried"
+    assert adopted.toolchain == built.toolchain  # the real compiler
     assert store.get(render(other), target, TOOLCHAIN) is None

@@ -1,4 +1,4 @@
-"""The rule on spills, and that search, sweep and predicted picks ask it."""
+"""The rule on spills, which search, sweep and predicted picks apply."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attention_autotuner.tuning.class_pools import usable
 from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
-from tests.searching import FakeBuilt, FakePipeline
+from tests.fake_pipeline import FakeBuilt, FakePipeline
 
 POLICY = H100()
 FORWARD = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
@@ -47,13 +47,13 @@ LITTLE, MUCH = SPILL_WORTH_TIMING, SPILL_WORTH_TIMING + 2
         # Outside loops any number of bytes is fine.
         (FORWARD, MUCH, False, True, True),
         (FORWARD, MUCH, False, False, True),
-        # A clock judges a few bytes; without one, a forward kernel may spill none.
+        # A measurement decides about a few bytes; without one, a forward kernel may spill none.
         (FORWARD, LITTLE, True, True, True),
         (FORWARD, MUCH, True, True, False),
         (FORWARD, 2, True, False, False),
         (BACKWARD, LITTLE, True, False, True),
         (BACKWARD, MUCH, True, False, False),
-        # Loops that nobody looked into.
+        # Loops without a disassembly.
         (FORWARD, MUCH, None, True, True),
         (FORWARD, 2, None, False, False),
         (FORWARD, 0, None, False, True),
@@ -65,7 +65,7 @@ LITTLE, MUCH = SPILL_WORTH_TIMING, SPILL_WORTH_TIMING + 2
         (RECURRENT, 2, False, False, False),
     ],
 )
-def test_what_a_main_loop_may_spill(
+def test_limits_of_spills_in_a_mainloop(
     problem: Problem, spilled: int, loop_spills: bool | None, timed: bool, fine: bool
 ) -> None:
     outcome = check_spills(POLICY.default(problem), report(spilled, loop_spills), timed=timed)
@@ -76,7 +76,7 @@ def test_what_a_main_loop_may_spill(
 @pytest.mark.parametrize("problem", [FORWARD, BACKWARD, RECURRENT])
 @pytest.mark.parametrize("spilled", [0, 2, LITTLE, MUCH])
 @pytest.mark.parametrize("loop_spills", [None, False, True])
-def test_a_sweep_leaves_out_what_a_search_leaves_out(
+def test_a_sweep_and_a_search_leave_out_the_same_candidates(
     tmp_path: Path, problem: Problem, spilled: int, loop_spills: bool | None
 ) -> None:
     said = report(spilled, loop_spills)
@@ -87,7 +87,7 @@ def test_a_sweep_leaves_out_what_a_search_leaves_out(
         def build(
             self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
         ) -> Sequence[Built | Outcome]:
-            # The default spills nothing, so that no candidate is let in for want of a better one.
+            # The default spills nothing, so that no spilling candidate is kept for lack of another.
             built: list[Built | Outcome] = []
             for kernel in kernels:
                 spills_nothing = kernel.candidate == default
@@ -98,9 +98,9 @@ def test_a_sweep_leaves_out_what_a_search_leaves_out(
 
     result = tune(problem, POLICY, records=RecordStore(tmp_path), pipeline=Pipeline(), top_k=3)
     outcomes = {row.candidate: row.outcome for row in result.rows}
-    for one in others:
-        swept = usable(problem, one, FakeBuilt(path=tmp_path, report=said), POLICY)
-        assert outcomes[one] == swept == check_spills(one, said, timed=True)
+    for candidate in others:
+        swept = usable(problem, candidate, FakeBuilt(path=tmp_path, report=said), POLICY)
+        assert outcomes[candidate] == swept == check_spills(candidate, said, timed=True)
     assert others
 
 

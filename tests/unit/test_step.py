@@ -16,7 +16,7 @@ from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.step import DEFAULTS, PICKS, problems_of_step
-from tests.searching import GPU, FakeStepPipeline
+from tests.fake_pipeline import GPU, FakeStepPipeline
 
 FORWARD = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 BACKWARD = replace(FORWARD, direction="backward")

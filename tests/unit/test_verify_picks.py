@@ -10,7 +10,7 @@ import pytest
 
 from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome, Wrong
 from benchmarks import verify_picks
-from tests.benchmarking import FakePipeline
+from tests.fake_benchmark import FakePipeline
 
 GPU = "NVIDIA H200"
 FOLDER = Path(str(files("attention_autotuner.tuned")))
@@ -42,7 +42,7 @@ def test_failures_are_listed_with_their_reasons(
     def outcome_of(name: str) -> Outcome:
         return Wrong(reason="dk: head 3") if wrong in name else Ok()
 
-    pipeline = FakePipeline(build_outcome=build_outcome, verdict=outcome_of)
+    pipeline = FakePipeline(build_outcome=build_outcome, verify_outcome=outcome_of)
     output = tmp_path / "verified.json"
     assert verify_picks.main(["--gpu", GPU, "--output", str(output)], pipeline) == 1
     printed = capsys.readouterr().out

@@ -9,7 +9,7 @@ import pytest
 
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.cli import knob_cells
+from attention_autotuner.cli import names
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
@@ -112,8 +112,8 @@ def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
 
 def test_it_is_told_in_its_own_words_and_told_apart() -> None:
     one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
-    cells = knob_cells.knobs(one)
-    assert len(cells) == len(knob_cells.knob_headings(MASKED))
+    cells = names.knobs(one)
+    assert len(cells) == len(names.knob_headings(MASKED))
     assert cells[:2] == ["sm90", "split"]
     assert cells[2].startswith("dq:g2c128s2p1x2v1t dk:g2c128s2p1x2v1t dv:")
     assert cells[3:] == ["rows first", "deterministic"]

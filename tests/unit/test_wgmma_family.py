@@ -23,7 +23,7 @@ from attention_autotuner.kernels.scores_forward_sm90.knobs import ForwardSm90Kno
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import tune
 from tests.devices import H200, RTX3090
-from tests.searching import FakePipeline
+from tests.fake_pipeline import FakePipeline
 
 MASKED = Problem(
     op="retnet", mask="explicit", batch=8, heads_q=8, heads_kv=8, dim_qk=256, dim_v=256

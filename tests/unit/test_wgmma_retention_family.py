@@ -10,7 +10,7 @@ import pytest
 
 from attention_autotuner.arch import A100, H100
 from attention_autotuner.arch.h100 import H200_SPEC
-from attention_autotuner.cli.knob_cells import knob_headings, knobs
+from attention_autotuner.cli.names import knob_headings, knobs
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem

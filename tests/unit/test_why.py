@@ -17,13 +17,13 @@ from attention_autotuner.tuning.record_schema import (
 )
 from attention_autotuner.tuning.why import ORDER, Explanation, explain
 from tests.candidates import forward
-from tests.measured import entry
+from tests.record_entries import entry
 
 PROBLEM = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024, dim_qk=256)
 POLICY = A100()
-RANKED = [one for one, _ in rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)]
+RANKED = [candidate for candidate, _ in rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)]
 DEFAULT = POLICY.default(PROBLEM)
-WINNER, LOSER, BROKEN = [one for one in RANKED if one != DEFAULT][:3]
+WINNER, LOSER, FAILED = [candidate for candidate in RANKED if candidate != DEFAULT][:3]
 
 
 def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
@@ -40,7 +40,7 @@ def record(pick: Candidate, *, confirmed: bool = True) -> TuningRecord:
             entry(WINNER, 100.0),
             entry(DEFAULT, 104.0),
             entry(LOSER, 125.0),
-            entry(BROKEN, None, BuildFailed(reason="ptxas said no", log="/tmp/log")),
+            entry(FAILED, None, BuildFailed(reason="ptxas said no", log="/tmp/log")),
         ),
         environment=Environment(),
     )
@@ -54,30 +54,30 @@ def test_every_point_of_the_space_is_explained_once() -> None:
     rows = explain(PROBLEM, POLICY, record(WINNER))
     assert len(rows) == len(POLICY.candidates(PROBLEM))
     assert len(by_name(rows)) == len(RANKED)
-    verdicts = [ORDER.index(row.verdict) for row in rows]
-    assert verdicts == sorted(verdicts)
+    order = [ORDER.index(row.fate) for row in rows]
+    assert order == sorted(order)
     assert all(row.reason for row in rows)
     json.dumps([asdict(row) for row in rows], allow_nan=False)
 
 
 def test_each_fate_names_its_reason() -> None:
     rows = by_name(explain(PROBLEM, POLICY, record(WINNER)))
-    assert rows[WINNER.name].verdict == "kept"
+    assert rows[WINNER.name].fate == "kept"
     assert "median 100.0 us of 30 rounds" in rows[WINNER.name].reason
     assert "confirmed by a second process" in rows[WINNER.name].reason
-    assert rows[DEFAULT.name].verdict == "lost"
+    assert rows[DEFAULT.name].fate == "lost"
     assert rows[DEFAULT.name].reason.startswith("4.0 % slower than the best")
     assert rows[LOSER.name].ratio_to_best == 1.25
-    assert rows[BROKEN.name].verdict == "failed"
-    assert rows[BROKEN.name].reason == "build_failed: ptxas said no (log: /tmp/log)"
+    assert rows[FAILED.name].fate == "failed"
+    assert rows[FAILED.name].reason == "build_failed: ptxas said no (log: /tmp/log)"
     untried = rows[RANKED[-1].name]
-    assert untried.verdict == "untried"
+    assert untried.fate == "untried"
     assert f"ranked {len(RANKED)} by the cost model" in untried.reason
     assert f"limited by {untried.limiter}" in untried.reason
 
 
 def test_rejections_name_their_predicate() -> None:
-    rejected = [row for row in explain(PROBLEM, POLICY) if row.verdict == "rejected"]
+    rejected = [row for row in explain(PROBLEM, POLICY) if row.fate == "rejected"]
     assert rejected
     assert any("smem" in row.reason for row in rejected)
     assert all(row.config and row.estimate_us is None for row in rejected)
@@ -85,7 +85,7 @@ def test_rejections_name_their_predicate() -> None:
 
 def test_a_kept_default_and_an_unconfirmed_pick_say_so() -> None:
     kept = by_name(explain(PROBLEM, POLICY, record(DEFAULT)))[DEFAULT.name]
-    assert kept.verdict == "kept"
+    assert kept.fate == "kept"
     assert "nothing beat it by 1 %" in kept.reason
     doubtful = by_name(explain(PROBLEM, POLICY, record(WINNER, confirmed=False)))[WINNER.name]
     assert "not confirmed" in doubtful.reason
@@ -93,23 +93,23 @@ def test_a_kept_default_and_an_unconfirmed_pick_say_so() -> None:
 
 def test_without_a_record_the_default_serves_and_the_rest_is_untried() -> None:
     rows = by_name(explain(PROBLEM, POLICY))
-    assert rows[DEFAULT.name].verdict == "kept"
+    assert rows[DEFAULT.name].fate == "kept"
     assert "nothing measured yet" in rows[DEFAULT.name].reason
-    assert {row.verdict for name, row in rows.items() if name != DEFAULT.name} == {"untried"}
+    assert {row.fate for name, row in rows.items() if name != DEFAULT.name} == {"untried"}
 
 
 def test_measured_candidates_that_are_no_longer_offered_are_shown() -> None:
     stranger = forward(WINNER, num_stages=4)
     assert stranger not in RANKED
-    one = record(WINNER)
+    known = record(WINNER)
     with_stranger = TuningRecord(
         **{
-            **{name: getattr(one, name) for name in one.__dataclass_fields__},
-            "entries": (*one.entries, entry(stranger, 140.0)),
+            **{name: getattr(known, name) for name in known.__dataclass_fields__},
+            "entries": (*known.entries, entry(stranger, 140.0)),
         }
     )
     row = by_name(explain(PROBLEM, POLICY, with_stranger))[stranger.name]
-    assert row.verdict == "lost"
+    assert row.fate == "lost"
     assert row.rank is None
 
 

@@ -12,7 +12,7 @@ from ..tuning.bring_up import BroughtUp, expected_ceilings
 from ..tuning.ceilings import Ceiling
 from ..tuning.sweep import Settled, SweepResult, measured_us
 from ..tuning.sweep_plan import Plan
-from .console import microseconds, print_line, print_table
+from .console import microseconds, named, print_line, print_table
 
 # Prefixes by thousands, for figures of hardware.
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -30,7 +30,7 @@ _PHASES = {
 
 
 def print_report(result: BroughtUp) -> None:
-    """Print what was found, what was picked, and what it took."""
+    """Print the spec, the ceilings, the picks, and the time that it took."""
     print_spec(result)
     print_ceilings(result)
     if result.sweep is not None:
@@ -78,19 +78,19 @@ def print_ceilings(result: BroughtUp) -> None:
     """Print every ceiling beside what the spec before had promised."""
     promised = expected_ceilings(result.described)
     rows = []
-    for name, found in result.ceilings.items():
+    for name, peak in result.ceilings.items():
         expected = promised.get(name)
-        if not isinstance(found, Ceiling):
-            rows.append([name, "-", "-", "-", "-", "-", f"{found.kind}: {found.reason}"])
+        if not isinstance(peak, Ceiling):
+            rows.append([name, *["-"] * 5, f"{peak.kind}: {peak.reason}"])
             continue
         rows.append(
             [
                 name,
-                with_prefix(found.value, found.unit),
-                f"{100 * found.spread / found.value:.2f}",
-                f"{found.sm_clock_hz / 1e6:.0f}" if found.sm_clock_hz else "-",
-                with_prefix(expected, found.unit) if expected else "-",
-                f"{found.value / expected:.2f}" if expected else "-",
+                with_prefix(peak.value, peak.unit),
+                f"{100 * peak.spread / peak.value:.2f}",
+                f"{peak.sm_clock_hz / 1e6:.0f}" if peak.sm_clock_hz else "-",
+                with_prefix(expected, peak.unit) if expected else "-",
+                f"{peak.value / expected:.2f}" if expected else "-",
                 "",
             ]
         )
@@ -104,11 +104,11 @@ def print_ceilings(result: BroughtUp) -> None:
 
 def print_picks(sweep: SweepResult) -> None:
     """Print what serves each problem, and by how much it is faster than the default."""
-    done = sum(each.status in ("measured", "recorded") for each in sweep.settled)
+    done = sum(settled.status in ("measured", "recorded") for settled in sweep.settled)
     print_table(
         f"picks for {done} of {len(sweep.settled)} problems, {sweep.kernels} kernels built",
         ["problem", "status", "us", "default us", "TFLOP/s", "gain %", "pick"],
-        [_cells(each) for each in sweep.settled],
+        [_cells(settled) for settled in sweep.settled],
     )
 
 
@@ -125,7 +125,7 @@ def _cells(settled: Settled) -> list[str]:
         microseconds(default_us),
         "-" if not us else f"{settled.problem.flops / us / 1e6:.0f}",
         "-" if settled.gain is None else f"{100 * settled.gain:.1f}",
-        "the default" if record.pick == record.default else record.pick,
+        "the default" if record.pick == record.default else named(record.pick),
     ]
 
 
@@ -136,14 +136,14 @@ def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Pla
         ["problem", "legal", "best us", "limiter", "default us", "best by the model"],
         [
             [
-                each["problem"],
-                str(each["legal"]),
-                microseconds(each["best_us"]),
-                each["limiter"],
-                microseconds(each["default_us"]),
-                each["best"],
+                row["problem"],
+                str(row["legal"]),
+                microseconds(row["best_us"]),
+                row["limiter"],
+                microseconds(row["default_us"]),
+                named(row["best"]),
             ]
-            for each in said["problems"]
+            for row in said["problems"]
         ],
     )
     classes = len({(p.class_qk, p.class_v) for p in problems})
@@ -156,8 +156,8 @@ def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Pla
         f"about {plan.build_seconds:.0f} s of building with {plan.jobs} jobs, "
         f"{plan.gpu_seconds:.0f} s on the GPU, {plan.seconds:.0f} s in all"
     )
-    for each in said["built"]:
-        print_line(f"{each['name']}: {each['fate']}")
+    for kernel in said["built"]:
+        print_line(f"{named(kernel['name'])}: {kernel['fate']}")
 
 
 def figure(value: float) -> str:

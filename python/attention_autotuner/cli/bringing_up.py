@@ -14,11 +14,7 @@ from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe, properties_from_json
 from ..arch.resolution import from_properties
 from ..arch.spec import ArchSpec
-from ..codegen.build import BuildTarget, build
 from ..codegen.jobs import available_cores
-from ..codegen.render import render
-from ..codegen.store import Store
-from ..codegen.toolchain import find_toolchain
 from ..core.outcome import Outcome
 from ..core.problem import DTYPES
 from ..errors import ArchSpecError
@@ -27,8 +23,9 @@ from ..tuning.ceilings import SECONDS
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
-from .console import Show, print_json, progress
-from .options import Commands, add_json, positive, seconds
+from .console import print_json, progress
+from .making import build_candidates
+from .options import Commands, add_command, add_jobs, dtype, positive, seconds
 from .status import FAILED, INTERRUPTED, OK
 
 # The fields of a spec that a properties file may give beside a device's limits.
@@ -39,14 +36,14 @@ RATES = tuple(
 
 def register_bring_up(commands: Commands) -> None:
     """Add the command ``bring-up``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "bring-up",
-        help="measure a new GPU's limits and ceilings, and tune it",
-        description=(
-            "Probe the GPU's limits, measure its ceilings, write its spec, and tune a sweep of problems under a "
-            "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
-            "is taken; CUDA_VISIBLE_DEVICES chooses another."
-        ),
+        run_bring_up,
+        "measure a new GPU's limits and ceilings, and tune it",
+        "Probe the GPU's limits, measure its ceilings, write its spec, and tune a sweep of problems under a "
+        "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
+        "is taken; CUDA_VISIBLE_DEVICES chooses another.",
     )
     option = parser.add_argument
     option("--output", type=Path, metavar="DIR", help="folder for the files; default: in the cache")
@@ -55,14 +52,14 @@ def register_bring_up(commands: Commands) -> None:
         type=seconds,
         default=BUDGET_SECONDS,
         metavar="S",
-        help=f"wall time of all of it ({BUDGET_SECONDS:.0f})",
+        help="wall time of all of it",
     )
     option(
         "--ceiling-seconds",
         type=seconds,
         default=SECONDS,
         metavar="S",
-        help=f"of timing for each ceiling ({SECONDS:g})",
+        help="of timing for each ceiling",
     )
     option(
         "--only",
@@ -71,8 +68,8 @@ def register_bring_up(commands: Commands) -> None:
         metavar="WORD",
         help="the problems of the sweep that are described by these words, e.g. forward d64",
     )
-    option("--dtype", choices=DTYPES, default=DTYPES[0], help=f"of the sweep ({DTYPES[0]})")
-    option("--jobs", type=positive, metavar="N", help="compilations at once; default: the setting")
+    option("--dtype", type=dtype, choices=DTYPES, default=DTYPES[0], help="of the sweep")
+    add_jobs(parser)
     option("--again", action="store_true", help="measure what was measured before, too")
     dry = parser.add_argument_group("without a GPU")
     dry.add_argument("--dry-run", action="store_true", help="say what would be done, and end")
@@ -85,8 +82,6 @@ def register_bring_up(commands: Commands) -> None:
     dry.add_argument(
         "--compile", type=positive, metavar="N", help="of a dry run: build the first N kernels"
     )
-    add_json(parser)
-    parser.set_defaults(run=run_bring_up, usage_error=parser.error)
 
 
 def run_bring_up(arguments: argparse.Namespace) -> int:
@@ -107,7 +102,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
                 ceiling_seconds=arguments.ceiling_seconds,
                 output=arguments.output,
                 again=arguments.again,
-                tell=_teller(show),
+                tell=show,
             )
     if arguments.json:
         print_json(result.to_json())
@@ -115,15 +110,8 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
         print_report(result)
     if result.interrupted:
         return INTERRUPTED
-    failed = result.sweep is None or any(each.status == "failed" for each in result.sweep.settled)
+    failed = result.sweep is None or any(row.status == "failed" for row in result.sweep.settled)
     return FAILED if failed else OK
-
-
-def _teller(show: Show) -> Any:
-    def tell(phase: str, done: int, total: int, message: str) -> None:
-        show(phase, done, total, message)
-
-    return tell
 
 
 # --- without a GPU --------------------------------------------------------------------------------
@@ -151,15 +139,13 @@ def _dry_run(arguments: argparse.Namespace, settings: settings_module.Settings) 
         "built": [],
     }
     if arguments.compile is not None:
-        with progress(quiet=arguments.json) as show:
-            said["built"] = _compile(
-                [group.pool for group in plan.groups], arguments.compile, policy, settings, show
-            )
+        pools = [group.pool for group in plan.groups]
+        said["built"] = _compile(pools, arguments.compile, policy, settings, quiet=arguments.json)
     if arguments.json:
         print_json(said)
     else:
         print_dry_run(said, problems, plan)
-    return FAILED if any(each["fate"] != "ok" for each in said["built"]) else OK
+    return FAILED if any(kernel["fate"] != "ok" for kernel in said["built"]) else OK
 
 
 def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
@@ -194,27 +180,18 @@ def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
 
 
 def _compile(
-    pools: list[Any], count: int, policy: Policy, settings: settings_module.Settings, show: Show
+    pools: list[Any], count: int, policy: Policy, settings: settings_module.Settings, *, quiet: bool
 ) -> list[dict[str, Any]]:
     """Build the first kernels: every class's first before any class's second."""
     longest = max(map(len, pools))
     in_turn = [pool[place] for place in range(longest) for pool in pools if place < len(pool)]
     chosen = list(dict.fromkeys(in_turn))[:count]
-    results = build(
-        [render(one) for one in chosen],
-        BuildTarget(arch=policy.build_arch),
-        toolchain=find_toolchain(settings),
-        store=Store(settings.cache_dir),
-        jobs=settings.jobs,
-        progress=lambda done, total, name, took: show(
-            "build", done, total, f"{name} in {took:.0f} s"
-        ),
-    )
+    results = build_candidates(chosen, policy, jobs=settings.jobs, quiet=quiet)
     return [
         {
-            "name": one.name,
+            "name": candidate.name,
             "fate": f"{result.kind}: {result.reason}" if isinstance(result, Outcome) else "ok",
             "path": None if isinstance(result, Outcome) else str(result.path),
         }
-        for one, result in zip(chosen, results, strict=True)
+        for candidate, result in zip(chosen, results, strict=True)
     ]

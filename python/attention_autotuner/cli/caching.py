@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import time
+from dataclasses import asdict
 
 from ..codegen.entries import Entry
 from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import print_json, print_line, print_table
-from .options import Commands, add_json
+from .options import Commands, add_command
+from .status import FAILED, OK
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 DAY_SECONDS = 86400.0
@@ -42,40 +44,21 @@ def register_cache(commands: Commands) -> None:
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
-    ls = actions.add_parser("ls", help="list kernels and records")
-    add_json(ls)
-    ls.set_defaults(run=run_ls)
-
-    rm = actions.add_parser("rm", help="remove kernels by name")
+    add_command(actions, "ls", run_ls, "list kernels and records")
+    rm = add_command(actions, "rm", run_rm, "remove kernels by name")
     rm.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
-    add_json(rm)
-    rm.set_defaults(run=run_rm)
-
-    verify = actions.add_parser(
-        "verify", help="check every kernel against its checksum; damaged ones are set aside"
-    )
-    add_json(verify)
-    verify.set_defaults(run=run_verify)
-
-    gc = actions.add_parser(
-        "gc", help="remove damaged kernels, leftovers, and what is over a limit"
+    about_verify = "check every kernel against its checksum; damaged ones are set aside"
+    add_command(actions, "verify", run_verify, about_verify)
+    gc = add_command(
+        actions, "gc", run_gc, "remove damaged kernels, leftovers, and what is over a limit"
     )
     gc.add_argument("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
     gc.add_argument("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
-    add_json(gc)
-    gc.set_defaults(run=run_gc)
 
 
 def entry_json(entry: Entry) -> dict[str, object]:
     """One kernel of the store, for ``--json``."""
-    return {
-        "name": entry.name,
-        "digest16": entry.digest16,
-        "state": entry.state,
-        "path": str(entry.path),
-        "size_bytes": entry.size_bytes,
-        "last_used": entry.last_used,
-    }
+    return asdict(entry) | {"path": str(entry.path)}
 
 
 def print_entries(title: str, entries: list[Entry]) -> None:
@@ -142,7 +125,7 @@ def run_rm(arguments: argparse.Namespace) -> int:
         print_json({"removed": [entry_json(entry) for entry in removed]})
     else:
         print_entries(f"{len(removed)} removed", removed)
-    return 0 if removed else 1
+    return OK if removed else FAILED
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
@@ -151,13 +134,13 @@ def run_verify(arguments: argparse.Namespace) -> int:
     damaged = store.verify()
     checked = len(damaged) + sum(entry.state == "built" for entry in store.ls())
     if arguments.json:
-        found = [entry_json(entry) | {"reason": reason} for entry, reason in damaged]
-        print_json({"checked": checked, "damaged": found})
+        said = [entry_json(entry) | {"reason": reason} for entry, reason in damaged]
+        print_json({"checked": checked, "damaged": said})
     else:
         for entry, reason in damaged:
             print_line(f"{entry.path}: {reason}; set aside, the next use builds it again")
         print_line(f"{checked} kernels checked, {len(damaged)} damaged")
-    return 1 if damaged else 0
+    return FAILED if damaged else OK
 
 
 def run_gc(arguments: argparse.Namespace) -> int:

@@ -1,41 +1,45 @@
-"""What people see: tables and progress, in colour on a terminal and plain elsewhere."""
+"""Output for people: tables, lines and progress, fitted to a terminal's width and plain elsewhere."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..tuning.printing import LinePrinter, Pace, describe
+from .names import short_names
 
-PLAIN_WIDTH = (
-    10_000  # columns where there is no terminal: nothing is cut, so that it can be searched
-)
+ROOMY = 120  # columns of a terminal from which on tables show the columns that can be spared
+PLAIN_WIDTH = 10_000  # where there is no terminal, nothing is cut: it can be searched
+MIN_TEXT = 12  # columns that a cell of text keeps, however narrow the terminal
+BAR = 16  # columns of a progress bar
+
+FULL: ContextVar[bool] = ContextVar("full", default=False)
 
 
-class Show(Protocol):
-    """Shows one step of progress."""
+# Shows a step of progress: phase, steps done, steps in all, a message, and by name best_us and seconds_left.
+Show = Callable[..., None]
 
-    def __call__(
-        self,
-        phase: str,
-        done: int,
-        total: int,
-        message: str = "",
-        *,
-        best_us: float | None = None,
-        seconds_left: float | None = None,
-    ) -> None:
-        """Say that ``done`` of ``total`` steps of a phase are behind."""
+
+@contextmanager
+def full_tables(full: bool) -> Iterator[None]:
+    """Inside the block, tables have every column, full names and no line breaks, if asked for."""
+    token = FULL.set(full)
+    try:
+        yield
+    finally:
+        FULL.reset(token)
 
 
 def print_json(value: object) -> None:
@@ -53,30 +57,119 @@ def microseconds(value: float | None) -> str:
     return "-" if value is None or not isfinite(value) else f"{value:,.1f}"
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table on stdout; columns whose every cell is a number are right-aligned."""
-    console = stdout_console()
-    table = Table(box=box.SIMPLE if console.is_terminal else box.ASCII)
-    for index, column in enumerate(columns):
-        right = bool(rows) and all(_is_number(row[index]) for row in rows)
-        table.add_column(column, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    print(title)
+def named(text: str) -> str:
+    """A text with its candidates by short names; as it is under ``--full``."""
+    return text if FULL.get() else short_names(text)
+
+
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    spare: Collection[str] = (),
+    rare: Collection[str] = (),
+    notes: Sequence[tuple[str, str]] = (),
+) -> None:
+    """Print a table on stdout; columns whose every cell is a number are right-aligned.
+
+    Args:
+        title: the line before it.
+        columns: headings.
+        rows: cells.
+        spare: headings of columns that are left out where there is little room.
+        rare: headings of columns that ``--full`` alone shows.
+        notes: lines under it, each behind the row that it is about; rows with the same text share a line.
+    """
+    console, full = stdout_console(), FULL.get()
+    print_line(title)
     if rows:
+        roomy = console.is_terminal and console.width >= ROOMY
+        hidden = () if full else (*rare, *(() if roomy else spare))
+        kept = [i for i, column in enumerate(columns) if column not in hidden]
+        headings = [columns[i] for i in kept]
+        cells = [[row[i] for i in kept] for row in rows]
+        table = Table(
+            box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII,
+            show_edge=not console.is_terminal,
+            padding=(0, 0 if console.is_terminal else 1),
+        )
+        if console.is_terminal and not full:
+            headings = [heading.replace(" ", "\n") for heading in headings]
+            cells = _fitted(headings, cells, console.width)
+        for heading, column in zip(headings, zip(*cells, strict=True), strict=True):
+            numbers = all(_is_number(cell) for cell in column)
+            table.add_column(Text(heading), justify="right" if numbers else "left", no_wrap=True)
+        for row in cells:
+            table.add_row(*map(Text, row))
         console.print(table)
+    places: dict[str, list[str]] = {}
+    for place, note in notes:
+        places.setdefault(note, []).append(place)
+    for note, about in places.items():
+        print_line(f"  {', '.join(about)}: {note}")
+
+
+def _fitted(
+    headings: Sequence[str], cells: list[list[str]], width: int, gap: int = 1
+) -> list[list[str]]:
+    """Cells with line breaks, so that their table is at most so wide; the columns with most text give way first."""
+    least = [max(map(len, heading.split("\n"))) for heading in headings]
+    columns = [list(column) for column in zip(*cells, strict=True)]
+    widths = [max(low, *map(len, column)) for low, column in zip(least, columns, strict=True)]
+    while sum(widths) + gap * (len(widths) - 1) > width:
+        widest = max(range(len(widths)), key=lambda i: widths[i] - max(MIN_TEXT, least[i]))
+        if widths[widest] <= max(MIN_TEXT, least[widest]):
+            break  # too narrow a terminal for this many columns
+        widths[widest] -= 1
+    return [
+        [
+            "\n".join(wrapped(cell, size, whole=False))
+            for cell, size in zip(row, widths, strict=True)
+        ]
+        for row in cells
+    ]
+
+
+def wrapped(text: str, width: int, *, whole: bool = True) -> list[str]:
+    """A text as lines that break between words.
+
+    Args:
+        text: one line.
+        width: of a line, where the words allow it.
+        whole: whether names and paths longer than a line stay whole; otherwise they break behind ``_`` and ``/``.
+    """
+    lines = [""]
+    for word in text.split():
+        long = not whole and len(word) > width
+        pieces = re.findall(r"[^_/]*[_/]+|[^_/]+", word) if long else [word]
+        for index, piece in enumerate(pieces):
+            gap = " " if index == 0 and lines[-1].strip() else ""
+            if lines[-1] and len(lines[-1]) + len(gap) + len(piece) > width:
+                lines.append(piece)
+            else:
+                lines[-1] += gap + piece
+    return lines
 
 
 def print_line(text: str = "") -> None:
-    """Print a line on stdout, as it is."""
-    print(text)
+    """Print a line on stdout, on a terminal wrapped between words."""
+    console = stdout_console()
+    if len(text) <= console.width:
+        print(text)
+        return
+    indent = " " * (len(text) - len(text.lstrip()))
+    first, *others = wrapped(text, console.width - len(indent) - 2)
+    print(indent + first)
+    for line in others:
+        print(f"{indent}  {line}")
 
 
 def stdout_console() -> Console:
     """A console on the present stdout."""
     console = Console(file=sys.stdout, highlight=False)
-    if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=PLAIN_WIDTH)
+    if FULL.get() or not console.is_terminal:
+        return Console(file=sys.stdout, highlight=False, width=PLAIN_WIDTH, height=1)
     return console
 
 
@@ -89,14 +182,15 @@ def progress(*, quiet: bool = False) -> Iterator[Show]:
     """Show progress on stderr while the block runs: a bar on a terminal, a line now and then elsewhere."""
     console = Console(stderr=True, highlight=False)
     if quiet:
-        yield _ignore
+        yield lambda *_, **__: None
     elif console.is_terminal:
+        fixed = Column(no_wrap=True)
         with Progress(
-            TextColumn("{task.description:8}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.completed}/{task.total}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description:8}", table_column=fixed),
+            BarColumn(bar_width=BAR, table_column=fixed),
+            TextColumn("{task.completed}/{task.total}", table_column=fixed),
+            TimeElapsedColumn(table_column=fixed),
+            TextColumn("{task.fields[note]}", table_column=fixed, markup=False),
             console=console,
             transient=True,
         ) as bars:
@@ -105,8 +199,12 @@ def progress(*, quiet: bool = False) -> Iterator[Show]:
         yield LinePrinter().show
 
 
-def _ignore(phase: str, done: int, total: int, message: str = "", **_: Any) -> None:
-    """Show nothing."""
+def cut(text: str, width: int) -> str:
+    """A text without its middle, where it is longer than a width."""
+    if len(text) <= width:
+        return text
+    head = max(0, width - 1) // 2
+    return text[:head] + "…" + text[len(text) - max(0, width - 1 - head) :]
 
 
 class _Bars:
@@ -128,7 +226,12 @@ class _Bars:
     ) -> None:
         self._best_us = best_us if best_us is not None else self._best_us
         pace = self._pace.seconds_left(phase, done, total)
-        note = describe(message, self._best_us, pace if seconds_left is None else seconds_left)
+        left = pace if seconds_left is None else seconds_left
+        count, facts = f"{total}/{total}", describe("", self._best_us, left)
+        # Phase, bar, count and elapsed time, each with a space behind it, come first; the message gets the rest.
+        taken = max(8, len(phase)) + BAR + len(count) + len("0:00:00") + 4 + len(facts) + 2
+        message = cut(named(message), self._bars.console.width - taken)
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total, note="")
+        note = ", ".join(filter(None, (message, facts)))
         self._bars.update(self._tasks[phase], completed=done, total=total, note=note)

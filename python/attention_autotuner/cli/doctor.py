@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
 from ..arch import from_properties, probe
 from ..arch.probe import cuda_driver, current_device
-from ..arch.resolution import KNOWN
 from ..codegen.cutlass import find_cutlass
 from ..codegen.installed import bundles
 from ..codegen.jobs import job_count
@@ -30,27 +30,32 @@ from ..codegen.toolchain import (
     find_nvcc,
 )
 from ..errors import AttentionAutotunerError, SettingsError
-from ..serving.picks import Layers
+from ..serving.picks import CacheHierarchy
 from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__
 from .console import print_json, print_line, print_table
-from .options import Commands, add_json
+from .options import Commands, add_command
+from .status import FAILED, OK
 
-State = Literal["ok", "missing", "broken"]
+State = Literal["ok", "missing", "optional", "broken"]
 MIN_FREE_BYTES = 1 << 30  # a few hundred built kernels
 MANY_KERNELS = 1000  # more than a batch ever holds, so that machine limits alone decide
+# Each line's check, in the order in which a kernel comes to run.
+CHECKS: list[Callable[[], Finding]] = []
+COMPILING = ("nvcc", "C++ compiler", "CUTLASS headers", "CMake, Ninja")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     """One line of the diagnosis.
 
     Attributes:
-        name: what was looked at.
-        state: ``ok``; ``missing``: some of the package's work cannot be done here; ``broken``: kernels cannot be built.
-        detail: what was found.
-        fix: what to do about it; empty when there is nothing to do.
+        name: the thing that was looked at.
+        state: ``ok``; ``missing``: some of the package's work cannot be done here; ``optional``: missing, and needed by
+            few; ``broken``: kernels can be neither built nor taken from elsewhere.
+        detail: its version, place or condition.
+        fix: advice, or a note; empty when there is nothing to say.
     """
 
     name: str
@@ -59,239 +64,236 @@ class Finding:
     fix: str = ""
 
 
+Check = Callable[[], Finding | str]
+
+
 def register_doctor(commands: Commands) -> None:
     """Add the command ``doctor``."""
-    parser = commands.add_parser(
+    add_command(
+        commands,
         "doctor",
-        help="say what this machine has, and what to do about what it lacks",
-        description="Look at GPU, driver, compiler, headers, cache and libraries. Fails if nothing can be built.",
+        run_doctor,
+        "say what this machine has, and what to do about what it lacks",
+        "Look at GPU, driver, compiler, headers, cache and libraries. Fails if there is no way to kernels.",
     )
-    add_json(parser)
-    parser.set_defaults(run=run_doctor)
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print the diagnosis; fails when kernels cannot be built."""
+    """Print the diagnosis; fails when kernels can be neither built nor taken from elsewhere."""
     findings = diagnose()
+    summary = summary_of(findings)
     if arguments.json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
+        print_json({"findings": [asdict(finding) for finding in findings], "summary": summary})
     else:
-        rows = [[finding.state, finding.name, finding.detail] for finding in findings]
-        print_table("this machine", ["", "what", "found"], rows)
-        for finding in findings:
-            if finding.fix:
-                print_line(f"{finding.name}: {finding.fix}")
-    return 1 if any(finding.state == "broken" for finding in findings) else 0
+        print_table(
+            "this machine",
+            ["state", "part", "detail"],
+            [[finding.state, finding.name, finding.detail] for finding in findings],
+            notes=[(finding.name, finding.fix) for finding in findings if finding.fix],
+        )
+        print_line(summary)
+    return FAILED if any(finding.state == "broken" for finding in findings) else OK
 
 
 def diagnose() -> list[Finding]:
-    """Look at everything, in the order in which a kernel comes to run."""
-    return [check() for check in CHECKS]
+    """Look at everything, in the order in which a kernel comes to run.
+
+    Where kernels come prebuilt, a compiler that is not there breaks nothing.
+    """
+    findings = [check() for check in CHECKS]
+    if not prebuilt():
+        return findings
+    return [
+        replace(finding, state="missing")
+        if finding.name in COMPILING and finding.state == "broken"
+        else finding
+        for finding in findings
+    ]
 
 
-def _tool(name: str, find: Callable[[], str]) -> Finding:
-    """A finding about something without which nothing builds; typed errors name their own remedy."""
+def prebuilt() -> bool:
+    """Return whether kernels that were built elsewhere are installed here."""
     try:
-        return Finding(name=name, state="ok", detail=find())
-    except AttentionAutotunerError as error:
-        return Finding(name=name, state="broken", detail="unusable", fix=str(error))
+        return any(bundle.kernels for bundle in bundles(current()))
+    except AttentionAutotunerError:
+        return False
 
 
-def check_package() -> Finding:
+def summary_of(findings: Sequence[Finding]) -> str:
+    """One sentence: what works on this machine, what does not, and the next step."""
+    by_name = {finding.name: finding for finding in findings}
+    good = {name for name, finding in by_name.items() if finding.state == "ok"}
+    uncompiled = [name for name in COMPILING if name not in good]
+    builds = not uncompiled and {"settings", "cache"} <= good
+    torch = "torch" in good and not by_name["torch"].fix  # a note: it is without CUDA
+    runs = torch and "GPU" in good and (builds or prebuilt())
+    works = ["ranking candidates"] * ("settings" in good)
+    works += ["building kernels"] * builds + ["tuning"] * (builds and runs)
+    works += [f"running {'all' if builds else 'prebuilt'} kernels"] * runs
+    lacks = [] if builds else [f"building kernels ({', '.join(uncompiled) or 'settings, cache'})"]
+    if not runs:
+        want = (
+            "no GPU" if "GPU" not in good else "no torch with CUDA" if not torch else "none built"
+        )
+        lacks.append(f"measuring and running kernels ({want})")
+    missing = f"does not: {', '.join(lacks)}" if lacks else "nothing is missing"
+    if not lacks:
+        step = "`attention-autotuner tune`"
+    elif builds and "GPU" not in good:
+        step = "copy the cache folder or a bundle (`attention-autotuner export`) to a machine with a GPU"
+    elif runs:
+        step = "nothing, unless you need kernels that are not prebuilt"
+    else:
+        step = "follow the advice above on each part that is broken or missing"
+    return f"Works here: {', '.join(works) or 'nothing'}; {missing}; next: {step}."
+
+
+def check(name: str, failing: State = "broken") -> Callable[[Check], Callable[[], Finding]]:
+    """Make a line of the diagnosis of a function that returns the detail; typed errors name their own remedy."""
+
+    def decorate(look: Check) -> Callable[[], Finding]:
+        @functools.wraps(look)
+        def checked() -> Finding:
+            try:
+                result = look()
+            except AttentionAutotunerError as error:
+                return Finding(name, failing, "unusable", str(error))
+            return result if isinstance(result, Finding) else Finding(name, "ok", result)
+
+        CHECKS.append(checked)
+        return checked
+
+    return decorate
+
+
+@check("package")
+def check_package() -> str:
     """This package and its Python."""
     where = Path(__file__).resolve().parents[1]
-    detail = f"attention-autotuner {__version__} in {where}, Python {platform.python_version()}"
-    return Finding(name="package", state="ok", detail=detail)
+    return f"attention-autotuner {__version__} in {where}, Python {platform.python_version()}"
 
 
-def check_settings() -> Finding:
+@check("settings")
+def check_settings() -> str:
     """The environment's settings that differ from the defaults."""
-    try:
-        settings = current()
-    except SettingsError as error:
-        return Finding(name="settings", state="broken", detail="not readable", fix=str(error))
-    values = ", ".join(
-        f"{row.variable}={getattr(settings, row.field)}"
-        for row in TABLE
-        if getattr(settings, row.field) is not None
-    )
-    return Finding(name="settings", state="ok", detail=values)
+    values = {row.variable: getattr(current(), row.field) for row in TABLE}
+    return ", ".join(f"{name}={value}" for name, value in values.items() if value is not None)
 
 
-def check_gpu() -> Finding:
+@check("GPU")
+def check_gpu() -> Finding | str:
     """The GPU and its driver."""
     try:
         version = cuda_driver().version()
         properties = probe(current_device())
         policy = from_properties(properties)
     except AttentionAutotunerError as error:
-        fix = "kernels can be ranked and built here, but not measured or run"
-        return Finding(name="GPU", state="missing", detail=str(error), fix=fix)
+        detail = str(error).partition(";")[0]
+        return Finding("GPU", "missing", detail, "kernels cannot be measured or run here")
     major, minor = properties.compute_capability
-    detail = (
+    return (
         f"{properties.name}, compute capability {major}.{minor}, {properties.num_sms} SMs; policy "
         f"{policy.name} with spec {policy.spec.name}; driver for CUDA {version // 1000}.{version % 1000 // 10}"
     )
-    return Finding(name="GPU", state="ok", detail=detail)
 
 
-def check_nvcc() -> Finding:
+@check("nvcc")
+def check_nvcc() -> str:
     """The CUDA compiler."""
-
-    def find() -> str:
-        nvcc = find_nvcc(current().nvcc)
-        return f"{nvcc.version} at {nvcc.path}, toolkit {nvcc.root}"
-
-    return _tool("nvcc", find)
+    nvcc = find_nvcc(current().nvcc)
+    return f"{nvcc.version} at {nvcc.path}, toolkit {nvcc.root}"
 
 
-def check_host_cxx() -> Finding:
+@check("C++ compiler")
+def check_host_cxx() -> str:
     """The C++ compiler that nvcc calls."""
-
-    def find() -> str:
-        path, version = find_host_cxx()
-        return f"{path}: {version}"
-
-    return _tool("C++ compiler", find)
+    path, version = find_host_cxx()
+    return f"{path}: {version}"
 
 
-def check_cutlass() -> Finding:
+@check("CUTLASS headers")
+def check_cutlass() -> str:
     """The CUTLASS headers."""
-
-    def find() -> str:
-        include, version = find_cutlass(current().cutlass_dir)
-        return f"{version} in {include}"
-
-    return _tool("CUTLASS headers", find)
+    include, version = find_cutlass(current().cutlass_dir)
+    return f"{version} in {include}"
 
 
-def check_cmake() -> Finding:
+@check("CMake, Ninja")
+def check_cmake() -> str:
     """CMake and Ninja."""
-
-    def find() -> str:
-        path, version = find_cmake()
-        ninja, ninja_version = find_ninja()
-        jobs = job_count(MANY_KERNELS, current().jobs)
-        return f"cmake {version} at {path}, ninja {ninja_version} at {ninja}; {jobs} compilers at a time"
-
-    return _tool("CMake, Ninja", find)
+    path, version = find_cmake()
+    ninja, ninja_version = find_ninja()
+    jobs = job_count(MANY_KERNELS, current().jobs)
+    return (
+        f"cmake {version} at {path}, ninja {ninja_version} at {ninja}; {jobs} compilers at a time"
+    )
 
 
-def check_disassembler() -> Finding:
+@check("disassembler")
+def check_disassembler() -> Finding | str:
     """The disassembler, which looks for spills inside main loops."""
-    found = find_disassembler()
-    if found is not None:
-        return Finding(name="disassembler", state="ok", detail=str(found))
-    return Finding(
-        name="disassembler",
-        state="missing",
-        detail="no cuobjdump with nvdisasm",
-        fix="spills in main loops go unseen; pip install 'attention-autotuner[inspect]'",
-    )
+    advice = "spills in main loops go unseen; pip install 'attention-autotuner[inspect]'"
+    missing = Finding("disassembler", "missing", "no cuobjdump with nvdisasm", advice)
+    path = find_disassembler()
+    return missing if path is None else str(path)
 
 
-def check_cache() -> Finding:
+@check("cache")
+def check_cache() -> str:
     """The cache folder: writable, with room."""
-
-    def find() -> str:
-        store = default_store()
-        with store.staging() as folder:
-            free = shutil.disk_usage(folder).free
-        if free < MIN_FREE_BYTES:
-            raise SettingsError(
-                f"only {free / 2**20:.0f} MiB free in {store.root}: run `attention-autotuner cache gc`, or set "
-                "ATTENTION_AUTOTUNER_CACHE_DIR to another folder"
-            )
-        return f"{store.root}, writable, {free / 2**30:.1f} GiB free"
-
-    return _tool("cache", find)
+    store = default_store()
+    with store.staging() as folder:
+        free = shutil.disk_usage(folder).free
+    if free < MIN_FREE_BYTES:
+        raise SettingsError(
+            f"only {free / 2**20:.0f} MiB free in {store.root}: run `attention-autotuner cache gc`, or set "
+            "ATTENTION_AUTOTUNER_CACHE_DIR to another folder"
+        )
+    return f"{store.root}, writable, {free / 2**30:.1f} GiB free"
 
 
-def check_picks() -> Finding:
-    """What answers for a problem, in the order in which it is asked."""
-    policies = sorted({policy.name for _, policy in KNOWN})
-    try:
-        layers = Layers(current())
-        gpu = collect().gpu_name
-        shipped = "needs a GPU" if gpu is None else f"{layers.shipped.count(gpu)} for {gpu}"
-        foretold = ", ".join(f"{len(layers.predicted.picks(name))} for {name}" for name in policies)
-    except AttentionAutotunerError as error:
-        return Finding(name="picks", state="missing", detail="not all readable", fix=str(error))
-    detail = (
-        f"asked in this order: record ({layers.records.count()} of your own), shipped ({shipped}), "
-        f"predicted ({foretold}), default"
-    )
-    return Finding(name="picks", state="ok", detail=detail)
-
-
-def check_bundles() -> Finding:
+@check("prebuilt kernels")
+def check_bundles() -> str:
     """Kernels that were built elsewhere."""
-
-    def find() -> str:
-        found = [
-            f"{len(bundle.kernels)} kernels for {bundle.arch} of version {bundle.package_version} in {bundle.root}"
-            for bundle in bundles(current())
-        ]
-        return "; ".join(found) or "none; kernels are compiled when they are first needed"
-
-    return _tool("prebuilt kernels", find)
+    installed = [
+        f"{len(bundle.kernels)} kernels for {bundle.arch} of version {bundle.package_version} in {bundle.root}"
+        for bundle in bundles(current())
+    ]
+    return "; ".join(installed) or "none; kernels are compiled when they are first needed"
 
 
-def check_torch() -> Finding:
+@check("picks", failing="missing")
+def check_picks() -> str:
+    """The cache hierarchy, in the order in which it is asked."""
+    hierarchy, gpu = CacheHierarchy(current()), collect().gpu_name
+    shipped = "needs a GPU" if gpu is None else f"{hierarchy.shipped.count(gpu)} for {gpu}"
+    return f"asked in this order: record ({hierarchy.records.count()} of your own), shipped ({shipped}), default"
+
+
+@check("torch")
+def check_torch() -> Finding | str:
     """PyTorch, looked at without importing it."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return Finding(
-            name="torch",
-            state="missing",
-            detail="not installed",
-            fix="flash_attn_func, verification and measurement need it; pip install 'attention-autotuner[torch]'",
-        )
+        advice = "flash_attn_func and measuring need it; pip install 'attention-autotuner[torch]'"
+        return Finding("torch", "missing", "not installed", advice)
     version = metadata.version("torch")
     cuda = None
     with contextlib.suppress(OSError):
         text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
         cuda = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
     if cuda is not None:
-        return Finding(name="torch", state="ok", detail=f"{version} for CUDA {cuda[1]}")
-    return Finding(
-        name="torch",
-        state="missing",
-        detail=f"{version}, without CUDA",
-        fix="CPU tensors run the reference; for a GPU, install a torch with CUDA (https://pytorch.org)",
-    )
+        return f"{version} for CUDA {cuda[1]}"
+    note = "CPU tensors run the reference; a GPU needs a torch with CUDA (https://pytorch.org)"
+    return Finding("torch", "ok", f"{version}, without CUDA", note)
 
 
-def check_cupy() -> Finding:
+@check("cupy")
+def check_cupy() -> Finding | str:
     """CuPy, whose arrays are accepted."""
-    distributions = metadata.packages_distributions().get("cupy", []) if _has("cupy") else []
+    present = "cupy" in sys.modules or importlib.util.find_spec("cupy") is not None
+    distributions = metadata.packages_distributions().get("cupy", []) if present else []
     if distributions:
-        name = distributions[0]
-        return Finding(name="cupy", state="ok", detail=f"{name} {metadata.version(name)}")
-    return Finding(
-        name="cupy",
-        state="missing",
-        detail="not installed",
-        fix="needed only to pass CuPy arrays; pip install 'attention-autotuner[cupy]'",
-    )
-
-
-def _has(module: str) -> bool:
-    return module in sys.modules or importlib.util.find_spec(module) is not None
-
-
-CHECKS: tuple[Callable[[], Finding], ...] = (
-    check_package,
-    check_settings,
-    check_gpu,
-    check_nvcc,
-    check_host_cxx,
-    check_cutlass,
-    check_cmake,
-    check_disassembler,
-    check_cache,
-    check_bundles,
-    check_picks,
-    check_torch,
-    check_cupy,
-)
+        return f"{distributions[0]} {metadata.version(distributions[0])}"
+    note = "needed only to pass CuPy arrays; pip install 'attention-autotuner[cupy]'"
+    return Finding("cupy", "optional", "not installed", note)

@@ -1,29 +1,38 @@
 """The entry point: arguments in, an exit status out.
 
-Exit status: 0 done; 1 it failed, and the message says why; 2 wrong usage; 130 stopped by Ctrl-C (what was found by then
-is printed first).
+Exit status: 0 done; 1 it failed, and the message says why; 2 wrong usage; 130 stopped by Ctrl-C, SIGTERM or SIGHUP
+(searches print the best so far first).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from ..errors import AttentionAutotunerError
+from ..version import __version__
 from . import bringing_up, caching, doctor, exporting, inspecting, making, recording, tuning
+from .console import full_tables
+from .options import Parser, in_flags
 from .status import FAILED, INTERRUPTED
 
+PROGRAM = "attention-autotuner"
 
-def make_parser() -> argparse.ArgumentParser:
+
+def make_parser() -> Parser:
     """The parser of the whole command."""
-    parser = argparse.ArgumentParser(
-        prog="attention-autotuner",
+    parser = Parser(
+        prog=PROGRAM,
         description="Generate, build, tune and explain attention kernels.",
         epilog="Settings come from ATTENTION_AUTOTUNER_* variables; `doctor` shows them.",
     )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for register in (
         inspecting.register_candidates,
@@ -53,8 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parsed = make_parser().parse_args(arguments)
     try:
-        status: int = parsed.run(parsed)
-        sys.stdout.flush()
+        with full_tables(parsed.full), interrupted_by_signals():
+            status: int = parsed.run(parsed)
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -67,6 +77,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.json:
             failure = {"type": type(error).__name__, "message": str(error)}
             print(json.dumps({"error": failure}))
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {in_flags(str(error), parsed)}", file=sys.stderr)
         return FAILED
     return status
+
+
+@contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Inside the block, SIGTERM and SIGHUP end a command as Ctrl-C does: its compilers are stopped, too."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    caught = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if here and signal.getsignal(number) is signal.SIG_DFL
+    ]
+    for number in caught:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, signal.SIG_DFL)

@@ -25,28 +25,32 @@ from ..serving.exports import (
     own_records,
     read_problems,
 )
-from ..serving.picks import Layers
+from ..serving.picks import CacheHierarchy
 from ..settings import current
 from ..tuning.environment import Environment
 from .console import print_json, print_line, print_table
 from .making import build_candidates
-from .options import Commands, add_json, add_problem, policy_of, positive, problems_of
+from .options import Commands, add_command, add_jobs, add_problem, policy_of, problems_of
 
 
 def register_export(commands: Commands) -> None:
     """Add the command ``export``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "export",
-        help="write picks and their built kernels to a folder or a wheel that needs no compiler",
-        description=(
-            "Write a bundle: for each problem the pick that a call would get, the default for the rest of its kind, "
-            "and their built kernels. Without problem options: the common classes of attention, and every problem of "
-            "your own records. The GPU need not be present."
-        ),
+        run_export,
+        "write picks and their built kernels to a folder or a wheel that needs no compiler",
+        "Write a bundle: for each problem the pick that a call would get, the default for the rest of its kind, "
+        "and their built kernels. Without problem options: the common classes of attention, and every problem of "
+        "your own records. The GPU need not be present.",
     )
+    output = vars(parser.parse_args([]))
     add_problem(parser, step=True)
-    defaults = vars(parser.parse_args([]))
-    del defaults["device_type"]
+    defaults = {
+        name: value
+        for name, value in vars(parser.parse_args([])).items()
+        if name not in output and name != "device_type"
+    }
     # Unset, so that options that were given can be told from those that were not.
     parser.set_defaults(**dict.fromkeys(defaults))
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
@@ -59,35 +63,37 @@ def register_export(commands: Commands) -> None:
     parser.add_argument(
         "--bundle",
         action="store_true",
-        help="write a wheel into the folder: shipped and predicted picks of the common classes",
+        help="write a wheel into the folder: shipped picks and defaults of the common classes",
     )
     parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="compiler processes at a time")
-    add_json(parser)
-    parser.set_defaults(run=lambda arguments: run_export(arguments, defaults))
+    add_jobs(parser)
+    parser.set_defaults(problem_defaults=defaults)
 
 
-def run_export(arguments: argparse.Namespace, defaults: dict[str, Any]) -> int:
+def run_export(arguments: argparse.Namespace) -> int:
     """Build what is missing, and write the bundle or the wheel."""
-    policy, layers = policy_of(arguments), Layers(current())
-    environment = environment_of(policy, layers, arguments.gpu_name)
-    problems = _problems(arguments, defaults)
+    policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
+    environment = environment_of(policy, hierarchy, arguments.gpu_name)
+    problems = _problems(arguments)
     if arguments.bundle:
         problems = common_problems(SHAPES[:1]) if problems is None else problems
-        picks = choose_picks(problems, policy, layers, environment, own=False, lean=True)
+        picks = choose_picks(
+            problems, policy, hierarchy, environment, with_records=False, lean=True
+        )
         return _export_wheel(arguments, policy, picks, environment)
     if problems is None:
-        recorded = [record.problem for record in own_records(policy, layers, environment)]
+        recorded = [record.problem for record in own_records(policy, hierarchy, environment)]
         problems = [*recorded, *common_problems()]
-    picks = choose_picks(problems, policy, layers, environment)
+    picks = choose_picks(problems, policy, hierarchy, environment)
     check_output(arguments.output, force=arguments.force)
     bundle = _export(arguments, arguments.output, policy, picks, environment)
     _report(arguments, bundle, picks, {"bundle": str(arguments.output.absolute())})
     return 0
 
 
-def _problems(arguments: argparse.Namespace, defaults: dict[str, Any]) -> Sequence[Problem] | None:
-    """What the options ask for; None leaves it to the command."""
+def _problems(arguments: argparse.Namespace) -> Sequence[Problem] | None:
+    """The problems that the options name; None leaves them to the command."""
+    defaults: dict[str, Any] = arguments.problem_defaults
     if arguments.problems is not None:
         return read_problems(arguments.problems)
     if all(getattr(arguments, name) is None for name in defaults):
@@ -141,19 +147,13 @@ def _build(
         BuildError: some do not compile.
     """
     candidates = list(dict.fromkeys(pick.candidate for pick in picks))
-    results = build_candidates(
-        candidates, policy, jobs=arguments.jobs, title="export", quiet=arguments.json
-    )
-    built = {
-        candidate: result
-        for candidate, result in zip(candidates, results, strict=True)
-        if isinstance(result, Artifact)
-    }
-    failed = [
-        f"{candidate.name}: {result.kind}: {result.reason}"
-        for candidate, result in zip(candidates, results, strict=True)
-        if not isinstance(result, Artifact)
-    ]
+    results = build_candidates(candidates, policy, jobs=arguments.jobs, quiet=arguments.json)
+    built, failed = {}, []
+    for candidate, result in zip(candidates, results, strict=True):
+        if isinstance(result, Artifact):
+            built[candidate] = result
+        else:
+            failed.append(f"{candidate.name}: {result.kind}: {result.reason}")
     if failed:
         raise BuildError(
             f"nothing is exported: {len(failed)} of {len(candidates)} kernels do not build: {'; '.join(failed)}"

@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ..arch import Policy, Rejection
 from ..codegen.artifact import BuildTarget
@@ -16,18 +15,17 @@ from ..codegen.render import kernel_digest, render
 from ..core.candidate import Candidate
 from ..kernels.cost_model import rank
 from ..kernels.resources import smem_bytes
-from ..serving.picks import Found, Layers, Pick
+from ..serving.picks import CacheHierarchy, Pick
 from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
-from ..tuning.predicted import PredictedHit
-from ..tuning.why import Explanation, explain
-from .console import finite, microseconds, print_json, print_line, print_table
-from .knob_cells import knob_headings, knobs
+from ..tuning.why import explain
+from .console import finite, microseconds, named, print_json, print_line, print_table
+from .names import knob_headings, knobs
 from .options import (
     Commands,
     add_choice,
-    add_json,
+    add_command,
     add_problem,
     chosen,
     policy_of,
@@ -41,15 +39,15 @@ SHOWN = 20  # rows of a table for people, unless --limit says otherwise
 
 def register_candidates(commands: Commands) -> None:
     """Add the command ``candidates``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "candidates",
-        help="rank the legal candidates of a problem, and say why others are not legal",
-        description="Rank the legal candidates of a problem by the cost model. Needs no GPU.",
+        run_candidates,
+        "rank the legal candidates of a problem, and say why others are not legal",
+        "Rank the legal candidates of a problem by the cost model. Needs no GPU.",
     )
     add_problem(parser)
     parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
-    add_json(parser)
-    parser.set_defaults(run=run_candidates)
 
 
 def run_candidates(arguments: argparse.Namespace) -> int:
@@ -84,6 +82,7 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     rows = [
         [
             str(place),
+            named(candidate.name),
             *knobs(candidate),
             str(-(-smem_bytes(candidate) // 1024)),
             str(estimate.occupancy),
@@ -92,27 +91,33 @@ def run_candidates(arguments: argparse.Namespace) -> int:
         ]
         for place, (candidate, estimate) in enumerate(ranked[: arguments.limit], start=1)
     ]
-    title = (
-        f"{problem.describe()} on {policy.spec.name}: best {len(rows)} of {len(ranked)} candidates"
-    )
     columns = knob_headings(problem)
-    headings = ["#", *columns, "smem KiB", "CTAs/SM", "estimate us", "limiter"]
-    print_table(title, headings, rows)
-    counts = Counter(rejection.predicate for rejection in rejections)
     print_table(
-        f"{len(rejections)} rejected",
-        ["rule", "rejected"],
-        [[predicate, str(count)] for predicate, count in counts.most_common()],
+        f"{problem.describe()} on {policy.spec.name}: best {len(rows)} of {len(ranked)} candidates",
+        ["#", "candidate", *columns, "smem KiB", "CTAs/SM", "estimate us", "limiter"],
+        rows,
+        rare=columns,
     )
+    rules = Counter(rejection.predicate for rejection in rejections)
+    print_rejections(f"{len(rejections)} rejected", rules)
     return 0
+
+
+def print_rejections(title: str, counts: Counter[str]) -> None:
+    """Print how many points of a search space each rule rejects."""
+    print_line()
+    rows = [[rule, str(count)] for rule, count in counts.most_common()]
+    print_table(title, ["rule", "rejected"], rows)
 
 
 def register_render(commands: Commands) -> None:
     """Add the command ``render``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "render",
-        help="print or write the CUDA source of candidates",
-        description="Render candidates into CUDA translation units. Needs no compiler.",
+        run_render,
+        "print or write the CUDA source of candidates",
+        "Render candidates into CUDA translation units. Needs no compiler.",
     )
     add_problem(parser)
     add_choice(parser)
@@ -122,8 +127,6 @@ def register_render(commands: Commands) -> None:
         metavar="FOLDER",
         help="write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one",
     )
-    add_json(parser)
-    parser.set_defaults(run=run_render)
 
 
 def run_render(arguments: argparse.Namespace) -> int:
@@ -131,10 +134,10 @@ def run_render(arguments: argparse.Namespace) -> int:
     problem, policy = problem_of(arguments), policy_of(arguments)
     kernels = [render(candidate) for candidate, _ in chosen(arguments, problem, policy)]
     target = BuildTarget(arch=policy.build_arch)
-    own = {
-        kernel.name: mine.cmake_architecture
+    architectures = {
+        kernel.name: special.cmake_architecture
         for kernel in kernels
-        if (mine := target.of_family(kernel.candidate.family)) != target
+        if (special := target.of_family(kernel.candidate.family)) != target
     }
     files: dict[str, str] = {}
     written: list[str] = []
@@ -145,9 +148,9 @@ def run_render(arguments: argparse.Namespace) -> int:
             write_atomic(path, kernel.text)
             files[kernel.name] = str(path)
             written.append(str(path))
-            if kernel.name in own:  # the CMake project compiles it for that
+            if kernel.name in architectures:  # the CMake project compiles it for that
                 beside = path.with_suffix(".architecture")
-                write_atomic(beside, own[kernel.name] + "\n")
+                write_atomic(beside, architectures[kernel.name] + "\n")
                 written.append(str(beside))
     if arguments.json:
         print_json(
@@ -158,47 +161,40 @@ def run_render(arguments: argparse.Namespace) -> int:
                         "name": kernel.name,
                         "kernel_digest": kernel_digest(kernel),
                         "file": files.get(kernel.name),
-                        "architecture": own.get(kernel.name),
+                        "architecture": architectures.get(kernel.name),
                         "text": kernel.text,
                     }
                     for kernel in kernels
                 ],
             }
         )
-    elif written:
-        for each in written:
-            print_line(each)
     else:
-        sys.stdout.write("\n".join(kernel.text for kernel in kernels))
+        text = "\n".join(kernel.text for kernel in kernels)
+        sys.stdout.write("".join(f"{path}\n" for path in written) or text)
     return 0
 
 
 def register_why(commands: Commands) -> None:
     """Add the command ``why``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "why",
-        help="say of each candidate why it was kept, lost, failed, was not tried or is not legal",
-        description=(
-            "Say which layer answers for a problem, why those before it do not, and what became of every candidate."
-        ),
+        run_why,
+        "say of each candidate why it was kept, lost, failed, was not tried or is not legal",
+        "Say which layer answers for a problem, why those before it do not, and what became of every candidate.",
     )
     add_problem(parser)
     parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
-    add_json(parser)
-    parser.set_defaults(run=run_why)
 
 
 def run_why(arguments: argparse.Namespace) -> int:
     """Print which layer answers, and the fate of every candidate."""
     problem, policy = problem_of(arguments), policy_of(arguments)
-    pick, found = Layers(current()).choose(problem.bucketed(), policy, collect())
-    explanations = explain(
-        problem,
-        policy,
-        found.record if isinstance(found, Hit) else None,
-        found if isinstance(found, PredictedHit) else None,
-    )
-    source = source_of(pick, found, policy)
+    hierarchy = CacheHierarchy(current())
+    environment = hierarchy.environment_of(policy, collect())
+    pick, hit = hierarchy.choose(problem.bucketed(), policy, environment)
+    explanations = explain(problem, policy, None if hit is None else hit.record)
+    source = source_of(pick, hit, policy)
     if arguments.json:
         print_json(
             {
@@ -208,67 +204,50 @@ def run_why(arguments: argparse.Namespace) -> int:
                 "source": source,
                 "exact": pick.exact,
                 "unverified": list(pick.unverified),
-                "passed": [asdict(each) for each in pick.passed],
-                "predicted": prediction_json(found) if isinstance(found, PredictedHit) else None,
+                "passed": [asdict(level) for level in pick.passed],
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
         )
         return 0
-    print_line(source)
-    for each in pick.passed:
-        print_line(f"not by {each}")
-    counts = Counter(explanation.verdict for explanation in explanations)
-    summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-    tried = [row for row in explanations if row.verdict != "rejected"]
+    print_line(f"serves: {source}")
+    for level in pick.passed:
+        print_line(f"not by {level}")
+    counts = Counter(explanation.fate for explanation in explanations)
+    summary = ", ".join(f"{count} {fate}" for fate, count in counts.items())
+    tried = [row for row in explanations if row.fate != "rejected"][: arguments.limit]
     print_table(
         f"{problem.describe()} on {policy.spec.name}: {summary}",
-        ["fate", "candidate", "estimate us", "measured us", "reason"],
-        _cells(tried, arguments.limit),
+        ["#", "fate", "candidate", "rank", "limiter", "estimate us", "measured us", "of best"],
+        [
+            [
+                str(place),
+                row.fate,
+                named(row.name),
+                "-" if row.rank is None else str(row.rank),
+                row.limiter or "-",
+                microseconds(row.estimate_us),
+                microseconds(row.median_us),
+                "-" if row.ratio_to_best is None else f"{row.ratio_to_best:.3f}",
+            ]
+            for place, row in enumerate(tried, start=1)
+        ],
+        spare=("limiter", "of best"),
+        # The columns say it all of those that were only ranked.
+        notes=[
+            (str(place), named(row.reason))
+            for place, row in enumerate(tried, start=1)
+            if row.fate != "untried" or row.rank is None
+        ],
     )
-    reasons = Counter(
-        row.reason.split(":", 1)[0] for row in explanations if row.verdict == "rejected"
-    )
-    print_table(
-        "not legal",
-        ["rule", "rejected"],
-        [[rule, str(count)] for rule, count in reasons.most_common()],
-    )
+    rejected = [row for row in explanations if row.fate == "rejected"]
+    print_rejections("not legal", Counter(row.reason.split(":", 1)[0] for row in rejected))
     return 0
 
 
-def source_of(pick: Pick, found: Found | None, policy: Policy) -> str:
-    """One line: the layer that answers, and what it rests on."""
-    if found is None:
+def source_of(pick: Pick, hit: Hit | None, policy: Policy) -> str:
+    """One line: the level of the cache hierarchy that serves, and what it rests on."""
+    if hit is None:
         return f"default of {policy.name}" + ("" if pick.passed else f": {pick.reason}")
-    problem = found.record.problem if isinstance(found, Hit) else found.pick.problem
-    exact = "" if found.exact else f", of the neighbour {problem.describe()}"
-    if isinstance(found, Hit):
-        doubts = f"; unverified: {', '.join(found.unverified)} differ" if found.unverified else ""
-        gpu = found.record.environment.gpu_name
-        return f"{found.layer} of {gpu}, tuned for {found.record.purpose}{exact}{doubts}"
-    doubts = f"; {policy.spec.name} is not the spec predicted for" if found.unverified else ""
-    what = ": the default" if found.is_default else ""
-    return f"predicted for {policy.name} by the cost model, never measured{what}{exact}{doubts}"
-
-
-def prediction_json(found: PredictedHit) -> dict[str, Any]:
-    """What the cost model says of a prediction that serves, microseconds."""
-    return {
-        "by": "default" if found.is_default else "model",
-        "estimate_us": found.pick.estimate_us,
-        "default_us": found.pick.default_us,
-        "runner_up_us": found.pick.runner_up_us,
-    }
-
-
-def _cells(explanations: list[Explanation], limit: int) -> list[list[str]]:
-    return [
-        [
-            row.verdict,
-            row.name,
-            microseconds(row.estimate_us),
-            microseconds(row.median_us),
-            row.reason,
-        ]
-        for row in explanations[:limit]
-    ]
+    exact = "" if hit.exact else f", of the neighbour {hit.record.problem.describe()}"
+    doubts = f"; unverified: {', '.join(hit.unverified)} differ" if hit.unverified else ""
+    return f"{hit.layer} of {hit.gpu_name}, tuned for {hit.record.purpose}{exact}{doubts}"

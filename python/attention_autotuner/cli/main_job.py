@@ -25,7 +25,7 @@ from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step
 from .console import Show, print_json, print_line, print_table, progress
 from .options import problem_json, problem_of
-from .results import artifact_of, files_of, listener, print_result, print_step, result_json
+from .results import artifact_of, files_of, print_result, print_step, result_json
 from .serving import Served, serve
 from .status import FAILED, INTERRUPTED, OK
 
@@ -68,7 +68,7 @@ LEFT_OUT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """What the main job came to.
+    """The end of the main job.
 
     Attributes:
         results: the searches, in the order they ran.
@@ -88,8 +88,8 @@ def run_all(arguments: argparse.Namespace) -> int:
 
     Returns:
         The exit status: a failure where a served answer is wrong, an architecture has too few usable kernels, or a
-        pick spills more than :func:`~..tuning.spills.check_spills` allows. What became of other candidates is in the
-        tables and fails nothing.
+        pick spills more than :func:`~..tuning.spills.check_spills` allows. Other candidates' outcomes are in the
+        tables and fail nothing.
     """
     problem = problem_of(arguments)
     present: Policy | None = None
@@ -98,13 +98,16 @@ def run_all(arguments: argparse.Namespace) -> int:
         present = detect()
     except UnsupportedArchitectureError as error:
         why = str(error)
+        if not arguments.json:
+            print_line(f"no GPU: {why.partition(';')[0]}")
+            print_line(f"{LEFT_OUT}\n")
         finished = rank_everywhere(arguments, problem)
     else:
         finished = tune_and_serve(arguments, problem, present)
-    unjudged = finished.interrupted or arguments.effort == "none"
-    complaints = [] if unjudged else complaints_of(finished.results)
+    unchecked = finished.interrupted or arguments.effort == "none"
+    complaints = [] if unchecked else complaints_of(finished.results)
     complaints += [
-        f"{each.name} is wrong: {each.reason}" for each in finished.served if not each.ok
+        f"{tensor.name} is wrong: {tensor.reason}" for tensor in finished.served if not tensor.ok
     ]
     if arguments.json:
         print_json(
@@ -114,14 +117,14 @@ def run_all(arguments: argparse.Namespace) -> int:
                 "no_gpu": why,
                 "results": [result_json(result) for result in finished.results],
                 "step": None if finished.step is None else finished.step.to_json()["step"],
-                "served": [each.to_json() for each in finished.served],
+                "served": [tensor.to_json() for tensor in finished.served],
                 "files": [path for result in finished.results for path in files_of(result)],
                 "left_out": "" if present is not None else LEFT_OUT,
                 "complaints": complaints,
             }
         )
     else:
-        _print_end(why, finished.served, complaints)
+        _print_end(finished.served, complaints)
     if finished.interrupted:
         return INTERRUPTED
     return FAILED if complaints else OK
@@ -148,12 +151,12 @@ def tune_and_serve(arguments: argparse.Namespace, problem: Problem, present: Pol
         with progress(quiet=arguments.json) as show:
             options = search_options(arguments, show)
             options |= {"top_k": SMALL_TOP_K, "budget_seconds": SMALL_BUDGET_SECONDS}
-            found = tune_step(small, present, **options)
+            step_of_small = tune_step(small, present, **options)
         if not arguments.json:
-            print_step(found)
+            print_step(step_of_small)
             print_line()
-        results += found.results
-        interrupted = found.interrupted
+        results += step_of_small.results
+        interrupted = step_of_small.interrupted
     return Finished(results=tuple(results), interrupted=interrupted, step=step, served=served)
 
 
@@ -164,14 +167,17 @@ def small_steps(problem: Problem) -> list[Problem]:
 
 def rank_everywhere(arguments: argparse.Namespace, problem: Problem) -> Finished:
     """Build and rank both directions for each architecture, then the defaults of small steps for some."""
-    wanted = [(device, one) for device in ARCHITECTURES for one in problems_of_step(problem)]
-    for small in small_steps(problem):
-        wanted += [
-            (device, one) for device in SMALL_ARCHITECTURES for one in problems_of_step(small)
-        ]
+    steps: list[tuple[tuple[str, ...], Problem]] = [(ARCHITECTURES, problem)]
+    steps += [(SMALL_ARCHITECTURES, small) for small in small_steps(problem)]
+    wanted = [
+        (device, half)
+        for devices, step in steps
+        for device in devices
+        for half in problems_of_step(step)
+    ]
     results: list[TuneResult] = []
-    for device, one in wanted:
-        result = search(arguments, one, device, widths=widths_of(arguments, one, problem.op))
+    for device, half in wanted:
+        result = search(arguments, half, device, widths=widths_of(arguments, half, problem.op))
         results.append(result)
         if not arguments.json:
             print_result(result)
@@ -182,7 +188,7 @@ def rank_everywhere(arguments: argparse.Namespace, problem: Problem) -> Finished
 
 
 def widths_of(arguments: argparse.Namespace, problem: Problem, asked: Op) -> list[int]:
-    """How many candidates beside the default to build, and more while the best spill; of a small step none."""
+    """Numbers of candidates beside the default to build, more while the best spill; of a small step none."""
     if problem.op != asked:
         return [0]
     return [arguments.top_k] if arguments.top_k else list(WIDTHS[problem.direction])
@@ -203,18 +209,18 @@ def search(
 
 
 def search_options(arguments: argparse.Namespace, show: Show) -> dict[str, Any]:
-    """What the command line says of a search, for :func:`~..tuning.tune`."""
+    """The command line's options of a search, for :func:`~..tuning.tune`."""
     return {
         "effort": arguments.effort,
         "budget_seconds": arguments.budget,
         "top_k": arguments.top_k or TOP_K,
         "confirm": not arguments.no_confirm,
-        "listener": listener(show),
+        "listener": lambda event: show(**vars(event)),
     }
 
 
 def complaints_of(results: Sequence[TuneResult]) -> list[str]:
-    """What must not be: too few usable kernels, or a pick that spills too much."""
+    """Complaints about results: too few usable kernels, or a pick that spills too much."""
     complaints = []
     for result in results:
         if result.status == "recorded":
@@ -233,7 +239,7 @@ def complaints_of(results: Sequence[TuneResult]) -> list[str]:
 
 
 def _pick_outcome(result: TuneResult) -> Outcome:
-    """What the rule on spills says of the pick; a search lets one that breaks it serve where nothing else can."""
+    """The rule on spills, asked about the pick; a search lets one that breaks it serve where nothing else can."""
     rows = [row for row in result.rows if row.candidate == result.pick]
     artifact = artifact_of(rows[0]) if rows else None
     if artifact is None:
@@ -241,23 +247,20 @@ def _pick_outcome(result: TuneResult) -> Outcome:
     return check_spills(result.pick, artifact.report, timed=result.status == "measured")
 
 
-def _print_end(why: str, served: Sequence[Served], complaints: list[str]) -> None:
-    if why:
-        print_line(f"no GPU: {why}")
-        print_line(LEFT_OUT)
+def _print_end(served: Sequence[Served], complaints: list[str]) -> None:
     if served:
         print_table(
             "flash_attn_func and its gradient, with the picks",
             ["tensor", "shape", "max error", "allowed", "right"],
             [
                 [
-                    each.name,
-                    "x".join(map(str, each.shape)),
-                    f"{each.max_error:.2e}",
-                    f"{each.max_allowed:.2e}",
-                    "yes" if each.ok else "no",
+                    tensor.name,
+                    "x".join(map(str, tensor.shape)),
+                    f"{tensor.max_error:.2e}",
+                    f"{tensor.max_allowed:.2e}",
+                    "yes" if tensor.ok else "no",
                 ]
-                for each in served
+                for tensor in served
             ],
         )
     for complaint in complaints:

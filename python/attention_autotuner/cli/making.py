@@ -16,35 +16,41 @@ from ..core.outcome import Outcome
 from ..serving.dispatch import lookup
 from ..settings import current
 from ..tuning.spills import spilled_bytes
-from .console import print_json, print_line, print_table, progress
+from .console import named, print_json, print_line, print_table, progress
 from .options import (
     Commands,
     add_choice,
-    add_json,
+    add_command,
+    add_jobs,
     add_problem,
     chosen,
     policy_of,
-    positive,
     problem_json,
     problem_of,
     problems_of,
 )
+from .status import FAILED, OK
 
 Built = Artifact | Outcome
+# A kernel takes seconds, a hung compiler for ever.
+COMPILE_SECONDS = 1800.0
 
 
 def register_build(commands: Commands) -> None:
     """Add the command ``build``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "build",
-        help="compile candidates and print what the compiler says of them",
-        description="Compile candidates into the kernel cache; what is there already is not compiled again.",
+        run_build,
+        "compile candidates and print what the compiler says of them",
+        "Compile candidates into the kernel cache; what is there already is not compiled again.",
     )
     add_problem(parser)
     add_choice(parser)
-    parser.add_argument("--jobs", type=positive, metavar="N", help="compiler processes at a time")
-    add_json(parser)
-    parser.set_defaults(run=run_build)
+    add_jobs(parser)
+    parser.add_argument(
+        "--retry", action="store_true", help="compile again what is remembered to have failed"
+    )
 
 
 def run_build(arguments: argparse.Namespace) -> int:
@@ -52,22 +58,16 @@ def run_build(arguments: argparse.Namespace) -> int:
     problem, policy = problem_of(arguments), policy_of(arguments)
     candidates = [candidate for candidate, _ in chosen(arguments, problem, policy)]
     results = build_candidates(
-        candidates, policy, jobs=arguments.jobs, title="build", quiet=arguments.json
+        candidates, policy, jobs=arguments.jobs, quiet=arguments.json, retry=arguments.retry
     )
     if arguments.json:
-        print_json(
-            {
-                "problem": problem_json(problem),
-                "arch": policy.name,
-                "kernels": [
-                    result_json(candidate, result)
-                    for candidate, result in zip(candidates, results, strict=True)
-                ],
-            }
-        )
+        kernels = [result_json(*pair) for pair in zip(candidates, results, strict=True)]
+        problem_fields = problem_json(problem)
+        print_json({"problem": problem_fields, "arch": policy.name, "kernels": kernels})
     else:
         print_results(f"{problem.describe()} on {policy.spec.name}", candidates, results)
-    return 0 if all(isinstance(result, Artifact) for result in results) else 1
+        print_folder(results)
+    return status_of(results)
 
 
 def build_candidates(
@@ -75,8 +75,8 @@ def build_candidates(
     policy: Policy,
     *,
     jobs: int | None,
-    title: str,
     quiet: bool,
+    retry: bool = False,
 ) -> list[Built]:
     """Build candidates for a policy's target with the present toolchain and store, showing progress."""
     settings = current()
@@ -87,101 +87,83 @@ def build_candidates(
             toolchain=find_toolchain(settings),
             store=default_store(settings),
             jobs=jobs or settings.jobs,
-            progress=lambda done, total, name, _seconds: show(title, done, total, name),
+            progress=lambda done, total, name, _seconds: show("build", done, total, name),
+            timeout_seconds=COMPILE_SECONDS,
+            retry_failed=retry,
         )
 
 
+def status_of(results: Sequence[Built]) -> int:
+    """The exit status of a command that built these."""
+    return OK if all(isinstance(result, Artifact) for result in results) else FAILED
+
+
 def result_json(candidate: Candidate, result: Built) -> dict[str, object]:
-    """What became of one candidate, for ``--json``."""
+    """The outcome of one candidate, for ``--json``."""
     if isinstance(result, Artifact):
         outcome: dict[str, object] = {"kind": "ok", "reason": "", "log": ""}
-        return {
-            "name": candidate.name,
-            "outcome": outcome,
-            "path": str(result.path),
-            **result.to_json(),
-        }
+        path = str(result.path)
+        return {"name": candidate.name, "outcome": outcome, "path": path, **result.to_json()}
     return {"name": candidate.name, "outcome": result.to_json(), "path": None}
 
 
 def print_results(title: str, candidates: Sequence[Candidate], results: Sequence[Built]) -> None:
-    """Print what the compiler says of each candidate."""
-    rows = []
+    """Print the compiler's report on each candidate."""
+    rows, notes = [], []
     for candidate, result in zip(candidates, results, strict=True):
+        name = named(candidate.name)
         if isinstance(result, Artifact):
             report = result.report
-            spills = spilled_bytes(report)
             loop = {True: "yes", False: "no", None: "not looked at"}[report.loop_spills]
-            rows.append(
-                [
-                    candidate.name,
-                    str(report.registers),
-                    str(spills),
-                    loop,
-                    str(report.stack_bytes),
-                    f"{result.build_seconds:.1f}",
-                    str(result.path),
-                ]
-            )
+            figures = [str(report.registers), str(spilled_bytes(report)), loop]
+            figures += [str(report.stack_bytes), f"{result.build_seconds:.1f}", str(result.path)]
         else:
-            why = f"{result.kind}: {result.reason}" + (f" ({result.log})" if result.log else "")
-            rows.append([candidate.name, "-", "-", "-", "-", "-", why])
-    headings = [
-        "candidate",
-        "registers",
-        "spills B",
-        "in the loop",
-        "stack B",
-        "seconds",
-        "library",
-    ]
-    print_table(title, headings, rows)
+            figures = ["-"] * 6
+            log = f" ({result.log})" if result.log else ""
+            notes.append((name, f"{result.kind}: {result.reason}{log}"))
+        rows.append([name, *figures])
+    columns = ["candidate", "regs", "spills B", "in the loop", "stack B", "seconds", "library"]
+    print_table(title, columns, rows, rare=("library",), notes=notes)
+
+
+def print_folder(results: Sequence[Built]) -> None:
+    """Print once the folder that built kernels lie in, each in a folder of its name."""
+    built = [result.path for result in results if isinstance(result, Artifact)]
+    if built:
+        print_line(f"kernels: {len(built)} in {built[0].parent.parent}")
 
 
 def register_warmup(commands: Commands) -> None:
     """Add the command ``warmup``."""
-    parser = commands.add_parser(
+    parser = add_command(
+        commands,
         "warmup",
-        help="build the kernels that a call would use, so that the first call need not",
-        description=(
-            "Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, "
-            "--direction step builds the forward and the backward one."
-        ),
+        run_warmup,
+        "build the kernels that a call would use, so that the first call need not",
+        "Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, "
+        "--direction step builds the forward and the backward one.",
     )
     add_problem(parser, step=True)
-    add_json(parser)
-    parser.set_defaults(run=run_warmup)
 
 
 def run_warmup(arguments: argparse.Namespace) -> int:
     """Build the picks; fails when one did not compile."""
     problems, policy = problems_of(arguments), policy_of(arguments)
     picks = [lookup(problem, policy) for problem in problems]
-    results = build_candidates(
-        [pick.candidate for pick in picks],
-        policy,
-        jobs=None,
-        title="warmup",
-        quiet=arguments.json,
-    )
+    candidates = [pick.candidate for pick in picks]
+    results = build_candidates(candidates, policy, jobs=None, quiet=arguments.json)
     rows = list(zip(problems, picks, results, strict=True))
     if arguments.json:
-        print_json(
-            {
-                "arch": policy.name,
-                "kernels": [
-                    {
-                        "problem": problem_json(problem),
-                        "layer": pick.layer,
-                        **result_json(pick.candidate, result),
-                    }
-                    for problem, pick, result in rows
-                ],
-            }
-        )
+        kernels = [
+            {"problem": problem_json(problem), "layer": pick.layer}
+            | result_json(pick.candidate, result)
+            for problem, pick, result in rows
+        ]
+        print_json({"arch": policy.name, "kernels": kernels})
     else:
         for problem, pick, result in rows:
             title = f"{problem.describe()} on {policy.spec.name}"
             print_results(title, [pick.candidate], [result])
             print_line(f"picked by: {pick.layer}")
-    return 0 if all(isinstance(result, Artifact) for result in results) else 1
+        print_folder(results)
+    return status_of(results)

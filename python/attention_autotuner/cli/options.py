@@ -1,10 +1,13 @@
-"""Options that commands share: how a problem, a GPU and candidates are named."""
+"""Options that commands share: how a problem, a GPU and candidates are named, and how wrong usage is reported."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NoReturn
 
 from ..arch import Policy, names, resolve
 from ..core.candidate import Candidate
@@ -22,13 +25,66 @@ from ..errors import NoCandidateError
 from ..kernels.cost_model import Estimate, rank
 from ..operations.registry import OPERATIONS
 from ..tuning.step import problems_of_step
+from .names import short_names
+from .status import USAGE
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
 Ranked = list[tuple[Candidate, Estimate]]
 
 STEP = "step"  # as a direction: both of them
+DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those of PyTorch
+# The options whose fields of Problem, or arguments of functions, have other names.
+FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
 
 _DEFAULT = Problem()
+
+
+class _Help(argparse.HelpFormatter):
+    """Help that ends with an option's default, where there is one that is not said."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        said = action.help or ""
+        silent = action.default in (None, False, [], argparse.SUPPRESS) or "default" in said
+        return said if silent else (said and f"{said}; ") + "default: %(default)s"
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are a short line of usage and the error."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": _Help, **options})
+
+    def error(self, message: str) -> NoReturn:
+        """Print the error and end the program with status 2."""
+        print(f"usage: {self.prog} ...; {self.prog} --help lists the options", file=sys.stderr)
+        print(f"error: {message}", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    text: str,
+    description: str = "",
+) -> Parser:
+    """Add a command, with the options for its output.
+
+    Args:
+        commands: what it is added to.
+        name: the word that calls it.
+        run: what it does; returns the exit status.
+        text: a line for the list of commands.
+        description: more, for its own help; default the same.
+    """
+    text_of_help = description or text[:1].upper() + text[1:] + "."
+    parser: Parser = commands.add_parser(name, help=text, description=text_of_help)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    parser.add_argument(
+        "--full", action="store_true", help="tables with every column, full names and whole lines"
+    )
+    parser.set_defaults(run=run, usage_error=parser.error)
+    return parser
 
 
 def positive(text: str) -> int:
@@ -39,6 +95,19 @@ def positive(text: str) -> int:
     return value
 
 
+def length(text: str) -> int:
+    """An argparse type: an integer, such as ``4096`` or ``4k``."""
+    match = re.fullmatch(r"(-?\d+)(k?)", text, re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be an integer such as 4096 or 4k, got {text!r}")
+    return int(match[1]) * (1024 if match[2] else 1)
+
+
+def dtype(text: str) -> str:
+    """An argparse type: a dtype by our name or PyTorch's."""
+    return DTYPE_NAMES.get(text.lower(), text.lower())
+
+
 def seconds(text: str) -> float:
     """An argparse type: a positive number of seconds."""
     value = float(text)
@@ -47,9 +116,11 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add ``--jobs``."""
+    parser.add_argument(
+        "--jobs", type=positive, metavar="N", help="compiler processes at a time; default: JOBS"
+    )
 
 
 def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
@@ -59,50 +130,48 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
         parser: the command's.
         step: the command takes both directions of a shape at once, too.
     """
-    group = parser.add_argument_group("problem")
-    group.add_argument("--op", choices=operations(), default=_DEFAULT.op)
-    group.add_argument(
+    option = parser.add_argument_group("problem").add_argument
+    gpus = ", ".join(names())
+    default = _DEFAULT
+    option("--op", choices=operations(), default=default.op, help="the operation")
+    option(
         "--direction",
         choices=(*DIRECTIONS, STEP) if step else DIRECTIONS,
-        default=_DEFAULT.direction,
-        help=f"{STEP}: forward and backward of one shape" if step else None,
+        default=default.direction,
+        help=f"{STEP}: forward and backward of one shape" if step else "the pass",
     )
-    group.add_argument(
-        "--device-type",
-        metavar="GPU",
-        help=f"{', '.join(names())}, or the name of the GPU that is present; default: that GPU",
+    option("--device-type", metavar="GPU", help=f"{gpus}, or the present GPU's name; default: it")
+    option(
+        "--dtype", type=dtype, choices=DTYPES, default=default.dtype, help="or float16, bfloat16"
     )
-    group.add_argument("--dtype", choices=DTYPES, default=_DEFAULT.dtype)
-    group.add_argument("--batch", type=int, default=_DEFAULT.batch, metavar="N")
-    group.add_argument("--heads", type=int, default=_DEFAULT.heads_q, metavar="N")
-    group.add_argument("--heads-kv", type=int, metavar="N", help="default: as --heads")
-    group.add_argument("--seqlen", type=int, default=_DEFAULT.seqlen_q, metavar="N")
-    group.add_argument("--seqlen-k", type=int, metavar="N", help="default: as --seqlen")
-    group.add_argument("--dim-qk", type=int, default=_DEFAULT.dim_qk, metavar="N")
-    group.add_argument("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
-    group.add_argument(
+    option("--batch", type=int, default=default.batch, metavar="N", help="sequences")
+    option("--heads", type=int, default=default.heads_q, metavar="N", help="heads of the queries")
+    option("--heads-kv", type=int, metavar="N", help="default: as --heads")
+    option("--seqlen", type=length, default=default.seqlen_q, metavar="N", help="4k is 4096")
+    option("--seqlen-k", type=length, metavar="N", help="default: as --seqlen")
+    option("--dim-qk", type=int, default=default.dim_qk, metavar="N", help="head dim of Q and K")
+    option("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
+    option(
         "--mask",
         choices=[mask for mask in MASKS if mask != "none"],
         help="of retnet: a tensor, or powers of gamma that are never stored; default: explicit",
     )
-    group.add_argument(
-        "--form",
-        choices=FORMS,
-        default=_DEFAULT.form,
-        help="of retention forward; default: whichever is fastest",
+    option("--form", choices=FORMS, default=default.form, help="of retention forward")
+    option("--causal", action="store_true", help="a decay and retention always are")
+    option(
+        "--causal-alignment",
+        choices=CAUSAL_ALIGNMENTS,
+        default=default.causal_alignment,
+        help="the corner of the scores that the causal mask starts from",
     )
-    group.add_argument("--causal", action="store_true", help="a decay and retention always are")
-    group.add_argument(
-        "--causal-alignment", choices=CAUSAL_ALIGNMENTS, default=_DEFAULT.causal_alignment
-    )
-    group.add_argument(
+    option(
         "--alignment-bytes",
         type=int,
         choices=(16, 2),
-        default=_DEFAULT.alignment_bytes,
+        default=default.alignment_bytes,
         help="2 for tensors whose pointers or strides are not multiples of 16 bytes",
     )
-    group.add_argument(
+    option(
         "--deterministic",
         action="store_true",
         help="backward kernels whose results agree bit for bit between runs only",
@@ -111,18 +180,12 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose among a problem's candidates."""
-    group = parser.add_argument_group("which candidates")
-    exclusive = group.add_mutually_exclusive_group()
-    exclusive.add_argument(
-        "--candidate",
-        action="append",
-        metavar="NAME",
-        help="by name, as `candidates --json` lists them; may be repeated",
+    group = parser.add_argument_group("which candidates").add_mutually_exclusive_group()
+    group.add_argument(
+        "--candidate", action="append", metavar="NAME", help="by name, short or full; repeatable"
     )
-    exclusive.add_argument(
-        "--count", type=positive, metavar="N", help="the best N by the cost model (1)"
-    )
-    exclusive.add_argument(
+    group.add_argument("--count", type=positive, metavar="N", help="the best N; default: 1")
+    group.add_argument(
         "--default", action="store_true", help="the one that serves while nothing is tuned"
     )
 
@@ -188,12 +251,13 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
         wanted = arguments.candidate
     else:
         return ranked[: arguments.count or 1]
-    by_name = {candidate.name: (candidate, estimate) for candidate, estimate in ranked}
+    by_name = {short_names(entry[0].name): entry for entry in ranked}
+    by_name |= {entry[0].name: entry for entry in ranked}
     for name in wanted:
         if name not in by_name:
             raise NoCandidateError(
-                f"{name!r} is not one of the {len(by_name)} legal candidates for "
-                f"{problem.describe()} on {policy.name}; `candidates --json` lists them"
+                f"{name!r} is not one of the {len(ranked)} legal candidates for "
+                f"{problem.describe()} on {policy.name}; `candidates` lists them"
             )
     return [by_name[name] for name in wanted]
 
@@ -201,3 +265,17 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
 def problem_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON-ready fields."""
     return asdict(problem)
+
+
+def in_flags(message: str, arguments: argparse.Namespace) -> str:
+    """An error's text with a command's options in place of the arguments of functions.
+
+    ``dim_qk must be`` becomes ``--dim-qk must be``, and ``device_type='A100'`` becomes ``--device-type A100``.
+    """
+    fields = set(FLAGS) | {name for name in asdict(_DEFAULT) if "_" in name}
+    flags = {name: FLAGS.get(name, "--" + name.replace("_", "-")) for name in fields}
+    for name, flag in flags.items():
+        if hasattr(arguments, flag.removeprefix("--").replace("-", "_")):
+            message = re.sub(rf"\b{name}='?([\w.]+)'?", rf"{flag} \1", message)
+            message = re.sub(rf"(?<![\w.-]){name}\b", flag, message)
+    return message

@@ -23,8 +23,8 @@ from ..tuning.records import RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX
 from ..tuning.validity import Changed, built_here, check
-from .console import microseconds, print_json, print_line, print_table
-from .options import Commands, add_json, positive
+from .console import microseconds, named, print_json, print_line, print_table
+from .options import Commands, add_command, add_jobs
 from .status import FAILED
 
 
@@ -53,7 +53,7 @@ def register_records(commands: Commands) -> None:
             "carry measurements over to sources that compile to the same machine code",
         ),
     ):
-        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        action = add_command(actions, name, run, text)
         needed: dict[str, Any] = {} if name in ("show", "rm") else {"nargs": "?", "default": "*"}
         action.add_argument(
             "pattern",
@@ -66,10 +66,8 @@ def register_records(commands: Commands) -> None:
             "--shipped", action="store_true", help="the picks that come with the package"
         )
         place.add_argument("--file", type=Path, help="the picks of a file <gpu>.jsonl")
-        add_json(action)
-        action.set_defaults(run=run)
         if name == "rekey":
-            action.add_argument("--jobs", type=positive, metavar="N", help="compilations at once")
+            add_jobs(action)
             action.add_argument(
                 "--all",
                 action="store_true",
@@ -147,7 +145,7 @@ def run_ls(arguments: argparse.Namespace) -> int:
             item["problem"],
             str(item.get("arch", "-")),
             str(item.get("gpu", "-")),
-            str(item["pick"] or item["reason"]),
+            named(str(item["pick"] or item["reason"])),
             microseconds(item.get("median_us")),
         ]
         for item in said
@@ -178,7 +176,7 @@ def _entry_cells(record: TuningRecord, index: int) -> list[str]:
     role = "pick" if name == record.pick else "default" if name == record.default else ""
     return [
         role,
-        name,
+        named(name),
         entry.outcome.kind,
         microseconds(None if entry.measurement is None else entry.measurement.median_us),
         entry.source_digest[:16] or "-",
@@ -276,7 +274,9 @@ def run_rekey(arguments: argparse.Namespace) -> int:
         print_line(f"{len(said)} entries: {states or 'none'}; {written} records written")
         notes = [item for item in said if item.reason]
         if notes:
-            rows = [[item.state, item.problem, item.candidate, item.reason] for item in notes]
+            rows = [
+                [item.state, item.problem, named(item.candidate), item.reason] for item in notes
+            ]
             print_table("not carried over", ["state", "problem", "candidate", "reason"], rows)
     return FAILED if lost else 0
 
@@ -289,7 +289,7 @@ def _rekeyed(
     compiler: Mapping[str, str] | None,
     every: bool,
 ) -> TuningRecord | None:
-    """The record's new form; what became of its entries is added to what was said."""
+    """The record's new form; reports on its entries are added to ``said``."""
     new, about = rekey(record, codes, compiler=compiler, every=every)
     said.extend(about)
     return new

@@ -1,4 +1,4 @@
-"""How a search looks to people: its progress, its ranking, and the files it wrote."""
+"""A search for people: its progress, its ranking, and the files it wrote."""
 
 from __future__ import annotations
 
@@ -8,30 +8,13 @@ from ..codegen.artifact import Artifact
 from ..codegen.entries import DamagedError, read_artifact
 from ..errors import ArtifactError
 from ..operations.params import workspace_bytes
-from ..tuning.progress import Event, Listener
 from ..tuning.result import Row, TuneResult
 from ..tuning.spills import spilled_bytes
 from ..tuning.step import StepResult
-from .console import Show, microseconds, print_line, print_table
-from .knob_cells import knob_headings, knobs
+from .console import microseconds, named, print_line, print_table
+from .names import knob_headings, knobs
 
 MIB = 1 << 20
-
-
-def listener(show: Show) -> Listener:
-    """A listener that shows a search's events."""
-
-    def listen(event: Event) -> None:
-        show(
-            event.phase,
-            event.done,
-            event.total,
-            event.message,
-            best_us=event.best_us,
-            seconds_left=event.seconds_left,
-        )
-
-    return listen
 
 
 def artifact_of(row: Row) -> Artifact | None:
@@ -72,28 +55,43 @@ def step_json(result: StepResult) -> dict[str, Any]:
 
 
 def print_result(result: TuneResult) -> None:
-    """Print a ranking, best first, and where what was learned is kept."""
-    rows = [_cells(place, row, result) for place, row in enumerate(result.rows, start=1)]
-    title = f"{result.problem.describe()} on {result.arch}: {result.status} ranking of {len(rows)} candidates"
+    """Print a ranking, best first, and where its record and kernels are kept."""
+    headings = knob_headings(result.problem)
+    title = f"{result.problem.describe()} on {result.arch}: {result.status} ranking of {len(result.rows)} candidates"
     if result.record is not None:
         title += f", tuned for {result.record.purpose}"
-    measures = ["registers", "spills B", "estimate us", "limiter", "measured us", "of best", "fate"]
-    if _needs_workspace(result):
-        measures.insert(2, "workspace MiB")
-    print_table(title, ["#", *knob_headings(result.problem), *measures], rows)
+    workspace = ["workspace MiB"] if result.problem.direction == "backward" else []
+    columns = ["#", "candidate", *headings, "regs", "spills B", *workspace]
+    columns += ["estimate us", "limiter", "measured us", "of best", "fate"]
+    print_table(
+        title,
+        columns,
+        [_cells(place, row, result) for place, row in enumerate(result.rows, start=1)],
+        spare=("limiter", "of best"),
+        rare=headings,
+        notes=[
+            (str(place), f"{row.outcome.kind}: {named(row.outcome.reason)}")
+            for place, row in enumerate(result.rows, start=1)
+            if not row.outcome.ok
+        ],
+    )
     gain = "" if result.gain is None else f", {100 * result.gain:.1f} % faster than the default"
     how = "" if result.status != "measured" or not gain else _confirmation(result)
-    print_line(f"pick: {result.pick.name}{gain}{how}")
+    print_line(f"pick: {named(result.pick.name)}{gain}{how}")
     if result.interrupted:
         print_line("interrupted: this is the best so far")
-    for path in files_of(result):
-        print_line(f"wrote {path}")
+    if result.record_path is not None:
+        print_line(f"wrote {result.record_path}")
+    kernels = [row.artifact for row in result.rows if row.artifact is not None]
+    if kernels:
+        # Each lies in a folder of its name.
+        print_line(f"kernels: {len(kernels)} in {kernels[0].parent.parent}")
 
 
 def print_step(result: StepResult) -> None:
     """Print both rankings, and what a whole step takes."""
-    for one in result.results:
-        print_result(one)
+    for ranking in result.results:
+        print_result(ranking)
         print_line()
     if result.source == "unknown":
         print_line("step: not timed")
@@ -106,13 +104,9 @@ def print_step(result: StepResult) -> None:
 
 
 def files_of(result: TuneResult) -> list[str]:
-    """What a search left behind: the record and the libraries."""
+    """Paths of the record and the libraries of a search."""
     paths = [] if result.record_path is None else [str(result.record_path)]
     return paths + [str(row.artifact) for row in result.rows if row.artifact is not None]
-
-
-def _needs_workspace(result: TuneResult) -> bool:
-    return result.problem.direction == "backward"
 
 
 def _confirmation(result: TuneResult) -> str:
@@ -121,25 +115,22 @@ def _confirmation(result: TuneResult) -> str:
 
 def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
     artifact, timing = artifact_of(row), row.timing
-    registers = spills = "-"
-    if artifact is not None:
-        report = artifact.report
-        registers = str(report.registers)
-        spills = str(spilled_bytes(report))
+    report = None if artifact is None else artifact.report
     workspace = []
-    if _needs_workspace(result):
-        taken = workspace_of(result, row)
-        workspace = ["-" if taken is None else f"{taken / MIB:,.1f}"]
-    fate = row.outcome.kind if row.outcome.ok else f"{row.outcome.kind}: {row.outcome.reason}"
+    if result.problem.direction == "backward":
+        size = workspace_of(result, row)
+        workspace = ["-" if size is None else f"{size / MIB:,.1f}"]
+    fate = "lost" if row.fate == "ok" else row.fate
     if row.candidate == result.pick:
         fate = "pick"
     elif row.outcome.ok and row.candidate == result.default:
         fate = "default"
     return [
         str(place),
+        named(row.candidate.name),
         *knobs(row.candidate),
-        registers,
-        spills,
+        "-" if report is None else str(report.registers),
+        "-" if report is None else str(spilled_bytes(report)),
         *workspace,
         microseconds(row.estimate.us),
         row.estimate.limiter,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..core.problem import Problem
@@ -33,14 +33,8 @@ class Served:
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready fields."""
-        return {
-            "name": self.name,
-            "shape": list(self.shape),
-            "ok": self.ok,
-            "reason": self.reason,
-            "max_error": finite(self.max_error),
-            "max_allowed": finite(self.max_allowed),
-        }
+        errors = {"max_error": finite(self.max_error), "max_allowed": finite(self.max_allowed)}
+        return asdict(self) | {"shape": list(self.shape)} | errors
 
 
 def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
@@ -66,7 +60,7 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
 
     forward, backward = problems_of_step(problem)
     inputs = make_inputs(backward, seed=SEED, device=device)
-    q, k, v = (each.detach().requires_grad_() for each in (inputs.q, inputs.k, inputs.v))
+    q, k, v = (x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
     output = flash_attn_func(
         q,
         k,
@@ -78,33 +72,33 @@ def serve(problem: Problem, device: str | None = None) -> tuple[Served, ...]:
     output.backward(inputs.tensors["dout"])
     _, o_ref, o_low = next(ways_of(forward)[0].truths(forward, inputs))
     of_forward = reference.Bands.of(forward, "o", o_ref.dim())
-    found = {"o": reference.check(output.detach(), o_ref, o_low, of_forward)}
+    checks = {"o": reference.check(output.detach(), o_ref, o_low, of_forward)}
     group = problem.heads_q // problem.heads_kv
     part = replace(backward, batch=1, heads_q=group, heads_kv=1)
     heads = {"k": 1, "v": 1, "dk": 1, "dv": 1}  # of the others, as many as the group has
     last = Inputs(
         tensors={
-            name: each[-1:, -heads.get(name, group) :] for name, each in inputs.tensors.items()
+            name: tensor[-1:, -heads.get(name, group) :] for name, tensor in inputs.tensors.items()
         }
     )
     gradients = {"dq": q.grad, "dk": k.grad, "dv": v.grad}
     for name, ref, low in ways_of(part)[0].truths(part, last):
         whole = gradients[name]
         if whole is None or not bool(whole.isfinite().all()):
-            found[name] = reference.Comparison(reason="missing, or not finite everywhere")
+            checks[name] = reference.Comparison(reason="missing, or not finite everywhere")
         else:
             read = whole[-1:, -heads.get(name, group) :]
             bands = reference.Bands.of(part, name, ref.dim())
-            found[name] = reference.check(read, ref, low, bands)
+            checks[name] = reference.check(read, ref, low, bands)
     shapes = {"o": output.shape, "dq": q.shape, "dk": k.shape, "dv": v.shape}
     return tuple(
         Served(
             name=name,
             shape=tuple(shapes[name]),
-            ok=verdict.ok,
-            reason=verdict.reason,
-            max_error=verdict.max_error,
-            max_allowed=verdict.max_allowed,
+            ok=check.ok,
+            reason=check.reason,
+            max_error=check.max_error,
+            max_allowed=check.max_allowed,
         )
-        for name, verdict in found.items()
+        for name, check in checks.items()
     )

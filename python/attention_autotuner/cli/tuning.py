@@ -10,7 +10,7 @@ from .main_job import TOP_K, run_all, search_options
 from .options import (
     STEP,
     Commands,
-    add_json,
+    add_command,
     add_problem,
     policy_of,
     positive,
@@ -23,46 +23,48 @@ from .status import INTERRUPTED, OK
 
 def register_tune(commands: Commands) -> None:
     """Add the command ``tune``."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "tune",
-        help="build, check and measure the best candidates, and record the fastest",
-        description=(
-            "Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward "
-            "kernels of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. "
-            "Ctrl-C keeps the best so far."
-        ),
+        run_tune,
+        "build, check and measure the best candidates, and record the fastest",
+        "Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward "
+        "kernels of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. "
+        "Ctrl-C keeps the best so far.",
     )
     add_problem(parser, step=True)
-    group = parser.add_argument_group("search")
-    group.add_argument("--effort", choices=("none", "quick", "full"), help="default: the setting")
-    group.add_argument(
-        "--budget", "--budget-seconds", type=seconds, metavar="S", help="default: the setting"
+    option = parser.add_argument_group("search").add_argument
+    option("--effort", choices=("none", "quick", "full"), help="default: the setting")
+    option(
+        "--budget",
+        "--budget-seconds",
+        type=seconds,
+        metavar="S",
+        help="default: the setting",
     )
-    group.add_argument(
+    option(
         "--backward-budget",
         type=seconds,
         metavar="S",
         help="of the backward search of a step; default: as --budget",
     )
-    group.add_argument(
+    option(
         "--top-k",
         type=positive,
         metavar="K",
-        help=f"candidates beside the default ({TOP_K})",
+        help=f"candidates beside the default; default: {TOP_K}",
     )
-    group.add_argument(
+    option(
         "--no-confirm",
         action="store_true",
         help="do not ask a second process before the default is replaced",
     )
-    group.add_argument(
+    option(
         "--all",
         action="store_true",
         help="the main job, for both directions of a shape: tune the present GPU and run the picks, or without a GPU "
         "build and rank for A100, RTX4090 and H100; not with --device-type",
     )
-    add_json(parser)
-    parser.set_defaults(run=run_tune, usage_error=parser.error)
 
 
 def run_tune(arguments: argparse.Namespace) -> int:

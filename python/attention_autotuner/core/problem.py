@@ -30,6 +30,7 @@ CAUSAL_ALIGNMENTS: tuple[str, ...] = ("bottom_right", "top_left")
 MASKS: tuple[str, ...] = ("none", "explicit", "decay")
 FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 
+EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
 DIM_CLASS = (
     16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
@@ -126,7 +127,14 @@ class Problem:
             f"direction must be one of {DIRECTIONS} for {self.op}, got {self.direction!r}",
         )
         require(self.dtype in DTYPES, f"dtype must be one of {DTYPES}, got {self.dtype!r}")
-        for name in ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k"):
+        for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            require(whole, f"{name} must be an integer, got {value!r}")
+        for name in ("causal", "deterministic"):
+            value = getattr(self, name)
+            require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
+        for name in EXTENTS:
             value = getattr(self, name)
             require(value >= 1, f"{name} must be at least 1, got {value}")
             require(value <= MAX_EXTENT, f"{name} must be at most 2**30, got {value}")

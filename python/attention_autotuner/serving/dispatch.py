@@ -1,8 +1,8 @@
-"""Which kernel serves a problem on a device, and that kernel loaded and ready.
+"""The kernel that serves a problem on a device, loaded and ready.
 
-What this process decided before is asked first, then the layers of :mod:`.picks`. :func:`kernel_for` takes the pick's
-library from the store, or builds it. Dispatch never tunes unless the mode says so, and what it decided once costs no
-file access again.
+Decisions of this process are asked first, then the cache hierarchy of :mod:`.picks`. :func:`kernel_for` takes the
+pick's library from the store, or builds it. Dispatch never tunes unless the mode says so, and a decision that was made
+costs no file access again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 from .. import settings as settings_module
 from ..arch import Policy, detect, probe
 from ..arch.resolution import native_arch
+from ..codegen.bundle import LAYERS
 from ..codegen.installed import bundles as installed_bundles
 from ..codegen.obtain import at_hand, obtain
 from ..codegen.toolchain import Toolchain, find_toolchain
@@ -38,7 +39,7 @@ from ..tuning import search, step
 from ..tuning.bundled import bundled_pick
 from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
-from .picks import LAYERS, UNMEASURED, Layers, Pick
+from .picks import CacheHierarchy, Pick
 
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def kernel_for(
 
 
 class _Decisions:
-    """What this process decided under given settings.
+    """The decisions of this process under given settings.
 
     Warm reads are single dict look-ups and take no lock; everything else holds it.
     """
@@ -111,7 +112,7 @@ class _Decisions:
         self._kernels: dict[tuple[Candidate, int], LoadedKernel] = {}
         self._failed: dict[tuple[Candidate, int], str] = {}
         self._searched: set[Any] = set()
-        self._layers = Layers(settings)
+        self._hierarchy = CacheHierarchy(settings)
 
     def forget(self) -> None:
         """Drop the picks, keep the kernels."""
@@ -127,8 +128,9 @@ class _Decisions:
             bucket = (problem.bucketed(), policy, device)
             pick = self._bucketed.get(bucket)
             if pick is None:
-                environment = environment_of(device, self.settings)
-                pick, _ = self._layers.choose(bucket[0], policy, environment)
+                present = environment_of(device, self.settings)
+                environment = self._hierarchy.environment_of(policy, present)
+                pick, _ = self._hierarchy.choose(bucket[0], policy, environment)
                 self._bucketed[bucket] = pick
                 self._count_untuned()
             self.picks.remember((problem, policy, device), pick)
@@ -152,7 +154,7 @@ class _Decisions:
     def _count_untuned(self) -> None:
         if self.settings.mode == "off":
             return
-        untuned = sum(pick.layer in UNMEASURED for pick in self._bucketed.values())
+        untuned = sum(pick.layer == "default" for pick in self._bucketed.values())
         if untuned == STORM:
             _log.warning(
                 "%d kinds of problem have been served by kernels that nobody measured; tune those that matter "
@@ -164,12 +166,12 @@ class _Decisions:
         return (
             self.settings.mode == "tune"
             and self.settings.effort != "none"
-            and pick.layer in UNMEASURED
+            and pick.layer == "default"
             and (problem.bucketed(), policy, device) not in self._searched
         )
 
     def _search(self, problem: Problem, policy: Policy, device: int) -> Pick:
-        """Tune, then decide anew; a search that fails is logged and leaves the default in place."""
+        """Tune, then decide again; a search that fails is logged and leaves the default in place."""
         self._searched.add((problem.bucketed(), policy, device))
         _log.warning("tuning for %s (mode is tune)", problem.describe())
         try:
@@ -216,7 +218,7 @@ class _Decisions:
     def _stand_in(
         self, problem: Problem, policy: Policy, device: int, pick: Pick
     ) -> Candidate | None:
-        """What an installed bundle has for a problem whose pick would have to be compiled first.
+        """The kernel that an installed bundle has for a problem whose pick would have to be compiled first.
 
         The user's own record is compiled wherever it can be: it was measured to be worth that. Where mode is off, only
         a bundle's defaults count.
@@ -234,21 +236,21 @@ class _Decisions:
         for bundle in bundles:
             if bundle.arch != policy.name:
                 continue
-            found = bundled_pick(bundle, problem, layers=layers)
+            bundled = bundled_pick(bundle, problem, layers=layers)
             if (
-                found is not None
-                and found.candidate.family in policy.families
-                and (found.candidate, device) not in self._failed
-                and at_hand(found.candidate, arch, settings=settings) is not None
+                bundled is not None
+                and bundled.candidate.family in policy.families
+                and (bundled.candidate, device) not in self._failed
+                and at_hand(bundled.candidate, arch, settings=settings) is not None
             ):
                 _log.info(
                     "%s of %s serves %s in place of %s, which has yet to be built (`attention-autotuner warmup`)",
-                    found.candidate.name,
+                    bundled.candidate.name,
                     bundle.root,
                     problem.describe(),
                     pick.candidate.name,
                 )
-                return found.candidate
+                return bundled.candidate
         return None
 
     def _ready(
@@ -327,7 +329,7 @@ def _decisions(settings: Settings) -> _Decisions:
 
 @remembered("dispatch.environments")
 def environment_of(device: int, settings: Settings) -> Environment:
-    """The present environment; the compiler's version matters only where versions are strict."""
+    """This machine's environment; the compiler's version matters only where versions are strict."""
     toolchain = _toolchain(settings) if settings.strict_versions else None
     if toolchain is None:  # where nothing is compiled, there is no version to compare
         return collect(device, state=False)

@@ -1,4 +1,4 @@
-"""What goes into a bundle: problems of the common classes, the user's own, and what serves them.
+"""The content of a bundle: problems of the common classes, the user's own, and the kernels that serve them.
 
 A bundle may be for a GPU that is not here. Records are then compared with that GPU's name and nothing else: the rest of
 its environment is unknown until the bundle arrives there.
@@ -20,8 +20,7 @@ from ..errors import UnsupportedArchitectureError, UnsupportedProblemError
 from ..tuning.environment import Environment, collect
 from ..tuning.lookup import Hit
 from ..tuning.record_schema import TuningRecord
-from ..tuning.shipped import shipped_gpus
-from .picks import Found, Layers
+from .picks import CacheHierarchy
 
 COMMON_DIMS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))  # dim_qk, dim_v
 # Batch, heads and seqlen that stand for the rest of a class: picks serve their neighbourhood, the default what remains.
@@ -55,31 +54,35 @@ def read_problems(path: Path) -> list[Problem]:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = [Problem(**each) for each in data]
+        problems = [Problem(**fields) for fields in data]
     except (TypeError, ValueError) as error:
         raise UnsupportedProblemError(
             f"{path} must hold a JSON list of problems: {error}"
         ) from error
-    if not found:
+    if not problems:
         raise UnsupportedProblemError(f"{path} must hold a JSON list of problems: it is empty")
-    return found
+    return problems
 
 
-def own_records(policy: Policy, layers: Layers, environment: Environment) -> list[TuningRecord]:
+def own_records(
+    policy: Policy, hierarchy: CacheHierarchy, environment: Environment
+) -> list[TuningRecord]:
     """The user's records for a policy on the GPU of an environment."""
     return [
         record
-        for _, record in layers.records.records()
+        for _, record in hierarchy.records.records()
         if record.arch == policy.name and record.environment.gpu_name == environment.gpu_name
     ]
 
 
-def environment_of(policy: Policy, layers: Layers, gpu_name: str | None = None) -> Environment:
-    """The environment that records are compared with.
+def environment_of(
+    policy: Policy, hierarchy: CacheHierarchy, gpu_name: str | None = None
+) -> Environment:
+    """The environment that records are compared with, of the GPU that a bundle is for.
 
     Args:
         policy: whose spec says which GPUs it is for.
-        layers: whose records may know such a GPU.
+        hierarchy: whose records may know such a GPU.
         gpu_name: the driver's name of the GPU; by default the one that is present, if it is of the policy's spec, else
             the one that records know.
 
@@ -90,17 +93,12 @@ def environment_of(policy: Policy, layers: Layers, gpu_name: str | None = None) 
         return Environment(gpu_name=gpu_name)
     if _is_present(policy):
         return collect(0)
-    measured = {record.environment.gpu_name for _, record in layers.records.records()}
-    known = sorted(
-        name
-        for name in {*measured, *shipped_gpus()}
-        if name is not None and any(part in name for part in policy.spec.device_names)
-    )
+    known = hierarchy.gpus_of(policy)
     if len(known) > 1:
         raise UnsupportedArchitectureError(
             f"records know several GPUs of {policy.spec.name}: name one with --gpu-name: {', '.join(known)}"
         )
-    return Environment(gpu_name=known[0] if known else policy.spec.name)
+    return hierarchy.environment_of(policy, Environment())
 
 
 def _is_present(policy: Policy) -> bool:
@@ -113,20 +111,20 @@ def _is_present(policy: Policy) -> bool:
 def choose_picks(
     problems: Iterable[Problem],
     policy: Policy,
-    layers: Layers,
+    hierarchy: CacheHierarchy,
     environment: Environment,
     *,
-    own: bool = True,
+    with_records: bool = True,
     lean: bool = False,
 ) -> list[BundledPick]:
-    """What serves these problems, and everything else of their kinds.
+    """The picks that serve these problems, and everything else of their kinds.
 
     Args:
         problems: as called.
         policy: for which GPU.
-        layers: that are asked, in the order of a call.
+        hierarchy: asked as by a call.
         environment: of that GPU, see :func:`environment_of`.
-        own: whether the user's records count.
+        with_records: the user's own records count.
         lean: a pick serves the rest of its kind too, where else the policy's default does: fewer kernels.
 
     Raises:
@@ -134,11 +132,11 @@ def choose_picks(
     """
     chosen: list[BundledPick] = []
     defaults: dict[tuple[Any, ...], dict[Candidate, BundledPick]] = {}
-    for problem in dict.fromkeys(each.bucketed() for each in problems):
-        pick, found = layers.choose(problem, policy, environment, own=own)
+    for problem in dict.fromkeys(problem.bucketed() for problem in problems):
+        pick, hit = hierarchy.choose(problem, policy, environment, with_records=with_records)
         default = policy.default(problem)
-        if found is not None:
-            chosen.append(_bundled(problem, pick.candidate, found))
+        if hit is not None:
+            chosen.append(_bundled(problem, hit))
             default = pick.candidate if lean else default
         of_kind = defaults.setdefault(kind_of(problem), {})
         of_kind.setdefault(
@@ -148,27 +146,18 @@ def choose_picks(
 
 
 def kind_of(problem: Problem) -> tuple[Any, ...]:
-    """What a problem has in common with all that its default serves."""
+    """The fields that a problem shares with all that its default serves."""
     names = ("op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes")
     return tuple(getattr(problem, name) for name in (*names, "deterministic", "mask", "form"))
 
 
-def _bundled(problem: Problem, candidate: Candidate, found: Found) -> BundledPick:
-    """A pick with what was measured or estimated of this very problem."""
-    median = gpu_name = None
-    if isinstance(found, Hit):
-        entry = found.record.picked
-        gpu_name = found.record.environment.gpu_name
-        estimate = entry.estimate_us
-        if found.exact and entry.measurement is not None:
-            median = entry.measurement.median_us
-    else:
-        estimate = found.pick.estimate_us
+def _bundled(problem: Problem, hit: Hit) -> BundledPick:
+    """A pick with its time and its estimate, where they are of this very problem."""
     return BundledPick(
         problem=problem,
-        candidate=candidate,
-        layer=found.layer,
-        gpu_name=gpu_name,
-        median_us=median,
-        estimate_us=estimate if found.exact else None,
+        candidate=hit.candidate,
+        layer=hit.layer,
+        gpu_name=hit.gpu_name,
+        median_us=hit.median_us if hit.exact else None,
+        estimate_us=hit.estimate_us if hit.exact else None,
     )

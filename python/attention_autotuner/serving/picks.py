@@ -1,14 +1,13 @@
-"""The layers that a pick may come from, in the order in which they are asked.
+"""The cache hierarchy that a pick comes from: the user's tuning records, the shipped records, the policy's default.
 
-The user's tuning records, the records shipped with the package, the picks that its cost model predicts, the policy's
-default. :mod:`.dispatch` asks for the GPU at hand; others may ask for one that need not be present.
+:mod:`.dispatch` asks for the GPU of a call, :mod:`.exports` and the command line for one that need not be present.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..arch import Policy
@@ -19,28 +18,22 @@ from ..errors import RecordError, StoreError
 from ..settings import Settings
 from ..tuning.environment import Environment
 from ..tuning.lookup import Hit, Miss, Query
-from ..tuning.predicted import PredictedHit, PredictedPicks
 from ..tuning.records import RecordStore
-from ..tuning.shipped import ShippedRecords
+from ..tuning.shipped import ShippedRecords, shipped_gpus
 from ..tuning.validity import built_here
 
 _log = logging.getLogger(__name__)
 
-Layer = Literal["record", "shipped", "predicted", "default"]
-Found = Hit | PredictedHit
-
-LAYERS: tuple[Layer, ...] = ("record", "shipped", "predicted", "default")
-UNMEASURED: tuple[Layer, ...] = ("predicted", "default")
-_WORDS: dict[Layer, str] = {"shipped": "shipped record", "predicted": "prediction"}  # in warnings
+Layer = Literal["record", "shipped", "default"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passed:
-    """A layer that was asked and does not serve.
+    """A level of the hierarchy that was asked and does not serve.
 
     Attributes:
-        layer: which.
-        reason: what it lacks.
+        layer: its name.
+        reason: why not.
     """
 
     layer: Layer
@@ -55,13 +48,12 @@ class Pick:
     """A decision.
 
     Attributes:
-        candidate: what to run.
-        layer: where it comes from: the user's record, a shipped record, a prediction of the cost model, or the policy's
-            default.
-        exact: whether the record or prediction is of this very bucket, rather than of a neighbour.
-        unverified: soft fields of the record's environment that differ from the present one; of a prediction, ``spec``.
-        reason: why the layers before it do not serve, or that none was asked.
-        passed: these layers, in the order in which they were asked.
+        candidate: the kernel to run.
+        layer: where it comes from: the user's record, a shipped record, or the policy's default.
+        exact: true for a record of this very bucket, false for a neighbour's.
+        unverified: soft fields of the record's environment that differ from the present one.
+        reason: why the levels before it do not serve, or that none was asked.
+        passed: these levels, in the order in which they were asked.
     """
 
     candidate: Candidate
@@ -72,29 +64,34 @@ class Pick:
     passed: tuple[Passed, ...] = ()
 
 
-class Layers:
-    """The layers under given settings; reads files, remembers no pick.
+class CacheHierarchy:
+    """The levels under given settings; reads files, remembers no pick.
 
     Args:
-        settings: where the user's records are, and whether any layer but the default is asked at all.
+        settings: where the user's records are, and whether any level but the default is asked at all.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.records = RecordStore(settings.cache_dir / "records")
         self.shipped = ShippedRecords()
-        self.predicted = PredictedPicks()
 
     def choose(
-        self, problem: Problem, policy: Policy, environment: Environment, *, own: bool = True
-    ) -> tuple[Pick, Found | None]:
-        """The pick of the first layer that has one, with the record or prediction that it was found in.
+        self,
+        problem: Problem,
+        policy: Policy,
+        environment: Environment,
+        *,
+        with_records: bool = True,
+    ) -> tuple[Pick, Hit | None]:
+        """The pick of the first level that has one, with the record that it was read from.
 
         Args:
             problem: bucketed.
-            policy: whose candidates, records and predictions.
-            environment: that records are compared with, field by field; None is not compared.
-            own: whether the user's own records count.
+            policy: whose candidates and records.
+            environment: that records are compared with, field by field, see :meth:`environment_of`; None is not
+                compared.
+            with_records: ask the user's own records, too.
 
         Raises:
             NoCandidateError: the policy has nothing legal for it.
@@ -109,53 +106,58 @@ class Layers:
             kernels=built_here(default_store(self.settings), environment),
             strict=self.settings.strict_versions,
         )
-
-        def predict(query: Query) -> PredictedHit | Miss:
-            return self.predicted.find(query.problem, policy, strict=query.strict)
-
-        layers: list[tuple[Layer, Callable[[Query], Found | Miss]]] = [
+        levels: list[tuple[Layer, Callable[[Query], Hit | Miss]]] = [
             ("record", self.records.find),
             ("shipped", self.shipped.find),
-            ("predicted", predict),
         ]
         passed: list[Passed] = []
-        for layer, find in layers if own else layers[1:]:
-            found = _ask(layer, find, query)
-            if isinstance(found, str):
-                passed.append(Passed(layer=layer, reason=found))
-                continue
-            return _pick(found.candidate, layer, passed, found), found
+        for layer, find in levels if with_records else levels[1:]:
+            answer = _ask(layer, find, query)
+            if isinstance(answer, Hit):
+                pick = _pick(answer.candidate, layer, passed)
+                return replace(pick, exact=answer.exact, unverified=answer.unverified), answer
+            passed.append(Passed(layer=layer, reason=answer))
         return _pick(policy.default(problem), "default", passed), None
 
-
-def _pick(
-    candidate: Candidate, layer: Layer, passed: list[Passed], found: Found | None = None
-) -> Pick:
-    return Pick(
-        candidate=candidate,
-        layer=layer,
-        exact=found is None or found.exact,
-        unverified=() if found is None else found.unverified,
-        reason="; ".join(map(str, passed)),
-        passed=tuple(passed),
-    )
-
-
-def _ask(layer: Layer, find: Callable[[Query], Found | Miss], query: Query) -> Found | str:
-    """What a layer has, or why it has nothing; one that cannot be read is logged and passed over."""
-    try:
-        found = find(query)
-    except (RecordError, StoreError) as error:
-        _log.warning("no %s is served: %s", _WORDS.get(layer, layer), error)
-        return str(error)
-    if isinstance(found, Miss):
-        advice = found.advice and f"; {found.advice}"
-        return f"{found.field} is {found.found}, wanted {found.expected}{advice}"
-    # A promise to the caller, kept here whatever a file says.
-    if query.problem.deterministic and not found.candidate.deterministic:
-        name = found.candidate.name
-        _log.warning(
-            "no %s is served: its pick %s is not deterministic", _WORDS.get(layer, layer), name
+    def gpus_of(self, policy: Policy) -> list[str]:
+        """The driver's names of those GPUs of a policy's spec that records were measured on, in order."""
+        measured = {record.environment.gpu_name for _, record in self.records.records()}
+        return sorted(
+            name
+            for name in {*measured, *shipped_gpus()}
+            if name is not None and any(part in name for part in policy.spec.device_names)
         )
+
+    def environment_of(self, policy: Policy, present: Environment) -> Environment:
+        """The environment that records are compared with: the present GPU's, or the name of one that is not here.
+
+        Args:
+            policy: whose spec says which GPUs it is for.
+            present: this machine's; without a GPU, the first that :meth:`gpus_of` knows stands in for it.
+        """
+        if present.gpu_name is not None:
+            return present
+        return Environment(gpu_name=next(iter(self.gpus_of(policy)), policy.spec.name))
+
+
+def _pick(candidate: Candidate, layer: Layer, passed: list[Passed]) -> Pick:
+    reason = "; ".join(map(str, passed))
+    return Pick(candidate=candidate, layer=layer, reason=reason, passed=tuple(passed))
+
+
+def _ask(layer: Layer, find: Callable[[Query], Hit | Miss], query: Query) -> Hit | str:
+    """The record that a level has, or why it has none; a level that cannot be read is logged and passed over."""
+    name = "shipped record" if layer == "shipped" else layer
+    try:
+        answer = find(query)
+    except (RecordError, StoreError) as error:
+        _log.warning("no %s is served: %s", name, error)
+        return str(error)
+    if isinstance(answer, Miss):
+        return answer.describe()
+    # A promise to the caller, kept here whatever a file says.
+    if query.problem.deterministic and not answer.candidate.deterministic:
+        candidate = answer.candidate.name
+        _log.warning("no %s is served: its pick %s is not deterministic", name, candidate)
         return f"{layer}'s pick is not deterministic"
-    return found
+    return answer

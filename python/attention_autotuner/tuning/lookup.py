@@ -66,19 +66,26 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True)
 class Miss:
-    """No record serves, or no prediction.
+    """No record serves.
 
     Attributes:
         field: what missed: ``problem`` when nothing was ever recorded, else the first hard field that differs.
         expected: the present value.
-        found: the record's value.
+        recorded: the record's value.
         advice: what may help, where something does.
     """
 
     field: str
     expected: str
-    found: str
+    recorded: str
     advice: str = dataclass_field(default="", compare=False)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.field == "problem":
+            return f"{self.recorded} for {self.expected} or a shape near it"
+        advice = self.advice and f"; {self.advice}"
+        return f"recorded with {self.field} {self.recorded}, now {self.expected}{advice}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,25 +139,25 @@ def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     """
     schema = document.get("schema")
     if schema not in range(OLDEST, SCHEMA + 1):
-        return Miss(field="schema", expected=str(SCHEMA), found=str(schema))
+        return Miss(field="schema", expected=str(SCHEMA), recorded=str(schema))
     document = migrated(document)
     stale = stale_pick(document)
     if stale is not None:
-        return Miss(field="knob_schema", expected=stale[0], found=stale[1], advice=ADVICE)
+        return Miss(field="knob_schema", expected=stale[0], recorded=stale[1], advice=ADVICE)
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
-        return Miss(field="arch", expected=query.arch, found=record.arch)
+        return Miss(field="arch", expected=query.arch, recorded=record.arch)
     for name in HARD_FIELDS:
         now, then = getattr(query.environment, name), getattr(record.environment, name)
         if now is not None and now != then:
-            return Miss(field=name, expected=str(now), found=str(then))
+            return Miss(field=name, expected=str(now), recorded=str(then))
     if query.kernels is not None:
         proof = check(record.picked, query.kernels)
         if isinstance(proof, Changed):
             return Miss(
                 field=proof.field,
                 expected=proof.expected,
-                found=proof.recorded,
+                recorded=proof.recorded,
                 advice=proof.advice,
             )
     unverified = []
@@ -163,11 +170,11 @@ def judge(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     if query.strict and unverified:
         name = unverified[0]
         if name == "space_digest":
-            return Miss(field=name, expected=str(query.space_digest), found=record.space_digest)
+            return Miss(field=name, expected=str(query.space_digest), recorded=record.space_digest)
         return Miss(
             field=name,
             expected=str(getattr(query.environment, name)),
-            found=str(getattr(record.environment, name)),
+            recorded=str(getattr(record.environment, name)),
         )
     exact = record.problem == query.problem.bucketed()
     return Hit(record=record, layer=layer, exact=exact, unverified=tuple(unverified))

@@ -13,20 +13,21 @@ SECONDS_BETWEEN_LINES = 5.0  # inside one phase
 
 
 class Pace:
-    """Time left of a phase, from its pace so far."""
+    """Time left of a phase, from its pace since the first event of it."""
 
     def __init__(self) -> None:
         self._phase = ""
+        self._first = 0
         self._started = 0.0
 
     def seconds_left(self, phase: str, done: int, total: int) -> float | None:
-        """Seconds until ``total``; None while nothing, or everything, is done."""
+        """Seconds until ``total``; None until a step was seen to pass, and when all are done."""
         now = time.monotonic()
         if phase != self._phase:
-            self._phase, self._started = phase, now
-        if not 0 < done < total:
+            self._phase, self._first, self._started = phase, done, now
+        if not self._first < done < total:
             return None
-        return (now - self._started) / done * (total - done)
+        return (now - self._started) / (done - self._first) * (total - done)
 
 
 class LinePrinter:
@@ -98,7 +99,9 @@ def _time(row: Row) -> str:
 def _fate(row: Row, result: TuneResult) -> str:
     if not row.outcome.ok:
         return f"  {row.outcome.kind}: {row.outcome.reason}"
-    return "  <- pick" if row.candidate == result.pick else ""
+    if row.candidate == result.pick:
+        return "  <- pick"
+    return "" if row.fate == "ok" else f"  {row.fate}"
 
 
 def _print(line: str) -> None:

@@ -73,7 +73,7 @@ class RecordStore:
                     if isinstance(found, Miss):
                         return found
         described = query.problem.bucketed().describe()
-        return missed or Miss(field="problem", expected=described, found="no record")
+        return missed or Miss(field="problem", expected=described, recorded="no record")
 
     def put(self, record: TuningRecord) -> TuningRecord:
         """Write a record, merged with the entries that are there already.
@@ -147,7 +147,7 @@ class RecordStore:
             return judge(document, query, "record")
         except RecordError as error:
             self._quarantine(path, str(error))
-            return Miss(field="record", expected="a readable record", found=str(error))
+            return Miss(field="record", expected="a readable record", recorded=str(error))
 
     def _nearest(self, folder: Path, query: Query) -> Hit | None:
         pairs = []

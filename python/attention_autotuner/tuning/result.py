@@ -39,6 +39,15 @@ class Row:
     source_digest: str = ""
     code_digest: str | None = None
 
+    @property
+    def fate(self) -> str:
+        """The stage that it came to, for tables: ``ok`` was timed."""
+        if not self.outcome.ok:
+            return self.outcome.kind
+        if self.timing is not None:
+            return "ok"
+        return "not built" if self.artifact is None else "not timed"
+
     def entry(self, environment: str) -> CandidateEntry:
         """What a record keeps of it.
 

@@ -7,7 +7,8 @@ second, fresh process is asked to confirm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -20,6 +21,7 @@ from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate, Rejection
 from ..core.outcome import Infeasible, Ok, Outcome, Spilled
 from ..core.problem import Problem
+from ..errors import SettingsError
 from ..kernels.cost_model import rank, refine
 from ..settings import Effort, Settings
 from .failures import require_legal, require_usable
@@ -71,28 +73,27 @@ def tune(
 
     Raises:
         TypeError: both ``problem`` and fields are given, or a field does not exist.
+        SettingsError: ``effort``, ``budget_seconds`` or ``top_k`` is not among what is allowed.
         UnsupportedProblemError: the problem is outside what kernels here solve.
         UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none
             of its kernels.
         NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
     """
-    if problem is not None and fields:
-        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
-    settings = settings_module.current()
+    problem = problem_of(problem, fields)
+    settings = settings_of(effort, budget_seconds, top_k)
     policy = resolve(device_type)
     printer = LinePrinter() if listener is None and settings.print_tuning else None
     if printer is not None:
         listener = printer.listen
-    problem = Problem(**fields) if problem is None else problem
     pipeline = pipeline or LocalPipeline(policy, settings)
     search = _Search(
         problem=problem,
         purpose="step" if for_step else problem.direction,
         policy=running(policy, pipeline.environment),
         settings=settings,
-        effort=effort or settings.effort,
-        progress=Progress(listener, budget_seconds or settings.budget_seconds),
+        effort=settings.effort,
+        progress=Progress(listener, settings.budget_seconds),
         records=records or RecordStore(settings.cache_dir / "records"),
         pipeline=pipeline,
     )
@@ -100,6 +101,37 @@ def tune(
     if printer is not None:
         print_ranking(result)
     return result
+
+
+def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
+    """The problem of a call that names it whole or by its fields.
+
+    Raises:
+        TypeError: it names both, or a field does not exist.
+        UnsupportedProblemError: the problem is outside what kernels here solve.
+    """
+    if problem is not None and fields:
+        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
+    known = [field.name for field in dataclass_fields(Problem)]
+    for name in fields:
+        if name not in known:
+            raise TypeError(f"a problem has no field {name!r}; its fields: {', '.join(known)}")
+    return Problem(**fields) if problem is None else problem
+
+
+def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int) -> Settings:
+    """The settings in force, with the arguments of a search in their place.
+
+    Raises:
+        SettingsError: an argument is not among what is allowed.
+    """
+    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
+        raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
+    changes = {"effort": effort, "budget_seconds": budget_seconds}
+    return replace(
+        settings_module.current(),
+        **{name: value for name, value in changes.items() if value is not None},
+    )
 
 
 class _Search:

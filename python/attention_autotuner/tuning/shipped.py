@@ -119,7 +119,7 @@ class ShippedRecords:
         """
         gpu = query.environment.gpu_name
         if gpu is None:
-            return Miss(field="gpu_name", expected="a known GPU", found="none on this machine")
+            return Miss(field="gpu_name", expected="a known GPU", recorded="none on this machine")
         documents = self._load(shipped_name(gpu))
         pairs = [(Path(str(index)), document) for index, document in enumerate(documents)]
         missed: Miss | None = None
@@ -129,7 +129,7 @@ class ShippedRecords:
                 return answer
             missed = missed or answer
         described = query.problem.bucketed().describe()
-        return missed or Miss(field="problem", expected=described, found="no shipped record")
+        return missed or Miss(field="problem", expected=described, recorded="no shipped record")
 
     def count(self, gpu_name: str) -> int:
         """How many records there are for a GPU, by the driver's name for it.

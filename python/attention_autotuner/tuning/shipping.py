@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..codegen.files import write_atomic
+from ..codegen.files import read_text, write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
 from .environment import Environment
@@ -77,7 +77,10 @@ def _parsed(path: Path, line: str) -> Document:
 def _lines(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"the evidence {path} is damaged: {error}") from error
     return {evidence_digest(line): line for line in lines}
 
 
@@ -118,7 +121,7 @@ def ship(
         folder: of the shipped files.
         gpu_name: the driver's name of the GPU.
         records: replace those of the same problem and policy.
-        evidence: where all that they say is kept; default :func:`evidence_path`.
+        evidence: where all that they say is kept, packed if its name ends in ``.gz``; default :func:`evidence_path`.
 
     Returns:
         The file.

@@ -1,6 +1,6 @@
 """The rule on register spills: a kernel whose main loop spills too much takes no part.
 
-Search, sweep, predicted picks and the main job ask it, and nothing else decides on spills.
+Search, sweep and the main job ask it, and nothing else decides on spills.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
-from .. import settings as settings_module
 from ..arch import Policy, resolve
 from ..codegen.render import render
 from ..core.candidate import Candidate
@@ -21,7 +20,7 @@ from .progress import Event, Listener
 from .racing import Timing
 from .records import RecordStore
 from .result import TuneResult
-from .search import tune
+from .search import problem_of, settings_of, tune
 
 LOGGER = logging.getLogger(__name__)
 STEP_SECONDS = 3.0  # of timing rounds of whole steps
@@ -113,16 +112,16 @@ def tune_step(
         fields: fields of the problem, when ``problem`` is not given; ``deterministic`` is about the backward.
 
     Raises:
-        TypeError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError, ToolchainError, StoreError:
-            as :func:`tune`.
+        TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
+            ToolchainError, StoreError: as :func:`tune`.
     """
-    if problem is not None and fields:
-        raise TypeError(f"give a problem or its fields, not both: {sorted(fields)}")
     if "direction" in fields:
         raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
     if problem is None:
-        problem = Problem(**fields, direction="backward")
-    settings = settings_module.current()
+        fields["direction"] = "backward"
+    problem = problem_of(problem, fields)
+    settings = settings_of(effort, budget_seconds, top_k)
+    settings_of(effort, backward_budget_seconds, top_k)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
     printing = listener is None and settings.print_tuning

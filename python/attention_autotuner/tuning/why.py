@@ -10,11 +10,10 @@ from ..arch.policy import Policy
 from ..core.candidate import Candidate, Rejection
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate, rank
-from .predicted import PredictedHit
 from .record_schema import CandidateEntry, TuningRecord
 
-Verdict = Literal["kept", "lost", "failed", "untried", "rejected"]
-ORDER: tuple[Verdict, ...] = ("kept", "lost", "failed", "untried", "rejected")
+Fate = Literal["kept", "lost", "failed", "untried", "rejected"]
+ORDER: tuple[Fate, ...] = ("kept", "lost", "failed", "untried", "rejected")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,7 @@ class Explanation:
     Attributes:
         name: the candidate's; empty for a rejection, which never became one.
         config: its knobs.
-        verdict: ``kept`` serves; ``lost`` was slower; ``failed`` fell out on the way; ``untried`` was ranked too low
+        fate: ``kept`` serves; ``lost`` was slower; ``failed`` fell out on the way; ``untried`` was ranked too low
             to be built, or nothing was measured yet; ``rejected`` is not legal.
         reason: one sentence.
         rank: place in the model's order, from 1.
@@ -36,7 +35,7 @@ class Explanation:
 
     name: str
     config: dict[str, Any]
-    verdict: Verdict
+    fate: Fate
     reason: str
     rank: int | None = None
     estimate_us: float | None = None
@@ -46,46 +45,28 @@ class Explanation:
 
 
 def explain(
-    problem: Problem,
-    policy: Policy,
-    record: TuningRecord | None = None,
-    predicted: PredictedHit | None = None,
+    problem: Problem, policy: Policy, record: TuningRecord | None = None
 ) -> list[Explanation]:
     """Every point of the search space with its fate: kept first, then lost by time, failed, untried, rejected.
 
-    Without a record what is kept is the predicted pick, else the policy's default, and everything else is untried.
+    Without a record the policy's default is kept, and everything else is untried.
 
     Args:
         problem: the problem.
         policy: whose search space.
-        record: what an earlier search found, if any.
-        predicted: the prediction that serves, where no record does.
+        record: of an earlier search, if any.
     """
     offered = policy.candidates(problem)
     legal = [entry for entry in offered if isinstance(entry, Candidate)]
     ranked = rank(problem, legal, policy.spec)
-    serving, why_kept = _serving(problem, policy, record, predicted)
+    serving = policy.default(problem).name if record is None else record.pick
     best_us = ranked[0][1].us if ranked else 0.0
     rows = [
-        _candidate_row(
-            candidate,
-            estimate,
-            place,
-            best_us,
-            why_kept if candidate.name == serving else None,
-            record,
-        )
+        _candidate_row(candidate, estimate, place, best_us, candidate.name == serving, record)
         for place, (candidate, estimate) in enumerate(ranked, start=1)
     ]
-    # Measured or predicted once, but no longer offered by the policy.
-    offered_names = {candidate.name for candidate in legal}
-    if record is None and predicted is not None and serving not in offered_names:
-        rows.append(
-            Explanation(
-                name=serving, config=predicted.candidate.config, verdict="kept", reason=why_kept
-            )
-        )
-    if record is not None:
+    if record is not None:  # measured once, but no longer offered by the policy
+        offered_names = {candidate.name for candidate in legal}
         rows += [
             _entry_row(entry, record, rank_=None, estimate=None)
             for entry in record.entries
@@ -95,7 +76,7 @@ def explain(
         Explanation(
             name="",
             config=entry.config,
-            verdict="rejected",
+            fate="rejected",
             reason=f"{entry.predicate}: {entry.reason}",
         )
         for entry in offered
@@ -104,32 +85,12 @@ def explain(
     return sorted(rows, key=_order)
 
 
-def _serving(
-    problem: Problem,
-    policy: Policy,
-    record: TuningRecord | None,
-    predicted: PredictedHit | None,
-) -> tuple[str, str]:
-    """The name of what serves, and how it came to that where nothing was measured."""
-    if record is not None:
-        return record.pick, "picked without a timing of its own"
-    if predicted is None:
-        return policy.default(problem).name, "the policy's default, nothing measured yet"
-    pick = predicted.pick
-    if predicted.is_default:
-        why = "the policy's default: the cost model knows of no gain that it is trusted with"
-    else:
-        gain = (pick.default_us / pick.estimate_us - 1.0) * 100.0
-        why = f"predicted, nothing measured yet: by the cost model {gain:.0f} % faster than the default"
-    return predicted.candidate.name, why
-
-
 def _candidate_row(
     candidate: Candidate,
     estimate: Estimate,
     place: int,
     best_us: float,
-    why_kept: str | None,
+    kept: bool,
     record: TuningRecord | None,
 ) -> Explanation:
     entry = None if record is None else record.entry(candidate.name)
@@ -137,12 +98,13 @@ def _candidate_row(
         return _entry_row(entry, record, rank_=place, estimate=estimate)
     slower = "" if place == 1 or best_us <= 0 else f", {estimate.us / best_us:.2f}x its best"
     reason = f"ranked {place} by the cost model{slower}; limited by {estimate.limiter}"
-    if why_kept is not None:
-        reason = f"{why_kept}; {reason}"
+    if kept:
+        why = "the policy's default, nothing measured yet"
+        reason = f"{why if record is None else 'picked without a timing of its own'}; {reason}"
     return Explanation(
         name=candidate.name,
         config=candidate.config,
-        verdict="untried" if why_kept is None else "kept",
+        fate="kept" if kept else "untried",
         reason=reason,
         rank=place,
         estimate_us=_finite(estimate.us),
@@ -157,12 +119,12 @@ def _entry_row(
     rank_: int | None,
     estimate: Estimate | None,
 ) -> Explanation:
-    verdict, reason = _fate(entry, record)
+    fate, reason = _fate(entry, record)
     timing = entry.measurement
     return Explanation(
         name=entry.candidate.name,
         config=entry.candidate.config,
-        verdict=verdict,
+        fate=fate,
         reason=reason,
         rank=rank_,
         estimate_us=entry.estimate_us if estimate is None else _finite(estimate.us),
@@ -172,7 +134,7 @@ def _entry_row(
     )
 
 
-def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Verdict, str]:
+def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Fate, str]:
     timing = entry.measurement
     if not entry.outcome.ok:
         log = f" (log: {entry.outcome.log})" if entry.outcome.log else ""
@@ -201,4 +163,4 @@ def _finite(value: float) -> float | None:
 
 def _order(row: Explanation) -> tuple[int, float, int]:
     by_time = row.ratio_to_best if row.ratio_to_best is not None else 0.0
-    return (ORDER.index(row.verdict), by_time, row.rank or 0)
+    return (ORDER.index(row.fate), by_time, row.rank or 0)

@@ -8,7 +8,7 @@ from itertools import product
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
-from ...core.problem import Problem
+from ...core.problem import Problem, Score
 from ..chunks_sm80.knobs import ChunkPass
 from ..chunks_sm80.space import ChunkPasses
 from ..shared.forms import default_form, forms
@@ -57,7 +57,14 @@ class ForwardSpace:
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardPreference:
-    """One row of a policy's default table: what to try first for value classes up to ``up_to``."""
+    """One row of a policy's default table.
+
+    Attributes:
+        up_to: both padded head dims are at most this.
+        block_m, block_n, warps_m, num_stages, q_in_registers, ctas_per_sm: the knobs of these names.
+        above: both padded head dims are more than this.
+        scores: the score modifications that the row is for.
+    """
 
     up_to: int
     block_m: int
@@ -65,6 +72,14 @@ class ForwardPreference:
     warps_m: int
     num_stages: int
     q_in_registers: bool = False
+    ctas_per_sm: int = 1
+    above: int = 0
+    scores: tuple[Score, ...] = ("softmax", "masked", "decayed")
+
+    def covers(self, problem: Problem) -> bool:
+        """True for a problem of its head dims and score modification."""
+        dims = (problem.class_qk, problem.class_v)
+        return self.above < min(dims) and max(dims) <= self.up_to and problem.score in self.scores
 
 
 # Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
@@ -96,7 +111,23 @@ AUTO_ROWS = ForwardSpace(
     ctas_per_sm=(1, 2),
 )
 SPACES: dict[str, ForwardSpace] = {}  # by the spec's name; the others have the values above
-PREFERENCES: dict[str, tuple[ForwardPreference, ...]] = {}  # likewise
+# Likewise. On an RTX 4090 the recorded searches (benchmarks/tuning_logs.py) have this tile 8.6 % ahead of the general
+# row's at head dim 128, and the cost model sides with them; see docs/cost_model.md.
+PREFERENCES: dict[str, tuple[ForwardPreference, ...]] = {
+    "RTX4090": (
+        ForwardPreference(
+            above=112,
+            up_to=128,
+            block_m=128,
+            block_n=32,
+            warps_m=8,
+            num_stages=1,
+            ctas_per_sm=2,
+            scores=("softmax",),
+        ),
+        *FORWARD_PREFERENCES,
+    )
+}
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardKnobs | Rejection]:
@@ -131,7 +162,7 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
         chunk, states = found
     space = SPACES.get(spec.name, ForwardSpace())
     for row in PREFERENCES.get(spec.name, FORWARD_PREFERENCES):
-        if problem.class_v > row.up_to or problem.class_qk > row.up_to:
+        if not row.covers(problem):
             continue
         for v_slices in _v_slices(problem, space):
             knobs = ForwardKnobs(
@@ -143,6 +174,7 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
                 v_slices=v_slices,
                 cta_order="heads_first" if problem.causal else "rows_first",
                 q_in_registers=row.q_in_registers,
+                ctas_per_sm=row.ctas_per_sm,
                 chunk=chunk,
                 states=states,
             )

@@ -19,7 +19,7 @@ def fitted(value: float, low: float, high: float) -> Any:
 class Coefficients:
     """Fitted constants, the same for every GPU; clocks are those of an SM. The defaults are the fitted values.
 
-    Those without a prefix were fitted by :func:`.calibration.calibrate` to the logs in tests/data/tuning_logs (A100 and
+    Those without a prefix were fitted by :func:`.calibration.calibrate` to benchmarks/recorded_searches.csv (A100 and
     RTX 4090, another kernel of the same instructions) and to nine rates of these kernels on an H200
     (docs/kernel_log.md), then rounded. Neither has candidates with qk_ahead or persistent CTAs: these follow what the
     kernel log says of them, behind at every head dim and 3-9 % behind. The prefixes:

@@ -1,4 +1,4 @@
-"""Kernels that were never compiled, in stores and bundles: for tests of who finds them."""
+"""Kernels that were never compiled, in stores and bundles: for tests of the look-up."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def make_bundle(
     nvcc: str = "13.0.88",
     content: bytes = b"no library",
 ) -> Bundle:
-    """A bundle of such kernels in ``folder / "bundle"``."""
+    """A bundle of uncompiled kernels in ``folder / "bundle"``."""
     chosen = list(picks)
-    store = Store(folder / "workshop")
+    store = Store(folder / "store")
     artifacts = {
         candidate: publish(store, candidate, arch=arch, nvcc=nvcc, content=content)
         for candidate in dict.fromkeys(pick.candidate for pick in chosen)

@@ -1,8 +1,8 @@
-"""A tidy-up of the sources that changes no machine code, and a run of `records rekey` over it.
+"""A refactoring of the sources that changes no machine code, and a run of `records rekey` over it.
 
-    python -m tests.tidy_up --jobs 2        # all shipped picks: builds some sixty kernels
+    python -m tests.neutral_refactoring --jobs 2        # all shipped picks: builds some sixty kernels
 
-works on copies: of templates and headers, and of the files of shipped picks. Status 0 says that every pick is valid.
+works on copies of templates and headers and of the files of shipped picks. Status 0 means that every pick is valid.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from attention_autotuner import templates
 from attention_autotuner.cli import main as command
 from attention_autotuner.codegen.render import NAMESPACE, TEMPLATE
 
-MOVED = "common/scalars.cuh"  # the header that gets another name and place
-PLACE = "numbers.cuh"  # these
+MOVED = "common/scalars.cuh"  # the header that is moved
+TARGET = "numbers.cuh"  # its new name and place
 
 
 @contextmanager
@@ -38,19 +38,19 @@ def copied_sources(folder: Path) -> Iterator[Path]:
         templates.__path__ = usual
 
 
-def _tidied(text: str) -> str:
+def _refactored(text: str) -> str:
     text = re.sub(rf"\bnamespace {NAMESPACE}\b", "namespace kernels_of_ours", text)
     text = re.sub(rf"\b{NAMESPACE}::", "kernels_of_ours::", text)
     text = re.sub(r"\b(column|token)\b", r"\1_of_tile", text)
-    return text.replace(f'"{NAMESPACE}/{MOVED}"', f"<{NAMESPACE}/{PLACE}>")
+    return text.replace(f'"{NAMESPACE}/{MOVED}"', f"<{NAMESPACE}/{TARGET}>")
 
 
-def tidy_up(sources: Path) -> None:
-    """Give all sources another namespace, other names for some variables, and a header another name and place."""
+def refactor(sources: Path) -> None:
+    """Rename the namespace and some variables of all sources, and move a header."""
     headers = sources / "include" / NAMESPACE
-    (headers / MOVED).rename(headers / PLACE)
+    (headers / MOVED).rename(headers / TARGET)
     for path in (*sources.rglob("*.*h"), *sources.rglob("*.jinja")):
-        path.write_text(_tidied(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(_refactored(path.read_text(encoding="utf-8")), encoding="utf-8")
     template = sources / TEMPLATE
     head, start, rest = template.read_text(encoding="utf-8").partition("\nnamespace {\n")
     # The words of knobs are rendered with the usual name before them.
@@ -59,13 +59,13 @@ def tidy_up(sources: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tidy up, rekey, and say what was carried over."""
+    """Refactor, rekey, and print the records that were carried over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--jobs", type=int, default=1, help="compilations at once")
     jobs = parser.parse_args(arguments).jobs
     status = 0
     with tempfile.TemporaryDirectory() as temporary, copied_sources(Path(temporary)) as sources:
-        tidy_up(sources)
+        refactor(sources)
         for shipped in Path(str(files("attention_autotuner.tuned"))).glob("*.jsonl"):
             copy = shutil.copy(shipped, temporary)
             command(["records", "verify", "--file", copy])

@@ -1,4 +1,4 @@
-"""Stand-ins for compiler and GPU under a search: they build, check and time by rule."""
+"""Fake pipelines for searches: builds, checks and timings follow rules of the test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report(
 
 @dataclass
 class FakePipeline:
-    """Builds, checks and times by rule; remembers what it was asked."""
+    """A pipeline whose outcomes and times follow rules; it records the requests."""
 
     environment: Environment = GPU
     gpu: bool = True
@@ -50,7 +50,7 @@ class FakePipeline:
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     spills: Callable[[str], bool] = lambda name: False
     spilled_each_way: Callable[[str], int] = lambda name: 160
-    verdict: Callable[[str], Outcome] = lambda name: Ok()
+    verify_outcome: Callable[[str], Outcome] = lambda name: Ok()
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
     confirmed_ratio: float | None = None
     interrupt_in: str = ""
@@ -88,7 +88,7 @@ class FakePipeline:
             raise KeyboardInterrupt
         self.verified.append(built.path.name)
         self.claims[built.path.name] = deterministic
-        return self.verdict(built.path.name)
+        return self.verify_outcome(built.path.name)
 
     def measure(
         self,
@@ -122,7 +122,7 @@ class FakePipeline:
 
 @dataclass
 class FakeStepPipeline(FakePipeline):
-    """Times steps, too: the sum of the times of their kernels."""
+    """A pipeline that also times steps: each takes the sum of the times of its kernels."""
 
     steps: dict[str, tuple[str, str]] = field(default_factory=dict)
 

@@ -1,7 +1,8 @@
-"""Tensors inside storages that give away what a kernel should not have touched.
+"""Tensors inside larger storages that reveal reads and writes out of bounds.
 
-Inputs lie in storages full of NaN, so that a value read from beside them shows in the result. Outputs lie in storages
-of a known pattern and hold NaN before the run, so that an element that is not written shows, and a write beside them.
+Inputs lie in storages full of NaN, so that a value read out of bounds shows in the result. Outputs lie in storages of a
+known pattern and hold NaN before the run, so that an element that is not written shows, and so does a write out of
+bounds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BROADCAST: dict[Layout, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class GuardedBuffer:
     """A tensor and the storage around it."""
 
     view: torch.Tensor
@@ -35,7 +36,7 @@ class Held:
         return self.storage.view(INTEGERS[self.storage.element_size()])
 
     def intact(self) -> bool:
-        """Whether everything around the view still has the pattern."""
+        """True when everything around the view still has the pattern."""
         copy, pattern = self.bits.clone(), GUARD_BITS[self.storage.element_size()]
         view = self.view
         copy.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(pattern)
@@ -51,13 +52,15 @@ def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, int, int, int
     return heads * rows * row, rows * row, row, 1
 
 
-def hold_input(values: torch.Tensor, layout: Layout, shape: Sequence[int] | None = None) -> Held:
+def place_input(
+    values: torch.Tensor, layout: Layout, shape: Sequence[int] | None = None
+) -> GuardedBuffer:
     """A copy of values among NaNs.
 
     Args:
         values: ``[batch, heads, rows, columns]``, each extent that of the shape or, where the layout broadcasts, 1.
-        layout: how they lie.
-        shape: of the result; that of the values by default.
+        layout: memory layout of the result.
+        shape: shape of the result; by default that of the values.
     """
     whole = list(values.shape)
     strides = list(strides_of(whole, layout))
@@ -71,26 +74,26 @@ def hold_input(values: torch.Tensor, layout: Layout, shape: Sequence[int] | None
     for axis, (have, want) in enumerate(zip(whole, shape, strict=True)):
         if have != want:
             strides[axis] = 0
-    return Held(view=storage.as_strided(shape, strides, offset), storage=storage)
+    return GuardedBuffer(view=storage.as_strided(shape, strides, offset), storage=storage)
 
 
 def make_input(
     shape: Sequence[int], layout: Layout, dtype: torch.dtype, generator: torch.Generator
-) -> Held:
-    """A normal tensor laid out as told."""
+) -> GuardedBuffer:
+    """A tensor of normal numbers in a layout."""
     whole = [1 if axis in BROADCAST.get(layout, ()) else n for axis, n in enumerate(shape)]
     values = torch.randn(whole, dtype=dtype, device=generator.device, generator=generator)
-    return hold_input(values, layout, shape)
+    return place_input(values, layout, shape)
 
 
 def make_output(
-    shape: Sequence[int], layout: Layout, dtype: torch.dtype, place: torch.device
-) -> Held:
+    shape: Sequence[int], layout: Layout, dtype: torch.dtype, device: torch.device
+) -> GuardedBuffer:
     """A tensor full of NaN inside a storage of a known pattern."""
     strides = strides_of(shape, layout)
     extent = shape[0] * strides[0]
-    storage = torch.empty(2 * GUARD + extent, dtype=dtype, device=place)
+    storage = torch.empty(2 * GUARD + extent, dtype=dtype, device=device)
     storage.view(INTEGERS[dtype.itemsize]).fill_(GUARD_BITS[dtype.itemsize])
     view = storage.as_strided(list(shape), strides, GUARD)
     view.fill_(float("nan"))
-    return Held(view=view, storage=storage)
+    return GuardedBuffer(view=view, storage=storage)

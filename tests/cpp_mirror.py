@@ -1,4 +1,4 @@
-"""Programs that print what the kernel headers compute at compile time of given candidates, or fail as they say."""
+"""Programs that print what the kernel headers compute for candidates at compile time, or fail their static_asserts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAITS = {
     "dk": "attention_autotuner::RowPassTraits<{0}, {0}::Dk, attention_autotuner::Result::kDk>",
     "dv": "attention_autotuner::RowPassTraits<{0}, {0}::Dv, attention_autotuner::Result::kDv>",
 }
-# Entries check what passes have in common.
+# Entries check what is common to their passes.
 RETENTION_TRAITS = {
     "chunkwise": ["attention_autotuner::ChunksEntry<{0}>::T"],
     "parallel": [
@@ -53,7 +53,7 @@ def traits_of(candidate: Candidate) -> list[str]:
 
 
 def header_of(candidate: Candidate) -> str:
-    """The header that has them."""
+    """The header that defines the traits of a candidate's kernels."""
     if candidate.op == "retention":
         headers = {
             "parallel": "scores_forward_sm80/retention_entry",
@@ -73,9 +73,9 @@ def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:
     headers = dict.fromkeys(map(header_of, candidates))
     lines += [f"#include <attention_autotuner/{header}.cuh>" for header in headers]
     for index, candidate in enumerate(candidates):
-        found = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
-        assert found is not None
-        lines.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
+        config = re.search(r"struct Config \{.*?\n\};", render(candidate).text, re.DOTALL)
+        assert config is not None
+        lines.append(config.group(0).replace("struct Config", f"struct Config{index}", 1))
     lines.append("int main() {")
     lines += [
         f'std::printf("%d\\n", {traits.format(f"Config{index}")}::{member});'
@@ -107,7 +107,7 @@ def asserted(result: subprocess.CompletedProcess[str]) -> set[str]:
 
 
 def printed(folder: Path, candidates: list[Candidate], member: str = "kSmemBytes") -> list[int]:
-    """A number of the candidates' kernels, by default their shared memory, as the headers have it."""
+    """A number of the candidates' kernels as the headers compute it, by default their shared memory."""
     result = compile_host(folder, source_of(candidates, member))
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([folder / "traits"], capture_output=True, text=True, check=True)
@@ -115,17 +115,22 @@ def printed(folder: Path, candidates: list[Candidate], member: str = "kSmemBytes
 
 
 def counted(candidates: list[Candidate]) -> list[int]:
-    """The same as the policies have it."""
+    """The shared memory of the candidates' kernels as the Python rules compute it."""
     return [
         kernel.smem_bytes for candidate in candidates for kernel in resources.kernels(candidate)
     ]
 
 
-def of_warpgroups(direction: Direction) -> list[Candidate]:
+def sm90_retnet_candidates(direction: Direction) -> list[Candidate]:
     """Every masked retnet candidate of family sm90 that an H100 offers over some head dims."""
     dims = ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
     problems = (
         Problem(op="retnet", direction=direction, mask="explicit", dim_qk=qk, dim_v=v)
         for qk, v in dims
     )
-    return [one for each in problems for one in H100().legal(each) if one.family == "sm90"]
+    return [
+        candidate
+        for problem in problems
+        for candidate in H100().legal(problem)
+        if candidate.family == "sm90"
+    ]

@@ -1,4 +1,4 @@
-"""Plans driven without a GPU: host-side kernel libraries stand in for GPU kernels, everything else is real."""
+"""Fake dispatch for tests without a GPU: host-side kernel libraries replace GPU kernels, everything else is real."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from attention_autotuner.errors import NotWarmError
 from attention_autotuner.serving import dispatch, loader
 from tests.gradients import forget_plans
 
-CPU = -1  # what Tensor.get_device says of CPU tensors
+CPU = -1  # Tensor.get_device of CPU tensors
 STREAM = 0x5EED
 
 
-class Desk:
-    """What dispatch was asked, and the kernels it answers with, by direction."""
+class FakeDispatch:
+    """Dispatch with one host-side kernel for each direction; it records the problems it is asked for."""
 
     def __init__(self, kernels: dict[str, loader.LoadedKernel]) -> None:
         self.kernels = kernels
@@ -33,21 +33,21 @@ class Desk:
     def kernel_for(
         self, problem: Problem, policy: Any, *, device: int, must_be_warm: bool
     ) -> loader.LoadedKernel:
-        """Stands in for dispatch's own."""
+        """Replaces :func:`attention_autotuner.serving.dispatch.kernel_for`."""
         assert device == CPU
         self.asked.append((problem, policy, must_be_warm))
         return self.kernels[problem.direction]
 
-    def said(self, name: str, result: Any = ctypes.c_int, *, direction: str = "forward") -> Any:
-        """What a kernel library noted of its launches."""
+    def read(self, name: str, result: Any = ctypes.c_int, *, direction: str = "forward") -> Any:
+        """A value that a kernel library recorded about its launches."""
         function = getattr(ctypes.CDLL(str(self.kernels[direction].path)), f"fake_{name}")
         function.restype = result
         return function()
 
 
 @contextmanager
-def closed_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Dispatch has no kernel ready, and the call must have said that it cannot wait for one."""
+def refuse_cold_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make dispatch raise NotWarmError; the caller must have asked for warm kernels only."""
 
     def refuse(*arguments: Any, must_be_warm: bool, **options: Any) -> loader.LoadedKernel:
         assert must_be_warm
@@ -59,14 +59,14 @@ def closed_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @contextmanager
-def open_desk(
+def serve_fakes(
     fake_kernel: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     options: tuple[str, ...] = (),
     source: str = "fake_kernel.c",
-) -> Iterator[Desk]:
-    """Dispatch asks the desk, and CPU tensors pass for a GPU's; options and source are for both kernel libraries."""
-    desk = Desk(
+) -> Iterator[FakeDispatch]:
+    """Serve fake kernels, with CPU tensors accepted as a GPU's; both libraries share the options and the source."""
+    fake = FakeDispatch(
         {
             "forward": loader.load(fake_kernel(*options, source=source)),
             "backward": loader.load(fake_kernel("-DBACKWARD", *options, source=source)),
@@ -75,15 +75,15 @@ def open_desk(
     monkeypatch.setattr(launch, "current_device", lambda: CPU)
     monkeypatch.setattr(launch, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(dispatch, "kernel_for", desk.kernel_for)
+    monkeypatch.setattr(dispatch, "kernel_for", fake.kernel_for)
     monkeypatch.setattr(naming, "policy_named", lambda name, device: (name, device))
     forget_plans()
-    yield desk
+    yield fake
     forget_plans()
 
 
-def at_once(work: Callable[..., None], jobs: Iterable[tuple[Any, ...]]) -> None:
-    """Do the work of every job, each in a thread of its own; back when all have ended."""
+def in_threads(work: Callable[..., None], jobs: Iterable[tuple[Any, ...]]) -> None:
+    """Run the jobs in one thread each and wait for all of them."""
     threads = [Thread(target=work, args=job) for job in jobs]
     for thread in threads:
         thread.start()

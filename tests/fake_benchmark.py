@@ -1,4 +1,4 @@
-"""Stand-ins for compiler and GPU under the benchmarks: they build, check and time by rule."""
+"""Fake pipeline and measurer for the benchmarks: builds, checks and timings follow rules of the test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from benchmarks import class_search
-from tests.searching import FakeBuilt
+from tests.fake_pipeline import FakeBuilt
 
 SHORT = Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
 LONG = replace(SHORT, seqlen_q=4096, seqlen_k=4096, causal=True)
@@ -34,13 +34,13 @@ GPU = Environment(
 
 @dataclass
 class FakePipeline:
-    """Builds, checks and times by rule; remembers what it was asked."""
+    """A pipeline whose outcomes and times follow rules; it records the requests."""
 
     environment: Environment = GPU
     time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")
-    verdict: Callable[[str], Outcome] = lambda name: Ok()
+    verify_outcome: Callable[[str], Outcome] = lambda name: Ok()
     interrupt: bool = False
     batches: list[list[str]] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class FakePipeline:
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         self.verified.append(built.path.name)
         self.claims[built.path.name] = deterministic
-        return self.verdict(built.path.name)
+        return self.verify_outcome(built.path.name)
 
     def measure(
         self,
@@ -86,7 +86,7 @@ class FakePipeline:
 
 
 class FakeMeasurer:
-    """Times by rule; an entry whose time is an outcome fails with it."""
+    """A measurer whose times follow a rule; an entry whose time is an outcome fails with it."""
 
     def __init__(self, time_us: Callable[[Problem, str], float | Outcome]) -> None:
         self.interrupted = False
@@ -112,8 +112,8 @@ class FakeMeasurer:
                 race.fail(name, time)
             else:
                 times[name] = time
-        for wobble in (1.0, 1.2, 0.9, 1.1, 1.0):  # of the clock: pairs do not see it
-            race.add({name: time * wobble for name, time in times.items()})
+        for clock_drift in (1.0, 1.2, 0.9, 1.1, 1.0):  # it cancels in ratios of pairs
+            race.add({name: time * clock_drift for name, time in times.items()})
         return race.results()
 
 
@@ -133,6 +133,6 @@ def run_search(
 
 
 def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
-    """The pool of a problem's class when all three are tuned."""
+    """The pool of a problem's class when all three problems are tuned."""
     pools = class_pools.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
     return pools[class_pools.class_of(problem)]

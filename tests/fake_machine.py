@@ -1,4 +1,4 @@
-"""Stand-ins for a machine on which a GPU is brought up."""
+"""Fake machine on which a GPU is brought up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Timing
 from tests.devices import H200
-from tests.searching import FakePipeline
+from tests.fake_pipeline import FakePipeline
 
 ENVIRONMENT = Environment(
     gpu_name="NVIDIA H200",
@@ -34,7 +34,7 @@ def ceiling(value: float, unit: str, mhz: float) -> Ceiling:
     )
 
 
-# Near what is known of an H200: 2688 FLOP a clock of mma.sync, copies of 4.27 TB/s, GEMMs of 730 to 797 TFLOP/s.
+# Near published figures of an H200: 2688 FLOP a clock of mma.sync, copies of 4.27 TB/s, GEMMs of 730 to 797 TFLOP/s.
 CEILINGS: dict[str, Ceiling | Outcome] = {
     "launch": ceiling(2.3e-6, "s", 0),
     "mma_fp16": ceiling(632e12, "FLOP/s", 1785),
@@ -51,7 +51,7 @@ CEILINGS: dict[str, Ceiling | Outcome] = {
 
 @dataclass
 class FakeSweepPipeline(FakePipeline):
-    """Confirms many at once, and may be slow to build; builds are asked for by several threads."""
+    """A pipeline that confirms many picks at once and may be slow to build; several threads request builds."""
 
     environment: Environment = ENVIRONMENT
     build_seconds: float = 0.0
@@ -85,7 +85,7 @@ class FakeMachine:
     """A machine with one GPU whose kernels a :class:`FakeSweepPipeline` times."""
 
     device: DeviceProperties = H200
-    found: Ceilings = field(default_factory=lambda: dict(CEILINGS))
+    peaks: Ceilings = field(default_factory=lambda: dict(CEILINGS))
     work: FakeSweepPipeline = field(default_factory=FakeSweepPipeline)
     job_count: int = 2
     measured: list[tuple[str, ...]] = field(default_factory=list)
@@ -106,8 +106,8 @@ class FakeMachine:
         names = names_for(capability)
         self.measured.append(names)
         for name in names:
-            progress(name, self.found[name])
-        return {name: self.found[name] for name in names}
+            progress(name, self.peaks[name])
+        return {name: self.peaks[name] for name in names}
 
     def pipeline(self, policy: Policy) -> FakeSweepPipeline:
         self.policies.append(policy)

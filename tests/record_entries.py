@@ -1,4 +1,4 @@
-"""Rows of a search for tests: candidates with the times that they were measured at."""
+"""Entries of tuning records for tests: candidates with their measured times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attention_autotuner.tuning.record_schema import CandidateEntry, Measurement
 
 
 def entry(
-    one: Candidate,
+    candidate: Candidate,
     us: float | None,
     outcome: Outcome | None = None,
     *,
@@ -17,11 +17,11 @@ def entry(
     code_digest: str | None = None,
     estimate_us: float | None = None,
 ) -> CandidateEntry:
-    """A candidate that took ``us`` microseconds; None for one that was not timed."""
+    """The entry of a candidate that took ``us`` microseconds; None means not timed."""
     timing = None
     if us is not None:
         timing = Measurement(
-            candidate_name=one.name,
+            candidate_name=candidate.name,
             median_us=us,
             spread_us=0.1,
             samples=30,
@@ -29,7 +29,7 @@ def entry(
             environment=environment,
         )
     return CandidateEntry(
-        candidate=one,
+        candidate=candidate,
         source_digest=source_digest,
         code_digest=code_digest,
         outcome=outcome or Ok(),

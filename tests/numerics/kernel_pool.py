@@ -1,4 +1,4 @@
-"""Kernels for the GPU tests: everything that the collected tests need, built in one parallel batch and loaded once."""
+"""Kernels for the GPU tests: all kernels of the collected tests, built in one parallel batch and loaded once."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.resources import smem_bytes
 from attention_autotuner.serving import loader
 
-CARRIED = "candidates.json"  # beside the kernels of a store that was built for another machine
+CARRIED = "candidates.json"  # next to the kernels of a store that was built for another machine
 
 
 class NeedsKernel(Protocol):
     """A test's parameter that runs a kernel."""
 
     def candidate(self, present: Policy) -> Candidate:
-        """The kernel, given the policy of the GPU at hand."""
+        """The kernel under the policy of the present GPU."""
 
 
-class Workshop:
+class KernelPool:
     """Built kernels of the present GPU, in the store of the settings in force, where dispatch finds them too.
 
     Args:
-        present: policy of the GPU at hand.
-        carried: store with kernels that another machine built for this GPU, see :func:`adopt`; None is none.
+        present: policy of the present GPU.
+        carried: store with kernels that another machine built for this GPU, see :func:`adopt`; None without one.
     """
 
     def __init__(self, present: Policy, carried: Path | None = None) -> None:
@@ -60,8 +60,12 @@ class Workshop:
             )
 
     def build(self, candidates: Iterable[Candidate]) -> None:
-        """Build what this GPU has room for, all at once."""
-        fitting = [one for one in dict.fromkeys(candidates) if smem_bytes(one) <= self._smem_limit]
+        """Build the kernels that fit this GPU's shared memory, in one batch."""
+        fitting = [
+            candidate
+            for candidate in dict.fromkeys(candidates)
+            if smem_bytes(candidate) <= self._smem_limit
+        ]
         self.built.update(zip(fitting, self.build_for(fitting, self._target), strict=True))
 
     def build_for(
@@ -71,7 +75,7 @@ class Workshop:
         in_force = settings.current()
         start = time.monotonic()
         results = build(
-            [render(one) for one in candidates],
+            [render(candidate) for candidate in candidates],
             target,
             toolchain=find_toolchain(in_force),
             store=Store(in_force.cache_dir),
@@ -80,27 +84,29 @@ class Workshop:
         self.seconds += time.monotonic() - start
         return results
 
-    def kernel(self, one: Candidate, device: int = 0) -> loader.LoadedKernel:
-        """A kernel, prepared; fails the test that asks for one that did not build, skips where none can run."""
-        if smem_bytes(one) > self._smem_limit:
-            pytest.skip(f"{one.name} needs {smem_bytes(one)} bytes of shared memory a CTA")
-        if one not in self.built:
-            self.build([one])
-        artifact = self.built[one]
+    def kernel(self, candidate: Candidate, device: int = 0) -> loader.LoadedKernel:
+        """A prepared kernel; fails the test when the build failed, skips it when the kernel cannot run on this GPU."""
+        if smem_bytes(candidate) > self._smem_limit:
+            pytest.skip(
+                f"{candidate.name} needs {smem_bytes(candidate)} bytes of shared memory a CTA"
+            )
+        if candidate not in self.built:
+            self.build([candidate])
+        artifact = self.built[candidate]
         if not isinstance(artifact, Artifact):
-            pytest.fail(f"{one.name}: {artifact}")
+            pytest.fail(f"{candidate.name}: {artifact}")
         kernel = loader.load(artifact)
         kernel.prepare(device)
         return kernel
 
     def summary(self) -> str:
-        """One line for the end of the run."""
-        artifacts = [each for each in self.built.values() if isinstance(each, Artifact)]
+        """One line for the terminal summary."""
+        artifacts = [artifact for artifact in self.built.values() if isinstance(artifact, Artifact)]
         if not artifacts:
             return "no kernel was built"
-        slowest = max(artifacts, key=lambda each: each.build_seconds)
-        largest = max(each.build_peak_bytes for each in artifacts) / 2**30
-        spilling = sum(bool(each.report.loop_spills) for each in artifacts)
+        slowest = max(artifacts, key=lambda artifact: artifact.build_seconds)
+        largest = max(artifact.build_peak_bytes for artifact in artifacts) / 2**30
+        spilling = sum(bool(artifact.report.loop_spills) for artifact in artifacts)
         return (
             f"{len(artifacts)} of {len(self.built)} kernels in {self.seconds:.0f} s, {self.adopted} carried here; "
             f"slowest {slowest.build_seconds:.1f} s ({slowest.name}), largest {largest:.2f} GiB, {spilling} spill in "
@@ -111,45 +117,45 @@ class Workshop:
 def adopt(carried: Path, store: Store, target: BuildTarget, toolchain: Toolchain) -> int:
     """Put kernels that another machine built into a store, where builds and dispatch find them.
 
-    They are of the same source and for the same GPU, and keep the record of what compiled them; they are stored as if
-    the compiler at hand had built them, so this is for tests and for stores of their own.
+    The kernels have the same source and target and keep the record of their compiler; they are stored as if the present
+    compiler had built them, so this is for tests with stores of their own.
 
     Args:
         carried: folder that ``tests.gpu.prebuild`` wrote.
-        store: to put them into.
-        target: only kernels for it are taken.
-        toolchain: the one at hand.
+        store: the store to put them into.
+        target: the build target; kernels for other targets are left out.
+        toolchain: the present toolchain.
 
     Returns:
-        How many there are of the present source.
+        The number of kernels with the present source.
 
     Raises:
-        FileNotFoundError: it is no such folder.
+        FileNotFoundError: the folder was not written by ``tests.gpu.prebuild``.
         StoreError: a store cannot be read or written.
     """
     source, taken = Store(carried), 0
     for config in json.loads((carried / CARRIED).read_text(encoding="utf-8")):
         kernel = render(candidate_from_config(config))
-        found = source.find(kernel, target)
-        if not found:
+        artifacts = source.find(kernel, target)
+        if not artifacts:
             continue
         taken += 1
         if store.get(kernel, target, toolchain) is None:
-            log = found[0].path.with_name(LOG).read_text(encoding="utf-8")
+            log = artifacts[0].path.with_name(LOG).read_text(encoding="utf-8")
             store.publish(
                 source=kernel.text,
-                library=found[0].path,
+                library=artifacts[0].path,
                 log=log,
-                artifact=replace(found[0], digest=artifact_digest(kernel, target, toolchain)),
+                artifact=replace(artifacts[0], digest=artifact_digest(kernel, target, toolchain)),
             )
     return taken
 
 
 def needed(items: Sequence[pytest.Item], present: Policy) -> list[Candidate]:
-    """The kernels that collected tests ask for.
+    """The kernels that collected tests need.
 
-    A test asks by a parameter that :class:`NeedsKernel` or whose ``kernels_of`` says it needs several, a module by
-    ``PROBLEMS``, whose default kernels dispatch will look for.
+    A test declares its kernels by a parameter of the protocol :class:`NeedsKernel` or with a method ``kernels_of``, a
+    module by ``PROBLEMS``, whose default kernels dispatch will look up.
     """
     wanted: dict[Candidate, None] = {}
     for item in items:
