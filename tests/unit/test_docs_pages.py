@@ -58,7 +58,7 @@ def test_every_check_of_doctor_has_its_line(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = text_of(repository, "troubleshooting.md")
-    table = page.split("## What `doctor` looks at", 1)[1].split("\n## ", 1)[0]
+    table = page.split("## Checks of `doctor`", 1)[1].split("\n## ", 1)[0]
     listed = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert listed == [finding.name for finding in doctor.diagnose()]
 
