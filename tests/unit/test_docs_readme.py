@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.result_files import summary
 from tests.snippets.pages import CHINESE, REPOSITORY, blocks
 
 ENGLISH = REPOSITORY / "README.md"
 READMES = (ENGLISH, CHINESE)
-RESULTS = REPOSITORY / "benchmarks" / "results" / "nvidia-h200"
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
 FIGURES = re.compile(r"\d+(?:\.\d+)?")
 MOST_LINES, FIRST_IMPORT = 200, 60
@@ -98,17 +96,11 @@ def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
 # --- results --------------------------------------------------------------------------------------
 
 
-def geometric_mean(benchmark: str, peer: str) -> float:
-    """Our speed over a peer's in a result file."""
-    document: dict[str, Any] = json.loads((RESULTS / f"{benchmark}.json").read_text("utf-8"))
-    return float(document["summary"][peer]["geometric_mean"])
-
-
 def test_the_figures_above_are_those_of_the_results() -> None:
-    forward = geometric_mean("attention_forward", "sdpa_flash")
-    backward = geometric_mean("attention_backward", "sdpa_flash")
-    retention = geometric_mean("retention", "fla_forward")
-    cudnn = geometric_mean("attention_backward", "sdpa_cudnn")
+    forward = summary("attention_forward", "sdpa_flash", "forward")[0]
+    backward = summary("attention_backward", "sdpa_flash", "backward")[0]
+    retention = summary("retention", "fla", "forward")[0]
+    cudnn = summary("attention_backward", "sdpa_cudnn", "backward")[0]
     for sentence in (
         f"attention {forward:.2f}x FlashAttention-2 forward and {backward:.2f}x backward",
         f"retention {retention:.2f}x fla.",
@@ -121,12 +113,15 @@ def test_the_figures_above_are_those_of_the_results() -> None:
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
-def test_a_row_is_bold_where_the_other_is_faster(page: Path) -> None:
+def test_a_baseline_and_its_ratio_are_bold_where_it_is_faster(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert text.count(BEGIN) == text.count(END) == 1
-    head, _, *rows = text.split(BEGIN)[1].split(END)[0].strip().splitlines()
-    mean = head.split("|").index(" mean " if page == ENGLISH else " 平均 ")
-    assert any("cuDNN" in row for row in rows)
+    block = text.split(BEGIN)[1].split(END)[0].splitlines()
+    head, _, *rows = (line.split("|") for line in block if line.startswith("|"))
+    (mean,) = (at for at, cell in enumerate(head) if cell.strip().endswith(("mean", "平均")))
+    assert any("cuDNN" in cell for row in rows for cell in row)
     for row in rows:
-        cell = row.split("|")[mean].strip()
-        assert cell.startswith("**") == (float(cell.strip("*")) < 1.0), row
+        ratio = row[mean].strip()
+        assert ratio.startswith("**") == (float(ratio.strip("*")) < 1.0), row
+        baseline = any(re.fullmatch(r" \*\*[^*]*[A-Za-z][^*]*\*\* ", cell) for cell in row)
+        assert baseline == ratio.startswith("**"), row
