@@ -7,7 +7,7 @@
 
 VENV ?= .venv
 PYTHON ?= python3
-# More for pip, e.g. PIP_ARGUMENTS="--extra-index-url https://download.pytorch.org/whl/cpu" for a torch without CUDA.
+# More for pip, e.g. PIP_ARGUMENTS="--extra-index-url URL" with an index of CPU-only torch wheels.
 PIP_ARGUMENTS ?=
 TUNE_ARGUMENTS ?=
 TEST_ARGUMENTS ?=

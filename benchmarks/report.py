@@ -307,8 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option(
         "--readme",
         type=Path,
-        nargs="+",
-        default=[ROOT / "README.md", ROOT / "README.zh-CN.md"],
+        nargs="*",
+        default=[],
         help="the first must hold the markers; others are rewritten where they do",
     )
     option("--check", action="store_true", help="change nothing; 1 if something is out of date")

@@ -42,9 +42,9 @@ class DeviceArray {
   }
   T* data() const { return data_.get(); }
   std::vector<T> values() const {
-    std::vector<T> found(count_);
-    require(cudaMemcpy(found.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "copy from the device");
-    return found;
+    std::vector<T> values(count_);
+    require(cudaMemcpy(values.data(), data(), count_ * sizeof(T), cudaMemcpyDeviceToHost), "copy from the device");
+    return values;
   }
 
  private:
@@ -55,15 +55,15 @@ class DeviceArray {
 using Numbers = std::vector<double>;
 
 std::vector<__half> halves(Numbers const& values) {
-  std::vector<__half> found;
-  for (double const value : values) found.push_back(__float2half(float(value)));
-  return found;
+  std::vector<__half> rounded;
+  for (double const value : values) rounded.push_back(__float2half(float(value)));
+  return rounded;
 }
 
 Numbers numbers(std::vector<__half> const& values) {
-  Numbers found;
-  for (__half const value : values) found.push_back(__half2float(value));
-  return found;
+  Numbers precise;
+  for (__half const value : values) precise.push_back(__half2float(value));
+  return precise;
 }
 
 // Normal numbers, as fp16 has them.
@@ -97,29 +97,29 @@ void reference(at::Problem const& p, double scale, Tensors& t) {
     int64_t const keys = p.causal ? std::clamp<int64_t>(i + p.causal_offset() + 1, 0, p.seqlen_k) : p.seqlen_k;
     double const *q = &t.q[row * p.dim_qk], *dout = &t.dout[row * p.dim_v];
     double* const o = &t.o[row * p.dim_v];
-    Numbers weights;
+    Numbers probabilities;
     double sum = 0;
     for (int64_t j = 0; j < keys; ++j) {  // scores of normal numbers are far from what exp() cannot take
-      weights.push_back(std::exp(scale * dot(q, &t.k[(first + j) * p.dim_qk], p.dim_qk)));
-      sum += weights.back();
+      probabilities.push_back(std::exp(scale * dot(q, &t.k[(first + j) * p.dim_qk], p.dim_qk)));
+      sum += probabilities.back();
     }
-    for (int64_t j = 0; j < keys; ++j) add(o, weights[j] /= sum, &t.v[(first + j) * p.dim_v], p.dim_v);
+    for (int64_t j = 0; j < keys; ++j) add(o, probabilities[j] /= sum, &t.v[(first + j) * p.dim_v], p.dim_v);
     double const delta = dot(dout, o, p.dim_v);
     for (int64_t j = 0; j < keys; ++j) {
       double const dp = dot(dout, &t.v[(first + j) * p.dim_v], p.dim_v);
-      double const ds = scale * weights[j] * (dp - delta);
+      double const ds = scale * probabilities[j] * (dp - delta);
       add(&t.dq[row * p.dim_qk], ds, &t.k[(first + j) * p.dim_qk], p.dim_qk);
       add(&t.dk[(first + j) * p.dim_qk], ds, q, p.dim_qk);
-      add(&t.dv[(first + j) * p.dim_v], weights[j], dout, p.dim_v);
+      add(&t.dv[(first + j) * p.dim_v], probabilities[j], dout, p.dim_v);
     }
   }
 }
 
-bool check(char const* name, Numbers const& found, Numbers const& expected) {
+bool check(char const* name, Numbers const& actual, Numbers const& expected) {
   double largest = 0, error = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
+  for (size_t i = 0; i < actual.size(); ++i) {
     largest = std::max(largest, std::fabs(expected[i]));
-    double const off = std::fabs(found[i] - expected[i]);
+    double const off = std::fabs(actual[i] - expected[i]);
     error = std::isnan(off) ? INFINITY : std::max(error, off);
   }
   bool const right = error <= kTolerance * std::max(largest, 1.0);
@@ -157,25 +157,26 @@ bool forward_and_backward(at::Bundle const& bundle, at::Problem problem) {
   DeviceArray<float> const lse(rows_q);
 
   auto const forward = serve(bundle, problem);
-  auto given = at::make_params<at::AttentionForwardParams>(problem);
-  given.q = at::contiguous(q.data(), p.heads_q, p.seqlen_q, p.dim_qk);
-  given.k = at::contiguous(k.data(), p.heads_kv, p.seqlen_k, p.dim_qk);
-  given.v = at::contiguous(v.data(), p.heads_kv, p.seqlen_k, p.dim_v);
-  given.o = at::contiguous(o.data(), p.heads_q, p.seqlen_q, p.dim_v);
-  given.lse = lse.data();
-  run(forward, given);
-  reference(problem, given.softmax_scale, t);
+  auto inputs = at::make_params<at::AttentionForwardParams>(problem);
+  inputs.q = at::contiguous(q.data(), p.heads_q, p.seqlen_q, p.dim_qk);
+  inputs.k = at::contiguous(k.data(), p.heads_kv, p.seqlen_k, p.dim_qk);
+  inputs.v = at::contiguous(v.data(), p.heads_kv, p.seqlen_k, p.dim_v);
+  inputs.o = at::contiguous(o.data(), p.heads_q, p.seqlen_q, p.dim_v);
+  inputs.lse = lse.data();
+  run(forward, inputs);
+  reference(problem, inputs.softmax_scale, t);
   bool right = check("o", numbers(o.values()), t.o);
 
   problem.direction = at::Direction::kBackward;
   auto const backward = serve(bundle, problem);
-  auto wanted = at::make_params<at::AttentionBackwardParams>(problem);
-  wanted.q = given.q, wanted.k = given.k, wanted.v = given.v, wanted.o = given.o, wanted.lse = given.lse;
-  wanted.dout = at::contiguous(dout.data(), p.heads_q, p.seqlen_q, p.dim_v);
-  wanted.dq = at::contiguous(dq.data(), p.heads_q, p.seqlen_q, p.dim_qk);
-  wanted.dk = at::contiguous(dk.data(), p.heads_kv, p.seqlen_k, p.dim_qk);
-  wanted.dv = at::contiguous(dv.data(), p.heads_kv, p.seqlen_k, p.dim_v);
-  run(backward, wanted);
+  auto gradients = at::make_params<at::AttentionBackwardParams>(problem);
+  gradients.q = inputs.q, gradients.k = inputs.k, gradients.v = inputs.v, gradients.o = inputs.o,
+  gradients.lse = inputs.lse;
+  gradients.dout = at::contiguous(dout.data(), p.heads_q, p.seqlen_q, p.dim_v);
+  gradients.dq = at::contiguous(dq.data(), p.heads_q, p.seqlen_q, p.dim_qk);
+  gradients.dk = at::contiguous(dk.data(), p.heads_kv, p.seqlen_k, p.dim_qk);
+  gradients.dv = at::contiguous(dv.data(), p.heads_kv, p.seqlen_k, p.dim_v);
+  run(backward, gradients);
   right = check("dq", numbers(dq.values()), t.dq) && right;
   right = check("dk", numbers(dk.values()), t.dk) && right;
   return check("dv", numbers(dv.values()), t.dv) && right;

@@ -1,1 +1,1 @@
-"""What ``examples.train_gpt`` is made of: a model, its text, its training, and the judgement of two loss curves."""
+"""Modules of ``examples.train_gpt``: the model, its training, the comparison of loss curves, and their chart."""

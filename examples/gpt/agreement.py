@@ -1,4 +1,4 @@
-"""Whether two loss curves agree within noise, and what the noise is.
+"""Comparison of loss curves within noise, and the noise itself.
 
 Exact attention functions round differently, and training amplifies the least difference; so curves from one seed and
 the same batches drift apart without anything being wrong. How far is measured, not guessed: runs of PyTorch's own
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 WINDOW = 25
-"""Steps that are judged together. Early windows have little noise and so see small errors."""
+"""Steps that are compared together. Early windows have little noise and so see small errors."""
 MEAN_FACTOR = 2.0
 """How many times the noise the difference may be, as a geometric mean over the windows."""
 WORST_FACTOR = 4.0
@@ -22,14 +22,14 @@ LEAST_NOISE = 5e-4
 """Nats a token; a smaller difference is never an error: batches differ by far more."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Window:
     """A stretch of training.
 
     Attributes:
         first, last: its steps, counted from 1, both inclusive.
         difference: root mean square of candidate less baseline, nats a token.
-        noise: the largest such figure of any two references, up to here: what has drifted apart need not meet again.
+        noise: the largest such figure of any two references, up to here: curves that drifted apart need not come back.
     """
 
     first: int
@@ -39,15 +39,15 @@ class Window:
 
     @property
     def ratio(self) -> float:
-        """The difference in units of the noise; infinite where either cannot be told."""
-        if not math.isfinite(self.difference) or not math.isfinite(self.noise):
+        """The difference in units of the noise; infinite where either is not finite."""
+        if not math.isfinite(self.difference + self.noise):
             return math.inf
         return max(self.difference, LEAST_NOISE) / max(self.noise, LEAST_NOISE)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Agreement:
-    """The verdict.
+    """Result of a comparison.
 
     Attributes:
         reason: why the curves do not agree; empty when they do.
@@ -62,12 +62,12 @@ class Agreement:
 
     @property
     def ok(self) -> bool:
-        """Whether the curves agree within noise."""
+        """True when the curves agree within noise."""
         return not self.reason
 
 
-def judge(candidate: Sequence[float], references: Sequence[Sequence[float]]) -> Agreement:
-    """Hold a loss curve against references that are right by definition, the first of them the baseline.
+def compare(candidate: Sequence[float], references: Sequence[Sequence[float]]) -> Agreement:
+    """Compare a loss curve with references that are right by definition, the first of them the baseline.
 
     Raises:
         ValueError: there are fewer than two references, or the curves differ in length or are empty.
@@ -83,39 +83,20 @@ def judge(candidate: Sequence[float], references: Sequence[Sequence[float]]) -> 
         steps = slice(start, start + WINDOW)
         pieces = [curve[steps] for curve in references]
         noise = max(noise, *(_distance(a, b) for a, b in combinations(pieces, 2)))
-        windows.append(
-            Window(
-                first=start + 1,
-                last=start + len(pieces[0]),
-                difference=_distance(candidate[steps], pieces[0]),
-                noise=noise,
-            )
-        )
+        difference = _distance(candidate[steps], pieces[0])
+        windows.append(Window(start + 1, start + len(pieces[0]), difference, noise))
     mean = math.exp(math.fsum(math.log(window.ratio) for window in windows) / len(windows))
     worst = max(windows, key=lambda window: window.ratio)
-    return Agreement(
-        reason=_reason(candidate, references, mean, worst),
-        windows=tuple(windows),
-        mean_ratio=mean,
-        worst_ratio=worst.ratio,
-    )
-
-
-def _reason(
-    candidate: Sequence[float], references: Sequence[Sequence[float]], mean: float, worst: Window
-) -> str:
-    for name, curves in (("a reference", references), ("the candidate", [candidate])):
-        if not all(math.isfinite(loss) for curve in curves for loss in curve):
-            return f"a loss of {name} is not finite"
     reasons = []
     if mean > MEAN_FACTOR:
         reasons.append(f"the curves differ by {mean:.2f} times the noise, allowed {MEAN_FACTOR:g}")
     if worst.ratio > WORST_FACTOR:
-        reasons.append(
-            f"steps {worst.first} to {worst.last} differ by {worst.ratio:.2f} times the noise, "
-            f"allowed {WORST_FACTOR:g}"
-        )
-    return "; ".join(reasons)
+        difference_of = f"steps {worst.first} to {worst.last} differ by {worst.ratio:.2f}"
+        reasons.append(f"{difference_of} times the noise, allowed {WORST_FACTOR:g}")
+    for name, curves in (("the candidate", [candidate]), ("a reference", references)):
+        if not all(math.isfinite(loss) for curve in curves for loss in curve):
+            reasons = [f"a loss of {name} is not finite"]
+    return Agreement("; ".join(reasons), tuple(windows), mean, worst.ratio)
 
 
 def _distance(a: Sequence[float], b: Sequence[float]) -> float:

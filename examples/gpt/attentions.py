@@ -1,7 +1,7 @@
 """Causal attention in several exact forms: the same function of q, k and v, rounded differently.
 
 All take q ``[batch, heads_q, seqlen, dim]`` and k, v ``[batch, heads_kv, seqlen, dim]``, which may be views of any
-strides, and answer ``[batch, heads_q, seqlen, dim]``.
+strides, and return ``[batch, heads_q, seqlen, dim]``.
 """
 
 from __future__ import annotations

@@ -1,21 +1,24 @@
 """Training several models in step with each other: one seed, the same batches, steps taken in turn.
 
-The models differ in their attention alone. Each step goes round all of them in an order drawn anew, so that none has
-the clocks or the caches to itself, and their step times can be compared.
+The models differ in their attention alone. Each step goes round all of them in random order, so that none has the
+clocks or the caches to itself, and their step times can be compared.
 """
 
 from __future__ import annotations
 
-import math
 import random
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from ..shared.data import Batches
+from ..shared.script import Progress, Session, say
+from ..shared.training import Schedule
 from .attentions import Attention
-from .data import Batches
 from .model import GPT, GPTConfig
 
 UNTIMED_STEPS = 10
@@ -23,113 +26,56 @@ UNTIMED_STEPS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How to train.
+class TrainingConfig(Schedule):
+    """The optimizer's settings, the seed of weights and of the order of models, and a mode of ``torch.compile``."""
 
-    Attributes:
-        learning_rate: at its peak; it rises over ``warmup_steps`` and falls along a cosine to a tenth.
-        warmup_steps: steps until the peak.
-        weight_decay: of AdamW, on matrices only.
-        clip: largest norm of all gradients together.
-        seed: of the weights, and of the order in which models take turns.
-        compile_mode: a mode of ``torch.compile``, or None to run eagerly.
-    """
-
-    learning_rate: float = 6e-4
-    warmup_steps: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
     seed: int = 0
     compile_mode: str | None = None
 
-    def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of one step of many."""
-        rise = min(1.0, (step + 1) / self.warmup_steps)
-        fall = 0.55 + 0.45 * math.cos(math.pi * step / steps)
-        return self.learning_rate * rise * fall
-
-
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """What became of one model.
-
-    Attributes:
-        losses: of every step, nats a byte.
-        held_out_loss: after training, on text that was never trained on.
-        first_seconds: wall time of the first forward and backward pass, kernel builds and compilation included.
-        step_ms: time of every step but the first few, milliseconds.
-        peak_bytes: most memory that weights, optimizer and a step took together; None on the CPU.
-    """
-
-    losses: list[float]
-    held_out_loss: float
-    first_seconds: float
-    step_ms: list[float]
-    peak_bytes: int | None
-
 
 class Trainee:
-    """One model, its optimizer, and what is measured while it trains."""
+    """One model, its optimizer, and the measurements of its training."""
 
     def __init__(
         self, sizes: GPTConfig, config: TrainingConfig, attention: Attention, device: torch.device
     ) -> None:
-        self.config, self.device = config, device
+        self.config, self.device, self.on_gpu = config, device, device.type == "cuda"
         torch.manual_seed(config.seed)
         self.model = GPT(sizes, attention).to(device)
-        self.parameters = list(self.model.parameters())
-        matrices = [parameter for parameter in self.parameters if parameter.dim() == 2]
-        vectors = [parameter for parameter in self.parameters if parameter.dim() != 2]
-        groups = [
-            {"params": matrices, "weight_decay": config.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+        self.optimizer = config.optimizer(self.model)
         self.compute: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = self.model
         if config.compile_mode is not None:
             self.compute = torch.compile(self.model, fullgraph=True, mode=config.compile_mode)
         self.losses: list[torch.Tensor] = []
-        self.times: list[Callable[[], float]] = []
-        self.first_seconds = math.nan
+        self.times: list[tuple[Any, Any]] = []
         self.step_bytes = 0
 
     def prepare(self, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Go forward and back once and forget it: kernels are built and graphs compiled before anything counts."""
-        start = time.perf_counter()
         self._gradients(batch)
         self.optimizer.zero_grad()
-        _synchronize(self.device)
-        self.first_seconds = time.perf_counter() - start
 
-    def step(self, batch: tuple[torch.Tensor, torch.Tensor], learning_rate: float) -> None:
+    def step(self, batch: tuple[torch.Tensor, torch.Tensor], step: int, steps: int) -> None:
         """One optimizer step; the host does not wait for the device."""
-        before = self._start_memory()
-        elapsed = _stopwatch(self.device)
-        loss = self._gradients(batch)
-        torch.nn.utils.clip_grad_norm_(self.parameters, self.config.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.times.append(elapsed())
-        self.losses.append(loss)
-        if self.device.type == "cuda":
+        before = 0
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
+        start = _now(self.on_gpu)
+        self.losses.append(self._gradients(batch))
+        self.config.update(self.optimizer, step, steps)
+        self.times.append((start, _now(self.on_gpu)))
+        if self.on_gpu:
             peak = torch.cuda.max_memory_allocated(self.device) - before
             self.step_bytes = max(self.step_bytes, peak)
 
     def _gradients(self, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]  # torch's own
-        # Weights stay fp32; matrix products and attention run in bf16.
+        # Parameters stay fp32; matrix products and attention run in bf16.
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             loss = self.compute(*batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         return loss.detach().clone()  # a CUDA graph would overwrite the original
-
-    def _start_memory(self) -> int:
-        if self.device.type != "cuda":
-            return 0
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return torch.cuda.memory_allocated(self.device)
 
     @torch.no_grad()
     def held_out_loss(self, batches: Batches) -> float:
@@ -138,66 +84,75 @@ class Trainee:
             losses = [self.model(*batches[index]) for index in range(len(batches))]
         return float(torch.stack(losses).mean())
 
-    def history(self, held_out: Batches) -> History:
-        """Everything that was measured."""
+    def report(self, held_out: Batches, tokens: int) -> dict[str, Any]:
+        """Everything that was measured.
+
+        Args:
+            held_out: text that was never trained on.
+            tokens: in a step.
+
+        Returns:
+            ``losses`` of every step and ``held_out_loss`` after training, nats a byte; ``step_ms``, the median of all
+            steps but the first few, and its quartiles; ``peak_bytes``, the most memory that parameters, optimizer and a
+            step took together, None on the CPU.
+        """
         state = [value for values in self.optimizer.state.values() for value in values.values()]
-        kept = sum(x.numel() * x.element_size() for x in [*self.parameters, *state])
+        kept = sum(x.numel() * x.element_size() for x in [*self.model.parameters(), *state])
         untimed = min(UNTIMED_STEPS, len(self.times) // 5)
-        return History(
-            losses=torch.stack(self.losses).tolist(),
-            held_out_loss=self.held_out_loss(held_out),
-            first_seconds=self.first_seconds,
-            step_ms=[read() for read in self.times[untimed:]],
-            peak_bytes=kept + self.step_bytes if self.device.type == "cuda" else None,
-        )
+        step_ms = [_milliseconds(*pair) for pair in self.times[untimed:]]
+        median = statistics.median(step_ms)
+        low, _, high = statistics.quantiles(step_ms, n=4) if len(step_ms) > 1 else (median,) * 3
+        return {
+            "losses": torch.stack(self.losses).tolist(),
+            "held_out_loss": self.held_out_loss(held_out),
+            "step_ms": median,
+            "step_ms_quartiles": [low, high],
+            "steps_timed": len(step_ms),
+            "tokens_per_second": tokens / median * 1e3,
+            "peak_bytes": kept + self.step_bytes if self.on_gpu else None,
+        }
 
 
 def train(
-    attentions: Mapping[str, Attention],
-    sizes: GPTConfig,
-    config: TrainingConfig,
-    *,
-    batches: Batches,
-    held_out: Batches,
-    device: torch.device,
-) -> dict[str, History]:
-    """Train one model per attention function, in step with each other; every batch is one step of each."""
-    trainees = {
-        name: Trainee(sizes, config, attention, device) for name, attention in attentions.items()
-    }
-    for trainee in trainees.values():
-        trainee.prepare(batches[0])
-    order = list(trainees.values())
+    attentions: Mapping[str, Attention], sizes: GPTConfig, config: TrainingConfig, session: Session
+) -> dict[str, dict[str, Any]]:
+    """Train one model per attention function, in step with each other; every batch is one step of each.
+
+    Returns:
+        The report of each, as :meth:`Trainee.report`.
+    """
+    batches, device = session.batches, session.device
+    trainees = {}
+    for name, attention in attentions.items():
+        say(
+            f"first pass with {name}{', missing kernels are built' if device.type == 'cuda' else ''}"
+        )
+        trainees[name] = Trainee(sizes, config, attention, device)
+        trainees[name].prepare(batches[0])
+    order, progress = list(trainees.values()), Progress(len(batches))
     shuffle = random.Random(config.seed).shuffle
     for step in range(len(batches)):
         shuffle(order)
         for trainee in order:
-            trainee.step(batches[step], config.learning_rate_at(step, len(batches)))
-    _synchronize(device)
-    return {name: trainee.history(held_out) for name, trainee in trainees.items()}
-
-
-def _synchronize(device: torch.device) -> None:
+            trainee.step(batches[step], step, len(batches))
+        progress(step)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    tokens = batches[0][0].numel()
+    return {name: trainee.report(session.held_out, tokens) for name, trainee in trainees.items()}
 
 
-def _stopwatch(device: torch.device) -> Callable[[], Callable[[], float]]:
-    """Start timing; the answer stops it, and what that answers reads the milliseconds, once the device is done."""
-    if device.type != "cuda":
-        begin = time.perf_counter()
+def _now(on_gpu: bool) -> Any:
+    """A moment: an event in the stream, or the clock's seconds."""
+    if not on_gpu:
+        return time.perf_counter()
+    event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
+    event.record()
+    return event
 
-        def stop_wall() -> Callable[[], float]:
-            milliseconds = (time.perf_counter() - begin) * 1e3
-            return lambda: milliseconds
 
-        return stop_wall
-    event: Callable[..., torch.cuda.Event] = torch.cuda.Event  # untyped in torch
-    first, last = event(enable_timing=True), event(enable_timing=True)
-    first.record()
-
-    def stop_events() -> Callable[[], float]:
-        last.record()
-        return lambda: first.elapsed_time(last)
-
-    return stop_events
+def _milliseconds(first: Any, last: Any) -> float:
+    """Time between two moments, once the device is done."""
+    if isinstance(first, float):
+        return (float(last) - first) * 1e3
+    return float(first.elapsed_time(last))

@@ -1,1 +1,1 @@
-"""Retention in a model: modules, a small language model, and decoding by carried states."""
+"""Modules of ``examples.train_retnet``: retention in a model, its training, and decoding from carried states."""

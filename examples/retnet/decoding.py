@@ -1,4 +1,4 @@
-"""Text from a RetNet, one token a step: what a step costs does not depend on how much came before."""
+"""Text from a RetNet, one token a step: the cost of a step does not depend on how much came before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARM_UP_STEPS = 3
 
 
 def with_rounded_weights(model: RetNet, dtype: torch.dtype) -> RetNet:
-    """A copy whose linear layers hold 16-bit weights: what autocast would round at every step is rounded once."""
+    """A copy whose linear layers hold 16-bit weights: autocast would round them at every step, this does it once."""
     rounded = copy.deepcopy(model).eval().requires_grad_(False)
     for module in rounded.modules():
         if isinstance(module, nn.Linear):
@@ -31,7 +31,7 @@ class Decoder:
     def __init__(
         self, model: RetNet, state: TextState, first: torch.Tensor, dtype: torch.dtype
     ) -> None:
-        """Where to begin.
+        """Start after a prompt.
 
         Args:
             model: as :func:`with_rounded_weights` made it.
@@ -41,7 +41,8 @@ class Decoder:
         """
         self._model, self._dtype = model, dtype
         self._state, self._tokens = state.clone(), first.clone()
-        self._recorded: tuple[torch.cuda.CUDAGraph, torch.Tensor] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._logits = torch.empty(0)
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Read the waiting tokens and choose the next.
@@ -50,11 +51,11 @@ class Decoder:
             The tokens chosen, ``[batch, 1]``, and the logits they were chosen by, ``[batch, 1, vocabulary]``; a later
             step may overwrite both.
         """
-        if self._recorded is None:
-            return self._tokens, self._advance()
-        graph, logits = self._recorded
-        graph.replay()
-        return self._tokens, logits
+        if self._graph is None:
+            self._logits = self._advance()
+        else:
+            self._graph.replay()
+        return self._tokens, self._logits
 
     def capture(self) -> None:
         """Record a step, so that :meth:`step` only replays it; the state stays as it was."""
@@ -67,19 +68,16 @@ class Decoder:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = self._advance()
-        self._recorded = (graph, logits)
+            self._logits = self._advance()
+        self._graph = graph
         self._state.copy_(state)
         self._tokens.copy_(tokens)
 
     def run(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """``count`` steps: tokens ``[batch, count]`` and logits ``[batch, count, vocabulary]``."""
-        tokens, logits = [], []
-        for _ in range(count):
-            chosen, scores = self.step()
-            tokens.append(chosen.clone())
-            logits.append(scores.clone())
-        return torch.cat(tokens, dim=1), torch.cat(logits, dim=1)
+        steps = [[x.clone() for x in self.step()] for _ in range(count)]
+        tokens, logits = (torch.cat(tensors, dim=1) for tensors in zip(*steps, strict=True))
+        return tokens, logits
 
     @torch.no_grad()
     def _advance(self) -> torch.Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,10 +11,9 @@ from torch.nn import functional
 
 from attention_autotuner import retention_func
 
-from ..gpt.data import VOCABULARY
+from ..shared.data import VOCABULARY
+from ..shared.training import initialise
 from .retention import MultiScaleRetention, Retention
-
-INITIAL_DEVIATION = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +25,7 @@ class RetNetConfig:
         dim: width of the residual stream; ``dim / heads`` is dim_qk, and dim_v is twice that.
         heads: of each layer.
         hidden: width of the feed-forward.
-        train_decay: whether each head's gamma is trained.
+        train_decay: True to train each head's gamma.
         vocabulary: number of tokens.
     """
 
@@ -47,7 +46,7 @@ class RetNetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextState:
-    """All that the model keeps of a text, however long it is.
+    """The model's memory of a text, of one size however long the text is.
 
     Attributes:
         position: tokens so far, an int64 tensor without dimensions, on the device so that CUDA graphs can count.
@@ -58,13 +57,11 @@ class TextState:
     layers: list[torch.Tensor]
 
     def clone(self) -> TextState:
-        """A copy that goes its own way."""
-        return TextState(
-            position=self.position.clone(), layers=[state.clone() for state in self.layers]
-        )
+        """An independent copy."""
+        return TextState(position=self.position.clone(), layers=[x.clone() for x in self.layers])
 
     def copy_(self, other: TextState) -> None:
-        """Go back, or on, to another state, in the memory of this one."""
+        """Take another state's values, in the memory of this one."""
         self.position.copy_(other.position)
         for mine, its in zip(self.layers, other.layers, strict=True):
             mine.copy_(its)
@@ -83,25 +80,9 @@ class Block(nn.Module):
         self.up = nn.Linear(config.dim, config.hidden, bias=False)
         self.out = nn.Linear(config.hidden, config.dim, bias=False)
 
-    def forward(
-        self,
-        x: torch.Tensor,
-        *,
-        form: str,
-        position: torch.Tensor,
-        state: torch.Tensor | None,
-        return_state: bool,
-        inplace_state: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """From ``[batch, seqlen, dim]`` to the same, with states as :class:`MultiScaleRetention`."""
-        retained, state = self.retention(
-            self.retention_norm(x),
-            form=form,
-            position=position,
-            state=state,
-            return_state=return_state,
-            inplace_state=inplace_state,
-        )
+    def forward(self, x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """From ``[batch, seqlen, dim]`` to the same, with options and states as :class:`MultiScaleRetention`."""
+        retained, state = self.retention(self.retention_norm(x), **options)
         x = x + retained
         return x + self.out(functional.gelu(self.up(self.feed_forward_norm(x)))), state
 
@@ -116,11 +97,7 @@ class RetNet(nn.Module):
         self.blocks = nn.ModuleList(Block(config, retention) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.dim)
         self.head = nn.Linear(config.dim, config.vocabulary, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # What adds to the residual stream starts smaller, so that its variance does not grow with depth.
-                shrink = math.sqrt(2 * config.layers) if name.endswith("out.weight") else 1.0
-                nn.init.normal_(parameter, std=INITIAL_DEVIATION / shrink)
+        initialise(self, config.layers)
 
     def use(self, retention: Retention) -> None:
         """Compute retention by another op from now on."""
@@ -130,67 +107,41 @@ class RetNet(nn.Module):
 
     def forward(self, tokens: torch.Tensor, *, form: str = "auto") -> torch.Tensor:
         """Logits of whole texts, as in training: fp32 ``[batch, seqlen, vocabulary]`` of int64 ``[batch, seqlen]``."""
-        position = torch.zeros((), dtype=torch.int64, device=tokens.device)
-        logits, _ = self._run(tokens, position, None, form, return_state=False, inplace_state=False)
-        return logits
+        return self._run(tokens, self._start(tokens), form=form)[0]
 
     def read(
         self, tokens: torch.Tensor, state: TextState | None = None, *, form: str = "auto"
     ) -> tuple[torch.Tensor, TextState]:
-        """Read tokens, from the start or going on, and remember.
-
-        Args:
-            tokens: int64 ``[batch, seqlen]``.
-            state: where an earlier call ended; it is left as it was.
-            form: of retention.
+        """Read tokens, int64 ``[batch, seqlen]``, from the start or going on from a state, which stays as it was.
 
         Returns:
             The logits, fp32 ``[batch, seqlen, vocabulary]``, and the state after the last token.
         """
-        if state is None:
-            position, layers = torch.zeros((), dtype=torch.int64, device=tokens.device), None
-        else:
-            position, layers = state.position, state.layers
-        logits, states = self._run(
-            tokens, position, layers, form, return_state=True, inplace_state=False
-        )
-        return logits, TextState(position=position + tokens.shape[1], layers=states)
+        before = state or self._start(tokens)
+        logits, states = self._run(tokens, before, form=form, return_state=True)
+        return logits, TextState(position=before.position + tokens.shape[1], layers=states)
 
     def step(self, tokens: torch.Tensor, state: TextState) -> torch.Tensor:
-        """Read one token of each text by the recurrent form, changing the state in its own memory.
-
-        Args:
-            tokens: int64 ``[batch, 1]``.
-            state: as :meth:`read` left it.
+        """Read one token of each text, int64 ``[batch, 1]``, by the recurrent form, changing the state in its memory.
 
         Returns:
             The logits of the next token, fp32 ``[batch, 1, vocabulary]``.
         """
-        logits, _ = self._run(
-            tokens, state.position, state.layers, "recurrent", return_state=True, inplace_state=True
-        )
+        options = {"form": "recurrent", "return_state": True, "inplace_state": True}
+        logits, _ = self._run(tokens, state, **options)
         state.position.add_(tokens.shape[1])
         return logits
 
+    def _start(self, tokens: torch.Tensor) -> TextState:
+        """The state before a text; None stands for zeros."""
+        position = torch.zeros((), dtype=torch.int64, device=tokens.device)
+        return TextState(position=position, layers=[None] * len(self.blocks))  # type: ignore[list-item]
+
     def _run(
-        self,
-        tokens: torch.Tensor,
-        position: torch.Tensor,
-        states: list[torch.Tensor] | None,
-        form: str,
-        *,
-        return_state: bool,
-        inplace_state: bool,
+        self, tokens: torch.Tensor, before: TextState, **options: Any
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        x, left = self.embedding(tokens), []
-        for number, block in enumerate(self.blocks):
-            x, state = block(
-                x,
-                form=form,
-                position=position,
-                state=None if states is None else states[number],
-                return_state=return_state,
-                inplace_state=inplace_state,
-            )
-            left.append(state)
-        return self.head(self.norm(x)).float(), left
+        x, states = self.embedding(tokens), []
+        for block, state in zip(self.blocks, before.layers, strict=True):
+            x, after = block(x, position=before.position, state=state, **options)
+            states.append(after)
+        return self.head(self.norm(x)).float(), states

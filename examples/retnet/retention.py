@@ -1,8 +1,8 @@
-"""Multi-scale retention as a module, by either op: what RetNet has in the place of attention.
+"""Multi-scale retention as a module, by either operation: the counterpart of attention in a RetNet.
 
 :class:`MultiScaleRetention` uses ``retention_func``: a decay per head, no normaliser, all three forms, and a state that
 can be carried from one call to the next. :class:`NormalisedRetention` has the same parameters and uses
-``retnet_attn_func``, which divides every row by the sum of its weights' absolute values; parallel only. Every head's
+``retnet_attn_func``, which divides every row by the sum of its scores' absolute values; parallel only. Every head's
 output is normalised afterwards, so the divisor changes nothing but the range of numbers in between: the two modules are
 one function.
 
@@ -20,8 +20,10 @@ from torch.nn import functional
 
 from attention_autotuner import Decay, retention_func, retnet_attn_func
 
+from ..shared.training import turn
+
 Retention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-"""``retention_func``, or something that takes and answers the same."""
+"""``retention_func``, or another function that takes and returns the same."""
 
 ROTARY_BASE = 10_000.0
 EPSILON = 1e-6
@@ -29,43 +31,32 @@ EPSILON = 1e-6
 
 
 def default_decay_logits(heads: int) -> torch.Tensor:
-    """What the sigmoid makes ``1 - 2^(-5-h)`` of: fp32 ``[heads]``."""
+    """Logits whose sigmoid is ``1 - 2^(-5-h)``: fp32 ``[heads]``."""
     powers = torch.arange(5, 5 + heads, dtype=torch.float64).exp2()
     return (powers - 1).log().float()
 
 
 def rotate(x: torch.Tensor, position: int | torch.Tensor) -> torch.Tensor:
-    """Turn pairs of dimensions by an angle that grows with the position.
+    """Rotate pairs of dimensions of ``[batch, seqlen, heads, dim]`` by an angle that grows with the position.
 
-    Args:
-        x: ``[batch, seqlen, heads, dim]``, dim even.
-        position: of the first token; a tensor of one integer on x's device where a CUDA graph is to move it on.
-
-    Returns:
-        x's shape and dtype; computed in fp32.
+    ``position`` is that of the first token; a tensor of one integer on x's device where a CUDA graph is to move it on.
     """
-    dim = x.shape[-1]
-    pairs = torch.arange(0, dim, 2, device=x.device, dtype=torch.float32)
+    pairs = torch.arange(0, x.shape[-1], 2, device=x.device, dtype=torch.float32) / x.shape[-1]
     positions = position + torch.arange(x.shape[1], device=x.device)
-    angles = positions[:, None, None] * ROTARY_BASE ** (-pairs / dim)  # [seqlen, 1 head, pairs]
-    cos, sin = angles.cos(), angles.sin()
-    a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)
+    angles = positions[:, None, None] * ROTARY_BASE**-pairs  # [seqlen, 1 head, pairs]
+    return turn(x, torch.stack((angles.cos(), angles.sin())))
 
 
 class GatedHeads(nn.Module):
-    """What both modules share: projections before retention, normalisation and gate after it."""
+    """Projections before retention, normalisation and gate after it: common to both modules."""
 
-    def __init__(
-        self, dim: int, heads: int, *, rotary: bool = True, train_decay: bool = False
-    ) -> None:
-        """Sizes and switches.
+    def __init__(self, dim: int, heads: int, *, train_decay: bool = False) -> None:
+        """Make the parameters.
 
         Args:
             dim: width of the model; ``dim / heads`` is dim_qk, a multiple of 8, and dim_v is twice that.
             heads: number of heads.
-            rotary: whether positions turn q and k.
-            train_decay: whether every head's gamma is a parameter rather than ``1 - 2^(-5-h)`` for good.
+            train_decay: True to make every head's gamma a parameter rather than ``1 - 2^(-5-h)`` for good.
 
         Raises:
             ValueError: the sizes do not fit each other.
@@ -74,39 +65,26 @@ class GatedHeads(nn.Module):
         if heads < 1 or dim < 1 or dim % (8 * heads):
             raise ValueError(f"dim must be a multiple of 8 heads, got {dim} and {heads} heads")
         self.heads, self.dim_qk, self.dim_v = heads, dim // heads, 2 * dim // heads
-        self.rotary = rotary
-        self.widths = [heads * size for size in (self.dim_qk, self.dim_qk, self.dim_v, self.dim_v)]
-        self.to_qkvg = nn.Linear(dim, sum(self.widths), bias=False)
-        self.out = nn.Linear(heads * self.dim_v, dim, bias=False)
-        logits = default_decay_logits(heads) if train_decay else None
-        self.decay_logits = None if logits is None else nn.Parameter(logits)
+        self.to_qkvg = nn.Linear(dim, 6 * dim, bias=False)
+        self.out = nn.Linear(2 * dim, dim, bias=False)
+        self.decay_logits = nn.Parameter(default_decay_logits(heads)) if train_decay else None
 
     def gamma(self) -> torch.Tensor | None:
         """The decay of each head, ``[heads]``, with its gradient; None for ``1 - 2^(-5-h)``."""
         return None if self.decay_logits is None else self.decay_logits.float().sigmoid()
 
-    def project(
-        self, x: torch.Tensor, position: int | torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Everything that a token gives.
-
-        Returns:
-            q and k ``[batch, heads, seqlen, dim_qk]``, v ``[batch, heads, seqlen, dim_v]``, and the gate
-            ``[batch, seqlen, heads * dim_v]``.
-        """
-        *qkv, gate = self.to_qkvg(x).split(self.widths, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in qkv)
-        if self.rotary:
-            q, k = rotate(q, position), rotate(k, position)
+    def project(self, x: torch.Tensor, position: int | torch.Tensor) -> list[torch.Tensor]:
+        """q, k and v as ``[batch, heads, seqlen, dim]``, and the gate ``[batch, seqlen, heads * dim_v]``."""
+        *qkv, gate = self.to_qkvg(x).split([x.shape[-1] * n for n in (1, 1, 2, 2)], dim=-1)
+        q, k, v = (projection.unflatten(-1, (self.heads, -1)) for projection in qkv)
         # Transposed views: retention reads them where they lie, and its output lies as q does.
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), gate
+        return [*(y.transpose(1, 2) for y in (rotate(q, position), rotate(k, position), v)), gate]
 
     def finish(self, o: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """From ``[batch, heads, seqlen, dim_v]`` and the gate to ``[batch, seqlen, dim]``."""
-        o = o.transpose(1, 2)
         # A group norm whose groups are the heads, over the channels of one token; in fp32 for its small epsilon.
-        wide = o.to(torch.promote_types(o.dtype, torch.float32))
-        normed = functional.layer_norm(wide, (self.dim_v,), eps=EPSILON).to(o.dtype)
+        precise = o.transpose(1, 2).to(torch.promote_types(o.dtype, torch.float32))
+        normed = functional.layer_norm(precise, (self.dim_v,), eps=EPSILON).to(o.dtype)
         return self.out(functional.silu(gate) * normed.flatten(2))  # type: ignore[no-any-return]
 
 
@@ -118,20 +96,11 @@ class MultiScaleRetention(GatedHeads):
         dim: int,
         heads: int,
         *,
-        rotary: bool = True,
         train_decay: bool = False,
         retention: Retention = retention_func,
     ) -> None:
-        """As :class:`GatedHeads`.
-
-        Args:
-            dim: width of the model.
-            heads: number of heads.
-            rotary: whether positions turn q and k.
-            train_decay: whether gamma is trained.
-            retention: the op; another that computes the same is for comparisons.
-        """
-        super().__init__(dim, heads, rotary=rotary, train_decay=train_decay)
+        """As :class:`GatedHeads`; ``retention`` is the function, another that computes the same for comparisons."""
+        super().__init__(dim, heads, train_decay=train_decay)
         self.retention = retention
 
     def forward(
@@ -150,23 +119,17 @@ class MultiScaleRetention(GatedHeads):
             x: ``[batch, seqlen, dim]``; the projections must give fp16 or bf16, by autocast for example.
             form: ``"parallel"``, ``"chunkwise"``, ``"recurrent"``, or ``"auto"`` for the fastest known.
             position: how many tokens came before.
-            state: what those left, ``[batch, heads, dim_qk, dim_v]`` in fp32; None for the start of a text.
-            return_state: whether the state after these tokens is wanted.
-            inplace_state: whether it is to overwrite ``state``; not for training.
+            state: the state after those, ``[batch, heads, dim_qk, dim_v]`` in fp32; None for the start of a text.
+            return_state: True to return the state after these tokens.
+            inplace_state: True to overwrite ``state`` with it; not for training.
 
         Returns:
             ``[batch, seqlen, dim]``, and the state or None.
         """
         q, k, v, gate = self.project(x, position)
+        states = {"initial_state": state, "output_final_state": return_state}
         o, state = self.retention(
-            q,
-            k,
-            v,
-            self.gamma(),
-            form=form,
-            initial_state=state,
-            output_final_state=return_state,
-            inplace_state=inplace_state,
+            q, k, v, self.gamma(), form=form, inplace_state=inplace_state, **states
         )
         return self.finish(o, gate), state
 
@@ -174,30 +137,24 @@ class MultiScaleRetention(GatedHeads):
 class NormalisedRetention(GatedHeads):
     """The same function by the normalised op: the whole sequence at once, without states, its decay not trained."""
 
-    def fixed_gamma(self) -> torch.Tensor | None:
-        """The decay of each head without its gradient, which this op does not compute."""
-        gamma = self.gamma()
-        return None if gamma is None else gamma.detach()
-
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Retention of a whole text.
+        """Retention of a whole text, ``[batch, seqlen, dim]``.
 
         Args:
             x: ``[batch, seqlen, dim]``.
             mask: ``[heads or 1, seqlen, seqlen]`` in the dtype of q and zero above the diagonal, in the place of the
                 decay: for decays that depend on more than the distance. It may require a gradient.
 
-        Returns:
-            ``[batch, seqlen, dim]``.
-
         Raises:
             ValueError: there is a mask, and a trained decay that it would leave unused.
         """
-        if mask is not None and self.decay_logits is not None:
+        gamma = self.gamma()
+        if mask is not None and gamma is not None:
             raise ValueError(
                 "a mask takes the place of the decay, and this module trains its decay"
             )
         q, k, v, gate = self.project(x, 0)
-        weights = Decay(self.fixed_gamma()) if mask is None else mask
-        o = retnet_attn_func(q, k, v, weights, scale=self.dim_qk**-0.5, causal=True)
+        # This op has no gradient of the decay.
+        decay = Decay(None if gamma is None else gamma.detach()) if mask is None else mask
+        o = retnet_attn_func(q, k, v, decay, scale=self.dim_qk**-0.5, causal=True)
         return self.finish(o, gate)

@@ -1,22 +1,21 @@
-"""Training a small RetNet, and judging what it computes in each form of retention."""
+"""Training a small RetNet, and a comparison of its forms of retention."""
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
-from ..gpt.data import Batches
+from ..shared.data import Batches
+from ..shared.script import Progress
+from ..shared.training import Schedule
 from .model import RetNet, TextState
 from .references import exact, rounded
 
 FORMS = ("parallel", "chunkwise", "recurrent")
-STEPWISE, ROUNDING = "token by token", "reference, rounded"
+STEPWISE = "token by token"
 FACTOR = 2.0
 """How many times the rounded reference's error a form's may be."""
 FLOOR = 2e-4
@@ -24,49 +23,24 @@ FLOOR = 2e-4
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """How to train.
-
-    Attributes:
-        learning_rate: at its peak; it rises over ``warmup_steps`` and falls along a cosine to a tenth.
-        warmup_steps: steps until the peak.
-        weight_decay: of AdamW, on matrices only.
-        clip: largest norm of all gradients together.
-        dtype: of matrix products and retention; weights are fp32.
-        form: of retention.
-    """
+class TrainingConfig(Schedule):
+    """The optimizer's settings, the dtype of matrix products and retention (parameters are fp32), and the form."""
 
     learning_rate: float = 1e-3
-    warmup_steps: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
     dtype: torch.dtype = torch.bfloat16
     form: str = "auto"
 
-    def learning_rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of one step of many."""
-        rise = min(1.0, (step + 1) / self.warmup_steps)
-        return self.learning_rate * rise * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-
 
 def train(model: RetNet, config: TrainingConfig, batches: Batches) -> list[float]:
-    """Train a model, one step a batch; answers the losses, nats a token."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [x for x in parameters if x.dim() == 2], "weight_decay": config.weight_decay},
-        {"params": [x for x in parameters if x.dim() != 2], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    """Train a model, one step a batch; returns the losses, nats a token."""
+    optimizer, progress = config.optimizer(model), Progress(len(batches))
     losses = []
     for step in range(len(batches)):
         loss = loss_of(model, batches[step], config)
         loss.backward()  # type: ignore[no-untyped-call]  # torch's own
-        torch.nn.utils.clip_grad_norm_(parameters, config.clip)
-        for group in optimizer.param_groups:
-            group["lr"] = config.learning_rate_at(step, len(batches))
-        optimizer.step()
-        optimizer.zero_grad()
+        config.update(optimizer, step, len(batches))
         losses.append(loss.detach())
+        progress(step)
     return torch.stack(losses).tolist()
 
 
@@ -89,25 +63,20 @@ def held_out_loss(model: RetNet, batches: Batches, config: TrainingConfig) -> fl
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far logits are from those of the model in fp32, by the way they were computed.
-
-    Attributes:
-        errors: as :func:`error_of`.
-        allowed: the most that any may be.
-    """
+    """Errors of logits against those of the model in fp32, by the way they were computed, and the largest allowed."""
 
     errors: dict[str, float]
     allowed: float
 
     @property
     def ok(self) -> bool:
-        """Whether all are within what rounding excuses; NaN never is."""
+        """True when all are within what rounding excuses; NaN never is."""
         return all(error <= self.allowed for error in self.errors.values())
 
 
 @torch.no_grad()
-def judge_forms(model: RetNet, tokens: torch.Tensor, dtype: torch.dtype) -> Agreement:
-    """Logits of one text in every form, at once and token by token with carried states, against fp32.
+def compare_forms(model: RetNet, tokens: torch.Tensor, dtype: torch.dtype) -> Agreement:
+    """Compare logits of one text in every form, at once and token by token with carried states, with those in fp32.
 
     Args:
         model: a RetNet that uses ``retention_func``.
@@ -116,14 +85,13 @@ def judge_forms(model: RetNet, tokens: torch.Tensor, dtype: torch.dtype) -> Agre
     """
     other = copy.deepcopy(model)
     other.use(exact)
-    with _full_precision():
-        truth = other(tokens)
+    reference = other(tokens)
     other.use(rounded)
     with torch.autocast(tokens.device.type, dtype):
-        rounding = error_of(other(tokens), truth)
-        found = {form: model(tokens, form=form) for form in FORMS}
-        found[STEPWISE] = logits_by_step(model, tokens)
-    errors = {name: error_of(logits, truth) for name, logits in found.items()}
+        rounding = error_of(other(tokens), reference)
+        logits = {form: model(tokens, form=form) for form in FORMS}
+        logits[STEPWISE] = logits_by_step(model, tokens)
+    errors = {name: error_of(ours, reference) for name, ours in logits.items()}
     return Agreement(errors=errors, allowed=FACTOR * rounding + FLOOR)
 
 
@@ -145,21 +113,10 @@ def read_prompt(
     return logits[:, -1:].argmax(-1), state
 
 
-def error_of(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the truth, of each token's logits, on average over the tokens.
+def error_of(logits: torch.Tensor, reference: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the reference, of each token's logits, on average over the tokens.
 
     Not one norm of all: where a first token's query is nearly orthogonal to its key, rounding decides the sign of what
     the norm of the heads makes of it, and one such token would outweigh thousands.
     """
-    return float(((found - truth).norm(dim=-1) / truth.norm(dim=-1)).mean())
-
-
-@contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32 in the products of the truth."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    return float(((logits - reference).norm(dim=-1) / reference.norm(dim=-1)).mean())

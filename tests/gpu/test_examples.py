@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,7 +24,6 @@ def test_a_gpt_trains_as_with_sdpa(options: list[str], tmp_path: Path) -> None:
         assert run["losses"][-1] < run["losses"][0] - 1.0
         assert run["peak_bytes"] > 0
         assert run["step_ms"] > 0.0
-    ElementTree.fromstring((tmp_path / "train_gpt.svg").read_text(encoding="utf-8"))
 
 
 def test_transformers_agrees_with_its_own_sdpa(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from examples import train_retnet
 from examples.retnet.decoding import Decoder, with_rounded_weights
 from examples.retnet.model import RetNet, RetNetConfig
 from examples.retnet.retention import MultiScaleRetention, NormalisedRetention
-from examples.retnet.training import FORMS, error_of, judge_forms, read_prompt
+from examples.retnet.training import FORMS, compare_forms, error_of, read_prompt
 
 pytestmark = pytest.mark.gpu
 
@@ -71,7 +71,7 @@ def test_forms_agree_and_a_graph_writes_the_same_as_eager_steps(
     torch.manual_seed(0)
     model = RetNet(RetNetConfig(layers=2, dim=DIM, heads=HEADS, hidden=256)).to(device)
     tokens = torch.randint(256, (2, SEQLEN), generator=torch.Generator().manual_seed(0)).to(device)
-    agreement = judge_forms(model, tokens, dtype)
+    agreement = compare_forms(model, tokens, dtype)
     assert agreement.ok, agreement
     writer = with_rounded_weights(model, dtype)
     first, state = read_prompt(writer, tokens, dtype)

@@ -1,4 +1,4 @@
-"""What pages say of the code, held against the code: settings, errors, checks, verbs, the C ABI."""
+"""Statements of the pages about the code: settings, errors, checks, verbs, the C ABI."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def public_errors() -> dict[str, type[Exception]]:
 
 def test_every_error_has_its_part_of_troubleshooting_with_its_bases(repository: Path) -> None:
     page = text_of(repository, "troubleshooting.md")
-    parts = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
-    found = public_errors()
-    assert parts.keys() == found.keys()
-    for name, error in found.items():
+    sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+    declared = public_errors()
+    assert sections.keys() == declared.keys()
+    for name, error in declared.items():
         bases = [
             base.__name__ for base in error.__bases__ if base is not errors.AttentionAutotunerError
         ]
         if error is errors.AttentionAutotunerError:
             continue
-        first = parts[name].partition(". ")[0]
+        first = sections[name].partition(". ")[0]
         assert all(f"`{base}`" in first for base in bases), name
 
 
@@ -58,16 +58,16 @@ def test_every_check_of_doctor_has_its_line(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = text_of(repository, "troubleshooting.md")
-    table = page.split("## What `doctor` looks at", 1)[1].split("\n## ", 1)[0]
+    table = page.split("## Checks of `doctor`", 1)[1].split("\n## ", 1)[0]
     listed = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
     assert listed == [finding.name for finding in doctor.diagnose()]
 
 
 def verbs(parser: argparse.ArgumentParser) -> list[str]:
-    (found,) = (
+    (commands,) = (
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
     )
-    return list(found.choices)
+    return list(commands.choices)
 
 
 def test_every_verb_has_its_part_of_the_command_line_page(repository: Path) -> None:
@@ -143,3 +143,12 @@ def test_constants_and_types_that_pages_name_are_there(repository: Path) -> None
             r"`((?:[A-Z]{2,}_?)+|(?:[A-Z][a-z0-9]+){2,})`", page.read_text("utf-8")
         ):
             assert name in words, f"{page.name}: nothing is called {name}"
+
+
+def test_no_registry_and_no_machine_is_named(repository: Path) -> None:
+    hosts = ("pypi" + ".org", "download" + ".pytorch", "/wor" + "k/", "/roo" + "t/")
+    for file in sources(repository):
+        if file.startswith("/benchmarks/results/"):
+            continue  # written by programs, with the paths of their machines
+        text = (repository / file[1:]).read_text(encoding="utf-8", errors="replace")
+        assert not [host for host in hosts if host in text], file

@@ -1,16 +1,21 @@
-"""README.zh-CN.md says what README.md says: the same sections, code, tables, results and links, in another language."""
+"""Both READMEs: short, alike in sections, code, tables, results and links, with figures of the committed results."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
-from benchmarks.report import BEGIN, END
-from benchmarks.reporting.chinese import chinese
+import pytest
+
+from tests.result_files import summary
 from tests.snippets.pages import CHINESE, REPOSITORY, blocks
 
 ENGLISH = REPOSITORY / "README.md"
+READMES = (ENGLISH, CHINESE)
+BEGIN, END = "<!-- results -->", "<!-- /results -->"
 FIGURES = re.compile(r"\d+(?:\.\d+)?")
+MOST_LINES, FIRST_IMPORT = 200, 60
 
 
 def text_of(page: Path) -> str:
@@ -20,23 +25,31 @@ def text_of(page: Path) -> str:
 
 def tables(page: Path) -> list[list[str]]:
     """The tables of a page as lists of rows."""
-    found: list[list[str]] = [[]]
+    collected: list[list[str]] = [[]]
     for line in text_of(page).splitlines():
         if line.startswith("|"):
-            found[-1].append(line)
-        elif found[-1]:
-            found.append([])
-    return [table for table in found if table]
+            collected[-1].append(line)
+        elif collected[-1]:
+            collected.append([])
+    return [table for table in collected if table]
 
 
 def links(page: Path) -> list[str]:
-    """Where a page links to, in order, but for the other language."""
-    found = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
-    return [link for link in found if link not in (ENGLISH.name, CHINESE.name)]
+    """Link targets of a page in order, without those to the other language and to its own sections."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
+    return [t for t in targets if t not in (ENGLISH.name, CHINESE.name) and not t.startswith("#")]
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_it_is_short_and_begins_with_code(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MOST_LINES
+    first = next(n for n, line in enumerate(lines, 1) if re.match(r"(from|import) ", line))
+    assert first < FIRST_IMPORT
 
 
 def test_both_have_the_same_sections_in_the_same_order() -> None:
-    levels = [re.findall(r"^(#+) ", text_of(page), re.M) for page in (ENGLISH, CHINESE)]
+    levels = [re.findall(r"^(#+) ", text_of(page), re.M) for page in READMES]
     assert levels[0] == levels[1]
 
 
@@ -55,6 +68,7 @@ def test_both_have_the_same_tables_with_the_same_figures() -> None:
         assert len(ours) == len(theirs), theirs[0]
         for row, other in zip(ours, theirs, strict=True):
             assert row.count("|") == other.count("|"), other
+            assert row.count("**") == other.count("**"), other
             assert FIGURES.findall(row) == FIGURES.findall(other), other
 
 
@@ -68,23 +82,46 @@ def test_each_links_to_the_other() -> None:
 
 
 def test_both_make_as_many_points() -> None:
-    points = [re.findall(r"^- ", text_of(page), re.M) for page in (ENGLISH, CHINESE)]
+    points = [re.findall(r"^- ", text_of(page), re.M) for page in READMES]
     assert len(points[0]) == len(points[1])
 
 
-def results_of(page: Path) -> str:
-    return page.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0]
+def test_the_chinese_one_has_no_space_or_line_break_inside_a_sentence() -> None:
+    text = text_of(CHINESE)
+    assert re.findall(r"[\u3000-\u9fff\uff00-\uffef] +[\u3000-\u9fff\uff00-\uffef]", text) == []
+    prose = [bool(re.match(r"[^\s|#<-]|\s+\S", line)) for line in text.splitlines()]
+    assert not any(a and b for a, b in itertools.pairwise(prose)), "a paragraph a line"
 
 
-def test_results_are_translated_whole_and_are_the_same() -> None:
-    assert chinese(results_of(ENGLISH)) == results_of(CHINESE), "python -m benchmarks.report"
-    for line in results_of(CHINESE).splitlines():
-        known = line.startswith(("|", "<")) or not line or re.search(r"[\u4e00-\u9fff]", line)
-        assert known, f"no rule of benchmarks/reporting/chinese.py translates: {line}"
-        assert not re.search(r"[\u4e00-\u9fff] [\u4e00-\u9fff]", line), (
-            line
-        )  # no spaces between words
-    for header in re.findall(r"^(\|.*\|)\n\|---", results_of(CHINESE), re.MULTILINE):
-        for cell in header.strip("|").split("|"):
-            english = re.fullmatch(r"[a-z, +]{4,}", cell.strip())
-            assert not english, f"no rule translates the heading {cell}"
+# --- results --------------------------------------------------------------------------------------
+
+
+def test_the_figures_above_are_those_of_the_results() -> None:
+    forward = summary("attention_forward", "sdpa_flash", "forward")[0]
+    backward = summary("attention_backward", "sdpa_flash", "backward")[0]
+    retention = summary("retention", "fla", "forward")[0]
+    cudnn = summary("attention_backward", "sdpa_cudnn", "backward")[0]
+    for sentence in (
+        f"attention {forward:.2f}x FlashAttention-2 forward and {backward:.2f}x backward",
+        f"retention {retention:.2f}x fla.",
+        f"our attention has {cudnn:.2f} of its speed backward",
+    ):
+        assert sentence in text_of(ENGLISH)
+    expected = [f"{mean:.2f}" for mean in (forward, backward, retention, cudnn)]
+    head = text_of(CHINESE).split("\n## ", 1)[0]
+    assert [figure for figure in FIGURES.findall(head) if "." in figure] == expected
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_a_baseline_and_its_ratio_are_bold_where_it_is_faster(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count(BEGIN) == text.count(END) == 1
+    block = text.split(BEGIN)[1].split(END)[0].splitlines()
+    head, _, *rows = (line.split("|") for line in block if line.startswith("|"))
+    (mean,) = (at for at, cell in enumerate(head) if cell.strip().endswith(("mean", "平均")))
+    assert any("cuDNN" in cell for row in rows for cell in row)
+    for row in rows:
+        ratio = row[mean].strip()
+        assert ratio.startswith("**") == (float(ratio.strip("*")) < 1.0), row
+        baseline = any(re.fullmatch(r" \*\*[^*]*[A-Za-z][^*]*\*\* ", cell) for cell in row)
+        assert baseline == ratio.startswith("**"), row

@@ -57,10 +57,9 @@ def test_python_runs_on_a_cpu_in_the_order_of_the_page(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    found = [block for block in TRIED if block.page == page and block.language == "python"]
-    found = [block for block in found if block.kind != "file"]
+    blocks_of_page = [block for block in TRIED if block.page == page and block.language == "python"]
     with at_home(tmp_path):
-        run_python(found, gpu=False)
+        run_python([block for block in blocks_of_page if block.kind != "file"], gpu=False)
 
 
 @pytest.mark.parametrize("block", of("python", marked=True), ids=where)
@@ -87,15 +86,15 @@ def test_commands_run_and_print_what_the_page_shows(block: Block, tmp_path: Path
 def test_commands_marked_for_a_gpu_are_such_as_a_test_can_wait_for() -> None:
     for block in of(*LANGUAGES, marked=True):
         if block.kind == "gpu":
-            given = {command.stages[0][1][:2] for command in commands(block)}
+            used = {command.stages[0][1][:2] for command in commands(block)}
             allowed = {("attention-autotuner", verb) for verb in ("tune", "warmup", "why")}
-            assert given <= allowed, f"{block.where}: mark it slow"
+            assert used <= allowed, f"{block.where}: mark it slow"
 
 
 @pytest.mark.parametrize("block", of(*C_LANGUAGES), ids=where)
 def test_c_compiles(block: Block, tmp_path: Path) -> None:
-    before = [one for one in TRIED if one.page == block.page and one.line < block.line]
-    setup = "".join(one.code for one in before if one.kind == "setup" and one.language == "cpp")
+    before = [b for b in TRIED if b.page == block.page and b.line < block.line]
+    setup = "".join(b.code for b in before if b.kind == "setup" and b.language == "cpp")
     assert not compile_c(block, tmp_path, setup)
 
 
@@ -144,19 +143,19 @@ def block_of(code: str, language: str = "bash", kind: str = "") -> Block:
         ("cmake -S . -B build -DNO_SUCH_OPTION=1", "NO_SUCH_OPTION"),
     ],
 )
-def test_a_command_that_cannot_be_right_is_found(line: str, complaint: str) -> None:
+def test_a_command_that_cannot_be_right_is_refused(line: str, complaint: str) -> None:
     (command,) = commands(block_of(line + "\n"))
     with pytest.raises(NotRightError, match=complaint):
         check(command)
 
 
-def test_a_setting_that_does_not_exist_is_found() -> None:
+def test_a_setting_that_does_not_exist_is_refused() -> None:
     (command,) = commands(block_of("ATTENTION_AUTOTUNER_MOOD=off attention-autotuner doctor\n"))
     with pytest.raises(ValueError, match="no such setting"):
         check(command)
 
 
-def test_a_command_that_fails_or_cannot_run_is_found(tmp_path: Path) -> None:
+def test_a_command_that_fails_or_cannot_run_is_refused(tmp_path: Path) -> None:
     with at_home(tmp_path):
         with pytest.raises(NotRightError, match="positive multiple of 8"):
             list(

@@ -1,31 +1,32 @@
-"""The examples on the CPU, tiny: their text, model, training, judgement and charts."""
+"""The GPT example on the CPU, tiny: its text, model, training, and the comparison of loss curves."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from xml.etree import ElementTree
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from attention_autotuner import flash_attn_func
 from examples import train_gpt
-from examples.gpt.agreement import WINDOW, WORST_FACTOR, judge
+from examples.gpt.agreement import WINDOW, WORST_FACTOR, compare
 from examples.gpt.attentions import Attention, autotuned, sdpa, sdpa_fp32, sdpa_other
-from examples.gpt.chart import Panel, Series, draw, round_ticks
-from examples.gpt.data import HELD_OUT_EVERY, Batches, read_corpus
 from examples.gpt.model import GPT, GPTConfig
-from examples.gpt.training import History, TrainingConfig, train
+from examples.gpt.training import TrainingConfig, train
+from examples.shared import script
+from examples.shared.data import HELD_OUT_EVERY, Batches, read_corpus
+from examples.shared.script import Session
 
 TINY = GPTConfig(layers=2, dim=32, heads_q=4, heads_kv=2, hidden=48, seqlen=32)
 ARGUMENTS = [
     *("--device", "cpu", "--steps", "3", "--batch", "2", "--seqlen", "32"),
     *("--layers", "2", "--dim", "32", "--heads", "4", "--heads-kv", "2"),
 ]
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(autouse=True)
@@ -136,9 +137,9 @@ def test_attention_gets_what_its_docstring_says_and_the_loss_starts_at_chance() 
 
 def test_the_attentions_are_one_function() -> None:
     q, k, v = (torch.randn(2, heads, 24, 16, dtype=torch.bfloat16) for heads in (4, 2, 2))
-    truth = sdpa(q.double(), k.double(), v.double())
+    reference = sdpa(q.double(), k.double(), v.double())
     for attention in (autotuned, sdpa, sdpa_other, sdpa_fp32):
-        torch.testing.assert_close(attention(q, k, v).double(), truth, rtol=0.02, atol=0.02)
+        torch.testing.assert_close(attention(q, k, v).double(), reference, rtol=0.02, atol=0.02)
     assert loss_of(autotuned).item() == pytest.approx(loss_of(sdpa).item(), abs=1e-3)
 
 
@@ -150,8 +151,8 @@ def test_the_model_is_causal() -> None:
     inputs, targets = tokens()
     changed = inputs.clone()
     changed[:, 20] = (changed[:, 20] + 1) % 256
-    for given in (inputs, changed):
-        model(given, targets)
+    for text in (inputs, changed):
+        model(text, targets)
     same = torch.isclose(hidden[0], hidden[1], rtol=0, atol=1e-6).all(-1)
     assert bool(same[:, :20].all())
     assert not bool(same[:, 20:].any())
@@ -174,49 +175,44 @@ def test_sizes_that_do_not_fit_are_refused(change: dict[str, int], message: str)
 # --- training -------------------------------------------------------------------------------------
 
 
-def histories(steps: int, **attentions: Attention) -> dict[str, History]:
+def runs(steps: int, **attentions: Attention) -> dict[str, dict[str, Any]]:
     text = torch.arange(2000, dtype=torch.uint8)
 
     def batches(count: int) -> Batches:
         return Batches(text, count=count, batch=2, seqlen=TINY.seqlen, seed=0, device="cpu")
 
-    return train(
-        attentions,
-        TINY,
-        TrainingConfig(warmup_steps=1, learning_rate=3e-3),
-        batches=batches(steps),
-        held_out=batches(2),
-        device=torch.device("cpu"),
+    session = SimpleNamespace(
+        batches=batches(steps), held_out=batches(2), device=torch.device("cpu")
     )
+    config = TrainingConfig(warmup_steps=1, learning_rate=3e-3)
+    return train(attentions, TINY, config, cast("Session", session))
 
 
 def test_training_learns_and_depends_on_nothing_but_attention() -> None:
-    found = histories(10, ours=autotuned, sdpa=sdpa, again=sdpa)
-    assert found["sdpa"].losses == found["again"].losses
-    assert found["ours"].losses == pytest.approx(found["sdpa"].losses, abs=0.01)
-    for history in found.values():
-        assert len(history.losses) == 10
-        assert history.losses[-1] < history.losses[0] - 0.2
-        assert history.held_out_loss < history.losses[0]
-        assert len(history.step_ms) == 8  # the first fifth is not timed
-        assert min(history.step_ms) > 0.0
-        assert history.peak_bytes is None
+    trained = runs(10, ours=autotuned, sdpa=sdpa, again=sdpa)
+    assert trained["sdpa"]["losses"] == trained["again"]["losses"]
+    assert trained["ours"]["losses"] == pytest.approx(trained["sdpa"]["losses"], abs=0.01)
+    for run in trained.values():
+        assert len(run["losses"]) == 10
+        assert run["losses"][-1] < run["losses"][0] - 0.2
+        assert run["held_out_loss"] < run["losses"][0]
+        assert run["steps_timed"] == 8  # the first fifth is not timed
+        assert 0.0 < run["step_ms_quartiles"][0] <= run["step_ms"] <= run["step_ms_quartiles"][1]
+        assert run["peak_bytes"] is None
 
 
-def test_a_wrong_attention_is_found_out() -> None:
+def test_a_wrong_attention_is_detected() -> None:
     """Without the mask a model sees the byte that it is to say."""
 
     def unmasked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return flash_attn_func(q, k, v, causal=False)
 
-    found = histories(
-        10, wrong=unmasked, ours=autotuned, sdpa=sdpa, other=sdpa_other, fp32=sdpa_fp32
-    )
-    references = [found[name].losses for name in ("sdpa", "other", "fp32")]
-    assert judge(found["ours"].losses, references).ok
-    verdict = judge(found["wrong"].losses, references)
-    assert not verdict.ok
-    assert "times the noise" in verdict.reason
+    trained = runs(10, wrong=unmasked, ours=autotuned, sdpa=sdpa, other=sdpa_other, fp32=sdpa_fp32)
+    references = [trained[name]["losses"] for name in ("sdpa", "other", "fp32")]
+    assert compare(trained["ours"]["losses"], references).ok
+    agreement = compare(trained["wrong"]["losses"], references)
+    assert not agreement.ok
+    assert "times the noise" in agreement.reason
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
@@ -242,10 +238,10 @@ REFERENCES = [wave(0.01, 0.0), wave(0.01, 2.0), wave(0.01, 4.0)]
 
 
 def test_curves_within_the_noise_agree() -> None:
-    verdict = judge(wave(0.01, 3.0), REFERENCES)
-    assert verdict.ok, verdict.reason
-    assert [window.first for window in verdict.windows] == [1, 26, 51, 76]
-    assert [window.last for window in verdict.windows] == [25, 50, 75, 100]
+    agreement = compare(wave(0.01, 3.0), REFERENCES)
+    assert agreement.ok, agreement.reason
+    assert [window.first for window in agreement.windows] == [1, 26, 51, 76]
+    assert [window.last for window in agreement.windows] == [25, 50, 75, 100]
 
 
 @pytest.mark.parametrize(
@@ -258,24 +254,24 @@ def test_curves_within_the_noise_agree() -> None:
     ids=["shifted", "late", "nan"],
 )
 def test_curves_beyond_the_noise_do_not(candidate: list[float], reason: str) -> None:
-    verdict = judge(candidate, REFERENCES)
-    assert not verdict.ok
-    assert reason in verdict.reason
+    agreement = compare(candidate, REFERENCES)
+    assert not agreement.ok
+    assert reason in agreement.reason
 
 
-def test_a_broken_reference_excuses_nothing() -> None:
-    broken = [*REFERENCES[1][:-1], math.inf]
-    verdict = judge(REFERENCES[0], [REFERENCES[0], broken])
-    assert verdict.reason == "a loss of a reference is not finite"
+def test_an_infinite_reference_excuses_nothing() -> None:
+    infinite = [*REFERENCES[1][:-1], math.inf]
+    agreement = compare(REFERENCES[0], [REFERENCES[0], infinite])
+    assert agreement.reason == "a loss of a reference is not finite"
 
 
 def test_still_references_leave_room_for_rounding_only() -> None:
     flat = [2.0] * 10
-    assert judge([2.0009] * 10, [flat, flat]).ok
-    verdict = judge([2.01] * 10, [flat, flat])
-    assert verdict.worst_ratio == pytest.approx(20.0, rel=1e-3)
-    assert verdict.worst_ratio > WORST_FACTOR
-    assert not verdict.ok
+    assert compare([2.0009] * 10, [flat, flat]).ok
+    agreement = compare([2.01] * 10, [flat, flat])
+    assert agreement.worst_ratio == pytest.approx(20.0, rel=1e-3)
+    assert agreement.worst_ratio > WORST_FACTOR
+    assert not agreement.ok
 
 
 @pytest.mark.parametrize(
@@ -290,70 +286,7 @@ def test_curves_that_cannot_be_compared_are_refused(
     candidate: list[float], references: list[list[float]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        judge(candidate, references)
-
-
-# --- charts ---------------------------------------------------------------------------------------
-
-
-def panel(logarithmic: bool = False, y: tuple[float, ...] = (3.0, 2.0, 0.02)) -> Panel:
-    return Panel(
-        title="a < b & c",
-        x_label="step",
-        y_label="loss, nats",
-        series=(Series(name="ours", x=(1, 2, 3), y=y), Series(name="peer", x=(1, 3), y=(1.0, 0.5))),
-        logarithmic=logarithmic,
-    )
-
-
-@pytest.mark.parametrize("logarithmic", [False, True])
-def test_a_chart_is_well_formed_and_holds_every_point_inside(logarithmic: bool) -> None:
-    root = ElementTree.fromstring(draw([panel(logarithmic), panel()], "a caption"))
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
-    lines = root.findall(f"{SVG}polyline")
-    assert len(lines) == 4
-    for line, points in zip(lines, (3, 2, 3, 2), strict=True):
-        pairs = [pair.split(",") for pair in line.attrib["points"].split()]
-        assert len(pairs) == points
-        assert all(0 < float(x) < width and 0 < float(y) < height for x, y in pairs)
-    first = [float(pair.split(",")[1]) for pair in lines[0].attrib["points"].split()]
-    assert first == sorted(first)  # a falling loss goes down the page
-    words = [text.text for text in root.findall(f"{SVG}text")]
-    for word in ("a < b & c", "step", "loss, nats", "ours", "peer", "a caption"):
-        assert word in words
-
-
-def test_a_flat_line_and_a_single_point_can_be_drawn() -> None:
-    series = (Series(name="flat", x=(1,), y=(2.0,)),)
-    for logarithmic in (False, True):
-        flat = Panel(title="", x_label="", y_label="", series=series, logarithmic=logarithmic)
-        ElementTree.fromstring(draw([flat], ""))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: panel(True, (1.0, 0.0, 1.0)), "logarithmic axis cannot show"),
-        (lambda: panel(False, (1.0, math.nan, 1.0)), "only finite"),
-        (lambda: panel(False, (1.0, 2.0)), "more of x than of y"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(make: Callable[[], Panel], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.0, 300.0, [0, 50, 100, 150, 200, 250, 300]),
-        (1.0, 60.0, [10, 20, 30, 40, 50, 60]),
-        (3.84, 5.64, [4, 4.5, 5, 5.5]),
-        (2.0, 2.0, [2.0]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None:
-    assert round_ticks(low, high) == pytest.approx(expected)
+        compare(candidate, references)
 
 
 # --- the whole script -----------------------------------------------------------------------------
@@ -361,17 +294,20 @@ def test_ticks_are_round(low: float, high: float, expected: list[float]) -> None
 
 @pytest.fixture
 def small_corpus(monkeypatch: pytest.MonkeyPatch, sources: Path) -> None:
-    monkeypatch.setattr(train_gpt, "read_corpus", lambda: read_corpus(sources))
+    monkeypatch.setattr(script, "read_corpus", lambda: read_corpus(sources))
 
 
 @pytest.mark.usefixtures("small_corpus")
-def test_the_script_trains_judges_and_writes(
+def test_the_script_trains_compares_and_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "folder"
     assert train_gpt.main([*ARGUMENTS, "--deterministic", "--out", str(out)]) == 0
     assert not torch.are_deterministic_algorithms_enabled()
-    printed = capsys.readouterr().out
+    captured = capsys.readouterr()
+    printed = captured.out
+    assert "training on cpu, 3 steps of 2 x 32 bytes" in captured.err
+    assert captured.err.index("first pass with flash_attn_func") < captured.err.index("step 1/3")
     assert "Loss curves agree within noise: yes" in printed
     assert "Two runs give the same bits: yes" in printed
     report = json.loads((out / "train_gpt.json").read_text(encoding="utf-8"))
@@ -380,8 +316,6 @@ def test_the_script_trains_judges_and_writes(
     for run in report["runs"].values():
         assert len(run["losses"]) == 3
         assert run["tokens_per_second"] == pytest.approx(2 * 32 / run["step_ms"] * 1e3)
-    root = ElementTree.fromstring((out / "train_gpt.svg").read_text(encoding="utf-8"))
-    assert len(root.findall(f"{SVG}polyline")) == 4
 
 
 @pytest.mark.usefixtures("small_corpus")
@@ -408,15 +342,6 @@ def test_losses_that_are_no_numbers_fail_and_are_still_reported(
     monkeypatch.setattr(train_gpt, "autotuned", lambda q, k, v: math.nan * sdpa(q, k, v))
     assert train_gpt.main([*ARGUMENTS, "--out", str(tmp_path)]) == 1
     assert "a loss of the candidate is not finite" in capsys.readouterr().out
-    root = ElementTree.fromstring((tmp_path / "train_gpt.svg").read_text(encoding="utf-8"))
-    names = {text.text for text in root.findall(f"{SVG}text")}
-    assert "noise" in names
-    assert "flash_attn_func less SDPA" not in names  # no axis can show it
-
-
-def test_without_a_gpu_the_script_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train_gpt.main(["--device", "cuda"]) == 2
-    assert "no GPU" in capsys.readouterr().err
+    report = json.loads((tmp_path / "train_gpt.json").read_text(encoding="utf-8"))
+    assert report["ok"] is False
+    assert math.isnan(report["runs"]["flash_attn_func"]["losses"][0])

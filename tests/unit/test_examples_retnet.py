@@ -18,7 +18,6 @@ from attention_autotuner.reference import (
     retention_recurrent,
 )
 from examples import train_retnet
-from examples.gpt.data import Batches, read_corpus
 from examples.retnet.decoding import Decoder, with_rounded_weights
 from examples.retnet.model import RetNet, RetNetConfig
 from examples.retnet.retention import (
@@ -30,12 +29,14 @@ from examples.retnet.retention import (
 from examples.retnet.training import (
     FORMS,
     TrainingConfig,
+    compare_forms,
     error_of,
-    judge_forms,
     logits_by_step,
     read_prompt,
     train,
 )
+from examples.shared import script
+from examples.shared.data import Batches, read_corpus
 
 DIM, HEADS, SEQLEN = 32, 2, 21
 TINY = RetNetConfig(layers=2, dim=DIM, heads=HEADS, hidden=48)
@@ -77,8 +78,8 @@ def inputs(dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def starting_state() -> torch.Tensor:
-    """What came before. From nothing, the first token's output is one number times v: where that number is near 0, so
-    is what the norm of the heads divides by, and rounding decides.
+    """The state after earlier tokens. From nothing, the first token's output is one number times v: where that
+    number is near 0, so is the divisor of the heads' norm, and rounding decides.
     """
     shape = (2, HEADS, DIM // HEADS, 2 * DIM // HEADS)
     return torch.randn(shape, generator=torch.Generator().manual_seed(2))
@@ -106,19 +107,18 @@ def test_scores_of_turned_queries_and_keys_depend_on_their_distance_alone() -> N
 
 
 @pytest.mark.parametrize("train_decay", [False, True])
-@pytest.mark.parametrize("rotary", [False, True])
-def test_the_forms_are_one_function_with_one_gradient(rotary: bool, train_decay: bool) -> None:
-    found = []
+def test_the_forms_are_one_function_with_one_gradient(train_decay: bool) -> None:
+    results = []
     for form in FORMS:
-        module = double_module(rotary=rotary, train_decay=train_decay)
+        module = double_module(train_decay=train_decay)
         x = inputs().requires_grad_()
         y, state = module(x, form=form, return_state=True)
         (y.square().sum() + state.square().sum()).backward()
         gradients = [parameter.grad for parameter in module.parameters()]
         assert len(gradients) == 2 + train_decay
-        found.append([y, state, x.grad, *gradients])
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
+        results.append([y, state, x.grad, *gradients])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
             assert a.abs().max() > 0
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
 
@@ -128,19 +128,22 @@ def test_the_forms_are_one_function_with_one_gradient(rotary: bool, train_decay:
 def test_the_op_serves_the_module_in_every_form(form: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     module = MultiScaleRetention(DIM, HEADS, train_decay=True)
-    found = []
-    for kind, wide in ((module, torch.float32), (double_module(train_decay=True), torch.float64)):
-        x = inputs(wide).requires_grad_()
-        state = starting_state().to(wide).requires_grad_()
+    results = []
+    for kind, precision in (
+        (module, torch.float32),
+        (double_module(train_decay=True), torch.float64),
+    ):
+        x = inputs(precision).requires_grad_()
+        state = starting_state().to(precision).requires_grad_()
         with torch.autocast("cpu", dtype, enabled=kind is module):
             name = form if kind is module else "recurrent"
             y, end = kind(x, form=name, state=state, position=3, return_state=True)
-        assert y.dtype == (dtype if kind is module else wide)
-        assert end.dtype == wide
-        (y.to(wide).sum() + end.sum()).backward()
+        assert y.dtype == (dtype if kind is module else precision)
+        assert end.dtype == precision
+        (y.to(precision).sum() + end.sum()).backward()
         gradients = [parameter.grad for parameter in kind.parameters()]
-        found.append([y.detach(), end.detach(), x.grad, state.grad, *gradients])
-    for a, b in zip(*found, strict=True):
+        results.append([y.detach(), end.detach(), x.grad, state.grad, *gradients])
+    for a, b in zip(*results, strict=True):
         assert float((a.double() - b).norm() / b.norm()) < 4 * torch.finfo(dtype).eps
 
 
@@ -180,7 +183,7 @@ def test_token_by_token_is_the_whole_in_one_state() -> None:
 
 
 def test_the_normalised_op_gives_the_same_module() -> None:
-    found = []
+    results = []
     for kind in (MultiScaleRetention, NormalisedRetention):
         torch.manual_seed(0)
         module = kind(DIM, HEADS, train_decay=True)
@@ -189,8 +192,8 @@ def test_the_normalised_op_gives_the_same_module() -> None:
             answer = module(x)
         y = answer if isinstance(answer, torch.Tensor) else answer[0]
         y.float().square().sum().backward()
-        found.append([y, x.grad, module.to_qkvg.weight.grad, module.out.weight.grad])
-    for a, b in zip(*found, strict=True):
+        results.append([y, x.grad, module.to_qkvg.weight.grad, module.out.weight.grad])
+    for a, b in zip(*results, strict=True):
         assert float((a - b).detach().norm() / b.detach().norm()) < 0.01
 
 
@@ -229,22 +232,22 @@ def tiny() -> RetNet:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_forms_of_a_model_agree_within_the_rounding_of_the_dtype(dtype: torch.dtype) -> None:
-    verdict = judge_forms(tiny(), tokens(), dtype)
-    assert verdict.ok, verdict
-    assert len(verdict.errors) == 4
-    assert 0 < verdict.allowed < 16 * torch.finfo(dtype).eps
+    agreement = compare_forms(tiny(), tokens(), dtype)
+    assert agreement.ok, agreement
+    assert len(agreement.errors) == 4
+    assert 0 < agreement.allowed < 16 * torch.finfo(dtype).eps
 
 
-def test_a_form_that_forgets_its_state_is_found_out() -> None:
+def test_a_form_that_forgets_its_state_is_detected() -> None:
     def forgetful(*tensors: Any, **options: Any) -> Any:
         o, state = retention_func(*tensors, **{**options, "output_final_state": True})
         return o, state if state is None else state.zero_()
 
     model = tiny()
     model.use(forgetful)
-    verdict = judge_forms(model, tokens(), torch.bfloat16)
-    assert not verdict.ok
-    assert verdict.errors["parallel"] <= verdict.allowed < verdict.errors["token by token"]
+    agreement = compare_forms(model, tokens(), torch.bfloat16)
+    assert not agreement.ok
+    assert agreement.errors["parallel"] <= agreement.allowed < agreement.errors["token by token"]
 
 
 def test_reading_on_leaves_the_state_and_steps_change_it() -> None:
@@ -279,8 +282,8 @@ def test_decoding_writes_what_the_whole_text_says_and_leaves_its_start_alone() -
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         whole = model(text)[:, SEQLEN:]
         by_step = logits_by_step(model, text)[:, SEQLEN:]
-    for found in (logits, by_step):
-        assert error_of(found, whole) < 4 * torch.finfo(torch.bfloat16).eps
+    for decoded in (logits, by_step):
+        assert error_of(decoded, whole) < 4 * torch.finfo(torch.bfloat16).eps
 
 
 def test_rounded_weights_change_nothing() -> None:
@@ -323,7 +326,7 @@ def small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for number in range(20):
         text = f"value = {number}\n" * 20
         (folder / f"module{number:02}.py").write_text(text, encoding="utf-8")
-    monkeypatch.setattr(train_retnet, "read_corpus", lambda: read_corpus(folder))
+    monkeypatch.setattr(script, "read_corpus", lambda: read_corpus(folder))
 
 
 @pytest.mark.usefixtures("small_corpus")
@@ -367,11 +370,3 @@ def test_sizes_that_cannot_be_end_the_script_with_their_reason(
 ) -> None:
     assert train_retnet.main([*ARGUMENTS, "--heads", "3"]) == 2
     assert "dim must be a multiple of 8 heads, got 32, 3" in capsys.readouterr().err
-
-
-def test_without_a_gpu_the_script_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert train_retnet.main(["--device", "cuda"]) == 2
-    assert "no GPU" in capsys.readouterr().err

@@ -85,12 +85,12 @@ def test_logits_are_those_of_sdpa_with_and_without_a_cache() -> None:
 
 
 def test_the_scale_is_passed_on() -> None:
-    found, plain, expected = llama(), llama(), llama("sdpa")
-    for model in (found, expected):
+    scaled, plain, expected = llama(), llama(), llama("sdpa")
+    for model in (scaled, expected):
         for layer in model.model.layers:
             layer.self_attn.scaling = 2.0
-    assert_close(found(TOKENS).logits, expected(TOKENS).logits)
-    assert not torch.allclose(found(TOKENS).logits, plain(TOKENS).logits, rtol=0.02, atol=0.02)
+    assert_close(scaled(TOKENS).logits, expected(TOKENS).logits)
+    assert not torch.allclose(scaled(TOKENS).logits, plain(TOKENS).logits, rtol=0.02, atol=0.02)
 
 
 def test_encoders_see_all_keys() -> None:
@@ -164,6 +164,6 @@ def test_it_compiles_without_a_graph_break_once_packing_is_ruled_out() -> None:
     torch._dynamo.reset()
     compiled: Any = torch.compile(llama(), backend="aot_eager", fullgraph=True)
     expected = llama("sdpa")(TOKENS, labels=TOKENS)
-    found = compiled(TOKENS, labels=TOKENS, use_cache=False)
-    assert_close(found.logits, expected.logits)
-    found.loss.backward()
+    outputs = compiled(TOKENS, labels=TOKENS, use_cache=False)
+    assert_close(outputs.logits, expected.logits)
+    outputs.loss.backward()

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -112,6 +113,25 @@ def test_the_wheel_holds_every_source_and_every_template(wheel: Path, repository
     }
     assert not wanted - held
     assert {name for name in held if name.startswith("attention_autotuner/")} == wanted
+
+
+def test_the_source_distribution_holds_the_client_and_the_examples(
+    tmp_path: Path, repository: Path
+) -> None:
+    for name in (*SOURCES, "MANIFEST.in", "client", "examples"):
+        (tmp_path / name).symlink_to(repository / name)
+    metadata = tmp_path / "metadata"  # in place of one beside the sources
+    metadata.mkdir()
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(metadata)]
+    command += ["sdist", "--dist-dir", str(tmp_path / "dist")]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    (built,) = (tmp_path / "dist").glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"client/src/bundle.cpp", "client/include/attention_autotuner/client.hpp"}
+    wanted |= {"client/CMakeLists.txt", "examples/cpp/CMakeLists.txt", "examples/cpp/attention.cpp"}
+    wanted |= {"templates/include/attention_autotuner/abi.h", "examples/train_gpt.py"}
+    assert wanted <= held
 
 
 def test_no_packaging_file_names_a_kernel(repository: Path) -> None:

@@ -22,14 +22,7 @@ LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pyca
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """Bytes to train on and bytes to be judged by.
-
-    Attributes:
-        train: uint8, one dimension.
-        held_out: the same, of other files.
-        files: how many files both were read from.
-        digest: SHA-256 over names and contents, sixteen hex characters.
-    """
+    """Bytes to train on and bytes to evaluate on, uint8, of other files; and a digest of all names and contents."""
 
     train: torch.Tensor
     held_out: torch.Tensor
@@ -37,47 +30,37 @@ class Corpus:
     digest: str
 
 
-def standard_library() -> Path:
-    """The folder of the standard library's sources."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def read_corpus(root: Path | None = None) -> Corpus:
-    """All ``*.py`` files below a folder, in the order of their paths, cut into two splits by file.
-
-    Args:
-        root: the folder; the standard library when None.
+    """All ``*.py`` files below a folder (the standard library's by default), cut into two splits by file.
 
     Raises:
         ValueError: there are too few files to hold any out.
     """
-    root = standard_library() if root is None else root
-    paths = sorted(
-        (path.relative_to(root) for path in root.rglob("*.py")), key=lambda path: path.as_posix()
-    )
-    paths = [path for path in paths if LEFT_OUT.isdisjoint(path.parts)]
-    if len(paths) < HELD_OUT_EVERY:
+    root = Path(sysconfig.get_paths()["stdlib"]) if root is None else root
+    names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    names = [name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
+    if len(names) < HELD_OUT_EVERY:
         raise ValueError(
-            f"at least {HELD_OUT_EVERY} Python files are needed, {root} holds {len(paths)}"
+            f"at least {HELD_OUT_EVERY} Python files needed, {root} holds {len(names)}"
         )
     digest = hashlib.sha256()
     train, held_out = bytearray(), bytearray()
-    for number, path in enumerate(paths, start=1):
-        content = (root / path).read_bytes()
-        digest.update(path.as_posix().encode() + b"\0" + content)
+    for number, name in enumerate(names, start=1):
+        content = (root / name).read_bytes()
+        digest.update(name.encode() + b"\0" + content)
         (train if number % HELD_OUT_EVERY else held_out).extend(content + b"\n")
     return Corpus(
         train=torch.frombuffer(train, dtype=torch.uint8),
         held_out=torch.frombuffer(held_out, dtype=torch.uint8),
-        files=len(paths),
+        files=len(names),
         digest=digest.hexdigest()[:16],
     )
 
 
 class Batches:
-    """A fixed sequence of batches: one seed, one sequence, whoever asks and in whatever order.
+    """A fixed sequence of batches: one seed, one sequence, in whatever order they are asked for.
 
-    ``batches[step]`` gives ``(inputs, targets)``, both int64 ``[batch, seqlen]``, targets one byte further on.
+    ``batches[step]`` is ``(inputs, targets)``, both int64 ``[batch, seqlen]``, targets one byte further on.
     """
 
     def __init__(

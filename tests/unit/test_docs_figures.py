@@ -1,0 +1,166 @@
+"""Figures in the prose of pages, held to the result files that they are from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from attention_autotuner.tuning.measure import GRAPH_BELOW_US
+from tests.result_files import result, summary
+from tests.snippets.pages import REPOSITORY
+
+
+def words_of(page: str) -> str:
+    """A page's text with line breaks as spaces."""
+    return " ".join((REPOSITORY / "docs" / page).read_text(encoding="utf-8").split())
+
+
+def shown(benchmark: str, baseline: str, mode: str) -> tuple[str, str]:
+    """Geometric mean and least of our speed over a baseline's, as pages show them."""
+    mean, least = summary(benchmark, baseline, mode)
+    return f"{mean:.2f}", f"{least:.2f}"
+
+
+def training() -> Iterator[str]:
+    report = result("train_gpt")
+    runs, agreement = report["runs"], report["agreement"]
+    yield f"On an H200, {report['steps']} steps"
+    yield f"differ by {agreement['mean_ratio']:.2f} of the noise on average"
+    yield f"and {agreement['worst_ratio']:.2f} at worst"
+    ours, sdpa, other = (
+        f"{runs[name]['step_ms']:.2f}"
+        for name in ("flash_attn_func", "SDPA", "SDPA, other backend")
+    )
+    yield f"a step takes {ours} ms, with SDPA as torch chooses it {sdpa}, with its other backend {other};"
+    (peak,) = {f"{runs[n]['peak_bytes'] / 2**20:.0f}" for n in ("flash_attn_func", "SDPA")}
+    yield f"{peak} MiB at peak with either"
+
+
+def cpp() -> Iterator[str]:
+    report = result("cpp_agreement")
+    count = {6: "six"}[len(report["cases"])]
+    worse = f"{report['bar'] * 100:.0f} %"
+    yield f"times {count} cases by each in turn, and fails where digests differ or medians"
+    yield f"medians do by more than {worse}"
+    yield f"A case takes {report['rounds']} rounds"
+    assert report["rest"] == 3.0
+    yield "Both sides rest three times as long"
+    yield f"a graph for launches below {GRAPH_BELOW_US:.0f} us"
+    yield f"Kernels under {GRAPH_BELOW_US:.0f} us are timed by CUDA graphs"
+
+
+def bundles() -> Iterator[str]:
+    assert result("first_call")["bar_seconds"] == 1.0
+    yield "to one second"
+
+
+def troubleshooting() -> Iterator[str]:
+    builds = result("kernel_log")["attention_backward"]["builds"]
+    yield f"of {builds['kernels']} kernels the slowest took {builds['slowest_seconds']:.0f} s"
+
+
+def kernel_log() -> Iterator[str]:
+    log, measured = result("kernel_log"), result("bring_up")
+    mma = max(log["mma_sync"]["fma_per_clk_per_sm_by_warps"].values())
+    rate, sms = measured["ceilings"]["wgmma_fp16"], measured["environment"]["num_sms"]
+    wgmma = rate["value"] / rate["sm_clock_hz"] / sms / 2
+    yield f"peaks at {mma:.0f} FMA per clock and SM here ({log['mma_sync']['tflops']:.0f} TFLOP/s"
+    yield f"{mma / wgmma * 100:.0f} % of the {wgmma:.0f} that wgmma reaches"
+    mean, least = shown("attention_forward", "sdpa_flash", "forward")
+    yield f"The whole grid with version 6, tuned picks: geometric mean {mean}, least {least} "
+    mean, least = shown("attention_backward", "sdpa_flash", "backward")
+    step, least_step = shown("attention_backward", "sdpa_flash", "step")
+    yield f"The whole grid, tuned picks: geometric mean {mean}, least {least}; forward and backward"
+    yield f"forward and backward together {step} and {least_step} "
+    slower = 1 / result("attention_backward")["summary"]["deterministic"]["geometric_mean"]
+    yield f"It takes {slower:.2f} times as long as the pick on the grid"
+    by_mma = log["retnet"]["forward_by_mma_sync"]["geometric_mean"]
+    yield f"geometric mean {by_mma:.2f}. Backward, tuned"
+    yield f"geometric mean {log['retnet']['backward_by_mma_sync']['geometric_mean']:.2f} (both in"
+    yield f"geometric mean {log['retnet_wgmma']['version_2']['geometric_mean']:.2f} (`kernel_log.json`)"
+    yield f"geometric mean **{shown('retnet', 'compiled', 'backward')[0]}**"
+    before = log["retnet_wgmma_race_before"]["geometric_mean"]
+    yield f"geometric mean {before['compiled_forward']:.2f}."
+    yield f"geometric mean {before['compiled_backward']:.2f}, where"
+    by_mma = log["retention_wgmma"]["forward_by_mma_sync"]["geometric_mean"]
+    mean, least = shown("retention", "fla", "forward")
+    yield f"against fla: {least} to 2.91, geometric mean {mean}, where `mma.sync` had {by_mma:.2f}"
+    mean, least = shown("retention", "fla", "step")
+    yield f"{least} to 3.01, geometric mean {mean}"
+
+
+@pytest.mark.parametrize(
+    ("page", "sentences"),
+    [
+        ("training.md", training),
+        ("cpp.md", cpp),
+        ("bundles.md", bundles),
+        ("troubleshooting.md", troubleshooting),
+        ("kernel_log.md", kernel_log),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_figures_in_prose_are_those_of_the_results(page: str, sentences: Any) -> None:
+    text = words_of(page)
+    missing = [sentence for sentence in sentences() if sentence not in text]
+    assert missing == []
+
+
+# --- the tables of the kernel log -----------------------------------------------------------------
+
+
+def rows_of(heading: str) -> dict[str, list[str]]:
+    """Cells of the first table below a heading of the kernel log, by the number of the version."""
+    text = (REPOSITORY / "docs" / "kernel_log.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| (\d+)\. (.*) \|$", text.split(f"## {heading}\n")[1].split("\n## ")[0], re.M
+    )
+    return {number: rest.split(" | ") for number, rest in rows}
+
+
+def shapes_of(group: Any, version: str) -> dict[tuple[int, int, bool], float]:
+    """Our best speed over FlashAttention-2's of one development version, by head dim, length and mask."""
+    runs = [run for run in group["runs"] if run["version"] in (version, f"{version}, more tiles")]
+    speeds: dict[tuple[int, int, bool], float] = {}
+    for shape in (shape for run in runs for shape in run["shapes"]):
+        if "flash_attention_2_ms" in shape:
+            fused = [ms for plan, ms in shape["ms"].items() if plan.startswith("fused")]
+            speed = shape["flash_attention_2_ms"] / min(fused)
+        else:
+            fastest = shape["fastest"]
+            rates = (
+                fastest.values() if isinstance(fastest, dict) else [x["tflops"] for x in fastest]
+            )
+            speed = max(rates) / shape["flash_attention_2_tflops"]
+        place = (shape.get("dim", shape.get("dim_qk")), shape["seqlen"], shape["causal"])
+        speeds[place] = max(speed, speeds.get(place, 0.0))
+    return speeds
+
+
+FORWARD = ((4096, False), (4096, True), (512, False))
+BACKWARD = ((1024, False), (8192, False), (1024, True), (8192, True))
+
+
+@pytest.mark.parametrize(
+    ("heading", "group", "versions", "columns"),
+    [
+        ("Attention forward, family sm80", "", "134", FORWARD),
+        ("Attention backward, family sm80", "attention_backward", "134", BACKWARD),
+    ],
+    ids=["forward", "backward"],
+)
+def test_ratios_in_the_kernel_log_are_those_of_its_runs(
+    heading: str, group: str, versions: str, columns: tuple[tuple[int, bool], ...]
+) -> None:
+    log, rows = result("kernel_log"), rows_of(heading)
+    for version in versions:
+        speeds = shapes_of(log[group] if group else log, version)
+        cells = rows[version][2:5]
+        for dim, cell in zip((64, 128, 256), cells, strict=True):
+            ratios = [float(ratio) for ratio in re.findall(r"\d\.\d+", cell)]
+            if ratios:  # the page's were rounded from times with more digits
+                expected = [speeds[dim, seqlen, causal] for seqlen, causal in columns]
+                assert ratios == pytest.approx(expected, abs=0.01), (version, dim)
