@@ -78,14 +78,14 @@ def test_params_point_at_every_tensor_and_at_nothing_else(problem: Problem, way:
     outputs = guarded_outputs(shapes, SharedWorkspace(CPU), CPU)
     kernel = Looking()
     bind(kernel, problem, inputs, outputs)  # type: ignore[arg-type]
-    inputs = {**inputs.tensors, **outputs.tensors}
+    tensors = {**inputs.tensors, **outputs.tensors}
     for name in field_names(problem):
         value = getattr(kernel.params, name)
         if hasattr(value, "stride_row"):
-            assert (value.data or 0) == (inputs[name].data_ptr() if name in inputs else 0)
-        elif name in inputs:
-            assert value == inputs[name].data_ptr()
-    assert inputs.keys() <= set(field_names(problem))
+            assert (value.data or 0) == (tensors[name].data_ptr() if name in tensors else 0)
+        elif name in tensors:
+            assert value == tensors[name].data_ptr()
+    assert tensors.keys() <= set(field_names(problem))
     for name, number in inputs.scalars.items():
         assert getattr(kernel.params, name) == pytest.approx(number)
     assert kernel.params.batch == problem.batch

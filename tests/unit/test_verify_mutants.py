@@ -56,7 +56,7 @@ class Setting:
 
     def compare(self, name: str, out: torch.Tensor) -> tuple[Comparison, Comparison]:
         """By one tolerance for the whole tensor, and by heads and bands."""
-        _, ref, low = self.truths[name]
+        _, ref, low = self.references[name]
         out = out.to(self.right[name].dtype)
         return check(out, ref, low), check(out, ref, low, Bands.of(self.problem, name, ref.dim()))
 
@@ -153,7 +153,7 @@ def setting(problem: Problem) -> Setting:
     return Setting(
         problem=problem,
         inputs=inputs,
-        references={reference[0]: reference for reference in way.truths(problem, inputs)},
+        references={row[0]: row for row in way.truths(problem, inputs)},
         right=kernel[problem.op, problem.direction](problem, inputs),
     )
 
