@@ -156,7 +156,6 @@ def _record(
         problem=problem,
         purpose=problem.direction,
         policy=policy,
-        legal=policy.legal(problem),
         pick=pick.candidate,
         default=default,
         confirmed=pick.candidate == default,

@@ -34,9 +34,10 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank, refine
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import FITTED, Coefficients
-from attention_autotuner.tuning.exhaustive import SAMPLE, Regret, regret, sample
 from attention_autotuner.tuning.pipeline import Built, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
+
+from .exhaustive import SAMPLE, Regret, regret, sample
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
 PROBLEMS = (

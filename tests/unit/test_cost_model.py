@@ -30,7 +30,7 @@ from attention_autotuner.kernels.shared.schedule import (
     tiles_of_keys,
     tiles_of_queries,
 )
-from attention_autotuner.tuning.exhaustive import correlation
+from benchmarks.exhaustive import correlation
 from benchmarks.tuning_logs import Log, read_logs
 from tests.candidates import forward
 

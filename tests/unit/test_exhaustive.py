@@ -9,7 +9,8 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.cost_model import rank
-from attention_autotuner.tuning.exhaustive import (
+from attention_autotuner.tuning.shortlist import shortlist
+from benchmarks.exhaustive import (
     FIRST,
     SAMPLE,
     correlation,
@@ -18,7 +19,6 @@ from attention_autotuner.tuning.exhaustive import (
     stratified,
     stratum_of,
 )
-from attention_autotuner.tuning.shortlist import shortlist
 
 POLICY = H100()
 PROBLEMS = [

@@ -20,9 +20,9 @@ from attention_autotuner.codegen.files import read_text
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArchSpecError
-from attention_autotuner.tuning.exhaustive import Regret
 from attention_autotuner.tuning.spec_measuring import measured_spec
 from benchmarks import cost_model_regret
+from benchmarks.exhaustive import Regret
 from tests.devices import H200, RTX3090
 from tests.fake_machine import ENVIRONMENT, PEAKS
 

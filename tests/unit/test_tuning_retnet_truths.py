@@ -123,10 +123,10 @@ def test_a_kernel_that_rounds_as_it_must_passes(problem: Problem, way: Binding) 
 def test_a_kernel_with_a_wrong_delta_fails(problem: Problem, delta: Delta) -> None:
     way = next(way for way in ways_of(problem) if "to one mask" in way.note)
     inputs = way.inputs(problem, seed=0, device=CPU)
-    tensors = reasons(problem, way, inputs, kernel(problem, inputs, delta))
-    assert tensors["dq"]
-    assert tensors["dk"]
-    assert not tensors["dv"]
+    faults = reasons(problem, way, inputs, kernel(problem, inputs, delta))
+    assert faults["dq"]
+    assert faults["dk"]
+    assert not faults["dv"]
 
 
 def test_a_sign_that_is_lost_where_p_underflows_is_wrong() -> None:

@@ -107,12 +107,12 @@ class HostKernel:
         torch.testing.assert_close(o.float(), o_true, atol=2e-3, rtol=0)
         torch.testing.assert_close(lse, lse_true)
         # As a kernel would: delta from the o that it is given, in another order of the sum.
-        shape = [x.float() for x in (q, k, v)]
+        fp32 = [x.float() for x in (q, k, v)]
         shift = (dout.float() * o_true).sum(-1) - (dout.float() * o.float()).flip(-1).sum(-1)
-        outcome = attention_backward(dout, shift if dlse is None else dlse + shift, *shape, **mask)
-        tensor_of(p, "dq", p.heads_q, p.seqlen_q, p.dim_qk).copy_(outcome[0])
-        tensor_of(p, "dk", p.heads_kv, p.seqlen_k, p.dim_qk).copy_(outcome[1])
-        tensor_of(p, "dv", p.heads_kv, p.seqlen_k, p.dim_v).copy_(outcome[2])
+        gradients = attention_backward(dout, shift if dlse is None else dlse + shift, *fp32, **mask)
+        tensor_of(p, "dq", p.heads_q, p.seqlen_q, p.dim_qk).copy_(gradients[0])
+        tensor_of(p, "dk", p.heads_kv, p.seqlen_k, p.dim_qk).copy_(gradients[1])
+        tensor_of(p, "dv", p.heads_kv, p.seqlen_k, p.dim_v).copy_(gradients[2])
         self._mischief(p, workspace, len(self.launches))
         self.launches.append((workspace, dlse is not None))
 

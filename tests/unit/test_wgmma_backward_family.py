@@ -22,8 +22,8 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import BackwardSm90K
 from attention_autotuner.kernels.scores_backward_sm90.resources import shapes, smem_bytes
 from attention_autotuner.kernels.scores_backward_sm90.rules import MAX_STAGES
 from attention_autotuner.kernels.scores_backward_sm90.space import fit
-from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
+from benchmarks.exhaustive import stratum_of
 
 MASKED = Problem(
     op="retnet",

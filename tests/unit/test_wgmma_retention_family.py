@@ -19,8 +19,8 @@ from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import families, kernel_of
-from attention_autotuner.tuning.exhaustive import stratum_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
+from benchmarks.exhaustive import stratum_of
 
 POLICY = H100(H200_SPEC)
 DECAYED = Problem(

@@ -78,15 +78,14 @@ def untried(rows: Sequence[Row], known: TuningRecord, anchors: Collection[str]) 
 def extended(
     known: TuningRecord | None,
     rows: Sequence[Row],
-    *,
     problem: Problem,
-    purpose: Purpose,
     policy: Policy,
-    legal: list[Candidate],
+    environment: Environment,
+    *,
     pick: Candidate,
     default: Candidate,
     confirmed: bool,
-    environment: Environment,
+    purpose: Purpose | None = None,
 ) -> TuningRecord:
     """The record of a search, with what an earlier one found about candidates that this one did not try.
 
@@ -94,13 +93,12 @@ def extended(
         known: the earlier record, if any.
         rows: what this search found.
         problem: as measured.
-        purpose: what it was tuned for.
         policy: whose candidates.
-        legal: all that the policy offers.
+        environment: of the measurement.
         pick: the candidate that serves from now on.
         default: the policy's own.
         confirmed: whether a second process confirmed the gain.
-        environment: of the measurement.
+        purpose: of the search; its direction by default.
     """
     entries = {row.candidate.name: row.entry(environment.digest) for row in rows}
     environments = {environment.digest: environment}
@@ -110,9 +108,9 @@ def extended(
     return TuningRecord(
         problem=problem.bucketed(),
         measured_problem=problem,
-        purpose=purpose,
+        purpose=purpose or problem.direction,
         arch=policy.name,
-        space_digest=space_digest(legal),
+        space_digest=space_digest(policy.legal(problem)),
         pick=pick.name,
         default=default.name,
         confirmed=confirmed,

@@ -162,9 +162,8 @@ class _Search:
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
         """The whole search."""
-        self.legal = self._legal()
         self.default = self.policy.default(self.problem)
-        ranked = rank(self.problem, self.legal, self.policy.spec)
+        ranked = rank(self.problem, self._legal(), self.policy.spec)
         best_us = ranked[0][1].us
         self.progress.tell("rank", len(ranked), len(ranked), f"{len(ranked)} candidates", best_us)
         chosen = ranked
@@ -333,22 +332,18 @@ class _Search:
         confirmed: bool,
         known: TuningRecord | None,
     ) -> TuneResult:
-        environment = self.pipeline.environment
-        record = self.records.put(
-            extended(
-                known,
-                rows,
-                problem=self.problem,
-                purpose=self.purpose,
-                policy=self.policy,
-                legal=self.legal,
-                pick=pick.candidate,
-                default=self.default,
-                confirmed=confirmed,
-                environment=environment,
-            )
+        record = extended(
+            known,
+            rows,
+            self.problem,
+            self.policy,
+            self.pipeline.environment,
+            pick=pick.candidate,
+            default=self.default,
+            confirmed=confirmed,
+            purpose=self.purpose,
         )
-        path = self._record_path()
+        record, path = self.records.put(record), self._record_path()
         self.progress.tell("record", 1, 1, str(path), median_us(pick))
         return self._result(
             "measured",

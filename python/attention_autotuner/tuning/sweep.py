@@ -322,13 +322,13 @@ class Sweep:
         base = next(row for row in raced if row.candidate == default)
         if pick is base or not base.outcome.ok:
             # Nothing is faster, or the default does not run at all, so that anything that does is better.
-            record = self._put(problem, raced, pick.candidate, default, confirmed=True)
+            record = self._put(problem, raced, pick.candidate, confirmed=True)
             gain = 0.0 if pick is base else None
             self._settled[problem] = Settled(
                 problem=problem, status="measured", record=record, gain=gain
             )
             return
-        record = self._put(problem, raced, default, default, confirmed=False)
+        record = self._put(problem, raced, default, confirmed=False)
         self._settled[problem] = Settled(
             problem=problem, status="unconfirmed", record=record, gain=0.0
         )
@@ -342,26 +342,18 @@ class Sweep:
         )
 
     def _put(
-        self,
-        problem: Problem,
-        raced: Sequence[Row],
-        pick: Candidate,
-        default: Candidate,
-        *,
-        confirmed: bool,
+        self, problem: Problem, raced: Sequence[Row], pick: Candidate, confirmed: bool
     ) -> TuningRecord:
         return self.records.put(
             extended(
                 None,
                 raced,
-                problem=problem,
-                purpose=problem.direction,
-                policy=self.policy,
-                legal=self.policy.legal(problem),
+                problem,
+                self.policy,
+                self.pipeline.environment,
                 pick=pick,
-                default=default,
+                default=self.policy.default(problem),
                 confirmed=confirmed,
-                environment=self.pipeline.environment,
             )
         )
 

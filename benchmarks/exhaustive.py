@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 
-from ..core.candidate import Candidate
-from ..kernels.registry import kernel_of
-from .shortlist import Ranked, shortlist
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.registry import kernel_of
+from attention_autotuner.tuning.shortlist import Ranked, shortlist
 
 SAMPLE = 96
 FIRST = 10  # of the model's own picks that are inside every sample
