@@ -5,14 +5,13 @@ state is updated where it stands or written elsewhere; a captured graph of a few
 two sizes run in the same rounds, in random order, and the faster counts.
 
     python -m benchmarks.decode --tune        # records of the problem, with form recurrent and with form auto
-    python -m benchmarks.decode --output benchmarks/results/<gpu>/decode.json \
+    python -m benchmarks.decode --output benchmarks/results/<gpu>/retention_decode.json \
         --ship python/attention_autotuner/tuned    # in a process that did not tune: confirms them or takes them back
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -24,11 +23,10 @@ from typing import Any
 import torch
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.operations.shared.tensors import (
     Inputs,
     Outputs,
@@ -45,11 +43,13 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.search import MIN_GAIN
 from attention_autotuner.tuning.shipping import ship
 
-from . import class_search, verdict
-from .cases import DECODE
-from .commands import opened
-from .rivals import PICK, Rivals, rivals_of
+from . import results
+from .contenders import PICK, Selection, select
+from .run import opened
+from .search import search
 
+DECODE = of_shape((64, 8, 1, 256, 512), op="retention", form="recurrent", causal=True)
+"""One token of retention for every sequence of a batch, in the form that decoding asks for."""
 PROBLEMS = (DECODE, replace(DECODE, form="auto"))
 COPIES_MIB = (256, 2048)
 STEPS = 8  # in one graph
@@ -67,18 +67,18 @@ def bytes_of_step(problem: Problem) -> int:
     return 2 * state + 2 * rows * 2 * (problem.dim_qk + problem.dim_v)
 
 
-def confirmed(rivals: Rivals, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem's row as :func:`.verdict.settle` reads it: the pick, or the default where that is as fast.
+def confirmed(selection: Selection, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's row as :func:`.results.settle` reads it: the pick, or the default where that is as fast.
 
     Args:
-        rivals: of the problem; both were timed.
+        selection: of the problem; both were timed.
         summary: from :func:`summarise`.
     """
     us = {row["candidate"]: row["ways"][WAYS[0]]["us"] for row in summary["rows"]}
-    pick, default = rivals.pick.name, rivals.default.name
+    pick, default = selection.pick.name, selection.default.name
     kept = pick if us[default] / us[pick] - 1.0 >= MIN_GAIN else default
-    entry = {"tflops": rivals.problem.flops / us[kept] / 1e6}
-    return {"problem": asdict(rivals.problem), "pick": kept, "entries": {PICK: entry}}
+    entries = {PICK: {"median_us": us[kept]}}
+    return {"problem": asdict(selection.problem), "pick": kept, "entries": entries}
 
 
 def tensors_of(problem: Problem, device: torch.device | str) -> dict[str, torch.Tensor]:
@@ -99,16 +99,16 @@ def tensors_of(problem: Problem, device: torch.device | str) -> dict[str, torch.
 def step_of(built: Built, problem: Problem, *, in_place: bool) -> Callable[[], None]:
     """A launch of one step on the current GPU."""
     device = current_device()
-    given = tensors_of(problem, device)
-    state = given["initial_state"]
-    o = torch.empty_like(given["v"])
+    tensors = tensors_of(problem, device)
+    state = tensors["initial_state"]
+    o = torch.empty_like(tensors["v"])
     if problem.heads_q != problem.heads_kv:
         o = o.repeat_interleave(problem.heads_q // problem.heads_kv, 1)
     written = {"o": o, "final_state": state if in_place else torch.empty_like(state)}
     kernel = loader.load(built.path)
     kernel.prepare(torch.cuda.current_device())
     outputs = Outputs(tensors=written, workspace=SharedWorkspace(device))
-    return bind(kernel, problem, Inputs(tensors=given), outputs)
+    return bind(kernel, problem, Inputs(tensors=tensors), outputs)
 
 
 def captured(step: Callable[[], None], steps: int) -> torch.cuda.CUDAGraph:
@@ -139,7 +139,7 @@ def measure(runs: Mapping[str, Callable[[], None]], rounds: int, seed: int = 0) 
         torch.cuda.synchronize()
         for name, (start, end) in events.items():
             times[name].append(start.elapsed_time(end) * 1e3)
-    return {name: statistics.median(found) for name, found in times.items()}
+    return {name: statistics.median(samples) for name, samples in times.items()}
 
 
 def _event() -> torch.cuda.Event:
@@ -151,20 +151,20 @@ def bandwidths(times_us: Mapping[str, float], moved: Mapping[str, int]) -> Figur
     return {name: moved[name] / us / 1e3 for name, us in times_us.items()}
 
 
-def summarise(found: Mapping[str, float], names: Sequence[str], problem: Problem) -> dict[str, Any]:
+def summarise(rates: Mapping[str, float], names: Sequence[str], problem: Problem) -> dict[str, Any]:
     """Shares of the best copy, of every candidate and way.
 
     Args:
-        found: GB/s by ``copy ...`` and ``<way>: <candidate>``.
+        rates: GB/s by ``copy ...`` and ``<way>: <candidate>``.
         names: of the candidates that were timed, the pick first.
         problem: what was computed.
     """
-    copy = max(each for name, each in found.items() if name.startswith(COPY))
+    copy = max(rate for name, rate in rates.items() if name.startswith(COPY))
     rows = []
     for name in names:
         ways = {}
         for way in WAYS:
-            rate = found[f"{way}: {name}"]
+            rate = rates[f"{way}: {name}"]
             us = bytes_of_step(problem) / rate / 1e3
             ways[way] = {"us": us, "gb_per_s": rate, "share_of_copy": rate / copy}
         rows.append({"candidate": name, "ways": ways})
@@ -190,9 +190,9 @@ def run(problem: Problem, built: Mapping[str, Built], rounds: int) -> dict[str, 
     for mib in COPIES_MIB:
         name = f"{COPY} {mib} MiB"
         runs[name], moved[name] = _copy(mib)
-    for name, each in built.items():
+    for name, kernel in built.items():
         for way in WAYS:
-            graph = captured(step_of(each, problem, in_place=way == WAYS[0]), STEPS)
+            graph = captured(step_of(kernel, problem, in_place=way == WAYS[0]), STEPS)
             runs[f"{way}: {name}"] = graph.replay
             moved[f"{way}: {name}"] = STEPS * bytes_of_step(problem)
     return summarise(bandwidths(measure(runs, rounds), moved), list(built), problem)
@@ -210,12 +210,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--rounds", type=int, default=30)
     option("--jobs", type=int, help="compilations at once")
     option("--cache-dir", type=Path, help="kernels and records; the setting's")
+    parser.set_defaults(device_type=None)
     options = parser.parse_args(arguments)
-    with opened(options) as found:
-        if isinstance(found, str):
-            print(f"decode: {found}", file=sys.stderr)
+    with opened(options) as machine:
+        if isinstance(machine, str):
+            print(f"decode: {machine}", file=sys.stderr)
             return 2
-        policy, pipeline, settings = found
+        policy, pipeline, settings = machine
         records = RecordStore(settings.cache_dir / "records")
         if options.tune:
             tune(policy, pipeline, records, options.top_k, options.tune_seconds)
@@ -228,65 +229,62 @@ def tune(
 ) -> None:
     """Records for the problem in both forms."""
     pool_of = class_pools.pools(PROBLEMS, policy, top_k=top_k)
-    class_search.search(
-        PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print
-    )
+    search(PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print)
 
 
 def compare(
     policy: Policy, pipeline: Pipeline, records: RecordStore, options: argparse.Namespace
 ) -> int:
     """Time what dispatch would run and the defaults, and settle the records."""
-    rivals = [rivals_of(problem, policy) for problem in PROBLEMS]
-    built = usable([one for each in rivals for one in (each.pick, each.default)], pipeline)
-    rivals = [each for each in rivals if {each.pick.name, each.default.name} <= set(built)]
-    if not rivals or rivals[0].problem != DECODE:
+    selections = [select(problem, policy) for problem in PROBLEMS]
+    built = usable([kernel for s in selections for kernel in (s.pick, s.default)], pipeline)
+    selections = [s for s in selections if {s.pick.name, s.default.name} <= set(built)]
+    if not selections or selections[0].problem != DECODE:
         return 1
     summary = run(DECODE, built, options.rounds)
     for row in summary["rows"]:
         figures = ", ".join(
-            f"{way} {each['us']:.1f} us ({each['share_of_copy']:.1%})"
-            for way, each in row["ways"].items()
+            f"{way} {figure['us']:.1f} us ({figure['share_of_copy']:.1%})"
+            for way, figure in row["ways"].items()
         )
         print(f"{row['candidate']}: {figures} of a copy's {summary['copy_gb_per_s']:.0f} GB/s")
-    rows = [confirmed(each, summary) for each in rivals]
+    rows = [confirmed(selection, summary) for selection in selections]
     summary["rows"].sort(key=lambda row: row["candidate"] != rows[0]["pick"])
-    settled = verdict.settle(rows, policy, records, pipeline.environment)
+    settled = results.settle(rows, policy, records, pipeline.environment)
     if options.ship is not None and settled:
         gpu_name = pipeline.environment.gpu_name or "unknown"
-        proofs = verdict.evidence_file(options.ship, gpu_name)
+        proofs = results.evidence_file(options.ship, gpu_name)
         print(f"wrote {ship(options.ship, gpu_name, settled, proofs)}")
     late = missed(summary)
     print("missed: " + ", ".join(late) if late else "the bar is met")
     if options.output is not None:
         report = {
-            "benchmark": "decode",
+            "benchmark": "retention_decode",
             "problem": DECODE.describe(),
             "pick": rows[0]["pick"],
             "bar": BAR,
             "environment": collect(torch.cuda.current_device()).to_json(),
             **summary,
         }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.output, json.dumps(report, indent=1) + "\n")
+        results.write(options.output, report)
     return 1 if late else 0
 
 
 def usable(wanted: Sequence[Candidate], pipeline: Pipeline) -> dict[str, Built]:
-    """What builds and is right, by name."""
-    each_once = list(dict.fromkeys(wanted))
-    results = pipeline.build([render(one) for one in each_once], lambda done, total, message: None)
+    """The kernels that build and are right, by name."""
+    candidates = list(dict.fromkeys(wanted))
+    builds = pipeline.build([render(c) for c in candidates], lambda done, total, message: None)
     built: dict[str, Built] = {}
-    for one, result in zip(each_once, results, strict=True):
+    for candidate, result in zip(candidates, builds, strict=True):
         outcome = (
             result
             if isinstance(result, Outcome)
-            else pipeline.verify(DECODE, result, deterministic=one.deterministic)
+            else pipeline.verify(DECODE, result, deterministic=candidate.deterministic)
         )
         if outcome.ok and not isinstance(result, Outcome):
-            built[one.name] = result
+            built[candidate.name] = result
         else:
-            print(f"{one.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
+            print(f"{candidate.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
     return built
 
 
