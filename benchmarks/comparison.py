@@ -26,7 +26,17 @@ from attention_autotuner.tuning.verify import classify
 
 from .baselines.base import Baseline, GuardedEntry, Mode
 from .calls import OTHERS, Call, ForwardCall, StepCall, ours
-from .contenders import AUTOGRAD, CALL, DETERMINISTIC, PICK, STEP, Contenders, Selection, flops_of
+from .contenders import (
+    AUTOGRAD,
+    CALL,
+    DETERMINISTIC,
+    PICK,
+    STEP,
+    Contenders,
+    Selection,
+    checked,
+    flops_of,
+)
 
 Results = Mapping[Candidate, Built | Outcome]
 Inspect = Callable[[Problem, Call, str | None], dict[str, Any]]
@@ -114,11 +124,7 @@ class Comparison:
             kernels[contenders.forward.pick] = contenders.forward.problem
         for candidate, problem in kernels.items():
             result = built[candidate]
-            outcome = (
-                result
-                if isinstance(result, Outcome)
-                else pipeline.verify(problem, result, deterministic=candidate.deterministic)
-            )
+            outcome = checked(problem, candidate, result, pipeline)
             self._outcomes[candidate.name] = outcome
             if outcome.ok and not isinstance(result, Outcome):
                 self._usable[candidate] = result

@@ -7,7 +7,7 @@ earlier run stays until it is measured again; a trial that has never been measur
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from math import exp, log
@@ -23,12 +23,12 @@ from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import evidence_path
+from attention_autotuner.tuning.shipping import evidence_path, ship
 from attention_autotuner.tuning.validity import PresentKernels
 
 from .baselines import BASELINES
 from .contenders import DETERMINISTIC, PICK, variants
-from .suites import SUITES, Suite, Trial
+from .suites import Suite, Trial
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNED = ROOT / "python" / "attention_autotuner" / "tuned"
@@ -342,17 +342,10 @@ def settle(
     """
     settled = []
     for row in rows:
-        for label, problem in zip(
-            (PICK, DETERMINISTIC), variants(Problem(**row["problem"])), strict=False
-        ):
-            if label != PICK and label not in row:
-                continue
+        for label, problem in zip((PICK, DETERMINISTIC), variants(problem_of(row)), strict=False):
             pick = row["pick"] if label == PICK else row[label]["pick"]
             query = Query(
-                problem=problem,
-                arch=policy.name,
-                environment=environment,
-                kernels=PresentKernels(),
+                problem=problem, arch=policy.name, environment=environment, kernels=PresentKernels()
             )
             hit = records.find(query)
             if not isinstance(hit, Hit) or not hit.exact:
@@ -364,16 +357,16 @@ def settle(
     return settled
 
 
-def bars_missed(documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every missed bar of some documents, e.g. ``sdpa_flash forward: min``."""
-    return [
-        f"{name}: {bar}"
-        for document in documents
-        for name, figures in document["summary"].items()
-        for bar in figures["missed"]
-    ]
-
-
-def suite_of(document: Mapping[str, Any]) -> Suite | None:
-    """The suite that a document is of; None where it is gone."""
-    return SUITES.get(document["suite"])
+def settle_and_ship(
+    rows: Sequence[Mapping[str, Any]],
+    policy: Policy,
+    records: RecordStore,
+    environment: Environment,
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> None:
+    """Settle the rows' records, and write the settled picks to a folder of shipped files where one is named."""
+    settled = settle(rows, policy, records, environment)
+    if folder is not None and settled:
+        gpu_name = environment.gpu_name or "unknown"
+        say(f"wrote {ship(folder, gpu_name, settled, evidence_file(folder, gpu_name))}")

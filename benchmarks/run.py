@@ -32,16 +32,16 @@ from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import evidence, ship, trimmed
+from attention_autotuner.tuning.shipping import evidence, trimmed
 
 from .baselines import BASELINES
 from .baselines.base import MODES
 from .baselines.flash_attn import add_site
 from .contenders import variants
-from .results import RESULTS, ROOT, SuiteFile, bars_missed, evidence_file, settle, table
+from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
 from .search import search
 from .session import Session
-from .suites import SUITES, Trial, trials
+from .suites import SUITES, Trial, Tuning, trials
 
 DEFAULT_SUITES = "models,short,decode"
 STARTED = time.monotonic()
@@ -219,7 +219,7 @@ def in_order(wanted: Sequence[Trial], seed: int) -> list[Trial]:
     for trial in wanted:
         suites.setdefault(trial.suite.name, []).append(trial)
     for members in suites.values():
-        if members[0].suite.settles:
+        if members[0].suite.tuning is not None:
             random.Random(seed).shuffle(members)
     return [trial for members in suites.values() for trial in members]
 
@@ -234,7 +234,7 @@ def tune(
     """Records for every problem of the trials, suite by suite."""
     for suite in dict.fromkeys(trial.suite.name for trial in wanted):
         members = [trial for trial in wanted if trial.suite.name == suite]
-        of = members[0].suite
+        tuning = members[0].suite.tuning or Tuning()
         problems = list(dict.fromkeys(v for trial in members for v in variants(trial.problem)))
         if options.again is not None:
             gpu_name = pipeline.environment.gpu_name or "unknown"
@@ -242,10 +242,10 @@ def tune(
             known = [entry.candidate for r in held.values() for entry in trimmed(r).entries]
             pool_of = class_pools.known_pools(problems, policy, known)
         else:
-            top_k = of.top_k if options.top_k is None else options.top_k
-            limit = of.class_limit if options.class_limit is None else options.class_limit
+            top_k = options.top_k or tuning.top_k
+            limit = options.class_limit or tuning.class_limit
             pool_of = class_pools.pools(problems, policy, top_k=top_k, class_limit=limit)
-        seconds = of.tune_seconds if options.tune_seconds is None else options.tune_seconds
+        seconds = options.tune_seconds or tuning.seconds
         search(problems, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=say)
     return 0
 
@@ -268,21 +268,23 @@ def compare(
         suite = trial.suite
         if suite.name not in files:  # by now the pipeline knows its compiler
             seconds = suite.seconds if session.seconds is None else session.seconds
-            environment = session.pipeline.environment
-            files[suite.name] = SuiteFile(output, suite, environment, session.policy, seconds)
+            files[suite.name] = SuiteFile(
+                output, suite, session.pipeline.environment, session.policy, seconds
+            )
         files[suite.name].take(trial, result)
         if isinstance(result, str):
             missing += 1
-        elif suite.settles and session.defaults:
+        elif suite.tuning is not None and session.defaults:
             rows.append(result)
-    settled = settle(rows, session.policy, records, session.pipeline.environment)
-    if ship_to is not None and settled:
-        gpu_name = session.pipeline.environment.gpu_name or "unknown"
-        say(f"wrote {ship(ship_to, gpu_name, settled, evidence_file(ship_to, gpu_name))}")
+    environment = session.pipeline.environment
+    settle_and_ship(rows, session.policy, records, environment, ship_to, say)
+    missed = []
     for file in files.values():
-        print("\n".join(["", file.path.name, *table(file.document())]))
+        document = file.document()
+        print("\n".join(["", file.path.name, *table(document)]))
         say(f"wrote {file.path}")
-    missed = bars_missed([file.document() for file in files.values()])
+        for name, figures in document["summary"].items():
+            missed += [f"{name}: {bar}" for bar in figures["missed"]]
     say("missed: " + ", ".join(missed) if missed else "every bar is met")
     if missing:
         say(f"not measured: {missing} of {len(session.trials)}")

@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.render import render
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
@@ -24,7 +23,7 @@ from attention_autotuner.tuning.pipeline import Pipeline
 from .baselines import BASELINES
 from .baselines.base import Baseline
 from .comparison import Comparison, Inspect, RacingMeasurer, Results, describe, opponents_of
-from .contenders import AUTOGRAD, PICK, STEP, Contenders, contenders_of
+from .contenders import AUTOGRAD, PICK, STEP, Contenders, built_of, contenders_of
 from .suites import Trial
 
 CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c", "time_utc")  # of the environment, a row
@@ -126,16 +125,14 @@ class Session:
 
     def _build(self, contenders: Sequence[Contenders]) -> Results:
         """Every kernel in one batch, while the baselines get ready."""
-        wanted = list(dict.fromkeys(c for entrants in contenders for c in entrants.candidates()))
+        wanted = dict.fromkeys(c for entrants in contenders for c in entrants.candidates())
         self.say(f"{len(wanted)} kernels to build")
         with ThreadPoolExecutor(1) as pool:
             ready = pool.submit(self.get_ready)
-            results = self.pipeline.build(
-                [render(candidate) for candidate in wanted], lambda done, total, message: None
-            )
-            self.say(f"{sum(not isinstance(r, Outcome) for r in results)} kernels are built")
+            built = built_of(wanted, self.pipeline)
+            self.say(f"{sum(not isinstance(r, Outcome) for r in built.values())} kernels are built")
             ready.result()
-        return dict(zip(wanted, results, strict=True))
+        return built
 
     def _overdue(self) -> str:
         if self.budget_seconds is None:
@@ -145,7 +142,7 @@ class Session:
         return "" if left > usual else f"the {self.budget_seconds:g} s were used up"
 
     def _contenders(self, trial: Trial) -> Contenders:
-        defaults = self.defaults and trial.suite.settles
+        defaults = self.defaults and trial.suite.tuning is not None
         contenders = contenders_of(trial.problem, self.policy, defaults=defaults)
         return contenders if "step" in trial.modes else replace(contenders, forward=None)
 

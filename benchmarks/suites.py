@@ -54,6 +54,21 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Settings of a search.
+
+    Attributes:
+        top_k: candidates that a problem adds to its class.
+        class_limit: candidates of a class beside the defaults, for each mode; None is no limit.
+        seconds: of timing rounds a problem.
+    """
+
+    top_k: int = 10
+    class_limit: int | None = None
+    seconds: float = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Suite:
     """Cases that are reported together.
 
@@ -63,12 +78,9 @@ class Suite:
         cases: in the order of the table.
         unit: what a table shows beside the time: ``tflops``, or ``gb_per_s`` where memory is the limit.
         baselines: what it is compared with when no others are asked for; empty for all of its operations.
-        settles: the defaults race, too, and records are confirmed or taken back.
         inspects: memory and differences of calls are taken beside their times.
         grid: cases are head dims by sequence lengths.
-        top_k: candidates that a problem adds to its class when it is tuned.
-        class_limit: candidates of a class beside the defaults, for each mode; None is no limit.
-        tune_seconds: of timing rounds a problem while tuning.
+        tuning: of a suite that is tuned: the defaults race, too, and records are confirmed or taken back.
         seconds: of timing rounds a race.
         bars: comparison -> what our speed must reach: a figure of the summary -> its bar.
         dim_bars: the same for every problem of some head dims (dim_qk, dim_v).
@@ -79,12 +91,9 @@ class Suite:
     cases: tuple[Case, ...]
     unit: str = "tflops"
     baselines: tuple[str, ...] = ()
-    settles: bool = False
     inspects: bool = False
     grid: bool = False
-    top_k: int = 10
-    class_limit: int | None = None
-    tune_seconds: float = 3.0
+    tuning: Tuning | None = None
     seconds: float = 0.5
     bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     dim_bars: Mapping[str, Mapping[tuple[int, int], float]] = field(default_factory=dict)
@@ -308,8 +317,8 @@ SUITES: dict[str, Suite] = {
             title="Attention forward",
             cases=_attention_grid("forward"),
             baselines=("sdpa_flash", "sdpa_cudnn"),
-            settles=True,
             grid=True,
+            tuning=Tuning(),
             seconds=3.0,
             bars={"sdpa_flash forward": {"geometric_mean": 1.05, "min": 0.97}},
         ),
@@ -318,11 +327,8 @@ SUITES: dict[str, Suite] = {
             title="Attention backward and whole steps",
             cases=_attention_grid("backward", "step"),
             baselines=("sdpa_flash", "sdpa_cudnn"),
-            settles=True,
             grid=True,
-            top_k=6,
-            class_limit=12,
-            tune_seconds=0.5,
+            tuning=Tuning(top_k=6, class_limit=12, seconds=0.5),
             seconds=1.5,
             bars={
                 "sdpa_flash backward": _GRADIENT_BARS,
@@ -334,11 +340,8 @@ SUITES: dict[str, Suite] = {
             name="retnet",
             title="Retention with an explicit mask",
             cases=RETNET_SHAPES,
-            settles=True,
             inspects=True,
-            top_k=4,
-            class_limit=5,
-            tune_seconds=0.5,
+            tuning=Tuning(top_k=4, class_limit=5, seconds=0.5),
             seconds=1.5,
             bars={
                 "compiled forward": {"geometric_mean": 1.4},
@@ -353,11 +356,8 @@ SUITES: dict[str, Suite] = {
             name="retention",
             title="Retention with decay",
             cases=RETENTION_SHAPES,
-            settles=True,
             inspects=True,
-            top_k=5,
-            class_limit=8,
-            tune_seconds=0.5,
+            tuning=Tuning(top_k=5, class_limit=8, seconds=0.5),
             seconds=1.5,
             bars={
                 "fla forward": {"geometric_mean": 1.8, "min": 1.1},

@@ -10,14 +10,14 @@ from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
 from .flex import Flex
 from .formula import Compiled, Eager
-from .sdpa import CUDNN, EFFICIENT, FLASH, Sdpa
+from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
 
 BASELINES: dict[str, Baseline] = {
     baseline.name: baseline
     for baseline in (
-        Sdpa(FLASH),
-        Sdpa(CUDNN),
-        Sdpa(EFFICIENT),
+        SdpaFlash(),
+        SdpaCudnn(),
+        SdpaEfficient(),
         Flex(),
         FlashAttention2(),
         FlashAttention3(),

@@ -48,13 +48,15 @@ class Baseline(ABC):
         op: the operation that it computes.
         layout: between our tensors and the function's, in either direction.
         gradients: how its backward pass is timed, for the documentation.
+        called: its forward pass is compared with our function called the same way, not with our kernel alone.
     """
 
     name: str
     title: str
     op: Op = "attention"
     layout: Layout = staticmethod(as_given)
-    gradients: str = "through autograd"
+    gradients = "through autograd"
+    called = False
 
     @abstractmethod
     def function(self, problem: Problem) -> Function:
@@ -76,7 +78,9 @@ class Baseline(ABC):
 
     def ours(self, problem: Problem, mode: Mode) -> str:
         """The label of ours that does the same work as its entry."""
-        return {"forward": PICK, "backward": PICK}.get(mode, AUTOGRAD)
+        if mode == "forward" and self.called:
+            return CALL
+        return PICK if mode in ("forward", "backward") else AUTOGRAD
 
     def entry(self, problem: Problem, mode: Mode, name: str) -> Entry:
         """The entry of a race under a name."""
@@ -90,14 +94,6 @@ class Baseline(ABC):
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for all problems at once, before the first race, in at most so many processes."""
         return  # most compile nothing
-
-
-class CalledBaseline(Baseline):
-    """A baseline whose forward pass is compared with our function called the same way, not with our kernel alone."""
-
-    def ours(self, problem: Problem, mode: Mode) -> str:
-        """See :meth:`Baseline.ours`."""
-        return CALL if mode == "forward" else super().ours(problem, mode)
 
 
 def misaligned(problem: Problem) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from attention_autotuner.core.problem import Problem
 
 from ..calls import Function, StepCall, rows_of_heads
-from .base import CalledBaseline, first, grouped_heads
+from .base import Baseline, first, grouped_heads
 from .compile_ahead import blank_inputs, in_processes
 
 SHARES = 3  # processes that divide the configurations of one pair of head dims
@@ -44,13 +44,14 @@ def tuned_classes(problems: Sequence[Problem]) -> list[Problem]:
     return list({(p.heads_q, p.dim_qk, p.dim_v): p for p in reversed(problems)}.values())
 
 
-class Fla(CalledBaseline):
+class Fla(Baseline):
     """fla's ``chunk_retention``."""
 
     name = "fla"
     title = "fla's chunk_retention"
     op = "retention"
     layout = staticmethod(rows_of_heads)
+    called = True
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`."""

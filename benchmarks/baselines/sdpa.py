@@ -111,67 +111,26 @@ class FusedBackwardEntry:
         return lambda: backward(dout, qkv, saved, causal)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backend:
-    """One of SDPA's backends.
+class Sdpa(Baseline):
+    """SDPA by one backend.
 
     Attributes:
-        name, title: of the baseline.
         backend: the only one that may serve.
-        limits: the first of their reasons is the baseline's.
         ops: the operators below autograd; None where gradients are timed through autograd.
         lower_right: it takes a causal mask that ends at the bottom right, where queries and keys differ in number.
     """
 
-    name: str
-    title: str
     backend: SDPBackend
-    limits: tuple[Callable[[Problem], str], ...]
     ops: FusedOps | None = None
-    lower_right: bool = False
-
-
-FLASH = Backend(
-    name="sdpa_flash",
-    title="FlashAttention-2 (torch SDPA)",
-    backend=SDPBackend.FLASH_ATTENTION,
-    limits=(two_head_dims, top_left),
-    ops=FLASH_OPS,
-    lower_right=True,
-)
-CUDNN = Backend(
-    name="sdpa_cudnn",
-    title="cuDNN (torch SDPA)",
-    backend=SDPBackend.CUDNN_ATTENTION,
-    limits=(misaligned,),
-    ops=CUDNN_OPS,
-)
-EFFICIENT = Backend(
-    name="sdpa_efficient",
-    title="memory-efficient (torch SDPA)",
-    backend=SDPBackend.EFFICIENT_ATTENTION,
-    limits=(grouped_heads, misaligned),
-)
-
-
-class Sdpa(Baseline):
-    """SDPA by one backend."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.name, self.title, self.backend = backend.name, backend.title, backend
-        self.gradients = "below autograd where it can be" if backend.ops else "through autograd"
+    lower_right = False
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`."""
-        return make_sdpa(self.backend.backend, problem, lower_right=self.backend.lower_right)
-
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return first(*(limit(problem) for limit in self.backend.limits))
+        return make_sdpa(self.backend, problem, lower_right=self.lower_right)
 
     def modes(self, modes: Sequence[Mode]) -> list[Mode]:
         """All of a trial's modes, as a step is timed below autograd and through it; see :meth:`Baseline.modes`."""
-        return list(modes) if self.backend.ops is not None else super().modes(modes)
+        return list(modes) if self.ops is not None else super().modes(modes)
 
     def ours(self, problem: Problem, mode: Mode) -> str:
         """See :meth:`Baseline.ours`."""
@@ -189,7 +148,48 @@ class Sdpa(Baseline):
         """The operators that time a mode without autograd, where there are some that take the problem."""
         if mode not in ("backward", "step") or first(grouped_heads(problem), misaligned(problem)):
             return None
-        return self.backend.ops
+        return self.ops
+
+
+class SdpaFlash(Sdpa):
+    """FlashAttention-2 as torch has it."""
+
+    name = "sdpa_flash"
+    title = "FlashAttention-2 (torch SDPA)"
+    backend = SDPBackend.FLASH_ATTENTION
+    ops = FLASH_OPS
+    gradients = "below autograd where it can be"
+    lower_right = True
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return first(two_head_dims(problem), top_left(problem))
+
+
+class SdpaCudnn(Sdpa):
+    """cuDNN's attention."""
+
+    name = "sdpa_cudnn"
+    title = "cuDNN (torch SDPA)"
+    backend = SDPBackend.CUDNN_ATTENTION
+    ops = CUDNN_OPS
+    gradients = "below autograd where it can be"
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return misaligned(problem)
+
+
+class SdpaEfficient(Sdpa):
+    """The memory-efficient kernels."""
+
+    name = "sdpa_efficient"
+    title = "memory-efficient (torch SDPA)"
+    backend = SDPBackend.EFFICIENT_ATTENTION
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return first(grouped_heads(problem), misaligned(problem))
 
 
 def make_sdpa(backend: SDPBackend, problem: Problem, *, lower_right: bool = False) -> Function:
@@ -198,7 +198,7 @@ def make_sdpa(backend: SDPBackend, problem: Problem, *, lower_right: bool = Fals
     Args:
         backend: the only one that may serve.
         problem: decides the mask and whether heads are grouped.
-        lower_right: see :class:`Backend`.
+        lower_right: see :class:`Sdpa`.
     """
     grouped = problem.heads_q != problem.heads_kv
     bias = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ..results import ratio_text
@@ -47,71 +46,37 @@ CAPTIONS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One baseline in one direction.
-
-    Attributes:
-        subject: the operation.
-        mode: forward, backward or step.
-        title: of the baseline.
-        shapes: how many were raced.
-        mean, least: of our speed over the baseline's.
-    """
-
-    subject: str
-    mode: str
-    title: str
-    shapes: int
-    mean: float
-    least: float
-
-    def cells(self, words: Mapping[str, str]) -> list[str]:
-        """The row's cells in one language."""
-        title = words.get(self.title, self.title)
-        return [
-            words.get(self.subject, self.subject),
-            words.get(self.mode, self.mode),
-            f"**{title}**" if self.mean < 1.0 else title,
-            str(self.shapes),
-            _bold(self.mean),
-            _bold(self.least),
-        ]
-
-
 def _bold(ratio: float) -> str:
     return f"**{ratio_text(ratio)}**" if ratio < 1.0 else ratio_text(ratio)
 
 
-def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Row]:
-    """The rows of one GPU's result files.
+def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """The rows of one GPU's result files: operation, mode, baseline, shapes, and our speed over it.
 
     A baseline stands once in each direction of an operation: from a grid where it was raced there, else from the
     layers of models. A backward pass that is timed in whole steps as well stands as a step.
     """
     known: set[tuple[str, str, str]] = set()
-    for suite in ORDER:
-        document = documents.get(suite)
-        if document is None:
-            continue
-        operation = SUBJECTS[suite].partition(",")[0] if suite != "decode" else suite
+    for suite, document in ((suite, documents[suite]) for suite in ORDER if suite in documents):
+        operation = suite if suite == "decode" else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
             baseline, _, mode = name.partition(" ")
             title = document["baselines"].get(baseline)
             stepped = mode == "backward" and f"{baseline} step" in document["summary"]
-            of_models = suite == "models" and baseline in ("fla", "compiled", "eager")
-            place = (operation, baseline, mode)
-            if title is None or stepped or of_models or mode == "autograd" or place in known:
-                continue
-            known.add(place)
-            yield Row(
-                subject=SUBJECTS[suite],
-                mode=mode,
-                title=title,
-                shapes=figures["problems"],
-                mean=figures["geometric_mean"],
-                least=figures["min"],
+            other = title is None or (
+                suite == "models" and baseline in ("fla", "compiled", "eager")
             )
+            if other or stepped or mode == "autograd" or (operation, baseline, mode) in known:
+                continue
+            known.add((operation, baseline, mode))
+            ratios = (figures["geometric_mean"], figures["min"])
+            yield SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios)
+
+
+def cells(row: tuple[str, ...], words: Mapping[str, str]) -> list[str]:
+    """A row in one language, its baseline in bold where that beats us."""
+    subject, mode, title, *figures = (words.get(cell, cell) for cell in row)
+    return [subject, mode, f"**{title}**" if "*" in figures[1] else title, *figures]
 
 
 def block(gpus: Mapping[str, Mapping[str, Mapping[str, Any]]], language: str) -> str:
@@ -135,8 +100,8 @@ def block(gpus: Mapping[str, Mapping[str, Mapping[str, Any]]], language: str) ->
             gpu=gpu, driver=environment["driver"], torch=environment["torch"]
         )
         table = [[words.get(heading, heading) for heading in HEADINGS], ["---"] * len(HEADINGS)]
-        table += [row.cells(words) for row in rows]
-        paragraphs += [caption, "\n".join(f"| {' | '.join(cells)} |" for cells in table)]
+        table += [cells(row, words) for row in rows]
+        paragraphs += [caption, "\n".join(f"| {' | '.join(line)} |" for line in table)]
     return "\n\n".join(paragraphs)
 
 

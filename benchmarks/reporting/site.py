@@ -1,4 +1,4 @@
-"""What the documentation shows of the result files: a page that is whole by itself, Markdown, and curves."""
+"""The documentation's view of the result files: a page that is whole by itself, Markdown, and curves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from ..results import (
     rate,
     ratio_text,
     standing,
-    suite_of,
 )
 from ..suites import SUITES, column_label, row_label
 from .curves import draw, limits_of
@@ -33,19 +32,6 @@ from .curves import draw, limits_of
 TITLE = "attention-autotuner: results"
 PAGE, RESULTS, CASES, TABLE = "report.html", "results.md", "cases.md", "baselines.md"
 MODE_WORDS = {"step": "forward + backward", "autograd": "forward + backward through autograd"}
-CEILINGS = {
-    "mma_fp16": ("mma.sync, fp16", 1e12, "TFLOP/s"),
-    "mma_bf16": ("mma.sync, bf16", 1e12, "TFLOP/s"),
-    "wgmma_fp16": ("wgmma, fp16", 1e12, "TFLOP/s"),
-    "wgmma_bf16": ("wgmma, bf16", 1e12, "TFLOP/s"),
-    "fp32": ("fp32 multiply-add", 1e12, "TFLOP/s"),
-    "exp": ("ex2", 1e12, "10^12 results/s"),
-    "smem": ("shared memory", 1e12, "TB/s"),
-    "l2": ("L2", 1e12, "TB/s"),
-    "hbm_copy": ("device memory, copy", 1e12, "TB/s"),
-    "launch": ("kernel launch", 1e-6, "µs"),
-}
-"""Name in a bring-up -> title, the unit's size in SI, and the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +158,7 @@ def build(root: Path) -> dict[str, str]:
     curves: dict[str, str] = {}
     for gpu, documents in gpus.items():
         for document in suites_in(documents):
-            suite = suite_of(document)
-            if suite is not None and suite.grid:
+            if document["suite"] in SUITES and SUITES[document["suite"]].grid:
                 limits = limits_of(document["spec"], documents.get("bring_up"))
                 drawn = draw(document, limits)
                 if drawn is not None:
@@ -189,16 +174,14 @@ def build(root: Path) -> dict[str, str]:
         title=TITLE,
         gpus=gpus,
         curves=curves,
-        suites=list(SUITES.values()),
-        baselines=list(BASELINES.values()),
+        suites=SUITES,
+        baselines=BASELINES,
         units=UNITS,
         mode_words=MODE_WORDS,
-        ceilings=CEILINGS,
         results_of=results_of,
         losses=losses,
         place_of=place_of,
         suites_in=suites_in,
-        suite_of=suite_of,
         rate=rate,
         median=median,
     )

@@ -27,7 +27,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
 from benchmarks import comparison, results, run
 from benchmarks.baselines import BASELINES
-from benchmarks.baselines.sdpa import FLASH, Sdpa, make_sdpa
+from benchmarks.baselines.sdpa import SdpaFlash, make_sdpa
 from benchmarks.calls import Function
 from benchmarks.comparison import Comparison, opponents_of
 from benchmarks.contenders import Contenders, Selection
@@ -113,7 +113,7 @@ def test_an_sdpa_baseline_computes_our_attention(problem: Problem) -> None:
 # --- comparing ------------------------------------------------------------------------------------
 
 
-class Flash(Sdpa):
+class Flash(SdpaFlash):
     """Runs nothing, and refuses long sequences."""
 
     def function(self, problem: Problem) -> Function:
@@ -148,7 +148,7 @@ def race(
     pipeline = pipeline or FakePipeline()
     kernels = [render(candidate) for candidate in entrants.candidates()]
     built = pipeline.build(kernels, lambda done, total, message: None)
-    opponents = opponents_of(entrants.problem, ["forward"], [Flash(FLASH)])
+    opponents = opponents_of(entrants.problem, ["forward"], [Flash()])
     compared = Comparison(
         entrants, opponents, pipeline, dict(zip(entrants.candidates(), built, strict=True)), None
     )

@@ -12,17 +12,23 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
+from attention_autotuner.operations.bindings import make_inputs
+from attention_autotuner.operations.shared.tensors import Outputs, SharedWorkspace
+from attention_autotuner.tuning.measure import KernelEntry
 from benchmarks import decode, run
 from benchmarks.baselines import BASELINES, fla
 from benchmarks.contenders import Selection
 from benchmarks.decode import DECODE
 from benchmarks.reporting import site
 from benchmarks.suites import trials
-from tests.benchmarking import GPU, session_of
+from tests.benchmarking import GPU, FakeMeasurer, session_of
+from tests.searching import FakeBuilt
 
 SMALL = replace(DECODE, batch=2, heads_q=2, heads_kv=2, dim_qk=16, dim_v=32)
 
@@ -37,17 +43,45 @@ def test_a_step_is_one_token_of_64_sequences_and_moves_the_state_twice() -> None
     assert decode.bytes_of_step(DECODE) == 2 * state + rows
 
 
-def test_tensors_are_those_of_one_token() -> None:
-    tensors = decode.tensors_of(SMALL, "cpu")
-    assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == {
-        "q": (2, 2, 1, 16),
-        "k": (2, 2, 1, 16),
-        "v": (2, 2, 1, 32),
-        "log2_gamma": (2,),
-        "initial_state": (2, 2, 16, 32),
+def test_a_step_in_place_writes_the_state_where_it_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[Any] = []
+    monkeypatch.setattr(
+        KernelEntry, "prepare", lambda self, inputs, outputs: taken.append((inputs, outputs))
+    )
+    inputs = [make_inputs(SMALL, seed=0, device="cpu")]
+    tensors = {"o": torch.empty(2, 2, 1, 32), "final_state": torch.empty(2, 2, 16, 32)}
+    outputs = [Outputs(tensors=tensors, workspace=SharedWorkspace(torch.device("cpu")))]
+    for kind in (decode.InPlaceEntry, KernelEntry):
+        kind(name="x", path=Path(), problem=SMALL).prepare(inputs, outputs)
+    (_, in_place), (_, beside) = taken
+    state = inputs[0].tensors["initial_state"]
+    assert in_place[0].tensors["final_state"] is state
+    assert beside[0].tensors["final_state"] is tensors["final_state"]
+    assert in_place[0].tensors["o"] is tensors["o"]
+
+
+def test_candidates_race_copies_in_both_ways() -> None:
+    moved = decode.bytes_of_step(DECODE)
+    times = {
+        "copy 256 MiB": 200.0,
+        "copy 2048 MiB": 1000.0,
+        "in place: a": 150.0,
+        "not in place: a": 140.0,
     }
-    gammas = torch.tensor([1 - 2.0**-5, 1 - 2.0**-6])
-    torch.testing.assert_close(torch.exp2(tensors["log2_gamma"]), gammas)
+    measurer = FakeMeasurer(lambda problem, name: times[name])
+    figures = decode.run(
+        DECODE, {"a": FakeBuilt(path=Path("a"), report=parse_ptxas(""))}, measurer, 1.0
+    )
+    assert measurer.raced == [list(times)]
+    assert figures["copy_gb_per_s"] == pytest.approx(2 * 2048 * 2**20 / 1000e3)
+    ways = figures["rows"][0]["ways"]
+    assert ways["in place"]["gb_per_s"] == pytest.approx(moved / 150e3)
+    assert ways["not in place"]["us"] == pytest.approx(140.0)
+    failing = FakeMeasurer(lambda problem, name: Wrong(reason="off") if ": a" in name else 1.0)
+    with pytest.raises(RuntimeError, match="wrong: off"):
+        decode.run(DECODE, {"a": FakeBuilt(path=Path("a"), report=parse_ptxas(""))}, failing, 1.0)
 
 
 def summary(share: float) -> dict[str, Any]:
@@ -66,10 +100,6 @@ def test_shares_are_of_the_faster_copy_and_have_a_bar() -> None:
     assert decode.missed(figures) == []
     assert decode.missed(summary(0.65)) == ["in place"]
     assert decode.missed(summary(0.5)) == ["in place", "not in place"]
-
-
-def test_bandwidth_is_bytes_over_time() -> None:
-    assert decode.bandwidths({"x": 2.0}, {"x": 6000}) == {"x": pytest.approx(3.0)}
 
 
 def recurrent(columns: int) -> Candidate:

@@ -25,7 +25,7 @@ from attention_autotuner.reference import (
     retnet_attention_backward,
 )
 from attention_autotuner.tuning import class_pools
-from benchmarks import calls, results, session
+from benchmarks import calls, contenders, results, session
 from benchmarks.baselines.formula import formula
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
 from benchmarks.contenders import Contenders, Selection, variants
@@ -201,7 +201,8 @@ def raced(
     **rest: Any,
 ) -> list[dict[str, Any]]:
     """The rows of a suite's first case; nothing is built."""
-    monkeypatch.setattr(session, "render", lambda candidate: candidate)
+    monkeypatch.setattr(contenders, "render", lambda candidate: candidate)
+    monkeypatch.setattr(session.Session, "get_ready", lambda self: None)  # compiles for minutes
     monkeypatch.setattr(
         session, "contenders_of", lambda problem, policy, **_: entrants(problem, picks[problem])
     )
@@ -246,7 +247,6 @@ def test_a_wide_problem_has_a_bar_for_its_dims(monkeypatch: pytest.MonkeyPatch) 
 
 def decayed_rows(monkeypatch: pytest.MonkeyPatch, absence: str) -> list[dict[str, Any]]:
     monkeypatch.setattr("benchmarks.baselines.fla.absence", lambda: absence)
-    monkeypatch.setattr("benchmarks.baselines.fla.Fla.get_ready", lambda *arguments: None)
     picks = {DECAYED: chunkwise(DECAYED), DECAYED_BACK: chunked_backward(DECAYED_BACK)}
     times = {"call": 50.0, "autograd": 250.0, "fla forward": 110.0, "fla step": 500.0}
     return raced("retention", picks, times, monkeypatch)
