@@ -239,15 +239,7 @@ def comparisons(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str
         for name in row["entries"]:
             if name.split()[0] in BASELINES or name == DETERMINISTIC:
                 named.setdefault(name, []).append(row)
-    order = [f"{name} " for name in BASELINES]
-    return dict(
-        sorted(
-            named.items(),
-            key=lambda item: next(
-                (i for i, prefix in enumerate(order) if item[0].startswith(prefix)), len(order)
-            ),
-        )
-    )
+    return named
 
 
 def summarise(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -80,6 +80,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     option(
         "--baselines",
+        "--peers",
         type=names_of(list(BASELINES), "baseline"),
         metavar="NAME[,NAME]",
         help=f"of {', '.join(BASELINES)} (default the suite's)",
@@ -92,10 +93,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         metavar="MODE[,MODE]",
         help="forward, backward, step, autograd; by default those of each case",
     )
-    option("--filter", nargs="+", default=[], metavar="WORD", help="in case or problem; all")
+    option(
+        "--filter", "--only", nargs="+", default=[], metavar="WORD", help="in case or problem; all"
+    )
     option("--dims", nargs="+", type=int, default=[], metavar="DIM", help="head dims; all")
     option("--dtype", choices=("fp16", "bf16"), default="fp16")
-    option("--seconds", type=float, help="of timing rounds a race (default the suite's)")
+    option(
+        "--seconds",
+        "--seconds-per-case",
+        type=float,
+        help="of timing rounds a race (default the suite's)",
+    )
     option(
         "--budget-seconds", type=float, help="of wall time for everything; what is left out is said"
     )
@@ -104,7 +112,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         action="store_true",
         help="race no defaults and no deterministic mode: records are not settled",
     )
-    option("--output", type=Path, default=RESULTS, help="folder of results/<gpu>/")
+    option("--output", "--results", type=Path, default=RESULTS, help="folder of results/<gpu>/")
     option("--ship", type=Path, metavar="FOLDER", help="write the GPU's settled picks to it")
     option("--top-k", type=int, help="tune: candidates that a problem adds")
     option("--class-limit", type=int, help="tune: candidates of a class beside the defaults")

@@ -69,7 +69,7 @@ def search(
         key: _prepare(pool, defaults, policy, pipeline, say)
         for key, pool in _build(pool_of, pipeline, say)
     }
-    records_of = []
+    tuned = []
     for number, problem in enumerate(problems, start=1):
         rows, built = rows_of[class_of(problem)]
         if problem.deterministic:
@@ -77,14 +77,25 @@ def search(
         default = policy.default(problem)
         raced = race(problem, policy, default, rows, built, pipeline, seconds)
         pick = choose(raced, default)
-        record = _record(problem, policy, default, pick, raced, pipeline)
-        records_of.append(records.put(record))
+        record = extended(
+            None,
+            raced,
+            problem=problem,
+            purpose=problem.direction,
+            policy=policy,
+            legal=policy.legal(problem),
+            pick=pick.candidate,
+            default=default,
+            confirmed=pick.candidate == default,
+            environment=pipeline.environment,
+        )
+        tuned.append(records.put(record))
         us = median_us(pick) or inf
         say(
             f"[{number}/{len(problems)}] {problem.describe()}: {us:.1f} us "
             f"({problem.flops / us / 1e6:.0f} TFLOP/s) {pick.candidate.name}"
         )
-    return records_of
+    return tuned
 
 
 Prepared = tuple[list[Row], dict[str, Built]]
@@ -144,25 +155,3 @@ def _prepare(
             )
         )
     return rows, built
-
-
-def _record(
-    problem: Problem,
-    policy: Policy,
-    default: Candidate,
-    pick: Row,
-    raced: Sequence[Row],
-    pipeline: Pipeline,
-) -> TuningRecord:
-    return extended(
-        None,
-        raced,
-        problem=problem,
-        purpose=problem.direction,
-        policy=policy,
-        legal=policy.legal(problem),
-        pick=pick.candidate,
-        default=default,
-        confirmed=pick.candidate == default,
-        environment=pipeline.environment,
-    )

@@ -161,6 +161,8 @@ DIMS = (64, 128, 256)
 SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 AUTOGRAD_SEQLEN = 2048  # through autograd, one length of each row of the grid is timed
 
+DECAY: dict[str, Any] = {"op": "retention", "causal": True}
+MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
 _SHAPE = re.compile(r"b(\d+) h(\d+)(?:/(\d+))? s(\d+)(?:x(\d+))? d(\d+)(?:/(\d+))?( causal)?")
 
 
@@ -186,43 +188,32 @@ def shape(text: str, **fields: Any) -> Problem:
     )
 
 
-def _attention_grid(*modes: Mode) -> tuple[Case, ...]:
-    cases = []
-    for dim, mask, seqlen in product(DIMS, ("", " causal"), SEQLENS):
-        problem = shape(f"b{TOKENS // seqlen} h{HIDDEN // dim} s{seqlen} d{dim}{mask}")
-        title = f"{row_label(problem)} {column_label(problem)}"
-        through: tuple[Mode, ...] = ()
-        if "step" in modes and seqlen == AUTOGRAD_SEQLEN:
-            through = ("autograd",)
-        cases.append(
-            Case(
-                name=title.replace(" ", "_"),
-                title=title,
-                source=FA3_PAPER if dim == max(DIMS) else FA2_PAPER,
-                shape=problem,
-                races=((*modes, *through),),
-            )
-        )
-    return tuple(cases)
-
-
-def _retention_shapes(texts: Sequence[str], races: Races, **fields: Any) -> tuple[Case, ...]:
-    return tuple(
-        Case(
-            name=text.replace(" ", "_").replace("/", "_"),
-            title=shape_label(shape(text, **fields)),
-            source=RETNET_DIMS,
-            shape=shape(text, **fields),
-            races=races,
-        )
-        for text in texts
-    )
-
-
 def _case(
     name: str, title: str, source: str, text: str, races: Races = INFERENCE, **fields: Any
 ) -> Case:
     return Case(name=name, title=title, source=source, shape=shape(text, **fields), races=races)
+
+
+def _attention_grid(*modes: Mode) -> tuple[Case, ...]:
+    cases = []
+    for dim, causal, seqlen in product(DIMS, ("", " causal"), SEQLENS):
+        text = f"b{TOKENS // seqlen} h{HIDDEN // dim} s{seqlen} d{dim}{causal}"
+        title = f"d{dim}{causal} {column_label(shape(text))}"
+        through: tuple[Mode, ...] = ()
+        if "step" in modes and seqlen == AUTOGRAD_SEQLEN:
+            through = ("autograd",)
+        source = FA3_PAPER if dim == max(DIMS) else FA2_PAPER
+        cases.append(_case(title.replace(" ", "_"), title, source, text, ((*modes, *through),)))
+    return tuple(cases)
+
+
+def _retention_shapes(texts: Sequence[str], races: Races, **fields: Any) -> tuple[Case, ...]:
+    cases = []
+    for text in texts:
+        name = text.replace(" ", "_").replace("/", "_")
+        title = shape_label(shape(text, **fields))
+        cases.append(_case(name, title, RETNET_DIMS, text, races, **fields))
+    return tuple(cases)
 
 
 RETNET_SHAPES = _retention_shapes(
@@ -234,8 +225,7 @@ RETNET_SHAPES = _retention_shapes(
         "b8 h16 s2048 d64/64",
     ),
     (("forward",), ("backward",)),
-    op="retnet",
-    mask="explicit",
+    **MASKED,
 )
 RETENTION_SHAPES = _retention_shapes(
     (
@@ -249,11 +239,8 @@ RETENTION_SHAPES = _retention_shapes(
         "b8 h32 s2048 d64/64",
     ),
     TRAINING,
-    op="retention",
-    causal=True,
+    **DECAY,
 )
-DECAY: dict[str, Any] = {"op": "retention", "causal": True}
-MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
 MODELS = (
     _case("llama3_8b_8k", "Llama-3 8B, 8k", LLAMA3, "b1 h32/8 s8192 d128 causal", TRAINING),
     _case("llama3_70b_8k", "Llama-3 70B, 8k", LLAMA3, "b1 h64/8 s8192 d128 causal", TRAINING),

@@ -35,7 +35,7 @@ nitpick_ignore = [
 
 # A link's #anchor may be any heading down to this level, as on a forge.
 myst_heading_anchors = 3
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from ..baselines.base import MODES
 from ..results import ratio_text
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
@@ -50,13 +51,13 @@ def _bold(ratio: float) -> str:
     return f"**{ratio_text(ratio)}**" if ratio < 1.0 else ratio_text(ratio)
 
 
-def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """The rows of one GPU's result files: operation, mode, baseline, shapes, and our speed over it.
 
     A baseline stands once in each direction of an operation: from a grid where it was raced there, else from the
     layers of models. A backward pass that is timed in whole steps as well stands as a step.
     """
-    known: set[tuple[str, str, str]] = set()
+    rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
     for suite, document in ((suite, documents[suite]) for suite in ORDER if suite in documents):
         operation = suite if suite == "decode" else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
@@ -66,11 +67,14 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, .
             other = title is None or (
                 suite == "models" and baseline in ("fla", "compiled", "eager")
             )
-            if other or stepped or mode == "autograd" or (operation, baseline, mode) in known:
+            if other or stepped or mode == "autograd" or (operation, baseline, mode) in rows:
                 continue
-            known.add((operation, baseline, mode))
             ratios = (figures["geometric_mean"], figures["min"])
-            yield SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios)
+            row = (SUBJECTS[suite], mode, title, str(figures["problems"]), *map(_bold, ratios))
+            rows[operation, baseline, mode] = row
+    operations = [operation for operation, _, _ in rows]
+    order = sorted(rows, key=lambda place: (operations.index(place[0]), MODES.index(place[2])))
+    return [rows[place] for place in order]
 
 
 def cells(row: tuple[str, ...], words: Mapping[str, str]) -> list[str]:
@@ -89,7 +93,7 @@ def block(gpus: Mapping[str, Mapping[str, Mapping[str, Any]]], language: str) ->
     words = CHINESE if language == "zh" else ENGLISH
     paragraphs = []
     for documents in gpus.values():
-        rows = list(rows_of(documents))
+        rows = rows_of(documents)
         if not rows:
             continue
         shown = [documents[suite] for suite in ORDER if suite in documents]
