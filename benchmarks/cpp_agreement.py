@@ -115,12 +115,8 @@ class Agreement:
     def to_json(self) -> dict[str, Any]:
         """All of it, with the ratio and whether both agree."""
         ratio = None if isnan(self.ratio) else self.ratio  # JSON has no NaN
-        return {
-            **asdict(self),
-            "case": self.problem.describe(),
-            "ratio": ratio,
-            "agrees": self.agrees,
-        }
+        case = {"case": self.problem.describe(), "ratio": ratio, "agrees": self.agrees}
+        return {**asdict(self), **case}
 
 
 def configure(folder: Path, toolchain: Toolchain, *options: str) -> None:

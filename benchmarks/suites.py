@@ -278,22 +278,19 @@ def _decode(batch: int, seqlen_q: int, seqlen_k: int, heads: str, model: str) ->
     return _case(name, title, f"{LLAMA3}; the later models' context is 128k", text)
 
 
+DECODE_TITLE = "Decoding: few queries on long keys"
 DECODE = tuple(
     _decode(*sizes, heads, model)
     for model, heads in (("Llama-3 8B", "32/8"), ("Llama-3 70B", "64/8"))
     for sizes in ((1, 1, 8192), (16, 1, 8192), (1, 1, 131072), (16, 4, 8192), (16, 16, 8192))
 )
+PROMPT = "llama3_8b_prompt_256"
 SHORT = (
     _case("bert_base_128", "BERT base, 128", BERT_BASE, "b64 h12 s128 d64", TRAINING),
     _case("bert_large_512", "BERT large, 512", BERT_LARGE, "b16 h16 s512 d64", TRAINING),
     _case("vit_large_16", "ViT-L/16, 224 x 224", VIT, "b64 h16 s197 d64", TRAINING),
     _case("clip_text", "CLIP ViT-L/14 text", CLIP, "b64 h12 s77 d64 causal", TRAINING),
-    _case(
-        "llama3_8b_prompt_256",
-        "Llama-3 8B, one prompt of 256",
-        LLAMA3,
-        "b1 h32/8 s256 d128 causal",
-    ),
+    _case(PROMPT, "Llama-3 8B, one prompt of 256", LLAMA3, "b1 h32/8 s256 d128 causal"),
 )
 _GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
 SUITES: dict[str, Suite] = {
@@ -352,12 +349,7 @@ SUITES: dict[str, Suite] = {
             },
         ),
         Suite(name="models", title="Layers of named models", cases=MODELS),
-        Suite(
-            name="decode",
-            title="Decoding: few queries on long keys",
-            cases=DECODE,
-            unit="gb_per_s",
-        ),
+        Suite(name="decode", title=DECODE_TITLE, cases=DECODE, unit="gb_per_s"),
         Suite(name="short", title="Short sequences", cases=SHORT),
     )
 }

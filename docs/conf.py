@@ -1,4 +1,4 @@
-"""How Sphinx builds the site from this folder: `make docs`, strictly, into build/site."""
+"""The Sphinx configuration of the site: `make docs` builds it from this folder, strictly, into build/site."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ def name_each(
     _app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
 ) -> None:
     """Write attributes that a docstring describes together, ``a, b: text``, one by one: all that Napoleon reads."""
-    found: list[str] = []
+    described: list[str] = []
     at = 0
     while at < len(lines):
         group = GROUP.match(lines[at])
         end = at + 1
         if group is None:
-            found.append(lines[at])
+            described.append(lines[at])
         else:
             more = group["indent"] + " "
             while end < len(lines) and lines[end].startswith(more):
                 end += 1
             for name in group["names"].split(", "):
-                found += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
+                described += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
         at = end
-    lines[:] = found
+    lines[:] = described
 
 
 def make_results(_app: Sphinx, _config: Any) -> None:
