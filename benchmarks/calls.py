@@ -1,7 +1,7 @@
 """Functions timed as a program would call them: forward alone, backward alone on a graph that is kept, or both.
 
 Each call takes the inputs in the layout that its function wants, which is made outside any timing, and hands its
-results back in ours, so that two implementations can be held against each other.
+results back in ours, so that two implementations can be compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Call(ABC):
 
     Attributes:
         name: how it is reported.
-        function: answers the output.
+        function: returns the output.
         others: names of the tensors that it takes after q, k and v.
         layout: between ours and the function's, either way.
     """
@@ -51,7 +51,7 @@ class Call(ABC):
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Lay the inputs out and run once, so that what is compiled or tuned on a first call is over."""
-        self._runs = [self._bind(each) for each in inputs]
+        self._runs = [self._bind(tensors) for tensors in inputs]
         self.run(0)
 
     def run(self, index: int) -> None:
@@ -60,28 +60,29 @@ class Call(ABC):
 
     def results(self, index: int) -> Results:
         """Call the function; its results in our layout."""
-        return tuple(self.layout(found.detach()) for found in self._runs[index]())
+        return tuple(self.layout(result.detach()) for result in self._runs[index]())
 
-    def _read(self, each: Inputs) -> tuple[Results, Results]:
+    def _read(self, inputs: Inputs) -> tuple[Results, Results]:
         """q, k and v as leaves, and the others."""
-        given = (self.layout(tensor.detach()).contiguous() for tensor in (each.q, each.k, each.v))
-        leaves = tuple(tensor.requires_grad_() for tensor in given)
-        return leaves, tuple(each.tensors[name] for name in self.others)
+        qkv = (inputs.q, inputs.k, inputs.v)
+        laid_out = (self.layout(tensor.detach()).contiguous() for tensor in qkv)
+        leaves = tuple(tensor.requires_grad_() for tensor in laid_out)
+        return leaves, tuple(inputs.tensors[name] for name in self.others)
 
-    def _dout(self, each: Inputs, o: torch.Tensor) -> torch.Tensor:
+    def _dout(self, inputs: Inputs, o: torch.Tensor) -> torch.Tensor:
         """The gradient of the output, in memory as the output is."""
-        return torch.empty_like(o).copy_(self.layout(each.tensors["dout"]))
+        return torch.empty_like(o).copy_(self.layout(inputs.tensors["dout"]))
 
     @abstractmethod
-    def _bind(self, each: Inputs) -> Callable[[], Results]:
-        """What is timed on one set."""
+    def _bind(self, inputs: Inputs) -> Callable[[], Results]:
+        """The function to time on one set of inputs."""
 
 
 class ForwardCall(Call):
     """The output, without a gradient recorded."""
 
-    def _bind(self, each: Inputs) -> Callable[[], Results]:
-        leaves, others = self._read(each)
+    def _bind(self, inputs: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(inputs)
 
         def call() -> Results:
             with torch.no_grad():
@@ -93,12 +94,12 @@ class ForwardCall(Call):
 class BackwardCall(Call):
     """The gradients of q, k and v from what one forward pass saved, again and again."""
 
-    def _bind(self, each: Inputs) -> Callable[[], Results]:
-        leaves, others = self._read(each)
+    def _bind(self, inputs: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(inputs)
         # A compiled backward pass would otherwise write over what it is given, and refuse a second run.
         with functorch_config.patch(donated_buffer=False):
             o = self.function(*leaves, *others)
-            dout = self._dout(each, o.detach())
+            dout = self._dout(inputs, o.detach())
 
             def call() -> Results:
                 return torch.autograd.grad(o, leaves, dout, retain_graph=True)
@@ -108,12 +109,12 @@ class BackwardCall(Call):
 
 
 class StepCall(Call):
-    """Forward and backward, each time anew."""
+    """Forward and backward."""
 
-    def _bind(self, each: Inputs) -> Callable[[], Results]:
-        leaves, others = self._read(each)
+    def _bind(self, inputs: Inputs) -> Callable[[], Results]:
+        leaves, others = self._read(inputs)
         with torch.no_grad():
-            dout = self._dout(each, self.function(*leaves, *others))
+            dout = self._dout(inputs, self.function(*leaves, *others))
 
         def call() -> Results:
             return torch.autograd.grad(self.function(*leaves, *others), leaves, dout)
@@ -122,7 +123,7 @@ class StepCall(Call):
 
 
 OTHERS: dict[str, tuple[str, ...]] = {"attention": (), "retnet": ("mask",), "retention": ()}
-"""Operation -> what it takes beside q, k and v."""
+"""Operation -> the tensors that it takes after q, k and v."""
 
 
 def scale_of(problem: Problem) -> float:

@@ -27,7 +27,6 @@ from attention_autotuner.cli.options import positive
 from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
-from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
@@ -44,7 +43,8 @@ from attention_autotuner.errors import (
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
 
-ROOT = Path(__file__).resolve().parent.parent
+from .results import ROOT, write
+
 SCHEMA = 1
 BAR = 0.03  # of the medians
 REPEATS = 3
@@ -80,7 +80,7 @@ Measure = Callable[[Problem, Path, int, float], float]
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """What both said of one case.
+    """The results of both on one case.
 
     Attributes:
         problem: what was computed.
@@ -109,18 +109,14 @@ class Agreement:
 
     @property
     def agrees(self) -> bool:
-        """Whether the kernel was the same and right, and the times are within the bar."""
+        """True where the kernel was the same and right, and the times are within the bar."""
         return not self.error and self.digest == self.cpp_digest and abs(self.ratio - 1.0) <= BAR
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, with the verdict."""
+        """All of it, with the ratio and whether both agree."""
         ratio = None if isnan(self.ratio) else self.ratio  # JSON has no NaN
-        return {
-            **asdict(self),
-            "case": self.problem.describe(),
-            "ratio": ratio,
-            "agrees": self.agrees,
-        }
+        case = {"case": self.problem.describe(), "ratio": ratio, "agrees": self.agrees}
+        return {**asdict(self), **case}
 
 
 def configure(folder: Path, toolchain: Toolchain, *options: str) -> None:
@@ -172,11 +168,14 @@ def build_kernels(
     """
     target = BuildTarget(arch=native_arch(probe().compute_capability))
     wanted = list(dict.fromkeys(candidates))
-    found = build(
-        [render(each) for each in wanted], target, toolchain=toolchain, store=default_store()
+    results = build(
+        [render(candidate) for candidate in wanted],
+        target,
+        toolchain=toolchain,
+        store=default_store(),
     )
     artifacts = {}
-    for candidate, result in zip(wanted, found, strict=True):
+    for candidate, result in zip(wanted, results, strict=True):
         if not isinstance(result, Artifact):
             raise BuildError(f"{candidate.name} does not build: {result.reason}")
         artifacts[candidate] = result
@@ -192,7 +191,7 @@ def run_programs(
     rounds: int | None = None,
     rest: float = 0.0,
 ) -> list[dict[str, Any]]:
-    """What the C++ benchmarks say of problems, in their order.
+    """The results of the C++ benchmarks on problems, in their order.
 
     Args:
         programs: folder of the programs.
@@ -205,9 +204,9 @@ def run_programs(
     Raises:
         ToolchainError: a program ends without a word on its problems, or does not end.
     """
-    found: dict[Problem, dict[str, Any]] = {}
-    for name in dict.fromkeys(PROGRAMS[each.op, each.direction] for each in problems):
-        mine = [each for each in problems if PROGRAMS[each.op, each.direction] == name]
+    answers: dict[Problem, dict[str, Any]] = {}
+    for name in dict.fromkeys(PROGRAMS[p.op, p.direction] for p in problems):
+        mine = [p for p in problems if PROGRAMS[p.op, p.direction] == name]
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             command = [str(programs / name), "--bundle", str(bundle), "--json", str(report)]
@@ -234,8 +233,8 @@ def run_programs(
             if not report.is_file():
                 raise ToolchainError(f"{name} ended with {done.returncode}: {done.stdout[-2000:]}")
             results = json.loads(report.read_text(encoding="utf-8"))["results"]
-        found |= dict(zip(mine, results, strict=True))
-    return [found[problem] for problem in problems]
+        answers |= dict(zip(mine, results, strict=True))
+    return [answers[problem] for problem in problems]
 
 
 def _with_cublas() -> dict[str, str]:
@@ -277,18 +276,18 @@ def compare(
         reports = run_programs(
             programs, bundle, problems, check=repeat == 0, rounds=rounds, rest=rest
         )
-        for found, report in zip(cpp, reports, strict=True):
-            found.append(report)
+        for taken, report in zip(cpp, reports, strict=True):
+            taken.append(report)
     return [
         Agreement(
             problem=problem,
             kernel=artifact.name,
             digest=artifact.digest,
             cpp_digest=str(reports[0].get("digest")),
-            error="; ".join(dict.fromkeys(str(each["error"]) for each in reports if each["error"])),
+            error="; ".join(dict.fromkeys(str(r["error"]) for r in reports if r["error"])),
             warm_up=str(reports[-1].get("warm_up")),
             python_us=tuple(times),
-            cpp_us=tuple(each["median_us"] for each in reports if each.get("median_us")),
+            cpp_us=tuple(r["median_us"] for r in reports if r.get("median_us")),
         )
         for problem, artifact, times, reports in zip(
             problems, artifacts, python_us, cpp, strict=True
@@ -312,25 +311,25 @@ def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> f
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
     if not timing.outcome.ok or timing.samples < rounds:
-        told = f"{timing.samples} of {rounds} rounds in {PYTHON_SECONDS:g} s, {timing.outcome}"
-        raise BuildError(f"{problem.describe()} cannot be timed: {told}")
+        rounds_run = (
+            f"{timing.samples} of {rounds} rounds in {PYTHON_SECONDS:g} s, {timing.outcome}"
+        )
+        raise BuildError(f"{problem.describe()} cannot be timed: {rounds_run}")
     return timing.median_us
 
 
 def picks_of(problems: Sequence[Problem], policy: Policy) -> list[BundledPick]:
-    """What dispatch picks for problems, as a bundle holds it."""
-    found = []
-    for problem in problems:
-        pick = dispatch.lookup(problem, policy)
-        found.append(
-            BundledPick(problem=problem.bucketed(), candidate=pick.candidate, layer=str(pick.layer))
-        )
-    return found
+    """The picks of dispatch for problems, as a bundle holds them."""
+    picks = [(problem, dispatch.lookup(problem, policy)) for problem in problems]
+    return [
+        BundledPick(problem=problem.bucketed(), candidate=pick.candidate, layer=str(pick.layer))
+        for problem, pick in picks
+    ]
 
 
 def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
     """The document to commit; a case without a time leaves no worst ratio."""
-    ratios = [each.ratio for each in agreements]
+    ratios = [agreement.ratio for agreement in agreements]
     worst = max(ratios, key=lambda ratio: abs(ratio - 1.0))
     return {
         "schema": SCHEMA,
@@ -339,8 +338,8 @@ def report(agreements: Sequence[Agreement], device: int = 0) -> dict[str, Any]:
         "rounds": ROUNDS,
         "rest": REST,
         "worst_ratio": None if any(isnan(ratio) for ratio in ratios) else worst,
-        "passed": all(each.agrees for each in agreements),
-        "cases": [each.to_json() for each in agreements],
+        "passed": all(agreement.agrees for agreement in agreements),
+        "cases": [agreement.to_json() for agreement in agreements],
     }
 
 
@@ -386,12 +385,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(error)
             return 1
     document = report(agreements)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.output, json.dumps(document, indent=1) + "\n")
-    for each in agreements:
-        times = f"{median(each.python_us):9.2f} us in Python, C++ over it {each.ratio:.4f}"
-        verdict = "" if each.agrees else f"  DIFFERS {each.error}"
-        print(f"{each.problem.describe():64}  {times}{verdict}")
+    write(options.output, document)
+    for case in agreements:
+        times = f"{median(case.python_us):9.2f} us in Python, C++ over it {case.ratio:.4f}"
+        ending = "" if case.agrees else f"  DIFFERS {case.error}"
+        print(f"{case.problem.describe():64}  {times}{ending}")
     print(f"wrote {options.output}, {time.monotonic() - started:.0f} s")
     return 0 if document["passed"] else 1
 

@@ -1,63 +1,49 @@
 r"""Decoding with retention: one token for every sequence of a batch, as a share of the bandwidth of a copy.
 
 A step reads and writes the state of every head, far more than an L2 holds, so the bound is the device memory's. The
-state is updated where it stands or written elsewhere; a captured graph of a few steps is replayed. Copies of tensors of
-two sizes run in the same rounds, in random order, and the faster counts.
+state is updated where it stands or written elsewhere; copies of tensors of two sizes run in the same rounds, in random
+order, and the faster counts.
 
     python -m benchmarks.decode --tune        # records of the problem, with form recurrent and with form auto
-    python -m benchmarks.decode --output benchmarks/results/<gpu>/decode.json \
+    python -m benchmarks.decode --output benchmarks/results/<gpu>/retention_decode.json \
         --ship python/attention_autotuner/tuned    # in a process that did not tune: confirms them or takes them back
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import random
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
-from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.shared.tensors import (
-    Inputs,
-    Outputs,
-    SharedWorkspace,
-    bind,
-    current_device,
-)
-from attention_autotuner.serving import loader
+from attention_autotuner.core.problem import Problem, of_shape
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.measure import warm_up
+from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry, Measurer
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.shipping import ship
 from attention_autotuner.tuning.stages import MIN_GAIN
 
-from . import class_search, verdict
-from .cases import DECODE
-from .commands import opened
-from .rivals import PICK, Rivals, rivals_of
+from . import results
+from .contenders import PICK, Selection, built_of, checked, select
+from .run import opened
+from .search import search
 
+DECODE = of_shape((64, 8, 1, 256, 512), op="retention", form="recurrent", causal=True)
+"""One token of retention for every sequence of a batch, in the form that decoding asks for."""
 PROBLEMS = (DECODE, replace(DECODE, form="auto"))
 COPIES_MIB = (256, 2048)
-STEPS = 8  # in one graph
 BAR = 0.7  # of the copy's bandwidth
 WAYS = ("in place", "not in place")
 COPY = "copy"
-
-Figures = dict[str, float]
 
 
 def bytes_of_step(problem: Problem) -> int:
@@ -67,139 +53,109 @@ def bytes_of_step(problem: Problem) -> int:
     return 2 * state + 2 * rows * 2 * (problem.dim_qk + problem.dim_v)
 
 
-def confirmed(rivals: Rivals, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem's row as :func:`.verdict.settle` reads it: the pick, or the default where that is as fast.
+class InPlaceEntry(KernelEntry):
+    """A step that writes the state where it read it."""
 
-    Args:
-        rivals: of the problem; both were timed.
-        summary: from :func:`summarise`.
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """See :meth:`KernelEntry.prepare`."""
+        in_place = [
+            replace(o, tensors={**o.tensors, "final_state": i.tensors["initial_state"]})
+            for i, o in zip(inputs, outputs, strict=True)
+        ]
+        super().prepare(inputs, in_place)
+
+
+@dataclass
+class CopyEntry:
+    """A copy within the device memory.
+
+    Attributes:
+        name: how it is reported.
+        mib: size of the tensor, which is read and written.
     """
-    us = {row["candidate"]: row["ways"][WAYS[0]]["us"] for row in summary["rows"]}
-    pick, default = rivals.pick.name, rivals.default.name
-    kept = pick if us[default] / us[pick] - 1.0 >= MIN_GAIN else default
-    entry = {"tflops": rivals.problem.flops / us[kept] / 1e6}
-    return {"problem": asdict(rivals.problem), "pick": kept, "entries": {PICK: entry}}
+
+    name: str
+    mib: int
+
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Make both tensors."""
+        self._source = torch.randn(self.mib * 2**18, device="cuda")
+        self._target = torch.empty_like(self._source)
+
+    def run(self, index: int) -> None:
+        """Copy."""
+        self._target.copy_(self._source)
 
 
-def tensors_of(problem: Problem, device: torch.device | str) -> dict[str, torch.Tensor]:
-    """One token's rows, the usual decays, and a state."""
-    torch.manual_seed(0)
-    p, dtype = problem, torch.float16
-    heads = torch.arange(p.heads_q, dtype=torch.float64)
-    log2_gamma = torch.log1p(-(2.0 ** (-5 - heads))) / torch.log(torch.tensor(2.0))
-    return {
-        "q": torch.randn(p.batch, p.heads_q, 1, p.dim_qk, dtype=dtype, device=device),
-        "k": torch.randn(p.batch, p.heads_kv, 1, p.dim_qk, dtype=dtype, device=device),
-        "v": torch.randn(p.batch, p.heads_kv, 1, p.dim_v, dtype=dtype, device=device),
-        "log2_gamma": log2_gamma.to(device, torch.float32),
-        "initial_state": torch.randn(p.batch, p.heads_q, p.dim_qk, p.dim_v, device=device),
-    }
+def run(problem: Problem, built: Mapping[str, Built], measurer: Measurer, seconds: float) -> Any:
+    """Time every candidate in both ways beside the copies.
+
+    Returns:
+        GB/s of the fastest copy, and for every candidate and way the time, GB/s and the share of that copy.
+
+    Raises:
+        RuntimeError: one could not be timed.
+    """
+    kinds = (InPlaceEntry, KernelEntry)
+    moved = {f"{COPY} {mib} MiB": 2 * mib * 2**20 for mib in COPIES_MIB}
+    copies = [CopyEntry(name=name, mib=mib) for name, mib in zip(moved, COPIES_MIB, strict=True)]
+    steps = [
+        kind(name=f"{way}: {name}", path=kernel.path, problem=problem)
+        for name, kernel in built.items()
+        for way, kind in zip(WAYS, kinds, strict=True)
+    ]
+    moved |= {entry.name: bytes_of_step(problem) for entry in steps}
+    entries: list[Entry] = [*copies, *steps]
+    rates = {}
+    for timing in measurer.measure(problem, entries, budget_seconds=seconds, keep=list(moved)):
+        if not timing.outcome.ok:
+            raise RuntimeError(f"{timing.name}: {timing.outcome.kind}: {timing.outcome.reason}")
+        rates[timing.name] = moved[timing.name] / timing.median_us / 1e3
+    return summarise(rates, list(built), problem)
 
 
-def step_of(built: Built, problem: Problem, *, in_place: bool) -> Callable[[], None]:
-    """A launch of one step on the current GPU."""
-    device = current_device()
-    given = tensors_of(problem, device)
-    state = given["initial_state"]
-    o = torch.empty_like(given["v"])
-    if problem.heads_q != problem.heads_kv:
-        o = o.repeat_interleave(problem.heads_q // problem.heads_kv, 1)
-    written = {"o": o, "final_state": state if in_place else torch.empty_like(state)}
-    kernel = loader.load(built.path)
-    kernel.prepare(torch.cuda.current_device())
-    outputs = Outputs(tensors=written, workspace=SharedWorkspace(device))
-    return bind(kernel, problem, Inputs(tensors=given), outputs)
-
-
-def captured(step: Callable[[], None], steps: int) -> torch.cuda.CUDAGraph:
-    """A graph of several steps, run once."""
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(steps):
-            step()
-    graph.replay()
-    return graph
-
-
-def measure(runs: Mapping[str, Callable[[], None]], rounds: int, seed: int = 0) -> dict[str, float]:
-    """Median microseconds of every run, interleaved in random order."""
-    order = list(runs)
-    shuffle = random.Random(seed).shuffle
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    warm_up()
-    for _ in range(rounds):
-        shuffle(order)
-        events = {name: (_event(), _event()) for name in order}
-        for name in order:
-            events[name][0].record()
-            runs[name]()
-            events[name][1].record()
-        torch.cuda.synchronize()
-        for name, (start, end) in events.items():
-            times[name].append(start.elapsed_time(end) * 1e3)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's own
-
-
-def bandwidths(times_us: Mapping[str, float], moved: Mapping[str, int]) -> Figures:
-    """GB/s by name."""
-    return {name: moved[name] / us / 1e3 for name, us in times_us.items()}
-
-
-def summarise(found: Mapping[str, float], names: Sequence[str], problem: Problem) -> dict[str, Any]:
+def summarise(rates: Mapping[str, float], names: Sequence[str], problem: Problem) -> dict[str, Any]:
     """Shares of the best copy, of every candidate and way.
 
     Args:
-        found: GB/s by ``copy ...`` and ``<way>: <candidate>``.
-        names: of the candidates that were timed, the pick first.
+        rates: GB/s by ``copy ...`` and ``<way>: <candidate>``.
+        names: of the candidates that were timed.
         problem: what was computed.
     """
-    copy = max(each for name, each in found.items() if name.startswith(COPY))
+    copy = max(rate for name, rate in rates.items() if name.startswith(COPY))
     rows = []
     for name in names:
         ways = {}
         for way in WAYS:
-            rate = found[f"{way}: {name}"]
+            rate = rates[f"{way}: {name}"]
             us = bytes_of_step(problem) / rate / 1e3
             ways[way] = {"us": us, "gb_per_s": rate, "share_of_copy": rate / copy}
         rows.append({"candidate": name, "ways": ways})
     return {"copy_gb_per_s": copy, "rows": rows}
 
 
+def confirmed(selection: Selection, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A problem's row as :func:`.results.settle` reads it: the pick, or the default where that is as fast.
+
+    Args:
+        selection: of the problem; both were timed.
+        summary: from :func:`summarise`.
+    """
+    us = {row["candidate"]: row["ways"][WAYS[0]]["us"] for row in summary["rows"]}
+    pick, default = selection.pick.name, selection.default.name
+    kept = pick if us[default] / us[pick] - 1.0 >= MIN_GAIN else default
+    entries = {PICK: {"median_us": us[kept]}}
+    return {"problem": asdict(selection.problem), "pick": kept, "entries": entries}
+
+
 def missed(summary: Mapping[str, Any]) -> list[str]:
-    """The ways in which the pick misses the bar."""
+    """The ways in which the pick, the first row, misses the bar."""
     ways = summary["rows"][0]["ways"]
     return [way for way in WAYS if ways[way]["share_of_copy"] < BAR]
 
 
-def _copy(mib: int) -> tuple[Callable[[], None], int]:
-    source = torch.randn(mib * 2**18, device="cuda")
-    target = torch.empty_like(source)
-    return lambda: (target.copy_(source), None)[1], 2 * mib * 2**20
-
-
-def run(problem: Problem, built: Mapping[str, Built], rounds: int) -> dict[str, Any]:
-    """Time every candidate in both ways beside the copies."""
-    runs: dict[str, Callable[[], None]] = {}
-    moved: dict[str, int] = {}
-    for mib in COPIES_MIB:
-        name = f"{COPY} {mib} MiB"
-        runs[name], moved[name] = _copy(mib)
-    for name, each in built.items():
-        for way in WAYS:
-            graph = captured(step_of(each, problem, in_place=way == WAYS[0]), STEPS)
-            runs[f"{way}: {name}"] = graph.replay
-            moved[f"{way}: {name}"] = STEPS * bytes_of_step(problem)
-    return summarise(bandwidths(measure(runs, rounds), moved), list(built), problem)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune, or measure, print and write; answers 1 when the bar is missed and 2 without a GPU."""
+    """Tune, or measure, print and write; returns 1 when the bar is missed and 2 without a GPU."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
     option("--tune", action="store_true", help="write records and nothing else")
@@ -207,87 +163,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     option("--tune-seconds", type=float, default=1.0, help="of rounds a problem while tuning")
     option("--output", type=Path, help="JSON file to write")
     option("--ship", type=Path, help="folder to write the GPU's picks to")
-    option("--rounds", type=int, default=30)
+    option("--seconds", type=float, default=2.0, help="of timing rounds (default 2)")
     option("--jobs", type=int, help="compilations at once")
     option("--cache-dir", type=Path, help="kernels and records; the setting's")
+    parser.set_defaults(device_type=None)
     options = parser.parse_args(arguments)
-    with opened(options) as found:
-        if isinstance(found, str):
-            print(f"decode: {found}", file=sys.stderr)
+    with opened(options) as machine:
+        if isinstance(machine, str):
+            print(f"decode: {machine}", file=sys.stderr)
             return 2
-        policy, pipeline, settings = found
+        policy, pipeline, settings = machine
         records = RecordStore(settings.cache_dir / "records")
         if options.tune:
-            tune(policy, pipeline, records, options.top_k, options.tune_seconds)
+            pool_of = class_pools.pools(PROBLEMS, policy, top_k=options.top_k)
+            seconds = options.tune_seconds
+            search(PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print)
             return 0
-        return compare(policy, pipeline, records, options)
-
-
-def tune(
-    policy: Policy, pipeline: Pipeline, records: RecordStore, top_k: int, seconds: float
-) -> None:
-    """Records for the problem in both forms."""
-    pool_of = class_pools.pools(PROBLEMS, policy, top_k=top_k)
-    class_search.search(
-        PROBLEMS, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=print
-    )
+        return compare(policy, pipeline, InProcessMeasurer(), records, options)
 
 
 def compare(
-    policy: Policy, pipeline: Pipeline, records: RecordStore, options: argparse.Namespace
+    policy: Policy,
+    pipeline: Pipeline,
+    measurer: Measurer,
+    records: RecordStore,
+    options: argparse.Namespace,
 ) -> int:
     """Time what dispatch would run and the defaults, and settle the records."""
-    rivals = [rivals_of(problem, policy) for problem in PROBLEMS]
-    built = usable([one for each in rivals for one in (each.pick, each.default)], pipeline)
-    rivals = [each for each in rivals if {each.pick.name, each.default.name} <= set(built)]
-    if not rivals or rivals[0].problem != DECODE:
+    selections = [select(problem, policy) for problem in PROBLEMS]
+    built = usable([kernel for s in selections for kernel in (s.pick, s.default)], pipeline)
+    selections = [s for s in selections if {s.pick.name, s.default.name} <= set(built)]
+    if not selections or selections[0].problem != DECODE:
         return 1
-    summary = run(DECODE, built, options.rounds)
+    summary = run(DECODE, built, measurer, options.seconds)
     for row in summary["rows"]:
         figures = ", ".join(
-            f"{way} {each['us']:.1f} us ({each['share_of_copy']:.1%})"
-            for way, each in row["ways"].items()
+            f"{way} {figure['us']:.1f} us ({figure['share_of_copy']:.1%})"
+            for way, figure in row["ways"].items()
         )
         print(f"{row['candidate']}: {figures} of a copy's {summary['copy_gb_per_s']:.0f} GB/s")
-    rows = [confirmed(each, summary) for each in rivals]
+    rows = [confirmed(selection, summary) for selection in selections]
     summary["rows"].sort(key=lambda row: row["candidate"] != rows[0]["pick"])
-    settled = verdict.settle(rows, policy, records, pipeline.environment)
-    if options.ship is not None and settled:
-        gpu_name = pipeline.environment.gpu_name or "unknown"
-        proofs = verdict.evidence_file(options.ship, gpu_name)
-        print(f"wrote {ship(options.ship, gpu_name, settled, proofs)}")
+    results.settle_and_ship(rows, policy, records, pipeline.environment, options.ship, print)
     late = missed(summary)
     print("missed: " + ", ".join(late) if late else "the bar is met")
     if options.output is not None:
         report = {
-            "benchmark": "decode",
+            "benchmark": "retention_decode",
             "problem": DECODE.describe(),
             "pick": rows[0]["pick"],
             "bar": BAR,
-            "environment": collect(torch.cuda.current_device()).to_json(),
+            "environment": collect().to_json(),
             **summary,
         }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.output, json.dumps(report, indent=1) + "\n")
+        results.write(options.output, report)
     return 1 if late else 0
 
 
 def usable(wanted: Sequence[Candidate], pipeline: Pipeline) -> dict[str, Built]:
-    """What builds and is right, by name."""
-    each_once = list(dict.fromkeys(wanted))
-    results = pipeline.build([render(one) for one in each_once], lambda done, total, message: None)
-    built: dict[str, Built] = {}
-    for one, result in zip(each_once, results, strict=True):
-        outcome = (
-            result
-            if isinstance(result, Outcome)
-            else pipeline.verify(DECODE, result, deterministic=one.deterministic)
-        )
+    """The kernels that build and are right, by name."""
+    usable = {}
+    for candidate, result in built_of(wanted, pipeline).items():
+        outcome = checked(DECODE, candidate, result, pipeline)
         if outcome.ok and not isinstance(result, Outcome):
-            built[one.name] = result
+            usable[candidate.name] = result
         else:
-            print(f"{one.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
-    return built
+            print(f"{candidate.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
+    return usable
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from typing import Any
 from attention_autotuner.arch import detect
 from attention_autotuner.cli.options import positive
 from attention_autotuner.codegen.bundle import open_bundle
-from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.codegen.kernel_wheel import write_wheel
 from attention_autotuner.errors import BuildError, UnsupportedArchitectureError
 from attention_autotuner.tuning.environment import collect
+
+from .results import write
 
 SCHEMA = 1
 BAR_SECONDS = 1.0
@@ -57,15 +58,15 @@ start = time.perf_counter()
 o.backward(dout)
 torch.cuda.synchronize()
 backward = time.perf_counter() - start
-inputs = [each.detach() for each in (q, k, v)]
+inputs = [leaf.detach() for leaf in (q, k, v)]
 exact, low = reference.attention(*inputs)[0], reference.attention_low(*inputs)[0]
-verdict = reference.check(o.detach(), exact, low, reference.Bands(heads=1))
+check = reference.check(o.detach(), exact, low, reference.Bands(heads=1))
 print(json.dumps({
     "forward": forward,
     "backward": backward,
-    "ok": verdict.ok,
-    "why": verdict.reason,
-    "finite": all(bool(each.grad.isfinite().all()) for each in (q, k, v)),
+    "ok": check.ok,
+    "why": check.reason,
+    "finite": all(bool(leaf.grad.isfinite().all()) for leaf in (q, k, v)),
 }))
 """
 
@@ -96,7 +97,7 @@ def install(bundle: Path, folder: Path) -> dict[str, str]:
 
 
 def first_call(cache: Path, shape: tuple[int, int, int], **variables: str) -> dict[str, Any]:
-    """What one fresh process found of its first calls.
+    """The first calls of one fresh process.
 
     Args:
         cache: its cache folder.
@@ -116,8 +117,8 @@ def first_call(cache: Path, shape: tuple[int, int, int], **variables: str) -> di
         [sys.executable, "-c", PROGRAM, *map(str, shape)],
         {**kept, "ATTENTION_AUTOTUNER_CACHE_DIR": str(cache), **variables},
     )
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return answer
 
 
 def _run(what: str, command: Sequence[str], environment: dict[str, str]) -> str:
@@ -127,15 +128,15 @@ def _run(what: str, command: Sequence[str], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def report(found: Sequence[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
+def report(calls: Sequence[dict[str, Any]], environment: dict[str, Any]) -> dict[str, Any]:
     """The document to commit.
 
     Args:
-        found: by :func:`first_call`, one of every process.
+        calls: by :func:`first_call`, one of every process.
         environment: of the run.
     """
-    seconds = {way: [each[way] for each in found] for way in WAYS}
-    right = all(each["ok"] and each["finite"] for each in found)
+    seconds = {way: [call[way] for call in calls] for way in WAYS}
+    right = all(call["ok"] and call["finite"] for call in calls)
     return {
         "benchmark": "first_call",
         "schema": SCHEMA,
@@ -166,22 +167,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(name)
         try:
             variables = install(export(folder / "bundle"), folder)
-            found = [
+            calls = [
                 first_call(folder / f"cache{index}", SHAPE, **variables)
                 for index in range(options.repeats)
             ]
         except BuildError as error:
             print(error)
             return 1
-    document = report(found, collect(0).to_json())
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(options.output, json.dumps(document, indent=1) + "\n")
+    document = report(calls, collect(0).to_json())
+    write(options.output, document)
     for way in WAYS:
         times = document["seconds"][way]
         print(f"{way}: median {median(times):.3f} s, at most {max(times):.3f} s")
-    for each in found:
-        if not each["ok"] or not each["finite"]:
-            print(f"wrong: {each['why'] or 'a gradient is not finite'}")
+    for call in calls:
+        if not call["ok"] or not call["finite"]:
+            print(f"wrong: {call['why'] or 'a gradient is not finite'}")
     return 0 if document["passed"] else 1
 
 

@@ -3,13 +3,12 @@
 The shape is so small that the GPU always waits for the host, so wall time over many calls is host time, launch
 included. Calls of all kinds are interleaved in random order, round after round; the figure is the median round.
 
-    python benchmarks/host_overhead.py --output benchmarks/results/<gpu>/host_overhead.json
+    python -m benchmarks.host_overhead --output benchmarks/results/<gpu>/host_overhead.json
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -24,10 +23,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from attention_autotuner import flash_attn_func, retention_func, retnet_attn_func
 from attention_autotuner.api.attention.torch_op import FORWARD_OP
 from attention_autotuner.arch import detect
-from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.core.problem import of_shape
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
+from benchmarks.results import write
 
 SHAPE = (1, 2, 64, 64)
 """[batch, heads, seqlen, dim]: a few microseconds of GPU time."""
@@ -129,8 +128,7 @@ def main() -> int:
             "bars_us": BARS_US,
             "figures": figures,
         }
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.output, json.dumps(report, indent=1) + "\n")
+        write(options.output, report)
     return 1 if missed else 0
 
 

@@ -1,47 +1,63 @@
-r"""Named cases against everyone who computes the same: one table and one result file for each suite.
+r"""Measures suites: our kernels against every baseline that computes the same, in one interleaved run.
 
-    python -m benchmarks.run --list                                     # cases, peers, and who cannot run what
+    python -m benchmarks.run --list                                     # cases, and what cannot run them
     python -m benchmarks.run --suite models,short --budget-seconds 120
-    python -m benchmarks.run --suite models --filter llama --peers sdpa_flash,flex --direction step --dtype bf16
+    python -m benchmarks.run --suite attention_forward --baselines sdpa_flash,sdpa_cudnn
+    python -m benchmarks.run tune --suite retnet                        # records for every problem of a suite
+    python -m benchmarks.run all --suite retnet --ship python/attention_autotuner/tuned   # tune, then compare
 
-Nothing is tuned: our kernels are what a call would run, from the user's records, the shipped picks, or the
-default. All of them are built first, in parallel; each is verified on the case, then raced against the peers in random
-order, round after round, in one process with a cold L2. Rows of earlier runs stay in the file until they are measured
-anew. Status 1 means that something was not measured, 2 that there is no GPU.
+``compare``, the default, times what a call would run, from the user's records, the shipped picks or the default, beside
+the baselines; suites of tuned grids race the defaults, too, and confirm records or take them back. ``all`` runs both
+halves, each in a process of its own. Status 1 means that something was not measured or a bar was missed, 2 that there
+is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from attention_autotuner import settings as settings_module
+from attention_autotuner.arch import Policy, resolve
+from attention_autotuner.errors import UnsupportedArchitectureError
+from attention_autotuner.settings import Settings
+from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
+from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
+from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.shipping import evidence, trimmed
 
-from .commands import RESULTS, opened, say
-from .implementations import IMPLEMENTATIONS, WAYS, Implementation
-from .suite_results import SuiteFile, table
-from .suite_run import Run
-from .suites import SUITES, Trial, trials
+from .baselines import BASELINES
+from .baselines.base import MODES
+from .baselines.flash_attn import add_site
+from .contenders import variants
+from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
+from .search import search
+from .session import Session
+from .suites import SUITES, Trial, Tuning, trials
 
 DEFAULT_SUITES = "models,short,decode"
+STARTED = time.monotonic()
 
 
-def names_of(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
+def names_of(known: Sequence[str], kind: str) -> Callable[[str], list[str]]:
     """A reader of comma-separated names for the command line."""
 
     def read(text: str) -> list[str]:
-        found = [name for name in text.split(",") if name]
-        unknown = [name for name in found if name not in known]
-        if unknown or not found:
-            wrong = unknown[0] if unknown else text
+        names = [name for name in text.split(",") if name]
+        unknown = [name for name in names if name not in known] or ([] if names else [text])
+        if unknown:
             raise argparse.ArgumentTypeError(
-                f"{wrong!r} is no {what}; there are {', '.join(known)}"
+                f"{unknown[0]!r} is no {kind}; there are {', '.join(known)}"
             )
-        return found
+        return names
 
     return read
 
@@ -54,6 +70,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     option = parser.add_argument
+    option("command", nargs="?", choices=("compare", "tune", "all"), default="compare")
     option(
         "--suite",
         type=names_of(list(SUITES), "suite"),
@@ -62,103 +79,228 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help=f"of {', '.join(SUITES)} (default {DEFAULT_SUITES})",
     )
     option(
+        "--baselines",
         "--peers",
-        type=names_of(list(IMPLEMENTATIONS), "peer"),
-        default=",".join(IMPLEMENTATIONS),
+        type=names_of(list(BASELINES), "baseline"),
         metavar="NAME[,NAME]",
-        help="whom to meet (default all)",
+        help=f"of {', '.join(BASELINES)} (default the suite's)",
     )
+    option("--flash-attn-4", type=Path, metavar="SITE", help="race it from this folder of wheels")
     option(
         "--direction",
-        type=names_of(WAYS, "direction"),
+        type=names_of(MODES, "direction"),
         default=[],
-        metavar="WAY[,WAY]",
-        help="forward, backward, step; what each case is usually measured in by default",
+        metavar="MODE[,MODE]",
+        help="forward, backward, step, autograd; by default those of each case",
     )
-    option("--filter", default="", metavar="WORD", help="only cases with this in their name")
+    option(
+        "--filter", "--only", nargs="+", default=[], metavar="WORD", help="in case or problem; all"
+    )
+    option("--dims", nargs="+", type=int, default=[], metavar="DIM", help="head dims; all")
     option("--dtype", choices=("fp16", "bf16"), default="fp16")
-    option("--seconds-per-case", type=float, default=0.5, help="of timing rounds (default 0.5)")
+    option(
+        "--seconds",
+        "--seconds-per-case",
+        type=float,
+        help="of timing rounds a race (default the suite's)",
+    )
     option(
         "--budget-seconds", type=float, help="of wall time for everything; what is left out is said"
     )
-    option("--output", type=Path, default=RESULTS, help="folder of results/<gpu>/")
+    option(
+        "--picks-only",
+        action="store_true",
+        help="race no defaults and no deterministic mode: records are not settled",
+    )
+    option("--output", "--results", type=Path, default=RESULTS, help="folder of results/<gpu>/")
+    option("--ship", type=Path, metavar="FOLDER", help="write the GPU's settled picks to it")
+    option("--top-k", type=int, help="tune: candidates that a problem adds")
+    option("--class-limit", type=int, help="tune: candidates of a class beside the defaults")
+    option("--tune-seconds", type=float, help="tune: of rounds a problem")
+    option(
+        "--again",
+        type=Path,
+        metavar="FOLDER",
+        help="tune among what the GPU's file in this folder holds and the defaults, and no others",
+    )
     option("--jobs", type=int, help="compilations at once")
     option("--cache-dir", type=Path, help="kernels and records; the setting's")
     option("--device-type", help="whose picks; the present GPU's by default")
     option("--seed", type=int, default=0, help="of the inputs and of the order in a round")
-    option("--list", action="store_true", help="show the cases and who can run them, and stop")
+    option("--list", action="store_true", help="show the cases and what can run them, and stop")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, or list."""
-    started = time.monotonic()
+    """Compare, tune, or list."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = parse(arguments)
     try:
+        if options.flash_attn_4 is not None:
+            add_site(options.flash_attn_4)
         wanted = trials(
-            options.suite, ways=options.direction, words=options.filter, dtype=options.dtype
+            options.suite,
+            modes=options.direction,
+            words=options.filter,
+            dims=options.dims,
+            dtype=options.dtype,
         )
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"benchmarks.run: {error}", file=sys.stderr)
         return 2
-    met = [IMPLEMENTATIONS[name] for name in options.peers]
     if options.list:
-        print("\n".join(listing(wanted, met)))
+        print("\n".join(listing(wanted, options.baselines)))
         return 0
-    with opened(options, options.device_type) as found:
-        if isinstance(found, str):
-            say(found)
+    if options.command == "all":
+        return both(arguments)
+    with opened(options) as machine:
+        if isinstance(machine, str):
+            say(machine)
             return 2
-        policy, pipeline, settings = found
+        policy, pipeline, settings = machine
+        records = RecordStore(settings.cache_dir / "records")
+        if options.command == "tune":
+            return tune(wanted, policy, pipeline, records, options)
         from attention_autotuner.tuning.measure import InProcessMeasurer
 
-        return measure(
-            Run(
-                trials=wanted,
-                peers=met,
-                policy=policy,
-                pipeline=pipeline,
-                measurer=InProcessMeasurer(seed=options.seed),
-                seconds=options.seconds_per_case,
-                budget_seconds=options.budget_seconds,
-                device_type=options.device_type,
-                environment=collect,
-                alive=answers,
-                say=say,
-                jobs=settings.jobs or os.cpu_count() or 1,
-                started=started,
-            ),
-            options.output,
+        from .side_by_side import side_by_side
+
+        session = Session(
+            trials=in_order(wanted, options.seed),
+            baselines=None
+            if options.baselines is None
+            else [BASELINES[b] for b in options.baselines],
+            extra=() if options.flash_attn_4 is None else ("flash_attn_4",),
+            policy=policy,
+            pipeline=pipeline,
+            measurer=InProcessMeasurer(seed=options.seed),
+            seconds=options.seconds,
+            budget_seconds=options.budget_seconds,
+            device_type=options.device_type,
+            environment=collect,
+            alive=answers,
+            say=say,
+            defaults=not options.picks_only,
+            inspect=side_by_side,
+            jobs=settings.jobs or os.cpu_count() or 1,
+            started=STARTED,
         )
+        return compare(session, options.output, records, options.ship)
 
 
-def measure(run: Run, output: Path) -> int:
-    """Do a run, write each suite's file as it grows, and print the tables.
+def both(arguments: Sequence[str]) -> int:
+    """Tune, then compare, each in a process of its own; the first status that is not 0."""
+    rest = list(arguments)
+    rest.remove("all")
+    for command in ("tune", "compare"):
+        status = subprocess.run(
+            [sys.executable, "-m", "benchmarks.run", command, *rest], cwd=ROOT, check=False
+        ).returncode
+        if status != 0:
+            return status
+    return 0
+
+
+@contextmanager
+def opened(options: argparse.Namespace) -> Iterator[tuple[Policy, LocalPipeline, Settings] | str]:
+    """The machine under the settings of the command line, or why nothing can be measured here.
 
     Args:
-        run: what is measured.
+        options: with ``cache_dir``, ``jobs`` and ``device_type``.
+    """
+    changes = {"cache_dir": options.cache_dir, "jobs": options.jobs}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    with settings_module.override(mode="cached", **changes) as settings:
+        try:
+            policy = resolve(options.device_type)
+        except UnsupportedArchitectureError as error:
+            yield str(error)
+            return
+        pipeline = LocalPipeline(policy, settings)
+        can = pipeline.can_measure()
+        yield (policy, pipeline, settings) if can else "no GPU here: nothing can be measured"
+
+
+def in_order(wanted: Sequence[Trial], seed: int) -> list[Trial]:
+    """The trials suite by suite; those of a tuned grid shuffled, as neighbours heat the GPU alike."""
+    suites: dict[str, list[Trial]] = {}
+    for trial in wanted:
+        suites.setdefault(trial.suite.name, []).append(trial)
+    for members in suites.values():
+        if members[0].suite.tuning is not None:
+            random.Random(seed).shuffle(members)
+    return [trial for members in suites.values() for trial in members]
+
+
+def tune(
+    wanted: Sequence[Trial],
+    policy: Policy,
+    pipeline: Pipeline,
+    records: RecordStore,
+    options: argparse.Namespace,
+) -> int:
+    """Records for every problem of the trials, suite by suite."""
+    for suite in dict.fromkeys(trial.suite.name for trial in wanted):
+        members = [trial for trial in wanted if trial.suite.name == suite]
+        tuning = members[0].suite.tuning or Tuning()
+        problems = list(dict.fromkeys(v for trial in members for v in variants(trial.problem)))
+        if options.again is not None:
+            gpu_name = pipeline.environment.gpu_name or "unknown"
+            held = evidence(evidence_file(options.again, gpu_name))
+            known = [entry.candidate for r in held.values() for entry in trimmed(r).entries]
+            pool_of = class_pools.known_pools(problems, policy, known)
+        else:
+            top_k = options.top_k or tuning.top_k
+            limit = options.class_limit or tuning.class_limit
+            pool_of = class_pools.pools(problems, policy, top_k=top_k, class_limit=limit)
+        seconds = options.tune_seconds or tuning.seconds
+        search(problems, policy, pipeline, records, pool_of=pool_of, seconds=seconds, say=say)
+    return 0
+
+
+def compare(
+    session: Session, output: Path, records: RecordStore, ship_to: Path | None = None
+) -> int:
+    """Do a session, write each suite's file as it grows, settle the records, and print the tables.
+
+    Args:
+        session: what is measured.
         output: folder of all results.
+        records: those of tuned grids are confirmed or taken back.
+        ship_to: folder to write the settled picks to.
     """
     files: dict[str, SuiteFile] = {}
+    rows = []
     missing = 0
-    for trial, found in run.rows():
-        if trial.suite not in files:  # by now the pipeline knows its compiler
-            environment = run.pipeline.environment
-            files[trial.suite] = SuiteFile(
-                output, trial.suite, environment, run.policy, run.peers, run.seconds
+    for trial, result in session.rows():
+        suite = trial.suite
+        if suite.name not in files:  # by now the pipeline knows its compiler
+            seconds = suite.seconds if session.seconds is None else session.seconds
+            files[suite.name] = SuiteFile(
+                output, suite, session.pipeline.environment, session.policy, seconds
             )
-        files[trial.suite].take(trial, found)
-        missing += isinstance(found, str)
+        files[suite.name].take(trial, result)
+        if isinstance(result, str):
+            missing += 1
+        elif suite.tuning is not None and session.defaults:
+            rows.append(result)
+    environment = session.pipeline.environment
+    settle_and_ship(rows, session.policy, records, environment, ship_to, say)
+    missed = []
     for file in files.values():
-        print("\n".join(["", file.path.name, *table(file.document())]))
+        document = file.document()
+        print("\n".join(["", file.path.name, *table(document)]))
         say(f"wrote {file.path}")
+        for name, figures in document["summary"].items():
+            missed += [f"{name}: {bar}" for bar in figures["missed"]]
+    say("missed: " + ", ".join(missed) if missed else "every bar is met")
     if missing:
-        say(f"not measured: {missing} of {len(run.trials)}")
-    return 1 if missing else 0
+        say(f"not measured: {missing} of {len(session.trials)}")
+    return 1 if missing or missed else 0
 
 
 def answers() -> bool:
-    """Whether the GPU still does what it is asked; after a fault nothing else can be timed in this process."""
+    """True while the GPU does what it is asked; after a fault nothing else can be timed in this process."""
     import torch
 
     try:
@@ -168,18 +310,23 @@ def answers() -> bool:
     return True
 
 
-def listing(wanted: Sequence[Trial], met: Sequence[Implementation]) -> list[str]:
-    """Every trial, where its numbers come from, and what each peer that computes its operation says."""
+def listing(wanted: Sequence[Trial], names: Sequence[str] | None) -> list[str]:
+    """Every trial, where its numbers come from, and whether each baseline of its operation can run it."""
     lines = []
     for trial in wanted:
-        lines.append(f"{trial.suite} {trial.key}: {trial.problem.describe()}")
+        lines.append(f"{trial.suite.name} {trial.key}: {trial.problem.describe()}")
         lines.append(f"    {trial.case.title}; {trial.case.source}")
         lines += [
-            f"    {each.name}: {each.can_run(trial.problem) or 'can run'}"
-            for each in met
-            if each.op == trial.problem.op
+            f"    {name}: {BASELINES[name].available(trial.problem) or 'can run'}"
+            for name in names or trial.suite.baselines or BASELINES
+            if BASELINES[name].op == trial.problem.op
         ]
     return lines
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(f"[{time.monotonic() - STARTED:5.0f} s] {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,20 +22,20 @@ def peak_bytes(call: Call) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def difference(found: Results, wanted: Results) -> list[float]:
+def difference(results: Results, expected: Results) -> list[float]:
     """Norm of the difference over the norm of the second, of each result."""
     return [
         float((a.float() - b.float()).norm() / b.float().norm())
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(results, expected, strict=True)
     ]
 
 
 def side_by_side(problem: Problem, theirs: Call, device_type: str | None) -> dict[str, Any]:
-    """A peer's call and our own function called the same way, on the current GPU.
+    """A baseline's call and our function called the same way, on the current GPU.
 
     Args:
         problem: makes the inputs.
-        theirs: a peer's call.
+        theirs: a baseline's call.
         device_type: of our function.
 
     Returns:

@@ -1,22 +1,25 @@
-"""What users run: named cases of published grids and models, each with the source of its numbers.
+"""The problems that are measured: grids of published comparisons and layers of models, each with its source.
 
-A *case* is a forward shape; it is measured in one or more ways. A suite is what is reported together. To add a case,
-add it to its suite below: nothing else names it.
+A *case* is a forward shape; it is measured in one or more races, each in one or more modes. A suite is what is reported
+together. To add a case, add it to its suite below: nothing else names it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 from attention_autotuner.core.problem import DType, Problem
 
-from .cases import GRIDS, column_label, row_label
-from .implementations import DIRECTION_OF, WAYS, Way
+from .baselines.base import DIRECTION_OF, MODES, Mode
+from .contenders import DETERMINISTIC
 
-TRAINING: tuple[Way, ...] = ("forward", "step")
-INFERENCE: tuple[Way, ...] = ("forward",)
+Races = tuple[tuple[Mode, ...], ...]
+INFERENCE: Races = (("forward",),)
+TRAINING: Races = (("forward",), ("step",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,24 +31,41 @@ class Case:
         title: in tables.
         source: where its numbers come from.
         shape: the forward problem.
-        ways: how it is measured when nothing else is asked; with more than the forward pass it is trained, and may be
-            measured in every way.
+        races: the modes of each race in which it is measured when no mode is asked for; with more than the forward
+            pass it is trained, and may be measured in every mode.
     """
 
     name: str
     title: str
     source: str
     shape: Problem
-    ways: tuple[Way, ...] = INFERENCE
+    races: Races = INFERENCE
 
-    def measured(self, asked: Sequence[Way]) -> tuple[Way, ...]:
-        """The ways that are meant when some, or none, are asked for."""
-        possible = WAYS if len(self.ways) > 1 else INFERENCE
-        return tuple(way for way in possible if way in (asked or self.ways))
+    def measured(self, modes: Sequence[Mode]) -> Races:
+        """The races that are meant when some modes, or none, are asked for."""
+        if not modes:
+            return self.races
+        possible = MODES if self.races != INFERENCE else ("forward",)
+        return tuple((mode,) for mode in possible if mode in modes)
 
-    def problem(self, way: Way, dtype: DType) -> Problem:
-        """What is measured in one way."""
-        return replace(self.shape, direction=DIRECTION_OF[way], dtype=dtype)
+    def problem(self, mode: Mode, dtype: DType) -> Problem:
+        """The problem that is measured in one mode."""
+        return replace(self.shape, direction=DIRECTION_OF[mode], dtype=dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """Settings of a search.
+
+    Attributes:
+        top_k: candidates that a problem adds to its class.
+        class_limit: candidates of a class beside the defaults, for each mode; None is no limit.
+        seconds: of timing rounds a problem.
+    """
+
+    top_k: int = 10
+    class_limit: int | None = None
+    seconds: float = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,36 +75,68 @@ class Suite:
     Attributes:
         name: on the command line and of the result file.
         title: in tables.
-        unit: what a table shows beside the time: ``tflops``, or ``gb_per_s`` where memory is the limit.
         cases: in the order of the table.
+        unit: what a table shows beside the time: ``tflops``, or ``gb_per_s`` where memory is the limit.
+        baselines: what it is compared with when no others are asked for; empty for all of its operations.
+        inspects: memory and differences of calls are taken beside their times.
+        grid: cases are head dims by sequence lengths.
+        tuning: of a suite that is tuned: the defaults race, too, and records are confirmed or taken back.
+        seconds: of timing rounds a race.
+        bars: comparison -> what our speed must reach: a figure of the summary -> its bar.
+        dim_bars: the same for every problem of some head dims (dim_qk, dim_v).
     """
 
     name: str
     title: str
-    unit: str
     cases: tuple[Case, ...]
+    unit: str = "tflops"
+    baselines: tuple[str, ...] = ()
+    inspects: bool = False
+    grid: bool = False
+    tuning: Tuning | None = None
+    seconds: float = 0.5
+    bars: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    dim_bars: Mapping[str, Mapping[tuple[int, int], float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A case in one way and dtype.
+    """A case in one race and dtype.
 
     Attributes:
-        suite: the suite's name.
+        suite: the suite.
         case: the case.
-        way: how it is measured.
+        modes: how it is measured, all in one race; of one direction.
         problem: what is measured.
     """
 
-    suite: str
+    suite: Suite
     case: Case
-    way: Way
+    modes: tuple[Mode, ...]
     problem: Problem
 
     @property
     def key(self) -> str:
-        """What names it in a result file."""
-        return f"{self.case.name} {self.way} {self.problem.dtype}"
+        """Its name in a result file."""
+        return f"{self.case.name} {self.modes[0]} {self.problem.dtype}"
+
+
+def row_label(problem: Problem) -> str:
+    """The table row of a grid that a problem belongs to, e.g. ``d64 causal``."""
+    dims = f"d{problem.dim_qk}" + (f"/{problem.dim_v}" if problem.dim_v != problem.dim_qk else "")
+    return f"{dims} causal" if problem.causal else dims
+
+
+def column_label(problem: Problem) -> str:
+    """The table column of a grid, e.g. ``512`` or ``4k``."""
+    seqlen = problem.seqlen_k
+    return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
+
+
+def shape_label(problem: Problem) -> str:
+    """A shape of retention in tables: batch, heads, seqlen and head dims, e.g. ``8, 8, 2048, 256/512``."""
+    p = problem
+    return f"{p.batch}, {p.heads_q}, {p.seqlen_q}, {p.dim_qk}/{p.dim_v}"
 
 
 FA2_PAPER = "arXiv 2307.08691, section 4.1: 16k tokens, hidden size 2048, head dims 64 and 128"
@@ -97,218 +149,228 @@ FLUX = (
     "the hidden size 3072 and 24 heads of FLUX.1-dev's published model; 64 x 64 patches, 512 words"
 )
 RETNET = "arXiv 2307.08621, table 2 and section 3.1: heads of 256, values twice as wide, 2k tokens"
+RETNET_DIMS = f"{RETNET}; longer sequences and other head dims beside it"
+BERT_BASE = "arXiv 1810.04805, sections 3 and A.2: 12 heads of 64, 128 tokens in most steps"
+BERT_LARGE = "arXiv 1810.04805, sections 3 and A.2: 16 heads of 64, 512 tokens"
+VIT = "arXiv 2010.11929, table 1: 16 heads of 64; 14 x 14 patches and a class token"
+CLIP = "arXiv 2103.00020, table 20: 12 heads of 64, 77 tokens, causal"
+
+TOKENS = 16384  # per batch, as in published comparisons of attention kernels
+HIDDEN = 2048  # heads times head dim
+DIMS = (64, 128, 256)
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+AUTOGRAD_SEQLEN = 2048  # through autograd, one length of each row of the grid is timed
+
+DECAY: dict[str, Any] = {"op": "retention", "causal": True}
+MASKED: dict[str, Any] = {"op": "retnet", "mask": "explicit"}
+_SHAPE = re.compile(r"b(\d+) h(\d+)(?:/(\d+))? s(\d+)(?:x(\d+))? d(\d+)(?:/(\d+))?( causal)?")
 
 
-def _shape(
-    batch: int,
-    heads: int | tuple[int, int],
-    seqlen: int | tuple[int, int],
-    dims: int | tuple[int, int],
-    **fields: Any,
-) -> Problem:
-    """A forward problem; pairs are of q and of k and v, or of q and k and of v."""
-    heads_q, heads_kv = heads if isinstance(heads, tuple) else (heads, heads)
-    seqlen_q, seqlen_k = seqlen if isinstance(seqlen, tuple) else (seqlen, seqlen)
-    dim_qk, dim_v = dims if isinstance(dims, tuple) else (dims, dims)
+def shape(text: str, **fields: Any) -> Problem:
+    """A forward problem whose shape is written as :meth:`Problem.describe` writes it.
+
+    Raises:
+        ValueError: it is not written so.
+    """
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no shape, e.g. 'b1 h32/8 s8192 d128 causal'")
+    batch, heads, kv, seqlen, keys, dim, dim_v = (int(size or 0) for size in match.groups()[:-1])
     return Problem(
         batch=batch,
-        heads_q=heads_q,
-        heads_kv=heads_kv,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        dim_qk=dim_qk,
-        dim_v=dim_v,
-        **fields,
+        heads_q=heads,
+        heads_kv=kv or heads,
+        seqlen_q=seqlen,
+        seqlen_k=keys or seqlen,
+        dim_qk=dim,
+        dim_v=dim_v or dim,
+        **{"causal": match[8] is not None, **fields},
     )
 
 
-def _grid(dims: Sequence[int], source: str) -> tuple[Case, ...]:
-    return tuple(
-        Case(
-            name=f"{row_label(p)} {column_label(p)}".replace(" ", "_"),
-            title=f"{row_label(p)} {column_label(p)}",
-            source=source,
-            shape=p,
-            ways=("forward", "backward"),
-        )
-        for p in GRIDS["attention_forward"].problems
-        if p.dim_qk in dims
-    )
+def _case(
+    name: str, title: str, source: str, text: str, races: Races = INFERENCE, **fields: Any
+) -> Case:
+    return Case(name=name, title=title, source=source, shape=shape(text, **fields), races=races)
 
 
+def _attention_grid(*modes: Mode) -> tuple[Case, ...]:
+    cases = []
+    for dim, causal, seqlen in product(DIMS, ("", " causal"), SEQLENS):
+        text = f"b{TOKENS // seqlen} h{HIDDEN // dim} s{seqlen} d{dim}{causal}"
+        title = f"d{dim}{causal} {column_label(shape(text))}"
+        through: tuple[Mode, ...] = ()
+        if "step" in modes and seqlen == AUTOGRAD_SEQLEN:
+            through = ("autograd",)
+        source = FA3_PAPER if dim == max(DIMS) else FA2_PAPER
+        cases.append(_case(title.replace(" ", "_"), title, source, text, ((*modes, *through),)))
+    return tuple(cases)
+
+
+def _retention_shapes(texts: Sequence[str], races: Races, **fields: Any) -> tuple[Case, ...]:
+    cases = []
+    for text in texts:
+        name = text.replace(" ", "_").replace("/", "_")
+        title = shape_label(shape(text, **fields))
+        cases.append(_case(name, title, RETNET_DIMS, text, races, **fields))
+    return tuple(cases)
+
+
+RETNET_SHAPES = _retention_shapes(
+    (
+        "b8 h8 s2048 d256/512",
+        "b4 h8 s4096 d256/512",
+        "b8 h8 s2048 d256/256",
+        "b8 h16 s2048 d128/128",
+        "b8 h16 s2048 d64/64",
+    ),
+    (("forward",), ("backward",)),
+    **MASKED,
+)
+RETENTION_SHAPES = _retention_shapes(
+    (
+        "b8 h8 s2048 d256/512",
+        "b4 h8 s4096 d256/512",
+        "b2 h8 s8192 d256/512",
+        "b1 h8 s16384 d256/512",
+        "b8 h8 s2048 d256/256",
+        "b8 h16 s2048 d128/256",
+        "b8 h16 s4096 d128/128",
+        "b8 h32 s2048 d64/64",
+    ),
+    TRAINING,
+    **DECAY,
+)
 MODELS = (
-    Case(
-        name="llama3_8b_8k",
-        title="Llama-3 8B, 8k",
-        source=LLAMA3,
-        shape=_shape(1, (32, 8), 8192, 128, causal=True),
-        ways=TRAINING,
+    _case("llama3_8b_8k", "Llama-3 8B, 8k", LLAMA3, "b1 h32/8 s8192 d128 causal", TRAINING),
+    _case("llama3_70b_8k", "Llama-3 70B, 8k", LLAMA3, "b1 h64/8 s8192 d128 causal", TRAINING),
+    _case("qwen2_5_7b_4k", "Qwen2.5-7B, 4k", QWEN, "b2 h28/4 s4096 d128 causal", TRAINING),
+    _case(
+        "deepseek_v3_mla_4k",
+        "DeepSeek-V3 MLA, 4k",
+        DEEPSEEK,
+        "b1 h128 s4096 d192/128 causal",
+        TRAINING,
     ),
-    Case(
-        name="llama3_70b_8k",
-        title="Llama-3 70B, 8k",
-        source=LLAMA3,
-        shape=_shape(1, (64, 8), 8192, 128, causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="qwen2_5_7b_4k",
-        title="Qwen2.5-7B, 4k",
-        source=QWEN,
-        shape=_shape(2, (28, 4), 4096, 128, causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="deepseek_v3_mla_4k",
-        title="DeepSeek-V3 MLA, 4k",
-        source=DEEPSEEK,
-        shape=_shape(1, 128, 4096, (192, 128), causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="sdxl_self_4096",
-        title="SDXL self-attention, 64 x 64",
-        source=SDXL,
-        shape=_shape(2, 10, 4096, 64),
-    ),
-    Case(
-        name="sdxl_self_1024",
-        title="SDXL self-attention, 32 x 32",
-        source=SDXL,
-        shape=_shape(2, 20, 1024, 64),
-    ),
-    Case(
-        name="sdxl_cross_1024",
-        title="SDXL cross-attention, 32 x 32",
-        source=SDXL,
-        shape=_shape(2, 20, (1024, 77), 64),
-    ),
-    Case(
-        name="flux1_dev_1024",
-        title="FLUX.1-dev, 1024 x 1024",
-        source=FLUX,
-        shape=_shape(1, 24, 4096 + 512, 128),
-    ),
-    Case(
-        name="retnet_1_3b",
-        title="RetNet 1.3B, decay",
-        source=RETNET,
-        shape=_shape(8, 8, 2048, (256, 512), op="retention", causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="retnet_6_7b",
-        title="RetNet 6.7B, decay",
-        source=RETNET,
-        shape=_shape(4, 16, 2048, (256, 512), op="retention", causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="retnet_1_3b_masked",
-        title="RetNet 1.3B, parallel with a mask",
-        source=RETNET,
-        shape=_shape(8, 8, 2048, (256, 512), op="retnet", mask="explicit"),
-        ways=TRAINING,
+    _case("sdxl_self_4096", "SDXL self-attention, 64 x 64", SDXL, "b2 h10 s4096 d64"),
+    _case("sdxl_self_1024", "SDXL self-attention, 32 x 32", SDXL, "b2 h20 s1024 d64"),
+    _case("sdxl_cross_1024", "SDXL cross-attention, 32 x 32", SDXL, "b2 h20 s1024x77 d64"),
+    _case("flux1_dev_1024", "FLUX.1-dev, 1024 x 1024", FLUX, "b1 h24 s4608 d128"),
+    _case("retnet_1_3b", "RetNet 1.3B, decay", RETNET, "b8 h8 s2048 d256/512", TRAINING, **DECAY),
+    _case("retnet_6_7b", "RetNet 6.7B, decay", RETNET, "b4 h16 s2048 d256/512", TRAINING, **DECAY),
+    _case(
+        "retnet_1_3b_masked",
+        "RetNet 1.3B, parallel with a mask",
+        RETNET,
+        "b8 h8 s2048 d256/512",
+        TRAINING,
+        **MASKED,
     ),
 )
 """Prefill or training of language models (causal), and image models (not)."""
 
 
-def _decode(batch: int, seqlen_q: int, seqlen_k: int, heads: tuple[int, int], model: str) -> Case:
+def _decode(batch: int, seqlen_q: int, seqlen_k: int, heads: str, model: str) -> Case:
+    title = f"{model}, batch {batch}, {seqlen_q} on {seqlen_k // 1024}k"
+    name = title.lower().replace(", ", "_").replace(" ", "_").replace("-", "")
     # One row sees every key, so that a mask would say nothing.
-    words = f"{model}, batch {batch}, {seqlen_q} on {seqlen_k // 1024}k"
-    return Case(
-        name=words.lower().replace(", ", "_").replace(" ", "_").replace("-", ""),
-        title=words,
-        source=f"{LLAMA3}; the later models' context is 128k",
-        shape=_shape(batch, heads, (seqlen_q, seqlen_k), 128, causal=seqlen_q > 1),
-    )
+    text = f"b{batch} h{heads} s{seqlen_q}x{seqlen_k} d128" + (" causal" if seqlen_q > 1 else "")
+    return _case(name, title, f"{LLAMA3}; the later models' context is 128k", text)
 
 
+DECODE_TITLE = "Decoding: few queries on long keys"
 DECODE = tuple(
-    _decode(batch, seqlen_q, seqlen_k, heads, model)
-    for model, heads in (("Llama-3 8B", (32, 8)), ("Llama-3 70B", (64, 8)))
-    for batch, seqlen_q, seqlen_k in (
-        (1, 1, 8192),
-        (16, 1, 8192),
-        (1, 1, 131072),
-        (16, 4, 8192),
-        (16, 16, 8192),
-    )
+    _decode(*sizes, heads, model)
+    for model, heads in (("Llama-3 8B", "32/8"), ("Llama-3 70B", "64/8"))
+    for sizes in ((1, 1, 8192), (16, 1, 8192), (1, 1, 131072), (16, 4, 8192), (16, 16, 8192))
 )
+PROMPT = "llama3_8b_prompt_256"
 SHORT = (
-    Case(
-        name="bert_base_128",
-        title="BERT base, 128",
-        source="arXiv 1810.04805, sections 3 and A.2: 12 heads of 64, 128 tokens in most steps",
-        shape=_shape(64, 12, 128, 64),
-        ways=TRAINING,
-    ),
-    Case(
-        name="bert_large_512",
-        title="BERT large, 512",
-        source="arXiv 1810.04805, sections 3 and A.2: 16 heads of 64, 512 tokens",
-        shape=_shape(16, 16, 512, 64),
-        ways=TRAINING,
-    ),
-    Case(
-        name="vit_large_16",
-        title="ViT-L/16, 224 x 224",
-        source="arXiv 2010.11929, table 1: 16 heads of 64; 14 x 14 patches and a class token",
-        shape=_shape(64, 16, 197, 64),
-        ways=TRAINING,
-    ),
-    Case(
-        name="clip_text",
-        title="CLIP ViT-L/14 text",
-        source="arXiv 2103.00020, table 20: 12 heads of 64, 77 tokens, causal",
-        shape=_shape(64, 12, 77, 64, causal=True),
-        ways=TRAINING,
-    ),
-    Case(
-        name="llama3_8b_prompt_256",
-        title="Llama-3 8B, one prompt of 256",
-        source=LLAMA3,
-        shape=_shape(1, (32, 8), 256, 128, causal=True),
-    ),
+    _case("bert_base_128", "BERT base, 128", BERT_BASE, "b64 h12 s128 d64", TRAINING),
+    _case("bert_large_512", "BERT large, 512", BERT_LARGE, "b16 h16 s512 d64", TRAINING),
+    _case("vit_large_16", "ViT-L/16, 224 x 224", VIT, "b64 h16 s197 d64", TRAINING),
+    _case("clip_text", "CLIP ViT-L/14 text", CLIP, "b64 h12 s77 d64 causal", TRAINING),
+    _case(PROMPT, "Llama-3 8B, one prompt of 256", LLAMA3, "b1 h32/8 s256 d128 causal"),
 )
+_GRADIENT_BARS = {"geometric_mean": 1.05, "min": 0.95}
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
         Suite(
-            name="paper",
-            title="The grid of published comparisons",
-            unit="tflops",
-            cases=_grid((64, 128), FA2_PAPER),
+            name="attention_forward",
+            title="Attention forward",
+            cases=_attention_grid("forward"),
+            baselines=("sdpa_flash", "sdpa_cudnn"),
+            grid=True,
+            tuning=Tuning(),
+            seconds=3.0,
+            bars={"sdpa_flash forward": {"geometric_mean": 1.05, "min": 0.97}},
         ),
         Suite(
-            name="paper_d256",
-            title="The same grid with head dim 256",
-            unit="tflops",
-            cases=_grid((256,), FA3_PAPER),
+            name="attention_backward",
+            title="Attention backward and whole steps",
+            cases=_attention_grid("backward", "step"),
+            baselines=("sdpa_flash", "sdpa_cudnn"),
+            grid=True,
+            tuning=Tuning(top_k=6, class_limit=12, seconds=0.5),
+            seconds=1.5,
+            bars={
+                "sdpa_flash backward": _GRADIENT_BARS,
+                "sdpa_flash step": _GRADIENT_BARS,
+                DETERMINISTIC: {"geometric_mean": 1 / 1.35},
+            },
         ),
-        Suite(name="models", title="Layers of named models", unit="tflops", cases=MODELS),
         Suite(
-            name="decode",
-            title="Decoding: few queries on long keys",
-            unit="gb_per_s",
-            cases=DECODE,
+            name="retnet",
+            title="Retention with an explicit mask",
+            cases=RETNET_SHAPES,
+            inspects=True,
+            tuning=Tuning(top_k=4, class_limit=5, seconds=0.5),
+            seconds=1.5,
+            bars={
+                "compiled forward": {"geometric_mean": 1.4},
+                "compiled backward": {"geometric_mean": 1.1},
+            },
+            dim_bars={
+                "compiled forward": {(256, 512): 0.65, (128, 128): 2.2, (64, 64): 2.2},
+                "compiled backward": {(256, 512): 0.45},
+            },
         ),
-        Suite(name="short", title="Short sequences", unit="tflops", cases=SHORT),
+        Suite(
+            name="retention",
+            title="Retention with decay",
+            cases=RETENTION_SHAPES,
+            inspects=True,
+            tuning=Tuning(top_k=5, class_limit=8, seconds=0.5),
+            seconds=1.5,
+            bars={
+                "fla forward": {"geometric_mean": 1.8, "min": 1.1},
+                "fla step": {"geometric_mean": 2.0, "min": 1.1},
+            },
+        ),
+        Suite(name="models", title="Layers of named models", cases=MODELS),
+        Suite(name="decode", title=DECODE_TITLE, cases=DECODE, unit="gb_per_s"),
+        Suite(name="short", title="Short sequences", cases=SHORT),
     )
 }
 """Name -> suite."""
 
 
 def trials(
-    suites: Sequence[str], *, ways: Sequence[Way] = (), words: str = "", dtype: DType = "fp16"
+    suites: Sequence[str],
+    *,
+    modes: Sequence[Mode] = (),
+    words: Sequence[str] = (),
+    dims: Sequence[int] = (),
+    dtype: DType = "fp16",
 ) -> list[Trial]:
-    """What is measured, suite by suite.
+    """The trials of some suites, suite by suite.
 
     Args:
         suites: names.
-        ways: only these, where a case can be measured so; none given takes what each case is usually measured in.
-        words: what must be in a case's name.
+        modes: only these, where a case can be measured so; without any, each case is measured as it usually is.
+        words: each must be in the case's name or be a word of the problem's description.
+        dims: ``dim_qk`` must be one of these; without any, all are taken.
         dtype: of every tensor.
 
     Raises:
@@ -317,16 +379,19 @@ def trials(
     unknown = [name for name in suites if name not in SUITES]
     if unknown:
         raise ValueError(f"no suite is named {unknown[0]!r}; there are {', '.join(SUITES)}")
-    found = [
-        Trial(suite=name, case=case, way=way, problem=case.problem(way, dtype))
+    wanted = [
+        Trial(suite=SUITES[name], case=case, modes=race, problem=problem)
         for name in suites
         for case in SUITES[name].cases
-        if words in case.name
-        for way in case.measured(ways)
+        for race in case.measured(modes)
+        for problem in (case.problem(race[0], dtype),)
+        if all(word in case.name or word in problem.describe().split() for word in words)
+        and (not dims or problem.dim_qk in dims)
     ]
-    if not found:
+    if not wanted:
+        described = " ".join([*words, *(f"dim {dim}" for dim in dims)])
         raise ValueError(
-            f"no case of {', '.join(suites)} has {words!r} in its name"
-            + (f" and is measured {' or '.join(ways)}" if ways else "")
+            f"no case of {', '.join(suites)} is described by {described!r}"
+            + (f" and is measured {' or '.join(modes)}" if modes else "")
         )
-    return found
+    return wanted

@@ -7,7 +7,6 @@ wrong or was not built, 2 that there is no GPU.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -18,8 +17,6 @@ from typing import Any
 
 import attention_autotuner.settings as settings_module
 from attention_autotuner.arch import Policy, resolve
-from attention_autotuner.codegen.files import write_atomic
-from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
@@ -27,12 +24,15 @@ from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.shipping import shipped
 
+from .contenders import built_of, checked
+from .results import write
+
 POLICY = "H100"  # whose build target is native on the GPUs that picks were measured on
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The result for one pick.
+    """The result for pick pick.
 
     Attributes:
         problem: what it serves.
@@ -58,7 +58,7 @@ class Verified:
 
 
 def picks_of(folder: Path, gpu_name: str) -> list[tuple[Problem, Candidate]]:
-    """Distinct problems and picks that ship for a GPU, those of one kernel beside each other."""
+    """Distinct problems and picks that ship for a GPU, those of pick kernel beside each other."""
     picks = dict.fromkeys(
         (record.problem, record.candidate) for record in shipped(folder, gpu_name)
     )
@@ -66,26 +66,21 @@ def picks_of(folder: Path, gpu_name: str) -> list[tuple[Problem, Candidate]]:
 
 
 def verify_picks(picks: Sequence[tuple[Problem, Candidate]], pipeline: Pipeline) -> list[Verified]:
-    """Build the kernels of some picks in one batch and verify every pick.
+    """Build the kernels of some picks in pick batch and verify every pick.
 
     Args:
         picks: problems and their kernels.
         pipeline: builds and runs.
     """
-    candidates = list(dict.fromkeys(candidate for _, candidate in picks))
-    results = pipeline.build(
-        [render(candidate) for candidate in candidates],
+    built = built_of(
+        (candidate for _, candidate in picks),
+        pipeline,
         lambda done, total, name: print(f"built {done} of {total}: {name}", flush=True),
     )
-    built = dict(zip(candidates, results, strict=True))
     verified = []
     for number, (problem, candidate) in enumerate(picks, start=1):
-        result, start = built[candidate], time.monotonic()
-        outcome = (
-            result
-            if isinstance(result, Outcome)
-            else pipeline.verify(problem, result, deterministic=candidate.deterministic)
-        )
+        start = time.monotonic()
+        outcome = checked(problem, candidate, built[candidate], pipeline)
         verified.append(
             Verified(
                 problem=problem,
@@ -103,21 +98,15 @@ def verify_picks(picks: Sequence[tuple[Problem, Candidate]], pipeline: Pipeline)
 
 def report(verified: Sequence[Verified]) -> str:
     """A table of the picks that failed, and a line of counts."""
-    failures = [one for one in verified if not one.outcome.ok]
+    failures = [pick for pick in verified if not pick.outcome.ok]
     lines = [f"{len(verified) - len(failures)} of {len(verified)} picks are right"]
-    for one in failures:
+    for pick in failures:
         lines += [
-            f"{one.outcome.kind}: {one.problem.describe()}",
-            f"    {one.candidate.name}",
-            f"    {one.outcome.reason}",
+            f"{pick.outcome.kind}: {pick.problem.describe()}",
+            f"    {pick.candidate.name}",
+            f"    {pick.outcome.reason}",
         ]
     return "\n".join(lines)
-
-
-def document(verified: Sequence[Verified], environment: dict[str, Any]) -> str:
-    """All results as JSON text."""
-    content = {"environment": environment, "picks": [one.to_json() for one in verified]}
-    return json.dumps(content, indent=1) + "\n"
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -143,7 +132,7 @@ def main(arguments: Sequence[str] | None = None, pipeline: Pipeline | None = Non
     options = parse(arguments)
     gpu_name = options.gpu or collect(0).gpu_name
     if gpu_name is None:
-        print("there is no GPU; name one whose picks to list with --gpu and --dry-run")
+        print("there is no GPU; name pick whose picks to list with --gpu and --dry-run")
         return 2
     picks = [
         pick for pick in picks_of(options.folder, gpu_name) if options.only in pick[0].describe()
@@ -159,9 +148,15 @@ def main(arguments: Sequence[str] | None = None, pipeline: Pipeline | None = Non
         print("there is no GPU to run kernels on")
         return 2
     verified = verify_picks(picks, pipeline)
-    write_atomic(options.output, document(verified, pipeline.environment.to_json()))
+    write(
+        options.output,
+        {
+            "environment": pipeline.environment.to_json(),
+            "picks": [pick.to_json() for pick in verified],
+        },
+    )
     print(report(verified))
-    return 0 if all(one.outcome.ok for one in verified) else 1
+    return 0 if all(pick.outcome.ok for pick in verified) else 1
 
 
 if __name__ == "__main__":

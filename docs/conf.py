@@ -1,8 +1,11 @@
-"""How Sphinx builds the site from this folder: `make docs`, strictly, into build/site."""
+"""The Sphinx configuration of the site: `make docs` builds it from this folder, strictly, into build/site."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
@@ -12,7 +15,7 @@ from attention_autotuner import __version__
 project = "attention-autotuner"
 release = version = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["conf.py"]
+exclude_patterns = ["conf.py", "_results/*.md"]
 nitpicky = True  # a reference that leads nowhere is a warning, and warnings are errors
 nitpick_ignore_regex = [
     # What is not of this project would need its inventories, hence a network.
@@ -32,7 +35,7 @@ nitpick_ignore = [
 
 # A link's #anchor may be any heading down to this level, as on a forge.
 myst_heading_anchors = 3
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 
 toc_object_entries_show_parents = "hide"
 autodoc_member_order = "bysource"
@@ -51,11 +54,13 @@ napoleon_preprocess_types = False
 html_theme = "furo"
 html_title = f"attention-autotuner {version}"
 html_static_path = ["_static"]
-html_extra_path = ["report.html"]  # the page of results, whole by itself
+html_extra_path = ["_results/report.html"]  # the page of results, whole by itself
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+
+DOCS = Path(__file__).resolve().parent
 
 GROUP = re.compile(r"^(?P<indent>\s+)(?P<names>\w+(?:, \w+)+): (?P<text>.*)$")
 
@@ -64,23 +69,31 @@ def name_each(
     _app: Sphinx, _what: str, _name: str, _object: Any, _options: Any, lines: list[str]
 ) -> None:
     """Write attributes that a docstring describes together, ``a, b: text``, one by one: all that Napoleon reads."""
-    found: list[str] = []
+    described: list[str] = []
     at = 0
     while at < len(lines):
         group = GROUP.match(lines[at])
         end = at + 1
         if group is None:
-            found.append(lines[at])
+            described.append(lines[at])
         else:
             more = group["indent"] + " "
             while end < len(lines) and lines[end].startswith(more):
                 end += 1
             for name in group["names"].split(", "):
-                found += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
+                described += [f"{group['indent']}{name}: {group['text']}", *lines[at + 1 : end]]
         at = end
-    lines[:] = found
+    lines[:] = described
+
+
+def make_results(_app: Sphinx, _config: Any) -> None:
+    """Make the tables, curves and page of results from the committed result files, where this is the project's tree."""
+    if (DOCS.parent / "benchmarks" / "report.py").is_file():
+        command = [sys.executable, "-m", "benchmarks.report", "--site", str(DOCS / "_results")]
+        subprocess.run(command, cwd=DOCS.parent, check=True)
 
 
 def setup(app: Sphinx) -> None:
-    """Sphinx's hook for the above, before Napoleon's own."""
+    """Connect the above: results before pages are read, and attributes before Napoleon sees them."""
+    app.connect("config-inited", make_results)
     app.connect("autodoc-process-docstring", name_each, priority=400)

@@ -1,4 +1,4 @@
-"""Fake pipeline and measurer for the benchmarks: builds, checks and timings follow rules of the test."""
+"""Stand-ins for compiler and GPU under the benchmarks: they build, check and time by rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
-from benchmarks import class_search
+from benchmarks.search import search
+from benchmarks.session import Session
+from benchmarks.suites import Trial
 from tests.fake_pipeline import FakeBuilt
 
 SHORT = Problem(batch=2, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -34,13 +36,13 @@ GPU = Environment(
 
 @dataclass
 class FakePipeline:
-    """A pipeline whose outcomes and times follow rules; it records the requests."""
+    """Builds, checks and times by rule; remembers the calls."""
 
     environment: Environment = GPU
     time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")
-    verify_outcome: Callable[[str], Outcome] = lambda name: Ok()
+    check: Callable[[str], Outcome] = lambda name: Ok()
     interrupt: bool = False
     batches: list[list[str]] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
@@ -64,7 +66,7 @@ class FakePipeline:
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         self.verified.append(built.path.name)
         self.claims[built.path.name] = deterministic
-        return self.verify_outcome(built.path.name)
+        return self.check(built.path.name)
 
     def measure(
         self,
@@ -86,13 +88,13 @@ class FakePipeline:
 
 
 class FakeMeasurer:
-    """A measurer whose times follow a rule; an entry whose time is an outcome fails with it."""
+    """Times by rule; an entry whose time is an outcome fails with it."""
 
     def __init__(self, time_us: Callable[[Problem, str], float | Outcome]) -> None:
         self.interrupted = False
         self.race: Race | None = None
         self.time_us = time_us
-        self.met: list[list[str]] = []
+        self.raced: list[list[str]] = []
 
     def measure(
         self,
@@ -103,7 +105,7 @@ class FakeMeasurer:
         keep: Collection[str] = (),
     ) -> list[Timing]:
         names = [entry.name for entry in entries]
-        self.met.append(names)
+        self.raced.append(names)
         race = self.race = Race(names, keep=keep)
         times = {}
         for name in names:
@@ -112,8 +114,8 @@ class FakeMeasurer:
                 race.fail(name, time)
             else:
                 times[name] = time
-        for clock_drift in (1.0, 1.2, 0.9, 1.1, 1.0):  # it cancels in ratios of pairs
-            race.add({name: time * clock_drift for name, time in times.items()})
+        for wobble in (1.0, 1.2, 0.9, 1.1, 1.0):  # of the clock: pairs do not see it
+            race.add({name: time * wobble for name, time in times.items()})
         return race.results()
 
 
@@ -121,7 +123,7 @@ def run_search(
     problems: Sequence[Problem], pipeline: FakePipeline, records: RecordStore, top_k: int = 3
 ) -> list[TuningRecord]:
     """Tune without a GPU."""
-    return class_search.search(
+    return search(
         problems,
         POLICY,
         pipeline,
@@ -133,6 +135,24 @@ def run_search(
 
 
 def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
-    """The pool of a problem's class when all three problems are tuned."""
+    """The pool of a problem's class when all three are tuned."""
     pools = class_pools.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
     return pools[class_pools.class_of(problem)]
+
+
+def session_of(
+    wanted: Sequence[Trial],
+    time_us: Callable[[Problem, str], float | Outcome] = lambda problem, name: 100.0,
+    **rest: Any,
+) -> Session:
+    """A session over the stand-ins; fields of it may be replaced."""
+    fields: dict[str, Any] = {
+        "policy": POLICY,
+        "pipeline": FakePipeline(),
+        "measurer": FakeMeasurer(time_us),
+        "seconds": 0.1,
+        "environment": lambda: replace(GPU, sm_clock_mhz=1700.0, power_draw_w=500.0),
+        "alive": lambda: True,
+        "say": lambda line: None,
+    }
+    return Session(trials=wanted, **(fields | rest))

@@ -32,16 +32,16 @@ double seconds(std::string const& text) {
 }
 
 std::vector<std::string> names(std::string const& text) {
-  std::vector<std::string> found;
+  std::vector<std::string> names;
   for (size_t begin = 0; begin <= text.size();) {
     size_t const end = std::min(text.find(',', begin), text.size());
-    found.push_back(text.substr(begin, end - begin));
-    if (attention_autotuner_ceiling_unit(found.back().c_str()) == nullptr) {
-      throw UsageError("--which knows no ceiling \"" + found.back() + "\"");
+    names.push_back(text.substr(begin, end - begin));
+    if (attention_autotuner_ceiling_unit(names.back().c_str()) == nullptr) {
+      throw UsageError("--which knows no ceiling \"" + names.back() + "\"");
     }
     begin = end + 1;
   }
-  return found;
+  return names;
 }
 
 Record measured(std::string const& which, double seconds, bool& fine) {

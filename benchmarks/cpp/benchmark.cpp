@@ -40,7 +40,7 @@ Chosen from_bundle(Bundle const& bundle, Problem const& problem, Pick const& pic
 
 std::string json_of(Problem const& p) {
   auto const whole = [](int64_t value) { return std::to_string(value); };
-  auto const truth = [](bool value) { return std::string(value ? "true" : "false"); };
+  auto const boolean = [](bool value) { return std::string(value ? "true" : "false"); };
   Record fields;
   fields.add("op", json::quoted(name_of(p.op)))
       .add("direction", json::quoted(name_of(p.direction)))
@@ -52,24 +52,24 @@ std::string json_of(Problem const& p) {
       .add("seqlen_k", whole(p.seqlen_k))
       .add("dim_qk", whole(p.dim_qk))
       .add("dim_v", whole(p.dim_v))
-      .add("causal", truth(p.causal))
+      .add("causal", boolean(p.causal))
       .add("causal_alignment", json::quoted(name_of(p.causal_alignment)))
       .add("alignment_bytes", whole(p.alignment_bytes))
-      .add("deterministic", truth(p.deterministic))
+      .add("deterministic", boolean(p.deterministic))
       .add("mask", json::quoted(name_of(p.mask)))
       .add("form", json::quoted(name_of(p.form)));
   return fields.json();
 }
 
-std::string json_of(Verdict const& verdict) {
+std::string json_of(Check const& check) {
   Record fields;
-  fields.add("output", json::quoted(verdict.output))
-      .add("reason", json::quoted(verdict.reason))
-      .add("rows", number(double(verdict.rows)))
-      .add("max_error", number(verdict.max_error))
-      .add("max_allowed", number(verdict.max_allowed))
-      .add("norm_error", number(verdict.norm_error))
-      .add("norm_allowed", number(verdict.norm_allowed));
+  fields.add("output", json::quoted(check.output))
+      .add("reason", json::quoted(check.reason))
+      .add("rows", number(double(check.rows)))
+      .add("max_error", number(check.max_error))
+      .add("max_allowed", number(check.max_allowed))
+      .add("norm_error", number(check.norm_error))
+      .add("norm_allowed", number(check.norm_allowed));
   return fields.json();
 }
 
@@ -120,14 +120,14 @@ class Run {
     auto const made = make_case(problem, kernel, options_.device, sets, options_.seed);
     Stream const stream = Stream::standard();
     std::string wrong;
-    std::vector<std::string> verdicts;
+    std::vector<std::string> checks;
     if (options_.samples > 0) {
-      for (Verdict const& verdict : made->verify(stream, options_.samples, options_.seed)) {
-        verdicts.push_back(json_of(verdict));
-        if (wrong.empty() && !verdict.reason.empty()) wrong = verdict.output + ": " + verdict.reason;
+      for (Check const& check : made->verify(stream, options_.samples, options_.seed)) {
+        checks.push_back(json_of(check));
+        if (wrong.empty() && !check.reason.empty()) wrong = check.output + ": " + check.reason;
       }
     }
-    record.add("verified", options_.samples > 0 && wrong.empty() ? "true" : "false").add("checks", array(verdicts));
+    record.add("verified", options_.samples > 0 && wrong.empty() ? "true" : "false").add("checks", array(checks));
     if (!wrong.empty()) return wrong;
     std::string const warmed_by = warm_up(kWarmUpSeconds);
     Timing const timing = measure(stream, sets, options_.rounds, options_.rest,
@@ -157,14 +157,14 @@ class Run {
 
 // The picks of a bundle that a program measures, in the order of the index.
 std::vector<Pick> recorded(Bundle const& bundle, Op op, std::vector<Direction> const& directions) {
-  std::vector<Pick> found;
+  std::vector<Pick> picks;
   for (Pick const& pick : bundle.picks()) {
     for (Direction const direction : directions) {
-      if (pick.problem.op == op && pick.problem.direction == direction) found.push_back(pick);
+      if (pick.problem.op == op && pick.problem.direction == direction) picks.push_back(pick);
     }
   }
-  if (found.empty()) throw NoKernelError("the bundle " + bundle.folder() + " has no pick of " + name_of(op));
-  return found;
+  if (picks.empty()) throw NoKernelError("the bundle " + bundle.folder() + " has no pick of " + name_of(op));
+  return picks;
 }
 
 // What is measured: a problem, and how its kernel is found.

@@ -43,7 +43,7 @@ class TypedCase : public Case {
     kernel_.launch(sets_[size_t(set)].params, workspace, stream.handle(), device_);
   }
 
-  std::vector<Verdict> verify(Stream const& stream, int samples, uint64_t seed) override {
+  std::vector<Check> verify(Stream const& stream, int samples, uint64_t seed) override {
     run_poisoned(stream);
     HostInputs inputs;
     std::vector<std::pair<std::string, HostTensor>> outputs;
@@ -56,11 +56,11 @@ class TypedCase : public Case {
       }
     }
     check_repeats(stream, outputs);
-    std::vector<Verdict> verdicts;
+    std::vector<Check> checks;
     for (auto const& [name, tensor] : outputs) {
-      verdicts.push_back(compare(name, tensor, p_, scale(), inputs, samples, seed));
+      checks.push_back(compare(name, tensor, p_, scale(), inputs, samples, seed));
     }
-    return verdicts;
+    return checks;
   }
 
   void add_tensor(Tensor Params::* member, std::string name, Role role, int64_t heads, int64_t rows, int64_t columns) {
@@ -261,13 +261,13 @@ Made attention_backward(Problem const& p, Kernel const& kernel, int device, int 
   forward.direction = Direction::kForward;
   forward.deterministic = false;
   made->make_sets(sets, seed, [forward](Params const& params) {
-    auto given = make_params<AttentionForwardParams>(forward);
-    given.q = params.q;
-    given.k = params.k;
-    given.v = params.v;
-    given.o = params.o;
-    given.lse = const_cast<float*>(params.lse);
-    attention_by_formula(given, forward.dtype == DType::kFp16 ? Number::kFp16 : Number::kBf16);
+    auto forward_params = make_params<AttentionForwardParams>(forward);
+    forward_params.q = params.q;
+    forward_params.k = params.k;
+    forward_params.v = params.v;
+    forward_params.o = params.o;
+    forward_params.lse = const_cast<float*>(params.lse);
+    attention_by_formula(forward_params, forward.dtype == DType::kFp16 ? Number::kFp16 : Number::kBf16);
   });
   return made;
 }

@@ -23,7 +23,7 @@ class Case {
   virtual void launch(int set, Stream const& stream) = 0;
   // Runs on the first set, with outputs and workspace full of NaN, and holds `samples` rows of every output against the
   // formula. Throws WrongError where it writes beside them, or is not deterministic and should be.
-  virtual std::vector<Verdict> verify(Stream const& stream, int samples, uint64_t seed) = 0;
+  virtual std::vector<Check> verify(Stream const& stream, int samples, uint64_t seed) = 0;
   virtual int sets() const = 0;
   virtual size_t workspace_bytes() const = 0;
 };

@@ -121,8 +121,8 @@ class Blas {
   bool multiply() {
     if (c_ == nullptr) return false;
     constexpr int kNoTranspose = 0, kComputeFp32 = 68, kAnyAlgorithm = -1;  // of cublas_api.h
-    float const one = 1, zero = 0;
-    return multiply_(handle_, kNoTranspose, kNoTranspose, kSize, kSize, kSize, &one, a_->data(), CUDA_R_16F, kSize,
+    float const unit = 1, zero = 0;
+    return multiply_(handle_, kNoTranspose, kNoTranspose, kSize, kSize, kSize, &unit, a_->data(), CUDA_R_16F, kSize,
                      a_->data(), CUDA_R_16F, kSize, &zero, c_->data(), CUDA_R_16F, kSize, kComputeFp32,
                      kAnyAlgorithm) == 0;
   }
@@ -146,7 +146,7 @@ constexpr int kThreads = 256, kSharing = kThreads / kRows;  // neighbouring thre
 template <typename T>
 __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
   __shared__ T q[kRows][kMaxDim + kPad], k[kKeys][kMaxDim + kPad], v[kKeys][kColumns];
-  __shared__ float weights[kRows][kKeys + 1];
+  __shared__ float scores[kRows][kKeys + 1];
   int const slices = (p.dim_v + kColumns - 1) / kColumns;
   int const head = blockIdx.y, batch = blockIdx.z / slices, first_column = blockIdx.z % slices * kColumns;
   int const first_row = blockIdx.x * kRows, kv = head / (p.heads_q / p.heads_kv);
@@ -192,7 +192,7 @@ __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
 #pragma unroll
     for (int c = 0; c < kKeys / kSharing; ++c) {
       float const weight = largest == -INFINITY ? 0.0f : expf(scores[c] - largest);
-      weights[line][lane + c * kSharing] = weight;
+      scores[line][lane + c * kSharing] = weight;
       share += weight;
     }
     for (int apart = kSharing / 2; apart > 0; apart /= 2) share += __shfl_xor_sync(0xffffffffu, share, apart);
@@ -201,7 +201,7 @@ __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
 #pragma unroll
     for (int c = 0; c < kColumns / kSharing; ++c) o[c] *= factor;
     for (int j = 0; j < kKeys; ++j) {
-      float const weight = weights[line][j];
+      float const weight = scores[line][j];
 #pragma unroll
       for (int c = 0; c < kColumns / kSharing; ++c) o[c] = fmaf(weight, widened(v[j][lane + c * kSharing]), o[c]);
     }
@@ -227,21 +227,21 @@ DeviceProperties select_device(int index) {
     throw GpuError("there is no device " + std::to_string(index) + ": this machine has " + std::to_string(count));
   }
   require(cudaSetDevice(index), "select the device");
-  cudaDeviceProp found;
-  require(cudaGetDeviceProperties(&found, index), "describe the device");
+  cudaDeviceProp device;
+  require(cudaGetDeviceProperties(&device, index), "describe the device");
   int driver = 0, runtime = 0;
   require(cudaDriverGetVersion(&driver), "ask for the driver's CUDA version");
   require(cudaRuntimeGetVersion(&runtime), "ask for the runtime's CUDA version");
   char bus[32];
   require(cudaDeviceGetPCIBusId(bus, sizeof(bus), index), "ask for the device's bus");
   DeviceProperties properties;
-  properties.name = found.name;
-  properties.compute_capability = std::to_string(found.major) + "." + std::to_string(found.minor);
+  properties.name = device.name;
+  properties.compute_capability = std::to_string(device.major) + "." + std::to_string(device.minor);
   properties.pci_bus_id = bus;
   properties.cuda_driver = dotted(driver);
   properties.cuda_runtime = dotted(runtime);
-  properties.num_sms = found.multiProcessorCount;
-  properties.l2_bytes = size_t(found.l2CacheSize);
+  properties.num_sms = device.multiProcessorCount;
+  properties.l2_bytes = size_t(device.l2CacheSize);
   return properties;
 }
 

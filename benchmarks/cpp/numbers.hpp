@@ -51,9 +51,9 @@ inline double rounded(double value, Number type) {
   int exponent;
   std::frexp(value, &exponent);
   int const unit = exponent - digits > lowest ? exponent - digits : lowest;
-  double const found = std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit);
+  double const rounded = std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit);
   double const largest = type == Number::kFp16 ? 65504.0 : 0x1.FEp127;
-  return std::fabs(found) > largest ? std::copysign(INFINITY, found) : found;
+  return std::fabs(rounded) > largest ? std::copysign(INFINITY, rounded) : rounded;
 }
 
 // A normal number of a seed and an index: two hashes (splitmix64), then Box and Muller's transform.

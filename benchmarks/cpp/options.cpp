@@ -16,19 +16,19 @@ struct Shape {
   Problem base;
   std::vector<int64_t> seqlens = {4096};
   std::optional<int64_t> heads_kv, seqlen_k, dim_v;
-  std::string given;  // a flag of these, if there was one
+  std::string first_flag;  // a flag of these, if there was one
 
   std::vector<Problem> problems() const {
-    std::vector<Problem> found;
+    std::vector<Problem> values;
     for (int64_t const seqlen : seqlens) {
       Problem problem = base;
       problem.heads_kv = heads_kv.value_or(base.heads_q);
       problem.seqlen_q = seqlen;
       problem.seqlen_k = seqlen_k.value_or(seqlen);
       problem.dim_v = dim_v.value_or(base.dim_qk);
-      found.push_back(problem);
+      values.push_back(problem);
     }
-    return found;
+    return values;
   }
 };
 
@@ -43,19 +43,19 @@ Enum one_of(std::string const& flag, std::string const& text, std::vector<Enum> 
 }
 
 std::vector<int64_t> list(std::string const& flag, std::string const& text) {
-  std::vector<int64_t> found;
+  std::vector<int64_t> values;
   for (size_t begin = 0; begin <= text.size();) {
     size_t const end = std::min(text.find(',', begin), text.size());
-    found.push_back(positive(flag, text.substr(begin, end - begin)));
+    values.push_back(positive(flag, text.substr(begin, end - begin)));
     begin = end + 1;
   }
-  return found;
+  return values;
 }
 
 void add_shape(CommandLine& line, Shape& shape, std::vector<Direction> const& directions) {
   auto const flag = [&line, &shape](char const* name, char const* value_name, char const* help, auto take) {
     line.flag(name, value_name, help, [=, &shape](std::string const& text) {
-      shape.given = name;
+      shape.first_flag = name;
       take(text);
     });
   };
@@ -148,8 +148,8 @@ void CommandLine::flag(std::string name, std::string value_name, std::string hel
 
 bool CommandLine::parse(int count, char const* const* arguments, char const* program) const {
   for (int i = 1; i < count; ++i) {
-    std::string const given = arguments[i];
-    if (given == "--help") {
+    std::string const argument = arguments[i];
+    if (argument == "--help") {
       std::printf("usage: %s [options]\n\n%s\n\n", program, purpose_.c_str());
       for (Flag const& flag : flags_) {
         std::string const head = "  " + flag.name + (flag.value_name.empty() ? "" : " " + flag.value_name);
@@ -158,17 +158,17 @@ bool CommandLine::parse(int count, char const* const* arguments, char const* pro
       std::printf("%-*s %s\n", kHelpColumn, "  --help", "this text");
       return true;
     }
-    Flag const* found = nullptr;
+    Flag const* match = nullptr;
     for (Flag const& flag : flags_) {
-      if (flag.name == given) found = &flag;
+      if (flag.name == argument) match = &flag;
     }
-    if (found == nullptr) throw UsageError("unknown option " + given);
-    if (found->value_name.empty()) {
-      found->take("");
+    if (match == nullptr) throw UsageError("unknown option " + argument);
+    if (match->value_name.empty()) {
+      match->take("");
     } else if (i + 1 == count) {
-      throw UsageError(given + " needs a value");
+      throw UsageError(argument + " needs a value");
     } else {
-      found->take(arguments[++i]);
+      match->take(arguments[++i]);
     }
   }
   return false;
@@ -218,8 +218,8 @@ bool parse_options(int count, char const* const* arguments, char const* program,
   if (options.every_pick && (options.bundle.empty() || !documents.empty())) {
     throw UsageError("--every-pick needs --bundle and takes no --problem-json");
   }
-  if (!shape.given.empty() && (options.every_pick || !documents.empty())) {
-    throw UsageError(shape.given + " names a problem by its sizes, " +
+  if (!shape.first_flag.empty() && (options.every_pick || !documents.empty())) {
+    throw UsageError(shape.first_flag + " names a problem by its sizes, " +
                      (options.every_pick ? "--every-pick takes those of the bundle" : "--problem-json has them all"));
   }
   if (options.every_pick) return false;

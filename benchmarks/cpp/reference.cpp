@@ -33,8 +33,8 @@ struct Sums {
 
   Sums(int64_t columns, Number type)
       : row{std::vector<double>(size_t(columns)), std::vector<double>(size_t(columns))}, type(type) {}
-  void add_row(double truth, double low, std::vector<double> const& values) {
-    add(row.truth, truth, values);
+  void add_row(double exact, double low, std::vector<double> const& values) {
+    add(row.exact, exact, values);
     add(row.low, low, values);
   }
   Row finish(double scale_low = 1.0) {
@@ -58,14 +58,14 @@ struct View {
 
 // Scores of one row of Q with every key that it sees: exact, and rounded.
 struct Scores {
-  std::vector<double> truth, low;
+  std::vector<double> exact, low;
 };
 
 Scores scores_of(View const& view, Position const& at, std::vector<double> const& q) {
   Scores scores;
   for (int64_t j = 0; j < view.p.seqlen_k && view.sees(at.row, j); ++j) {
     double const product = dot(q, view.in.k.row(at.batch, at.head / view.group(), j));
-    scores.truth.push_back(product * view.scale);
+    scores.exact.push_back(product * view.scale);
     scores.low.push_back(view.low(view.low(product) * view.scale));
   }
   return scores;
@@ -81,11 +81,11 @@ double log_sum(std::vector<double> const& scores) {
 
 Row attention_output(View const& view, Position const& at, bool lse) {
   Scores const scores = scores_of(view, at, view.in.q.row(at.batch, at.head, at.row));
-  double const truth = log_sum(scores.truth), low = log_sum(scores.low);
-  if (lse) return {{truth}, {low}};
+  double const exact = log_sum(scores.exact), low = log_sum(scores.low);
+  if (lse) return {{exact}, {low}};
   Sums o(view.p.dim_v, view.type());
-  for (size_t j = 0; j < scores.truth.size(); ++j) {
-    o.add_row(std::exp(scores.truth[j] - truth), view.low(std::exp(scores.low[j] - low)),
+  for (size_t j = 0; j < scores.exact.size(); ++j) {
+    o.add_row(std::exp(scores.exact[j] - exact), view.low(std::exp(scores.low[j] - low)),
               view.in.v.row(at.batch, at.head / view.group(), int64_t(j)));
   }
   return o.finish();
@@ -173,7 +173,7 @@ Row retention_output(View const& view, Position const& at) {
       auto const state = view.in.initial_state.row(at.batch, at.head, d);
       double const factor = view.scale * power * q[size_t(d)];
       for (size_t e = 0; e < state.size(); ++e) {
-        o.row.truth[e] += factor * state[e];
+        o.row.exact[e] += factor * state[e];
         o.row.low[e] += view.low(power * q[size_t(d)]) * view.low(state[e]);
       }
     }
@@ -259,10 +259,10 @@ double HostTensor::value(int64_t index) const {
 }
 
 std::vector<double> HostTensor::row(int64_t batch, int64_t head, int64_t index) const {
-  std::vector<double> found(static_cast<size_t>(columns));
+  std::vector<double> values(static_cast<size_t>(columns));
   int64_t const first = ((batch * heads + head) * rows + index) * columns;
-  for (int64_t i = 0; i < columns; ++i) found[size_t(i)] = value(first + i);
-  return found;
+  for (int64_t i = 0; i < columns; ++i) values[size_t(i)] = value(first + i);
+  return values;
 }
 
 Row row_of(std::string const& output, Problem const& problem, double scale, HostInputs const& inputs,
@@ -278,30 +278,30 @@ Row row_of(std::string const& output, Problem const& problem, double scale, Host
 }
 
 std::vector<Position> sample(HostTensor const& output, int64_t batch, int count, uint64_t seed) {
-  std::vector<Position> found;
+  std::vector<Position> positions;
   std::set<std::tuple<int64_t, int64_t, int64_t>> known;
   auto const take = [&](int64_t b, int64_t h, int64_t r) {
-    if (known.insert({b, h, r}).second) found.push_back({b, h, r});
+    if (known.insert({b, h, r}).second) positions.push_back({b, h, r});
   };
   take(0, 0, 0);
   take(batch - 1, output.heads - 1, output.rows - 1);
   int64_t const wanted = std::min<int64_t>(count, batch * output.heads * output.rows);
   std::mt19937_64 random(seed);
-  while (int64_t(found.size()) < wanted) {
+  while (int64_t(positions.size()) < wanted) {
     auto const below = [&random](int64_t end) { return int64_t(random() % uint64_t(end)); };
     int64_t const b = below(batch), h = below(output.heads);
     take(b, h, below(output.rows));
   }
-  return found;
+  return positions;
 }
 
-Verdict compare(std::string const& name, HostTensor const& output, Problem const& problem, double scale,
-                HostInputs const& inputs, int samples, uint64_t seed) {
-  Verdict verdict;
-  verdict.output = name;
+Check compare(std::string const& name, HostTensor const& output, Problem const& problem, double scale,
+              HostInputs const& inputs, int samples, uint64_t seed) {
+  Check check;
+  check.output = name;
   bool const lse = name == "lse";
-  verdict.reason = unwritten(output, lse);
-  if (!verdict.reason.empty()) return verdict;
+  check.reason = unwritten(output, lse);
+  if (!check.reason.empty()) return check;
   std::vector<Position> const positions = sample(output, problem.batch, samples, seed);
   std::vector<Row> rows(positions.size());
   std::atomic<size_t> next{0};
@@ -318,38 +318,38 @@ Verdict compare(std::string const& name, HostTensor const& output, Problem const
   double largest = 0, low_error = 0, low_norm = 0, norm = 0, count = 0;
   size_t worst = 0;
   for (size_t i = 0; i < rows.size(); ++i) {
-    std::vector<double> const found = output.row(positions[i].batch, positions[i].head, positions[i].row);
-    for (size_t e = 0; e < found.size(); ++e, ++count) {
-      double const truth = rows[i].truth[e], low = rows[i].low[e];
-      if (truth == -INFINITY || found[e] == -INFINITY) {
-        if (truth != found[e]) verdict.reason = "minus infinity where the truth is another, or the other way round";
+    std::vector<double> const values = output.row(positions[i].batch, positions[i].head, positions[i].row);
+    for (size_t e = 0; e < values.size(); ++e, ++count) {
+      double const exact = rows[i].exact[e], low = rows[i].low[e];
+      if (exact == -INFINITY || values[e] == -INFINITY) {
+        if (exact != values[e])
+          check.reason = "minus infinity where the exact value is another, or the other way round";
         continue;
       }
-      double const error = std::fabs(found[e] - truth);
-      if (error > verdict.max_error) worst = i, verdict.max_error = error;
-      largest = std::max(largest, std::fabs(truth));
+      double const error = std::fabs(values[e] - exact);
+      if (error > check.max_error) worst = i, check.max_error = error;
+      largest = std::max(largest, std::fabs(exact));
       norm += error * error;
       if (!std::isfinite(low)) continue;  // what overflowed in the input type excuses nothing
-      low_error = std::max(low_error, std::fabs(low - truth));
-      low_norm += (low - truth) * (low - truth);
+      low_error = std::max(low_error, std::fabs(low - exact));
+      low_norm += (low - exact) * (low - exact);
     }
   }
   double const eps = kUlps * unit_in_last_place(largest, output.type);
   double const widened = problem.op == Op::kRetention ? kRetentionFactor : 1.0;
-  verdict.rows = int64_t(rows.size());
-  verdict.norm_error = std::sqrt(norm);
-  verdict.max_allowed = kMaxFactor * widened * low_error + eps;
-  verdict.norm_allowed = kNormFactor * widened * std::sqrt(low_norm) + eps * std::sqrt(count);
-  if (!verdict.reason.empty()) return verdict;
-  if (!(verdict.max_error <= verdict.max_allowed)) {
+  check.rows = int64_t(rows.size());
+  check.norm_error = std::sqrt(norm);
+  check.max_allowed = kMaxFactor * widened * low_error + eps;
+  check.norm_allowed = kNormFactor * widened * std::sqrt(low_norm) + eps * std::sqrt(count);
+  if (!check.reason.empty()) return check;
+  if (!(check.max_error <= check.max_allowed)) {
     Position const& at = positions[worst];
-    verdict.reason = "largest error " + text(verdict.max_error) + " in batch " + std::to_string(at.batch) + ", head " +
-                     std::to_string(at.head) + ", row " + std::to_string(at.row) + ", allowed " +
-                     text(verdict.max_allowed);
-  } else if (!(verdict.norm_error <= verdict.norm_allowed)) {
-    verdict.reason = "norm of the error " + text(verdict.norm_error) + ", allowed " + text(verdict.norm_allowed);
+    check.reason = "largest error " + text(check.max_error) + " in batch " + std::to_string(at.batch) + ", head " +
+                   std::to_string(at.head) + ", row " + std::to_string(at.row) + ", allowed " + text(check.max_allowed);
+  } else if (!(check.norm_error <= check.norm_allowed)) {
+    check.reason = "norm of the error " + text(check.norm_error) + ", allowed " + text(check.norm_allowed);
   }
-  return verdict;
+  return check;
 }
 
 }  // namespace attention_autotuner::benchmarks

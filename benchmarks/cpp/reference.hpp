@@ -37,7 +37,7 @@ struct Position {
 };
 
 struct Row {
-  std::vector<double> truth, low;
+  std::vector<double> exact, low;
 };
 
 // One row of an output (o, lse, final_state, dq, dk or dv) of a problem, by its name in the ABI.
@@ -47,18 +47,18 @@ Row row_of(std::string const& output, Problem const& problem, double scale, Host
 // The first and the last row of an output and others of a seed, no more than it has.
 std::vector<Position> sample(HostTensor const& output, int64_t batch, int count, uint64_t seed);
 
-// What the comparison of one output found.
-struct Verdict {
+// The result of comparing one output.
+struct Check {
   std::string output;
   std::string reason;  // why it is wrong; empty when it is right
   int64_t rows = 0;    // compared
   double max_error = 0, max_allowed = 0, norm_error = 0, norm_allowed = 0;
 };
 
-// Holds rows of an output against the formula: max|out - truth| <= 2 max|low - truth| + eps, and the norm of the error
-// at most 1.5 times that of low plus eps sqrt(n), with eps two units in the last place at max|truth|. Every element of
-// the output, of those rows or not, must be finite (LSE: or minus infinity where the truth is).
-Verdict compare(std::string const& name, HostTensor const& output, Problem const& problem, double scale,
-                HostInputs const& inputs, int samples, uint64_t seed);
+// Holds rows of an output against the formula: max|out - exact| <= 2 max|low - exact| + eps, and the norm of the error
+// at most 1.5 times that of low plus eps sqrt(n), with eps two units in the last place at max|exact|. Every element of
+// the output, of those rows or not, must be finite (LSE: or minus infinity where the exact value is).
+Check compare(std::string const& name, HostTensor const& output, Problem const& problem, double scale,
+              HostInputs const& inputs, int samples, uint64_t seed);
 
 }  // namespace attention_autotuner::benchmarks

@@ -76,10 +76,10 @@ class Nvml {
 
 std::string now() {
   std::time_t const seconds = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
-  std::tm broken{};
-  gmtime_r(&seconds, &broken);
+  std::tm calendar{};
+  gmtime_r(&seconds, &calendar);
   char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S+00:00", &broken);
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S+00:00", &calendar);
   return text;
 }
 
@@ -133,8 +133,8 @@ std::string Record::json() const {
 
 Record environment_of(DeviceProperties const& device) {
   Nvml nvml(device.pci_bus_id);
-  Record found;
-  found.add("gpu_name", json::quoted(device.name))
+  Record record;
+  record.add("gpu_name", json::quoted(device.name))
       .add("num_sms", number(device.num_sms))
       .add("compute_capability", json::quoted(device.compute_capability))
       .add("l2_bytes", number(double(device.l2_bytes)))
@@ -148,7 +148,7 @@ Record environment_of(DeviceProperties const& device) {
       .add("power_limit_w", nvml.watts("nvmlDeviceGetEnforcedPowerLimit"))
       .add("temperature_c", nvml.temperature())
       .add("time_utc", json::quoted(now()));
-  return found;
+  return record;
 }
 
 void write_json(std::string const& path, std::string const& benchmark, Record const& environment,
@@ -164,7 +164,7 @@ void write_json(std::string const& path, std::string const& benchmark, Record co
 
 void write_csv(std::string const& path, Record const& environment, std::vector<Record> const& results) {
   std::vector<std::string> columns;  // of all results: those that failed lack some
-  auto const each = [&](Record const& result, auto const& visit) {
+  auto const visit_fields = [&](Record const& result, auto const& visit) {
     for (Record const* part : {&result, &environment}) {
       for (auto const& [name, value] : part->members()) {
         if (value.front() != '[' && value.front() != '{') visit(name, value);
@@ -172,7 +172,7 @@ void write_csv(std::string const& path, Record const& environment, std::vector<R
     }
   };
   for (Record const& result : results) {
-    each(result, [&](std::string const& name, std::string const&) {
+    visit_fields(result, [&](std::string const& name, std::string const&) {
       if (std::find(columns.begin(), columns.end(), name) == columns.end()) columns.push_back(name);
     });
   }
@@ -180,7 +180,7 @@ void write_csv(std::string const& path, Record const& environment, std::vector<R
   for (size_t i = 0; i < columns.size(); ++i) out += (i == 0 ? "" : ",") + columns[i];
   for (Record const& result : results) {
     std::map<std::string, std::string> cells;
-    each(result, [&](std::string const& name, std::string const& value) { cells[name] = cell(value); });
+    visit_fields(result, [&](std::string const& name, std::string const& value) { cells[name] = cell(value); });
     out += "\n";
     for (size_t i = 0; i < columns.size(); ++i) out += (i == 0 ? "" : ",") + cells[columns[i]];
   }

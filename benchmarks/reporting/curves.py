@@ -1,120 +1,142 @@
-"""TFLOP/s over sequence length, ours and the others', under the lines of what the GPU could do."""
+"""TFLOP/s over sequence length, ours and the baselines', under the lines of what the GPU could do, as SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import isfinite
+import io
+import re
+from collections.abc import Mapping
+from html import escape
 from typing import Any
 
-from attention_autotuner.core.problem import Direction, Problem
+from attention_autotuner.arch.a100 import A100_SPEC
+from attention_autotuner.arch.h100 import H100_SPEC, H200_SPEC
+from attention_autotuner.arch.rtx4090 import RTX4090_SPEC
 
-from ..cases import column_label
-from .drawing import FAINT, INK, MARKERS, SERIES, SMALL, canvas, legend_below, svg_of
-from .duels import Document, is_grid
-from .limits import Limit
+from ..contenders import PICK
+from ..results import problem_of
+from ..suites import column_label
 
+SPECS = {spec.name: spec for spec in (A100_SPEC, RTX4090_SPEC, H100_SPEC, H200_SPEC)}
 PANEL = (3.1, 2.3)  # inches
+# Told apart by readers of every colour vision: Okabe and Ito, "Color Universal Design", 2008, without black and yellow.
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+GREY = "#808080"  # readable on white and on black
+STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 10.0,
+    "axes.titlesize": 10.0,
+    "xtick.labelsize": 9.0,
+    "ytick.labelsize": 9.0,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), GREY),
+    **dict.fromkeys(("axes.titlecolor", "xtick.color", "ytick.color"), GREY),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
+}
 Points = dict[int, float]  # sequence length -> TFLOP/s
 
 
-def passes_of(document: Document) -> list[Direction]:
-    """The passes that a grid has curves of; none for what is no grid."""
-    if not is_grid(document):
-        return []
-    return list(dict.fromkeys(Problem(**row["problem"]).direction for row in document["rows"]))
+def limits_of(spec_name: str, bring_up: Mapping[str, Any] | None) -> dict[str, float]:
+    """The tensor cores' limits in fp16, TFLOP/s: measured by a bring-up, or by the specification.
 
-
-def series_of(document: Document, way: Direction) -> dict[tuple[int, bool], dict[str, Points]]:
-    """(head dim, causal) -> title -> points, of one pass of one grid: ours first, then the others.
-
-    Others that were timed on fewer than two lengths have no curve.
+    Args:
+        spec_name: of a result file.
+        bring_up: the GPU's committed bring-up, where there is one.
     """
-    found: dict[tuple[int, bool], dict[str, Points]] = {}
+    measured = (bring_up or {}).get("ceilings", {})
+    spec = SPECS.get(spec_name)
+    limits = {}
+    for instruction, name in (("mma.sync", "mma_fp16"), ("wgmma", "wgmma_fp16")):
+        value = measured.get(name, {}).get("value")
+        if value is not None:
+            limits[f"{instruction}, measured"] = value / 1e12
+        elif spec is not None:
+            flops = spec.mma_flops_per_clk_per_sm
+            if instruction == "wgmma":
+                flops = spec.wgmma_flops_per_clk_per_sm
+            if flops > 0:
+                rate = flops * spec.num_sms * spec.sm_clock_mhz / 1e6
+                limits[f"{instruction}, by the specification"] = rate
+    return limits
+
+
+def series_of(document: Mapping[str, Any]) -> dict[tuple[int, bool], dict[str, Points]]:
+    """(head dim, causal) -> title -> points: our pick first, then the baselines in the same mode.
+
+    Baselines that were timed on fewer than two lengths have no curve.
+    """
+    series: dict[tuple[int, bool], dict[str, Points]] = {}
     for row in document["rows"]:
-        contests: Mapping[str, Sequence[str]] = row.get("contests") or document["contests"]
-        problem = Problem(**row["problem"])
-        if row.get("way", problem.direction) != way:
-            continue
-        curves = found.setdefault((problem.dim_qk, problem.causal), {})
-        _add(curves, "ours", problem, row["entries"].get("pick"))
-        for peer, title in document["peers"].items():
-            if peer in contests and contests[peer][0] == "pick":
-                _add(curves, title, problem, row["entries"].get(peer))
+        problem, mode = problem_of(row), row["modes"][0]
+        curves = series.setdefault((problem.dim_qk, problem.causal), {})
+        titles = {PICK: "ours"} | {f"{n} {mode}": t for n, t in document["baselines"].items()}
+        for label, title in titles.items():
+            if "tflops" in (entry := row["entries"].get(label, {})):
+                curves.setdefault(title, {})[problem.seqlen_k] = entry["tflops"]
     return {
         place: {title: points for title, points in curves.items() if len(points) > 1}
-        for place, curves in found.items()
+        for place, curves in series.items()
     }
 
 
-def _add(
-    curves: dict[str, Points], title: str, problem: Problem, entry: Mapping[str, Any] | None
-) -> None:
-    if entry is not None and isfinite(entry.get("tflops", float("nan"))):
-        curves.setdefault(title, {})[problem.seqlen_k] = entry["tflops"]
-
-
-def curves(
-    document: Document, way: Direction, limits: Sequence[Limit], name: str, title: str
-) -> str | None:
+def draw(document: Mapping[str, Any], limits: Mapping[str, float]) -> str | None:
     """A grid's curves as one figure, a panel for each head dim and mask; None where there are none.
 
     Args:
-        document: a result file.
-        way: the pass.
+        document: a result file of a grid.
         limits: lines to draw, in TFLOP/s.
-        name: of the figure.
-        title: for a reader who does not see it.
     """
-    series = {place: found for place, found in series_of(document, way).items() if found}
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    series = {place: curves for place, curves in series_of(document).items() if curves}
     if not series:
         return None
     dims = list(dict.fromkeys(dim for dim, _ in series))
     masks = list(dict.fromkeys(causal for _, causal in series))
-    titles = list(dict.fromkeys(title for found in series.values() for title in found))
-    seqlens = sorted({s for found in series.values() for points in found.values() for s in points})
-    width, height = PANEL[0] * max(len(dims), 2), PANEL[1] * len(masks) + 0.9
-    with canvas(width, height) as figure:
+    titles = list(dict.fromkeys(title for curves in series.values() for title in curves))
+    ticks = {problem_of(row).seqlen_k: column_label(problem_of(row)) for row in document["rows"]}
+    size = (PANEL[0] * max(len(dims), 2), PANEL[1] * len(masks) + 0.9)
+    with mpl.rc_context({**STYLE, "svg.hashsalt": document["suite"]}):
+        figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(masks), len(dims), squeeze=False, sharex=True, sharey=True)
         handles: dict[str, Any] = {}
         for down, causal in enumerate(masks):
             for across, dim in enumerate(dims):
                 axis = panels[down][across]
                 axis.set_title(f"head dim {dim}, {'causal' if causal else 'no mask'}", loc="left")
-                for index, each in enumerate(titles):
-                    points = series.get((dim, causal), {}).get(each, {})
-                    (handles[each],) = axis.plot(
-                        list(points),
-                        list(points.values()),
-                        color=SERIES[index % len(SERIES)],
-                        marker=MARKERS[index % len(MARKERS)],
-                        markersize=4.5,
+                for index, title in enumerate(titles):
+                    points = series.get((dim, causal), {}).get(title, {})
+                    style = {"color": SERIES[index % 6], "marker": MARKERS[index % 6]}
+                    (handles[title],) = (
+                        axis.plot(*zip(*points.items(), strict=True), **style)
+                        if points
+                        else axis.plot([], [], **style)
                     )
-                for limit, style in zip(limits, ("--", ":"), strict=False):
-                    handles[limit.title] = axis.axhline(
-                        limit.tflops, color=INK, linewidth=1.1, linestyle=style
-                    )
-                axis.grid(visible=True)
-        _frame(panels, seqlens, limits)
-        named = {f"{each.title}: {each.tflops:.0f}": handles[each.title] for each in limits}
-        named = {each: handles[each] for each in titles} | named
-        legend_below(figure, list(named.values()), list(named), 2)
-        return svg_of(figure, name, title)
+                for (title, tflops), dashes in zip(limits.items(), ("--", ":"), strict=False):
+                    line = axis.axhline(tflops, color=GREY, linewidth=1.1, linestyle=dashes)
+                    handles[f"{title}: {tflops:.0f}"] = line
+                axis.grid(visible=True, linewidth=0.4, alpha=0.5)
+                axis.set(xscale="log", ylim=(0, None))
+                axis.set_xticks(list(ticks), labels=list(ticks.values()))
+                axis.minorticks_off()
+        for axis in panels[-1]:
+            axis.set_xlabel("sequence length")
+        for axes in panels:
+            axes[0].set_ylabel("TFLOP/s")
+        figure.legend(handles.values(), list(handles), loc="outside lower center", ncols=2)
+        return _svg(figure, f"{document['title']}: TFLOP/s by sequence length")
 
 
-def _frame(panels: Any, seqlens: Sequence[int], limits: Sequence[Limit]) -> None:
-    first = panels[0][0]
-    first.set_xscale("log", base=2)
-    first.set_xticks(seqlens, labels=[column_label(_of_length(s)) for s in seqlens], minor=False)
-    first.minorticks_off()
-    top = max([each.tflops for each in limits], default=0.0)
-    first.set_ylim(0, max(first.get_ylim()[1], top * 1.06))
-    for axis in panels[-1]:
-        axis.set_xlabel("sequence length", fontsize=SMALL)
-    for row in panels:
-        row[0].set_ylabel("TFLOP/s", fontsize=SMALL)
-        for axis in row:
-            axis.tick_params(color=FAINT)
-
-
-def _of_length(seqlen: int) -> Problem:
-    return Problem(seqlen_q=seqlen, seqlen_k=seqlen)
+def _svg(figure: Any, title: str) -> str:
+    """A figure as one element with a title, without what would fetch or collide on a page."""
+    with io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata={"Date": None})
+        text = file.getvalue()
+    text = re.sub(r"\s*<metadata>.*?</metadata>|<!--.*?-->\n?", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text[text.index("<svg") :])
+    return re.sub(
+        r"<svg([^>]*)>", rf'<svg\1 role="img">\n <title>{escape(title)}</title>', text, count=1
+    )

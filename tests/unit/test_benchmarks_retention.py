@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,40 +25,38 @@ from attention_autotuner.reference import (
     retnet_attention_backward,
 )
 from attention_autotuner.tuning import class_pools
-from benchmarks import calls, comparison, report, retention, retnet, verdict
+from benchmarks import calls, contenders, results, session
+from benchmarks.baselines.formula import formula
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
-from benchmarks.cases import GRIDS
-from benchmarks.peers import PEERS
-from benchmarks.retention_peers import formula
-from benchmarks.retention_tables import contest_table, shape_label
-from benchmarks.rivals import Meeting, Rivals, variants
+from benchmarks.contenders import Contenders, Selection, variants
+from benchmarks.results import SuiteFile
 from benchmarks.side_by_side import difference
-from tests.fake_benchmark import GPU, POLICY, FakeMeasurer, FakePipeline
+from benchmarks.suites import SUITES, shape_label, trials
+from tests.fake_benchmark import GPU, POLICY, session_of
 
-MASKED = GRIDS["retnet"].problems[0]
-MASKED_BACK = GRIDS["retnet"].problems[5]
-DECAYED = GRIDS["retention"].problems[0]
-DECAYED_BACK = GRIDS["retention"].problems[8]
+MASKED, MASKED_BACK = (t.problem for t in trials(["retnet"])[:2])
+DECAYED, DECAYED_BACK = (t.problem for t in trials(["retention"])[:2])
 PASS = ChunkPass(columns=64, column_warps=4, depth_warps=1, num_stages=2, scores="inline")
 
 
-# --- what is asked ----------------------------------------------------------------------------------
+# --- what is raced ----------------------------------------------------------------------------------
 
 
 def test_the_grids_are_those_of_the_bars() -> None:
-    masked, decayed = GRIDS["retnet"].problems, GRIDS["retention"].problems
-    assert [p.direction for p in masked] == ["forward"] * 5 + ["backward"] * 5
-    assert [shape_label(p) for p in masked[5:]] == [
+    masked, decayed = trials(["retnet"]), trials(["retention"])
+    assert [t.modes for t in masked] == [("forward",), ("backward",)] * 5
+    assert [t.modes for t in decayed] == [("forward",), ("step",)] * 8
+    assert [t.case.title for t in masked[::2]] == [
         "8, 8, 2048, 256/512",
         "4, 8, 4096, 256/512",
         "8, 8, 2048, 256/256",
         "8, 16, 2048, 128/128",
         "8, 16, 2048, 64/64",
     ]
-    assert {(p.op, p.mask, p.causal, p.dtype) for p in masked} == {
+    assert {(t.problem.op, t.problem.mask, t.problem.causal, t.problem.dtype) for t in masked} == {
         ("retnet", "explicit", False, "fp16")
     }
-    assert [shape_label(p) for p in decayed[:8]] == [
+    assert [shape_label(t.problem) for t in decayed[::2]] == [
         "8, 8, 2048, 256/512",
         "4, 8, 4096, 256/512",
         "2, 8, 8192, 256/512",
@@ -67,9 +66,12 @@ def test_the_grids_are_those_of_the_bars() -> None:
         "8, 16, 4096, 128/128",
         "8, 32, 2048, 64/64",
     ]
-    assert {(p.op, p.form, p.causal) for p in decayed} == {("retention", "auto", True)}
-    assert all(p.heads_q == p.heads_kv and p.seqlen_q == p.seqlen_k for p in (*masked, *decayed))
-    assert len(GRIDS["retnet"].only(["backward"], dims=[256]).problems) == 3
+    assert {(t.problem.op, t.problem.form, t.problem.causal) for t in decayed} == {
+        ("retention", "auto", True)
+    }
+    problems = [t.problem for t in (*masked, *decayed)]
+    assert all(p.heads_q == p.heads_kv and p.seqlen_q == p.seqlen_k for p in problems)
+    assert len(trials(["retnet"], words=["backward"], dims=[256])) == 3
 
 
 def test_retention_is_searched_once_because_all_of_it_is_deterministic() -> None:
@@ -87,7 +89,7 @@ def test_classes_keep_masks_and_forms_apart() -> None:
     assert pool == known
 
 
-def test_what_is_verified_is_a_problem_of_the_candidates_own_kind() -> None:
+def test_a_problem_of_the_candidates_kind_is_verified() -> None:
     for problem in (MASKED, MASKED_BACK):
         small = class_pools.small_problem(POLICY.default(problem))
         assert class_pools.class_of(small) == class_pools.class_of(problem)
@@ -115,15 +117,15 @@ def prepared(kind: type[Call], function: Callable[..., Any], **rest: Any) -> Cal
     return call
 
 
-def test_the_formula_is_the_op_that_it_is_held_against() -> None:
-    given, scale = inputs(), 0.25
-    read = [given.tensors[name] for name in ("q", "k", "v", "mask")]
+def test_the_formula_is_the_op_that_it_is_compared_with() -> None:
+    tensors, scale = inputs().tensors, 0.25
+    read = [tensors[name] for name in ("q", "k", "v", "mask")]
     function = formula(scale)
     o, r = retnet_attention(*read, scale=scale)
     assert r.max() > 1.0  # or the normaliser would not be seen
-    (found,) = prepared(ForwardCall, function, others=("mask",)).results(0)
-    torch.testing.assert_close(found, o)
-    grads = retnet_attention_backward(given.tensors["dout"], *read, scale=scale)
+    (output,) = prepared(ForwardCall, function, others=("mask",)).results(0)
+    torch.testing.assert_close(output, o)
+    grads = retnet_attention_backward(tensors["dout"], *read, scale=scale)
     for kind in (BackwardCall, StepCall):
         call = prepared(kind, function, others=("mask",))
         for _ in range(2):  # the graph of a backward pass is kept
@@ -138,16 +140,16 @@ def test_another_layout_comes_back_in_ours_and_is_made_once() -> None:
         seen.extend((q, k, v))
         return v * (q * k).sum(-1, keepdim=True)
 
-    given = inputs()
+    ours = inputs()
     call = prepared(ForwardCall, function, layout=rows_of_heads)
-    (found,) = call.results(0)
-    weight = (given.q * given.k).sum(-1, keepdim=True)
-    torch.testing.assert_close(found, given.v * weight)
+    (output,) = call.results(0)
+    weight = (ours.q * ours.k).sum(-1, keepdim=True)
+    torch.testing.assert_close(output, ours.v * weight)
     assert all(tensor.is_contiguous() and tensor.shape[1] == 24 for tensor in seen)
     assert len({tensor.data_ptr() for tensor in seen}) == 3
     dq, _, dv = prepared(StepCall, function, layout=rows_of_heads).results(0)
-    torch.testing.assert_close(dv, given.tensors["dout"] * weight)
-    assert dq.shape == given.q.shape
+    torch.testing.assert_close(dv, ours.tensors["dout"] * weight)
+    assert dq.shape == ours.q.shape
 
 
 def test_differences_are_relative() -> None:
@@ -187,34 +189,28 @@ def chunked_backward(problem: Problem) -> Candidate:
     return Candidate.of(problem, knobs)
 
 
-def meeting(problem: Problem, pick: Candidate, opening: Candidate | None = None) -> Meeting:
-    def of(one: Candidate) -> Rivals:
-        return Rivals(problem=problem, pick=one, layer="default", default=one)
-
-    return Meeting(plain=of(pick), opening=None if opening is None else of(opening))
+def entrants(problem: Problem, pick: Candidate) -> Contenders:
+    return Contenders(plain=Selection(problem=problem, pick=pick, layer="default", default=pick))
 
 
 def raced(
-    benchmark: str,
-    meetings: Sequence[Meeting],
+    suite: str,
+    picks: dict[Problem, Candidate],
     times: dict[str, float],
     monkeypatch: pytest.MonkeyPatch,
     **rest: Any,
 ) -> list[dict[str, Any]]:
-    monkeypatch.setattr(comparison, "render", lambda one: one)  # nothing is built
-    return list(
-        comparison.compare(
-            meetings,
-            PEERS[benchmark],
-            FakePipeline(),
-            FakeMeasurer(lambda problem, name: times.get(name, 100.0)),
-            seconds=1.0,
-            device_type=None,
-            environment=lambda: GPU,
-            say=lambda line: None,
-            **rest,
-        )
+    """The rows of a suite's first case; nothing is built."""
+    monkeypatch.setattr(contenders, "render", lambda candidate: candidate)
+    monkeypatch.setattr(session.Session, "get_ready", lambda self: None)  # compiles for minutes
+    monkeypatch.setattr(
+        session, "contenders_of", lambda problem, policy, **_: entrants(problem, picks[problem])
     )
+    wanted = trials([suite])[:2]
+    taken = session_of(wanted, lambda problem, name: times.get(name, 100.0), **rest).rows()
+    rows = [row for _, row in taken]
+    assert all(isinstance(row, dict) for row in rows), rows
+    return rows  # type: ignore[return-value]  # so it was asserted
 
 
 def calls_of(problem: Problem, call: Call, device_type: str | None) -> dict[str, Any]:
@@ -226,78 +222,64 @@ def calls_of(problem: Problem, call: Call, device_type: str | None) -> dict[str,
 
 
 def masked_rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    met = [meeting(p, POLICY.default(p)) for p in (MASKED, MASKED_BACK)]
-    times = {"compiled_forward": 80.0, "compiled_backward": 40.0, "eager_forward": 300.0}
-    rows = raced("retnet", met, times, monkeypatch, inspect=calls_of)
-    return sorted(rows, key=lambda row: row["name"], reverse=True)
+    picks = {p: POLICY.default(p) for p in (MASKED, MASKED_BACK)}
+    times = {"compiled forward": 80.0, "compiled backward": 40.0, "eager forward": 300.0}
+    return raced("retnet", picks, times, monkeypatch, inspect=calls_of)
 
 
-def test_each_direction_meets_its_own_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_direction_meets_its_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = masked_rows(monkeypatch)
-    assert set(forward["entries"]) == {"pick", "compiled_forward", "eager_forward"}
-    assert forward["ratios"]["compiled_forward"]["ratio"] == pytest.approx(0.8)
-    assert set(forward["calls"]) == {"compiled_forward", "eager_forward"}
-    assert set(backward["ratios"]) == {"compiled_backward", "eager_backward"}
+    assert set(forward["entries"]) == {"pick", "compiled forward", "eager forward"}
+    assert forward["ratios"]["compiled forward"]["ratio"] == pytest.approx(0.8)
+    assert set(forward["calls"]) == {"compiled forward", "eager forward"}
+    assert set(backward["ratios"]) == {"compiled backward", "eager backward"}
     assert json.loads(json.dumps(forward)) == forward
 
 
-def test_a_wide_problem_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = masked_rows(monkeypatch)
-    met = {name: PEERS["retnet"][name] for name in retnet.BENCHMARK.peers}
-    found = verdict.summarise("retnet", rows, met)
-    assert found["compiled_forward"]["missed"] == ["geometric_mean"]  # 0.8 is enough at 256/512
-    assert found["compiled_backward"]["missed"] == [
+def test_a_wide_problem_has_a_bar_for_its_dims(monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = results.summarise(SUITES["retnet"], masked_rows(monkeypatch))
+    assert summary["compiled forward"]["missed"] == ["geometric_mean"]  # 0.8 is enough at 256/512
+    assert summary["compiled backward"]["missed"] == [
         "geometric_mean",
-        f"{MASKED_BACK.describe()} (0.45)",
+        "b8_h8_s2048_d256_512 backward fp16 (0.45)",
     ]
 
 
 def decayed_rows(monkeypatch: pytest.MonkeyPatch, absence: str) -> list[dict[str, Any]]:
-    monkeypatch.setattr("benchmarks.fla_peer.absence", lambda: absence)
-    met = [
-        meeting(DECAYED, chunkwise(DECAYED)),
-        meeting(DECAYED_BACK, chunked_backward(DECAYED_BACK), chunkwise(DECAYED)),
-    ]
-    times = {"call": 50.0, "autograd": 250.0, "fla_forward": 110.0, "fla_step": 500.0}
-    rows = raced("retention", met, times, monkeypatch)
-    return sorted(rows, key=lambda row: row["name"], reverse=True)
+    monkeypatch.setattr("benchmarks.baselines.fla.absence", lambda: absence)
+    picks = {DECAYED: chunkwise(DECAYED), DECAYED_BACK: chunked_backward(DECAYED_BACK)}
+    times = {"call": 50.0, "autograd": 250.0, "fla forward": 110.0, "fla step": 500.0}
+    return raced("retention", picks, times, monkeypatch)
 
 
 def test_our_functions_are_timed_beside_flas(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = decayed_rows(monkeypatch, "")
-    assert set(forward["entries"]) == {"pick", "call", "fla_forward"}
-    assert set(forward["ratios"]) == {"fla_forward"}
-    assert forward["ratios"]["fla_forward"]["ratio"] == pytest.approx(2.2)
-    assert set(backward["entries"]) == {"pick", "autograd", "fla_step"}
-    assert backward["ratios"]["fla_step"]["ratio"] == pytest.approx(2.0)
+    assert set(forward["entries"]) == {"pick", "call", "fla forward"}
+    assert set(forward["ratios"]) == {"fla forward"}
+    assert forward["ratios"]["fla forward"]["ratio"] == pytest.approx(2.2)
+    assert set(backward["entries"]) == {"pick", "autograd", "fla step"}
+    assert backward["ratios"]["fla step"]["ratio"] == pytest.approx(2.0)
     whole = DECAYED.flops + DECAYED_BACK.flops
     assert backward["entries"]["autograd"]["tflops"] == pytest.approx(whole / 250e6)
-    assert backward["entries"]["fla_step"]["tflops"] == pytest.approx(whole / 500e6)
+    assert backward["entries"]["fla step"]["tflops"] == pytest.approx(whole / 500e6)
 
 
 def test_without_fla_that_is_said_and_the_rest_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     forward, _ = decayed_rows(monkeypatch, "fla is not installed")
-    assert forward["entries"]["fla_forward"]["outcome"]["reason"] == "fla is not installed"
+    assert forward["entries"]["fla forward"]["outcome"]["reason"] == "fla is not installed"
     assert "tflops" in forward["entries"]["pick"]
-    met = {name: PEERS["retention"][name] for name in retention.BENCHMARK.peers}
-    assert verdict.summarise("retention", [forward], met) == {}
+    assert results.summarise(SUITES["retention"], [forward]) == {}
 
 
-# --- the README -------------------------------------------------------------------------------------
-
-
-def test_tables_show_times_ratios_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    met = {name: PEERS["retnet"][name] for name in retnet.BENCHMARK.peers}
-    document = verdict.document("retnet", masked_rows(monkeypatch), met, POLICY, GPU)
-    assert contest_table(document, "compiled_forward", memory=True)[2:] == [
-        "| 8, 8, 2048, 256/512 | 100 | 80 | **0.80** | 16 | 1024 | 512 |"
-    ]
-    text = "\n".join(report.retnet_section(document))
-    assert text.startswith("### Retention with an explicit mask on NVIDIA H100 80GB HBM3")
-    assert "| 8, 8, 2048, 256/512 | 100 | 300 | 3.00 | 16 | 1024 | 512 |" in text
-    assert "the formula through torch.compile, backward, 1 problems: geometric mean 0.400" in text
-    decayed = {name: PEERS["retention"][name] for name in retention.BENCHMARK.peers}
-    rows = decayed_rows(monkeypatch, "")
-    section = report.retention_section(verdict.document("retention", rows, decayed, POLICY, GPU))
-    assert "| 8, 8, 2048, 256/512 | 250 | 500 | 2.00 |" in section
-    assert "| 8, 8, 2048, 256/512 | 50 | 110 | 2.20 |" in section
+def test_the_table_of_a_terminal_shows_times_ratios_and_reasons(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = SuiteFile(tmp_path, SUITES["retention"], GPU, POLICY, 0.1)
+    for trial, row in zip(trials(["retention"])[:2], decayed_rows(monkeypatch, ""), strict=True):
+        file.take(trial, row)
+    head, forward, step = results.table(file.document())
+    assert head.split()[:5] == ["case", "mode", "layer", "us", "TFLOP/s"]
+    assert forward.split()[:4] == ["b8_h8_s2048_d256_512", "forward", "default", "100.0"]
+    assert "2.20 ±" in forward
+    assert step.split()[3] == "250.0"
+    assert "2.00 ±" in step

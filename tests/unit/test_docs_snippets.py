@@ -133,7 +133,7 @@ def block_of(code: str, language: str = "bash", kind: str = "") -> Block:
         ("attention-autotuner candidates --dims 64", "the parser refuses"),
         ("attention-autotuner compile", "the parser refuses"),
         ("python -m attention_autotuner why --op convolution", "the parser refuses"),
-        ("python -m benchmarks.retention run --no-such-option", "the parser refuses"),
+        ("python -m benchmarks.run --no-such-option", "the parser refuses"),
         ("cd .. && make tunes", "no tunes"),
         ("make test NO_SUCH_VARIABLE=1", "no NO_SUCH_VARIABLE=1"),
         ("pip install '.[torchh]'", "no extra torchh"),

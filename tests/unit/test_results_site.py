@@ -1,4 +1,4 @@
-"""The page and the figures of results: drawn the same twice, up to date, readable, with the cases that we lose."""
+"""The pages and tables of results: from result files, whole by themselves, readable, with the cases that we lose."""
 
 from __future__ import annotations
 
@@ -12,104 +12,84 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("matplotlib", reason="figures need matplotlib, the extra `report`")
-
-import matplotlib as mpl
+pytest.importorskip("matplotlib", reason="curves need matplotlib, the extra `report`")
 
 from attention_autotuner.core.problem import Problem
-from benchmarks import report
-from benchmarks.reporting import drawing, site
-from benchmarks.reporting.chinese import chinese
-from benchmarks.reporting.curves import curves, passes_of, series_of
-from benchmarks.reporting.duels import duels_of, losses, place_of, standings
-from benchmarks.reporting.heatmaps import heatmap, panels_of, short, wrapped
-from benchmarks.reporting.limits import limits_of
-from benchmarks.reporting.sections import load, race_section
-from benchmarks.reporting.small_sections import (
-    agreement_section,
-    bring_up_section,
-    decode_section,
-    first_call_section,
-)
+from benchmarks import report, results
+from benchmarks.reporting import readme, site
+from benchmarks.reporting.curves import draw, limits_of, series_of
+from benchmarks.suites import SUITES
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 PROBE = Path(__file__).resolve().parents[1] / "overflow.js"
 WIDTHS = (1400, 900, 420)
-PINNED = re.search(r"^matplotlib==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def built() -> site.Site:
-    return site.build(RESULTS)
+def built() -> dict[str, str]:
+    return site.build(results.RESULTS)
 
 
-# --- files ----------------------------------------------------------------------------------------
+# --- the committed results ------------------------------------------------------------------------
 
 
-def test_what_shows_results_shows_the_committed_ones(
-    built: site.Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "build", lambda root: built)  # once is enough
-    assert PINNED is not None
-    if mpl.__version__ != PINNED[1]:
-        pytest.skip(f"figures are compared with matplotlib {PINNED[1]}, here is {mpl.__version__}")
+def test_the_readmes_show_the_committed_results() -> None:
     assert report.main(["--check"]) == 0, "run python -m benchmarks.report"
 
 
-def test_a_second_drawing_is_the_same() -> None:
-    results = load(RESULTS / "nvidia-h200")
-    name, document = results.races()[0]
-    assert race_section(results, name, document) == race_section(results, name, document)
+def test_the_readmes_name_each_baseline_that_beats_us() -> None:
+    gpus = site.load(results.RESULTS)
+    for language in ("en", "zh"):
+        text = readme.block(gpus, language)
+        for documents in gpus.values():
+            for row in readme.rows_of(documents):
+                words = readme.CHINESE if language == "zh" else readme.ENGLISH
+                line = f"| {' | '.join(readme.cells(row, words))} |"
+                assert line in text
+                assert ("**" in line.split("|")[3]) == ("**" in line.split("|")[5])
 
 
-def test_nothing_is_fetched_from_anywhere(built: site.Site) -> None:
-    for text in (built.page, *built.figures.values()):
+def test_results_are_compact_and_were_made_of_suites() -> None:
+    paths = [p for p in results.RESULTS.glob("*/*.json") if p.stem in SUITES]
+    assert len(paths) >= len(SUITES)
+    for path in paths:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        assert document["schema"] == results.SCHEMA
+        assert (
+            results.rounded(results.summarise(SUITES[path.stem], document["rows"]))
+            == (document["summary"])
+        ), path
+        assert path.stat().st_size < 2500 * (len(document["rows"]) + 2), path
+
+
+def test_nothing_is_fetched_from_anywhere(built: dict[str, str]) -> None:
+    for name, text in built.items():
         links = re.findall(r"(?:href|src|srcset|action)=[\"']([^\"']*)", text)
-        assert [link for link in links if not link.startswith("#")] == []
+        assert [link for link in links if not link.startswith("#")] == [], name
         addresses = set(re.findall(r"https?://[^\s\"'<>)]+", text))
-        assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+        assert addresses <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}, name
         assert not re.search(r"@import|@font-face|<(?:link|iframe|object|embed|img)\b", text)
         assert not re.search(r"url\((?!#)", text)
 
 
-def test_links_lead_to_places_on_the_page(built: site.Site) -> None:
-    targets = re.findall(r'<a href="#([^"]+)"', built.page)
-    ids = re.findall(r' id="([^"]+)"', built.page)
+def test_links_lead_to_places_on_the_page(built: dict[str, str]) -> None:
+    page = built[site.PAGE]
+    targets = re.findall(r'<a href="#([^"]+)"', page)
+    ids = re.findall(r' id="([^"]+)"', page)
     assert targets
     assert set(targets) <= set(ids)
-    sections = [each for each in ids if each in targets]
+    sections = [anchor for anchor in ids if anchor in targets]
     assert len(set(sections)) == len(sections)
 
 
-def test_figures_have_titles_units_and_both_colourings(built: site.Site) -> None:
-    assert any(name.endswith("_curves.svg") for name in built.figures)
-    for name, svg in built.figures.items():
+def test_curves_have_titles_and_units(built: dict[str, str]) -> None:
+    curves = {name: svg for name, svg in built.items() if name.endswith(".svg")}
+    assert len(curves) >= 2
+    for name, svg in curves.items():
         assert "<title>" in svg
-        assert "prefers-color-scheme: dark" in svg
-        assert not any(stand_in in svg for stand_in in drawing.VARIABLES)
-        words = {"_curves": ("TFLOP/s", "sequence length", "ours"), "_speedup": ("speed over",)}
-        kind = next(kind for kind in words if kind in name)
-        for word in words[kind]:
+        for word in ("TFLOP/s", "sequence length", "ours"):
             assert word in unescape(svg), name
-
-
-def test_figures_of_results_that_are_gone_are_removed(tmp_path: Path) -> None:
-    old = tmp_path / "docs" / "figures" / "nvidia-x" / "old.svg"
-    old.parent.mkdir(parents=True)
-    old.write_text("<svg/>")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"{report.BEGIN}\n{report.END}\n")
-    other = tmp_path / "README.zh-CN.md"
-    other.write_text("no markers here\n")
-    arguments = ["--results", str(tmp_path / "none"), "--docs"]
-    arguments += [str(tmp_path / "docs"), "--readme", str(readme), str(other)]
-    assert report.main([*arguments, "--check"]) == 1
-    assert report.main(arguments) == 0
-    assert not old.exists()
-    assert "No results are committed yet" in (tmp_path / "docs" / site.PAGE).read_text()
-    assert other.read_text() == "no markers here\n"
-    assert report.main([*arguments, "--check"]) == 0
+        assert name in built[site.RESULTS]
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -117,28 +97,46 @@ def test_figures_of_results_that_are_gone_are_removed(tmp_path: Path) -> None:
 
 def row(seqlen: int, ratio: float | None, causal: bool = False, **rest: Any) -> dict[str, Any]:
     problem = Problem(seqlen_q=seqlen, seqlen_k=seqlen, causal=causal)
-    ours = {"outcome": {"kind": "ok", "reason": ""}, "median_us": 100.0, "tflops": 300.0}
-    theirs: dict[str, Any] = {**ours, "median_us": 100.0 * (ratio or 1.0), "tflops": 250.0}
+    ours = {"median_us": 100.0, "tflops": 300.0}
+    theirs: dict[str, Any] = {"median_us": 100.0 * (ratio or 1.0), "tflops": 250.0}
     if ratio is None:
         theirs = {"outcome": {"kind": "launch_failed", "reason": "no kernel for <this>"}}
+    compared = {"ratio": ratio, "error": 0.002, "ours": "pick"}
     return {
+        "key": f"{seqlen} forward fp16",
+        "case": f"d128_{seqlen}",
+        "title": f"d128 {seqlen}",
+        "modes": ["forward"],
+        "ours": "pick",
+        "layer": "default",
+        "pick": "a_kernel",
+        "run": "r",
         "problem": {**vars(problem)},
-        "name": problem.describe(),
-        "entries": {"pick": ours, "flash": theirs},
-        "ratios": {} if ratio is None else {"flash": {"ratio": ratio, "error": 0.002}},
+        "entries": {"pick": ours, "sdpa_flash forward": theirs},
+        "ratios": {} if ratio is None else {"sdpa_flash forward": compared},
         "clocks": {"sm_clock_mhz": 1700.0, "power_draw_w": 500.0},
         **rest,
     }
 
 
 def race(*rows: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    environment = {
+        "gpu_name": "NVIDIA X",
+        "driver": "1.2",
+        "torch": "2.13",
+        "time_utc": "2026-11-21",
+    }
     return {
-        "benchmark": "attention_forward",
+        "schema": 2,
+        "suite": "attention_forward",
+        "title": "Attention forward",
+        "unit": "tflops",
         "spec": "H200",
-        "peers": {"flash": "Flash, forward"},
-        "contests": {"flash": ["pick", "flash"], "deterministic": ["deterministic", "pick"]},
-        "environment": {"gpu_name": "NVIDIA X", "driver": "1.2", "time_utc": "2026-11-21"},
+        "baselines": {"sdpa_flash": "Flash"},
+        "runs": {"r": {"environment": environment, "libraries": {"triton": "3"}}},
         "rows": list(rows),
+        "summary": results.summarise(SUITES["attention_forward"], rows),
+        "unmeasured": {"late forward fp16": "the 8 s were used up"},
         **rest,
     }
 
@@ -146,76 +144,87 @@ def race(*rows: dict[str, Any], **rest: Any) -> dict[str, Any]:
 DOCUMENT = race(row(512, 0.8), row(1024, 1.001), row(2048, 1.3), row(4096, None))
 
 
-def test_duels_are_faster_even_or_slower_by_their_intervals() -> None:
-    found = duels_of(DOCUMENT)
-    assert [duel.verdict for duel in found] == ["slower", "even", "faster", None]
-    assert found[3].reason == "theirs: launch failed: no kernel for <this>"
-    (standing,) = standings(DOCUMENT)
-    assert (standing.faster, standing.even, standing.slower, standing.problems) == (1, 1, 1, 3)
-    assert (standing.least, standing.least_at) == (0.8, "d128 512")
-    assert standing.mean == pytest.approx((0.8 * 1.001 * 1.3) ** (1 / 3))
-    assert [duel.case for duel in losses(DOCUMENT)] == ["d128 512"]
+def shown(folder: Path, **documents: Any) -> dict[str, str]:
+    """The site of some files of one GPU."""
+    place = folder / "nvidia-x"
+    place.mkdir(exist_ok=True)
+    for name, document in documents.items():
+        results.write(place / f"{name}.json", document)
+    return site.build(folder)
 
 
-def test_losses_are_marked_in_the_figure_and_in_the_tables() -> None:
-    svg = heatmap(DOCUMENT, "x", "X")
-    assert svg is not None
-    assert svg.count("▼ 0.80") == 1
-    assert svg.count("▼") == 2  # the other is in the legend
-    assert ">1.30<" in svg
-    assert ">no time<" in svg
-    section = race_section(load(Path("/none")), "attention_forward", DOCUMENT)
-    assert '<td class="loss" data-key="0.8">▼ 0.80 ±0.4%</td>' in section.inner
-    assert escape("no kernel for <this>") in section.inner
-    assert "SM clock after each race 1700 to 1700 MHz" in section.inner
+def test_comparisons_are_faster_even_or_slower_by_their_intervals() -> None:
+    compared = site.results_of(DOCUMENT)
+    assert [result.standing for result in compared] == ["slower", "even", "faster", ""]
+    assert compared[3].reason == "launch failed: no kernel for <this>"
+    assert "rgba(230" in compared[0].colour
+    assert "rgba(94" in compared[2].colour
+    figures = DOCUMENT["summary"]["sdpa_flash forward"]
+    assert (figures["faster"], figures["even"], figures["slower"]) == (1, 1, 1)
+    assert (figures["min"], figures["min_at"]) == (0.8, "512 forward fp16")
+    assert figures["geometric_mean"] == pytest.approx((0.8 * 1.001 * 1.3) ** (1 / 3))
+    assert [result.case for result in site.losses(DOCUMENT)] == ["d128 512"]
 
 
-def test_a_suite_has_rows_of_cases_and_columns_of_peers() -> None:
-    contests = {"flash": ["pick", "flash"]}
-    rows = [
-        row(512, ratio, case=name, title=name.upper(), way=way, contests=contests)
-        for name, way, ratio in (("a", "forward", 1.2), ("a", "step", 0.7), ("b", "forward", None))
-    ]
-    document = race(*rows, benchmark="suite_x", title="X", suite="x", unit="gb_per_s")
-    (panel,) = panels_of(document)
-    assert panel.rows == ("A, forward", "A, forward + backward", "B, forward")
-    assert panel.columns == ("Flash",)
+def test_losses_are_marked_in_tables_and_listed(tmp_path: Path) -> None:
+    files = shown(tmp_path, attention_forward=DOCUMENT)
+    page = files[site.PAGE]
+    assert '<td data-key="0.8" class="loss">▼ 0.80 ±0.4%</td>' in page  # in the list of losses
+    assert page.count("▼ 0.80</td>") == 2  # in the table of colours, and as the least
+    assert "no time" in page
+    assert escape("no kernel for <this>") in page
+    assert "late forward fp16: the 8 s were used up" in page
+    assert "SM clock after each race 1700 to 1700 MHz" in page
+    assert "**0.80** (512 forward fp16) | 1, 1, 1 |" in files[site.RESULTS]
+    assert "NVIDIA X, driver 1.2, torch 2.13, SM clock" in files[site.RESULTS]
+
+
+def test_without_results_that_is_said(tmp_path: Path) -> None:
+    files = site.build(tmp_path)
+    assert "No results are committed yet" in files[site.PAGE]
+    assert "No results are committed yet" in files[site.RESULTS]
+
+
+def test_suites_and_baselines_are_listed_with_their_sources(built: dict[str, str]) -> None:
+    for suite in SUITES.values():
+        assert f"**`{suite.name}`**: {suite.title}" in built[site.CASES]
+        for case in suite.cases:
+            assert case.source in built[site.CASES]
+    assert "| `sdpa_cudnn` | cuDNN (torch SDPA) | attention | below" in built[site.TABLE]
+
+
+def test_a_rate_of_a_decoding_suite_is_of_bytes(tmp_path: Path) -> None:
+    document = race(row(512, 1.2), suite="decode", title="X", unit="gb_per_s")
     moved = Problem(seqlen_q=512, seqlen_k=512).bytes_moved
-    assert duels_of(document)[0].rate == pytest.approx(moved / 100.0 / 1e3)
-    assert passes_of(document) == []
+    page = shown(tmp_path, decode=document)[site.PAGE]
+    assert f">{moved / 100.0 / 1e3:,.0f}</td>" in page
+    assert ">GB/s</button>" in page
+    assert "<svg" not in page  # no grid, no curves
 
 
-def test_curves_are_of_ours_and_of_others_with_more_than_one_length() -> None:
-    found = series_of(DOCUMENT, "forward")
-    assert found == {
+def test_curves_are_of_ours_and_of_baselines_with_more_than_one_length() -> None:
+    assert series_of(DOCUMENT) == {
         (128, False): {
             "ours": {512: 300.0, 1024: 300.0, 2048: 300.0, 4096: 300.0},
-            "Flash, forward": {512: 250.0, 1024: 250.0, 2048: 250.0},
+            "Flash": {512: 250.0, 1024: 250.0, 2048: 250.0},
         }
     }
-    assert curves(race(row(512, 1.0)), "forward", [], "x", "X") is None
-    assert curves(DOCUMENT, "backward", [], "x", "X") is None
+    assert draw(race(row(512, 1.0)), {}) is None
+    assert draw(DOCUMENT, {"a limit": 600.0}) == draw(DOCUMENT, {"a limit": 600.0})
 
 
-def test_a_limit_is_the_measured_one_where_there_is_one() -> None:
+def test_a_limit_is_the_measured_one_where_it_was_measured() -> None:
     by_spec = limits_of("H200", None)
-    assert [limit.title for limit in by_spec] == [
-        "mma.sync, by the specification",
-        "wgmma, by the specification",
-    ]
-    assert by_spec[1].tflops == pytest.approx(989.4, rel=1e-3)
-    log = {"mma_sync": {"tflops": 638.3}}
-    assert limits_of("H200", None, log)[0].title == "mma.sync, measured"
+    assert list(by_spec) == ["mma.sync, by the specification", "wgmma, by the specification"]
+    assert by_spec["wgmma, by the specification"] == pytest.approx(989.4, rel=1e-3)
     up = {"ceilings": {"mma_fp16": {"value": 6.6e14}, "wgmma_fp16": {"kind": "crashed"}}}
-    both = limits_of("H200", up, log)
-    assert [limit.tflops for limit in both] == [pytest.approx(660.0), by_spec[1].tflops]
+    both = limits_of("H200", up)
+    assert list(both.values()) == [pytest.approx(660.0), by_spec["wgmma, by the specification"]]
     assert len(limits_of("A100", None)) == 1  # no wgmma there
-    assert limits_of("unknown", None) == []
+    assert limits_of("unknown", None) == {}
 
 
 def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
-    folder = tmp_path / "nvidia-x"
-    folder.mkdir()
     environment = {"gpu_name": "NVIDIA X", "torch": "2.13"}
     files: dict[str, Any] = {
         "bring_up": {
@@ -245,7 +254,7 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
                 },
             ],
         },
-        "decode": {
+        "retention_decode": {
             "environment": environment,
             "problem": "a token",
             "copy_gb_per_s": 4200.0,
@@ -260,54 +269,102 @@ def test_small_sections_are_there_where_their_file_is(tmp_path: Path) -> None:
             "seconds": {"forward": [0.25, 0.5, 0.75], "backward": [0.125, 0.5, 0.625]},
         },
     }  # fmt: skip
-    makers = (bring_up_section, agreement_section, decode_section, first_call_section)
-    assert [make(load(folder)) for make in makers] == [None] * 4
-    for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    up, cpp, decode, first = (make(load(folder)) for make in makers)
-    assert up is not None
-    assert cpp is not None
-    assert decode is not None
-    assert first is not None
-    assert ">4.27</td>" in up.inner
-    assert ">0.89</td>" in up.inner  # of what the specification says
-    assert "ex2" not in up.inner
-    assert "ceilings 20 s, total 300 s" in up.inner
-    assert ">10.0</td>" in up.inner  # percent of gain
-    assert ">driver</td>" in up.inner
-    assert ">1.0123</td>" in cpp.inner
-    assert ">11.00</td>" in cpp.inner
-    assert ">the same</td>" in cpp.inner
-    assert ">no</td>" in cpp.inner
-    assert "400 rounds may differ by 3%: 1 of 2 cases agree" in cpp.inner
-    assert "rested 3 times as long as one took" in cpp.inner
-    assert ">93%</td>" in decode.inner
-    assert "NVIDIA X, torch 2.13" in decode.inner
-    assert ">0.750</td>" in first.inner
-    assert "3 processes" in first.inner
-    page = site.build(tmp_path).page
-    assert page.index("Decoding with retention") < page.index("C++ beside Python")
+    headings = (
+        "Bringing the GPU up", "C++ beside Python", "Decoding with retention", "First call without"
+    )  # fmt: skip
+    empty = site.build(tmp_path)[site.PAGE]
+    assert not any(heading in empty for heading in headings)
+    page = shown(tmp_path, **files)[site.PAGE]
+    assert all(heading in page for heading in headings)
+    assert ">4.27</td>" in page
+    assert ">0.89</td>" in page  # of what the specification says
+    assert "ex2" not in page
+    assert "ceilings 20 s, total 300 s" in page
+    assert ">10.0</td>" in page  # percent of gain
+    assert ">driver</td>" in page
+    assert ">1.0123</td>" in page
+    assert ">11.00</td>" in page
+    assert ">the same</td>" in page
+    assert ">no</td>" in page
+    assert "400 rounds may differ by 3%: 1 of 2 cases agree" in page
+    assert "rested 3 times as long as one took" in page
+    assert ">93%</td>" in page
+    assert "NVIDIA X, torch 2.13" in page
+    assert ">0.750</td>" in page
+    assert "3 processes" in page
+    assert page.index("<h3>Decoding with retention") < page.index("<h3>C++ beside Python")
 
 
-def test_titles_are_shortened_and_wrapped() -> None:
-    assert short("Flash, forward + backward through autograd") == "Flash through autograd"
-    assert short("Flash, backward") == "Flash"
-    assert wrapped("FlexAttention (torch.compile)") == "FlexAttention\n(torch.compile)"
-    assert place_of({**DOCUMENT, "rows": []}) == "NVIDIA X, driver 1.2, 2026-11-21"
+def test_rows_of_several_runs_show_the_first_and_the_last_time() -> None:
+    runs = {
+        day: {"environment": {"gpu_name": "NVIDIA X", "time_utc": f"2026-11-{day}"}}
+        for day in ("22", "20", "21")
+    }
+    assert site.place_of({"runs": runs}) == "NVIDIA X, 2026-11-20, 2026-11-22"
+    assert site.place_of({"environment": {"gpu_name": "NVIDIA X"}}) == "NVIDIA X"
 
 
-def test_rows_of_an_earlier_run_are_told_by_their_own_time() -> None:
-    times = ("2026-11-20T09:00", "2026-11-20T08:00", "2026-11-22T09:00", None)
-    clocks = {"sm_clock_mhz": None, "power_draw_w": None}
-    rows = [{"clocks": {**clocks, "time_utc": time}} for time in times]
-    told = place_of({**DOCUMENT, "rows": rows})
-    assert told.endswith(", 2026-11-21, rows of an earlier run since 2026-11-20T08:00")
-    assert "earlier" not in place_of({**DOCUMENT, "rows": rows[2:]})
-    line = (
-        "NVIDIA X, driver 1, CUDA 2, torch 3, 2026-11-21, rows of an earlier run since 2026-11-20."
-    )
-    assert "2026-11-20 起" in chinese(line)
-    assert "rows" not in chinese(line)
+# --- the READMEs ----------------------------------------------------------------------------------
+
+
+def test_the_readmes_are_rewritten_between_their_markers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in report.LANGUAGES:
+        (tmp_path / name).write_text(f"before\n{readme.BEGIN}\nold\n{readme.END}\nafter\n")
+    arguments = ["--results", str(tmp_path / "results"), "--root", str(tmp_path)]
+    results.write(tmp_path / "results" / "nvidia-x" / "attention_forward.json", DOCUMENT)
+    assert report.main([*arguments, "--check"]) == 1
+    assert "out of date" in capsys.readouterr().out
+    assert report.main(arguments) == 0
+    english, chinese = ((tmp_path / name).read_text() for name in report.LANGUAGES)
+    assert english.startswith(f"before\n{readme.BEGIN}\nOur speed over the other's on one NVIDIA X")
+    assert english.endswith(f"\n{readme.END}\nafter\n")
+    assert "| attention | forward | Flash | 3 | 1.01 | **0.80** |" in english
+    assert "| 注意力 | 前向 | Flash | 3 | 1.01 | **0.80** |" in chinese
+    assert report.main([*arguments, "--check"]) == 0
+
+
+def test_a_baseline_stands_once_and_in_bold_where_it_beats_us() -> None:
+    def summary(**means: float) -> dict[str, Any]:
+        return {
+            name.replace("__", " "): {"geometric_mean": mean, "min": mean - 0.5, "problems": 3}
+            for name, mean in means.items()
+        }
+
+    titles = {"baselines": {"sdpa_flash": "Flash", "sdpa_cudnn": "cuDNN", "flex": "Flex"}}
+    documents = {
+        "attention_forward": {**titles, "summary": summary(sdpa_flash__forward=1.5)},
+        "attention_backward": {
+            **titles,
+            "summary": summary(
+                sdpa_flash__backward=1.1,
+                sdpa_flash__step=1.2,
+                sdpa_flash__autograd=1.3,
+                sdpa_cudnn__backward=0.7,
+                deterministic=0.9,
+            ),
+        },
+        "models": {
+            **titles, "summary": summary(sdpa_flash__forward=2.0, sdpa_cudnn__forward=0.6, flex__step=1.6)
+        },
+    }  # fmt: skip
+    rows = [readme.cells(row, readme.ENGLISH) for row in readme.rows_of(documents)]
+    assert rows == [
+        ["attention", "forward", "Flash", "3", "1.50", "1.000"],
+        ["attention, layers of models", "forward", "**cuDNN**", "3", "**0.60**", "**0.10**"],
+        ["attention", "backward", "**cuDNN**", "3", "**0.70**", "**0.20**"],
+        ["attention", "forward + backward", "Flash", "3", "1.20", "**0.70**"],
+        ["attention, layers of models", "forward + backward", "Flex", "3", "1.60", "1.10"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", readme.BEGIN, f"{readme.END}{readme.BEGIN}", readme.BEGIN * 2]
+)
+def test_markers_must_be_there_once_and_in_order(text: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        readme.replaced(text, "new")
 
 
 # --- how it looks ---------------------------------------------------------------------------------
@@ -318,7 +375,7 @@ CHROMIUM = (
 
 
 def layout(page: str, width: int, folder: Path) -> list[str]:
-    """What overflows, is cut off or overlaps at a width, by a headless browser."""
+    """The elements that overflow, are cut off or overlap at a width, by a headless browser."""
     probed = page.replace("</body>", f"<script>{PROBE.read_text()}</script></body>")
     # In a frame, because a window of a browser has a least width.
     frame = (
@@ -339,19 +396,19 @@ def layout(page: str, width: int, folder: Path) -> list[str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to lay the page out")
-def test_nothing_overflows_or_overlaps(built: site.Site, tmp_path: Path) -> None:
-    assert {width: layout(built.page, width, tmp_path) for width in WIDTHS} == {
+def test_nothing_overflows_or_overlaps(built: dict[str, str], tmp_path: Path) -> None:
+    assert {width: layout(built[site.PAGE], width, tmp_path) for width in WIDTHS} == {
         width: [] for width in WIDTHS
     }
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium here to lay the page out")
-def test_the_look_finds_what_is_wrong(tmp_path: Path) -> None:
-    wide = '<p style="width:900px">wide</p>'
+def test_the_look_reports_faults(tmp_path: Path) -> None:
+    paragraph = '<p style="width:900px">wide</p>'
     svg = '<svg width="90" height="40"><text y="20">one</text><text x="3" y="20">two</text>'
     svg += '<text x="80" y="39">outside</text></svg>'
-    found = layout(f"<!doctype html><body>{wide}{svg}</body>", 420, tmp_path)
-    assert "the page scrolls sideways" in found
-    assert "off the page: p wide" in found
-    assert 'on "two": text one' in found
-    assert "cut off: text outside" in found
+    complaints = layout(f"<!doctype html><body>{paragraph}{svg}</body>", 420, tmp_path)
+    assert "the page scrolls sideways" in complaints
+    assert "off the page: p wide" in complaints
+    assert 'on "two": text one' in complaints
+    assert "cut off: text outside" in complaints

@@ -57,7 +57,7 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
         assert not isinstance(proof, Changed), (
             f"{record.problem.describe()}: {proof} since this pick was timed; run "
             "`attention-autotuner records rekey --shipped`, and for what it cannot carry over "
-            f"`python -m benchmarks.attention_{record.problem.direction} run --ship "
+            f"`python -m benchmarks.run all --suite attention_{record.problem.direction} --ship "
             "python/attention_autotuner/tuned` on the GPU"
         )
         assert legality.check(record.candidate, resolve(record.arch).spec) is None

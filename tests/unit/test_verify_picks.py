@@ -25,8 +25,8 @@ def test_every_shipped_pick_is_built_once_and_verified(
     assert len(picks) == len(pipeline.verified)
     (batch,) = pipeline.batches
     assert len(batch) == len({candidate for _, candidate in picks}) < len(picks)
-    document = json.loads(output.read_text(encoding="utf-8"))["picks"]
-    assert {candidate["outcome"] for candidate in document} == {"ok"}
+    written = json.loads(output.read_text(encoding="utf-8"))["picks"]
+    assert {pick["outcome"] for pick in written} == {"ok"}
     assert f"{len(picks)} of {len(picks)} picks are right" in capsys.readouterr().out
 
 
@@ -34,22 +34,19 @@ def test_failures_are_listed_with_their_reasons(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picks = verify_picks.picks_of(FOLDER, GPU)
-    damaged, wrong = picks[0][1].name, picks[-1][1].name
+    unbuildable, wrong = picks[0][1].name, picks[-1][1].name
 
     def build_outcome(name: str) -> Outcome | None:
-        return BuildFailed(reason="no room") if name == damaged else None
+        return BuildFailed(reason="no room") if name == unbuildable else None
 
     def outcome_of(name: str) -> Outcome:
         return Wrong(reason="dk: head 3") if wrong in name else Ok()
 
-    pipeline = FakePipeline(build_outcome=build_outcome, verify_outcome=outcome_of)
+    pipeline = FakePipeline(build_outcome=build_outcome, check=outcome_of)
     output = tmp_path / "verified.json"
     assert verify_picks.main(["--gpu", GPU, "--output", str(output)], pipeline) == 1
     printed = capsys.readouterr().out
     assert "no room" in printed
     assert "dk: head 3" in printed
-    kinds = {
-        candidate["outcome"]
-        for candidate in json.loads(output.read_text(encoding="utf-8"))["picks"]
-    }
+    kinds = {pick["outcome"] for pick in json.loads(output.read_text(encoding="utf-8"))["picks"]}
     assert len(kinds) == 3

@@ -1,8 +1,7 @@
 """The kernel that serves a problem on a device, loaded and ready.
 
-Decisions of this process are asked first, then the cache hierarchy of :mod:`.picks`. :func:`kernel_for` takes the
-pick's library from the store, or builds it. Dispatch never tunes unless the mode says so, and a decision that was made
-costs no file access again.
+Decisions of this process come first, then the cache hierarchy of :mod:`.picks`. :func:`kernel_for` loads the pick's
+library from the store, or builds it. Dispatch tunes only if the mode says so, and reads no file for a known decision.
 """
 
 from __future__ import annotations

@@ -103,10 +103,10 @@ void attention_by_formula(AttentionForwardParams const& p, Number type) {
       for (int64_t i = 0; i < p.seqlen_q; ++i) {
         size_t const row = size_t((b * p.heads_q + h) * p.seqlen_q + i);
         Row const o = row_of("o", problem, p.softmax_scale, inputs, {b, h, i});
-        for (size_t e = 0; e < o.truth.size(); ++e) {
-          store(p.o.data, row * size_t(p.dim_v) + e, type, float(o.truth[e]));
+        for (size_t e = 0; e < o.exact.size(); ++e) {
+          store(p.o.data, row * size_t(p.dim_v) + e, type, float(o.exact[e]));
         }
-        p.lse[row] = float(row_of("lse", problem, p.softmax_scale, inputs, {b, h, i}).truth[0]);
+        p.lse[row] = float(row_of("lse", problem, p.softmax_scale, inputs, {b, h, i}).exact[0]);
       }
     }
   }

@@ -1,0 +1,185 @@
+"""A baseline: another implementation of one of our operations, and the entries by which a race times it.
+
+How it is timed follows from the *mode*: the forward pass without gradients, the backward pass alone, both as one step
+by the fastest way there is, or a step through autograd as a program takes it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from attention_autotuner.core.problem import Direction, Op, Problem
+from attention_autotuner.errors import AttentionAutotunerError
+from attention_autotuner.operations.shared.tensors import Inputs, Outputs
+from attention_autotuner.tuning.measure import Entry
+
+from ..calls import OTHERS, BackwardCall, Call, ForwardCall, Function, Layout, StepCall, as_given
+from ..contenders import AUTOGRAD, CALL, PICK
+
+Mode = Literal["forward", "backward", "step", "autograd"]
+MODES: tuple[Mode, ...] = ("forward", "backward", "step", "autograd")
+DIRECTION_OF: dict[Mode, Direction] = {
+    "forward": "forward",
+    "backward": "backward",
+    "step": "backward",
+    "autograd": "backward",
+}
+"""Mode -> the direction of the problem that is measured; a step is timed on the inputs of its backward problem."""
+CALLS: dict[Mode, type[Call]] = {
+    "forward": ForwardCall,
+    "backward": BackwardCall,
+    "step": StepCall,
+    "autograd": StepCall,
+}
+
+
+class BaselineError(AttentionAutotunerError, RuntimeError):
+    """A baseline raised an error of another kind; the message begins with that error's type."""
+
+
+class Baseline(ABC):
+    """Another implementation.
+
+    Attributes:
+        name: in results and on the command line.
+        title: in tables.
+        op: the operation that it computes.
+        layout: between our tensors and the function's, in either direction.
+        gradients: how its backward pass is timed, for the documentation.
+        called: its forward pass is compared with our function called the same way, not with our kernel alone.
+    """
+
+    name: str
+    title: str
+    op: Op = "attention"
+    layout: Layout = staticmethod(as_given)
+    gradients = "through autograd"
+    called = False
+
+    @abstractmethod
+    def function(self, problem: Problem) -> Function:
+        """The function of q, k, v and the operation's other tensors, which torch can differentiate."""
+
+    @abstractmethod
+    def limit(self, problem: Problem) -> str:
+        """The reason why a problem of its operation cannot be computed the way we do, or an empty string."""
+
+    def available(self, problem: Problem) -> str:
+        """The reason why it cannot be timed on a problem here; empty where it can."""
+        if problem.op != self.op:
+            return f"it computes {self.op}, not {problem.op}"
+        return self.limit(problem)
+
+    def modes(self, modes: Sequence[Mode]) -> list[Mode]:
+        """The modes of a trial in which it is timed: a step through autograd only once."""
+        return [mode for mode in modes if mode != "autograd" or mode == modes[0]]
+
+    def ours(self, problem: Problem, mode: Mode) -> str:
+        """The label of ours that does the same work as its entry."""
+        if mode == "forward" and self.called:
+            return CALL
+        return PICK if mode in ("forward", "backward") else AUTOGRAD
+
+    def entry(self, problem: Problem, mode: Mode, name: str) -> Entry:
+        """The entry of a race under a name."""
+        return CALLS[mode](
+            name=name,
+            function=self.function(problem),
+            others=OTHERS[problem.op],
+            layout=self.layout,
+        )
+
+    def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
+        """Compile for all problems at once, before the first race, in at most so many processes."""
+        return  # most compile nothing
+
+
+def misaligned(problem: Problem) -> str:
+    """The reason against functions whose causal mask starts at the top left."""
+    if problem.causal and problem.causal_offset != 0:
+        return "its causal mask is aligned top-left"
+    return ""
+
+
+def grouped_heads(problem: Problem) -> str:
+    """The reason against functions that repeat no heads."""
+    if problem.heads_q != problem.heads_kv:
+        return "it takes as many heads of k and v as of q"
+    return ""
+
+
+def two_head_dims(problem: Problem) -> str:
+    """The reason against functions whose q, k and v share one head dim."""
+    if problem.dim_qk != problem.dim_v:
+        return f"it takes one head dim, not {problem.dim_qk}/{problem.dim_v}"
+    return ""
+
+
+def top_left(problem: Problem) -> str:
+    """The reason against functions whose causal mask ends at the bottom right."""
+    oblong = problem.seqlen_q != problem.seqlen_k
+    if problem.causal and problem.causal_alignment == "top_left" and oblong:
+        return "its causal mask is aligned bottom-right"
+    return ""
+
+
+def first(*reasons: str) -> str:
+    """The first reason that is not empty."""
+    return next(filter(None, reasons), "")
+
+
+class GuardedEntry:
+    """An entry whose errors, of whatever type, reach a race as its typed reasons.
+
+    A race knows what to do with errors of this package and of torch. Compilers inside baselines raise others.
+
+    Args:
+        name: of the entry.
+        make: makes it, at once; what that raises is raised again by :meth:`prepare`.
+
+    Attributes:
+        entry: the baseline's entry, or None where it could not be made.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Entry]) -> None:
+        self.name = name
+        self.entry: Entry | None = None
+        self._failure: Exception | None = None
+        try:
+            self.entry = make()
+        except Exception as error:  # noqa: BLE001  # kept, and raised again where a race looks for it
+            self._failure = error
+
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Prepare the baseline's entry.
+
+        Raises:
+            BaselineError: the entry could not be made, or raised an error that a race would not know.
+        """
+        if self._failure is not None:
+            raise _known(self._failure, always=True)
+        self._guard(lambda entry: entry.prepare(inputs, outputs))
+
+    def run(self, index: int) -> None:
+        """Run the baseline's entry.
+
+        Raises:
+            BaselineError: it raised an error that a race would not know.
+        """
+        self._guard(lambda entry: entry.run(index))
+
+    def _guard(self, action: Callable[[Entry], None]) -> None:
+        assert self.entry is not None  # prepare came first
+        try:
+            action(self.entry)
+        except Exception as error:
+            raise _known(error) from error
+
+
+def _known(error: Exception, *, always: bool = False) -> Exception:
+    """The error itself where a race knows its type, else one that it knows."""
+    if isinstance(error, (AttentionAutotunerError, RuntimeError)) and not always:
+        return error
+    return BaselineError(f"{type(error).__name__}: {error}")

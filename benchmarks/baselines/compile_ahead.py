@@ -1,0 +1,78 @@
+"""Compiling baselines ahead, in several processes that fill the compilers' caches on disk."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.shared.tensors import Inputs
+
+Work = tuple[Any, ...]
+
+
+def in_processes(function: Callable[..., None], work: Sequence[Work], processes: int) -> None:
+    """Call a function of a module once for each of some arguments, each in a process of its own.
+
+    Args:
+        function: an error of it is printed and otherwise left to the comparison, which would see it again.
+        work: arguments.
+        processes: at most this many at once.
+    """
+    if not work:
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(processes, len(work)), maxtasksperchild=1) as pool:
+        pool.starmap(_attempt, [(function, *arguments) for arguments in work], chunksize=1)
+
+
+def in_shares(
+    function: Callable[[Problem], None], problems: Sequence[Problem], processes: int
+) -> None:
+    """Call a function of a module with each of some problems, which a few processes divide among them.
+
+    For work that is short beside the start of a process. Errors are printed.
+    """
+    count = min(processes, len(problems))
+    in_processes(_attempt_each, [(function, problems[i::count]) for i in range(count)], count)
+
+
+def _attempt_each(function: Callable[[Problem], None], problems: Sequence[Problem]) -> None:
+    for problem in problems:
+        _attempt(function, problem)
+
+
+def _attempt(function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except Exception:  # noqa: BLE001  # whatever it is
+        traceback.print_exc()
+
+
+def with_one_thread() -> None:
+    """Have torch compile in one thread: there are as many of these processes as cores."""
+    import torch._inductor.config as inductor_config
+
+    inductor_config.compile_threads = 1
+
+
+def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:
+    """Zeros of the shapes that a problem has; for compiling, never for timing."""
+    p = problem
+    rows_q, rows_k = (p.batch, p.heads_q, p.seqlen_q), (p.batch, p.heads_kv, p.seqlen_k)
+    shapes: dict[str, tuple[int, ...]] = {
+        "q": (*rows_q, p.dim_qk),
+        "k": (*rows_k, p.dim_qk),
+        "v": (*rows_k, p.dim_v),
+        "dout": (*rows_q, p.dim_v),
+    }
+    if p.mask == "explicit":
+        shapes["mask"] = (p.heads_q, p.seqlen_q, p.seqlen_k)
+    dtype = torch.float16 if p.dtype == "fp16" else torch.bfloat16
+    return Inputs(
+        tensors={name: torch.zeros(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    )

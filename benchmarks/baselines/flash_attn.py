@@ -1,0 +1,90 @@
+"""The flash-attn packages, each where it is installed: functions of ``[batch, seqlen, heads, dim]``."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attention_autotuner.core.problem import Problem
+
+from ..calls import Function, rows_of_heads
+from .base import Baseline, first, top_left, two_head_dims
+
+HOPPER = (9, 0)
+
+
+class FlashAttention2(Baseline):
+    """flash-attn 2."""
+
+    name = "flash_attn_2"
+    title = "flash-attn 2"
+    layout = staticmethod(rows_of_heads)
+    module = "flash_attn"
+
+    def function(self, problem: Problem) -> Function:
+        """See :meth:`Baseline.function`; some versions return the LSE beside the output, which is dropped."""
+        function, causal = import_module(self.module).flash_attn_func, problem.causal
+
+        def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+            result = function(q, k, v, causal=causal)
+            return result[0] if isinstance(result, tuple) else result
+
+        return run
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return first(self.absence(), two_head_dims(problem), top_left(problem))
+
+    def absence(self) -> str:
+        """The reason why it cannot be timed on this machine, or an empty string."""
+        try:
+            present = find_spec(self.module) is not None
+        except ModuleNotFoundError:  # the package around the module
+            present = False
+        return "" if present else f"{self.title} is not installed"
+
+
+class FlashAttention3(FlashAttention2):
+    """flash-attn 3, for Hopper alone."""
+
+    name = "flash_attn_3"
+    title = "flash-attn 3"
+    module = "flash_attn_interface"
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return first(self.absence(), self._foreign(), top_left(problem))
+
+    def _foreign(self) -> str:
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER:
+            return f"{self.title} is for compute capability 9.0"
+        return ""
+
+
+class FlashAttention4(FlashAttention2):
+    """flash-attn 4, which compiles its kernels on their first call; see :func:`add_site`."""
+
+    name = "flash_attn_4"
+    title = "flash-attn 4"
+    module = "flash_attn.cute"
+
+    def limit(self, problem: Problem) -> str:
+        """See :meth:`Baseline.limit`."""
+        return first(self.absence(), top_left(problem))
+
+
+def add_site(site: Path) -> None:
+    """Make flash-attn 4 importable from a folder of unpacked wheels, before anything of it is imported.
+
+    Raises:
+        FileNotFoundError: the folder does not hold ``flash_attn/cute``.
+    """
+    if not (site / "flash_attn" / "cute").is_dir():
+        raise FileNotFoundError(f"{site} does not hold flash_attn/cute")
+    packages = site / "nvidia_cutlass_dsl" / "dsl_packages"
+    sys.path[:0] = [str(folder) for folder in (site, packages) if folder.is_dir()]

@@ -1,0 +1,156 @@
+"""Our kernels that one race times, and the labels under which they stand in a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from attention_autotuner.arch import Policy
+from attention_autotuner.codegen.render import render
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.serving import dispatch
+from attention_autotuner.tuning.pipeline import Built, Pipeline
+
+PICK = "pick"
+DEFAULT = "default"
+DETERMINISTIC = "deterministic"
+DETERMINISTIC_DEFAULT = "deterministic_default"
+STEP = "step"
+CALL = "call"
+AUTOGRAD = "autograd"
+WHOLE_STEPS = (STEP, AUTOGRAD)  # labels of forward and backward together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A pick and the default that it has to beat.
+
+    Attributes:
+        problem: the problem.
+        pick: what dispatch would run.
+        layer: where that comes from.
+        default: the policy's default, perhaps the same.
+    """
+
+    problem: Problem
+    pick: Candidate
+    layer: str
+    default: Candidate
+
+    def candidates(self) -> list[Candidate]:
+        """The default first: ties go to it."""
+        return [self.default] if self.pick == self.default else [self.default, self.pick]
+
+    def without_default(self) -> Selection:
+        """The pick alone, for where nothing is decided."""
+        return replace(self, default=self.pick)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contenders:
+    """Our kernels in one race.
+
+    Attributes:
+        plain: for the problem itself.
+        deterministic: for the same backward problem where two runs must agree bit for bit.
+        forward: for the forward whose backward this is; with it a whole step can be timed.
+    """
+
+    plain: Selection
+    deterministic: Selection | None = None
+    forward: Selection | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """The problem."""
+        return self.plain.problem
+
+    def selections(self) -> Iterator[tuple[str, str, Selection]]:
+        """The selections for the problem itself, with the labels of their pick and their default."""
+        yield PICK, DEFAULT, self.plain
+        if self.deterministic is not None:
+            yield DETERMINISTIC, DETERMINISTIC_DEFAULT, self.deterministic
+
+    def raced(self) -> list[Candidate]:
+        """The kernels that compute the problem itself; one that serves in both modes is there once."""
+        return list(dict.fromkeys(c for _, _, s in self.selections() for c in s.candidates()))
+
+    def candidates(self) -> list[Candidate]:
+        """Every kernel that the race may run, without repeats."""
+        forward = [] if self.forward is None else [self.forward.pick]
+        return list(dict.fromkeys([*self.raced(), *forward]))
+
+
+def select(problem: Problem, policy: Policy, device: int = 0) -> Selection:
+    """The kernel that dispatch would run for a problem, and the default beside it."""
+    pick = dispatch.lookup(problem, policy, device=device)
+    return Selection(
+        problem=problem, pick=pick.candidate, layer=pick.layer, default=policy.default(problem)
+    )
+
+
+def variants(problem: Problem) -> list[Problem]:
+    """The problems that are tuned for one: itself and, for a backward one, the same in deterministic mode.
+
+    Every kernel of retention is deterministic, so that there is no second search for it.
+    """
+    if problem.direction == "forward" or problem.op == "retention":
+        return [problem]
+    return [problem, replace(problem, deterministic=True)]
+
+
+def contenders_of(
+    problem: Problem, policy: Policy, *, defaults: bool = True, device: int = 0
+) -> Contenders:
+    """Our kernels for a problem.
+
+    Args:
+        problem: the problem.
+        policy: whose picks.
+        defaults: race the defaults and the picks of deterministic mode, too; False leaves the pick alone.
+        device: the GPU that dispatch serves.
+    """
+    plain, *strict = (
+        select(variant, policy, device)
+        for variant in (variants(problem) if defaults else [problem])
+    )
+    forward = None
+    if problem.direction == "backward":
+        forward = select(forward_of(problem), policy, device)
+    return Contenders(
+        plain=plain if defaults else plain.without_default(),
+        deterministic=strict[0] if strict else None,
+        forward=forward,
+    )
+
+
+def forward_of(problem: Problem) -> Problem:
+    """The forward problem whose gradients a backward problem is about."""
+    return replace(problem, direction="forward", deterministic=False)
+
+
+def flops_of(problem: Problem, label: str) -> int:
+    """Work of one of ours: of the problem, or of a whole step."""
+    return problem.flops + (forward_of(problem).flops if label in WHOLE_STEPS else 0)
+
+
+def built_of(
+    candidates: Iterable[Candidate],
+    pipeline: Pipeline,
+    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> dict[Candidate, Built | Outcome]:
+    """Kernels built in one batch, each once, or why they are not."""
+    wanted = list(dict.fromkeys(candidates))
+    results = pipeline.build([render(candidate) for candidate in wanted], progress)
+    return dict(zip(wanted, results, strict=True))
+
+
+def checked(
+    problem: Problem, candidate: Candidate, result: Built | Outcome, pipeline: Pipeline
+) -> Outcome:
+    """The outcome of a kernel's build or, where that is fine, of the verifier."""
+    if isinstance(result, Outcome):
+        return result
+    return pipeline.verify(problem, result, deterministic=candidate.deterministic)
