@@ -8,7 +8,7 @@ import torch
 
 from ...arch import Policy, naming
 from ...core.problem import CausalAlignment
-from ..shared import checks, interop, options, plain
+from ..shared import checks, options, plain
 from ..shared.options import TensorLayout
 from . import checks as attention_checks
 from . import plan as attention_plan
@@ -106,31 +106,19 @@ def flash_attn_func(
         softmax_scale = attention_checks.check_options(
             causal, softmax_scale, causal_alignment, return_lse, deterministic
         )
-    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
-        return options.call_transposed(
-            flash_attn_func,
-            q,
-            k,
-            v,
-            device_type,
-            causal=causal,
-            softmax_scale=softmax_scale,
-            causal_alignment=causal_alignment,
-            return_lse=return_lse,
-            deterministic=deterministic,
-        )
     addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
-    if addresses is None or len(addresses) != 3 or not (q.is_cuda and k.is_cuda and v.is_cuda):
-        if not (
+    plainly = addresses is not None and len(addresses) == 3 and layout is options.BHSD
+    if not (plainly and q.is_cuda and k.is_cuda and v.is_cuda):
+        if layout is not options.BHSD or not (
             isinstance(q, torch.Tensor)
             and isinstance(k, torch.Tensor)
             and isinstance(v, torch.Tensor)
         ):
-            return interop.call_with_tensors(
+            return options.call_with_views(
                 flash_attn_func,
+                layout,
                 {"q": q, "k": k, "v": v},
                 device_type=device_type,
-                layout=layout,
                 causal=causal,
                 softmax_scale=softmax_scale,
                 causal_alignment=causal_alignment,

@@ -87,44 +87,27 @@ def retention_func(
         or type(inplace_state) is not bool
     ):
         scale = retention_checks.check_types(scale, form, output_final_state, inplace_state)
-    if not (
+    if layout is not options.BHSD or not (
         isinstance(q, torch.Tensor)
         and isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
         and (initial_state is None or isinstance(initial_state, torch.Tensor))
     ):
-        arrays = {"q": q, "k": k, "v": v}
-        if initial_state is not None:
-            arrays["initial_state"] = initial_state
-            if inplace_state:
-                interop.check_writable("initial_state", initial_state)
-        o, state = interop.call_with_tensors(
+        if inplace_state:
+            interop.check_writable("initial_state", initial_state)
+        o, state = options.call_with_views(
             retention_func,
-            arrays,
+            layout,
+            {"q": q, "k": k, "v": v}
+            | ({} if initial_state is None else {"initial_state": initial_state}),
             gamma=gamma,
             device_type=device_type,
-            layout=layout,
             form=form,
             scale=scale,
             output_final_state=output_final_state,
             inplace_state=inplace_state,
         )
         return o, initial_state if inplace_state and state is not None else state
-    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
-        results: tuple[Any, Any] = options.call_transposed(
-            retention_func,
-            q,
-            k,
-            v,
-            gamma,
-            device_type,
-            form=form,
-            scale=scale,
-            initial_state=initial_state,
-            output_final_state=output_final_state,
-            inplace_state=inplace_state,
-        )
-        return results
     log2_gamma, numbers = (None, None) if gamma is None else gammas.read(gamma, q)
     if inplace_state:
         retention_checks.refuse_gradients(q, k, v, log2_gamma, initial_state)
@@ -135,15 +118,14 @@ def retention_func(
         or (initial_state is not None and not initial_state.is_cuda)
         or plain.addresses(q, k, v, log2_gamma, initial_state) is None
     ):
-        return _through_dispatcher(
-            (q, k, v, log2_gamma, initial_state),
-            numbers,
-            device_type,
-            scale,
-            form,
-            output_final_state,
-            inplace_state,
-        )
+        checks.check_places(q=q, k=k, v=v, initial_state=initial_state)
+        plain.refuse_tangents(q, k, v, log2_gamma, initial_state, op="retention")
+        policy = "" if device_type is None else plain.policy_name(device_type)
+        inputs = (q, k, v, log2_gamma, numbers, initial_state, scale, form, policy)
+        if inplace_state:
+            return IN_PLACE_OP(*inputs), initial_state if output_final_state else None
+        o, final = FORWARD_OP(*inputs, output_final_state)
+        return o, final if output_final_state else None
     name = "" if device_type is None else naming.policy_name(device_type)
     if inplace_state:
         o, _ = retention_plan.retention_forward(
@@ -166,25 +148,3 @@ def retention_func(
     return retention_plan.retention_forward(
         q, k, v, (log2_gamma, numbers), initial_state, scale, form, name, output_final_state
     )
-
-
-def _through_dispatcher(
-    tensors: tuple[torch.Tensor | None, ...],
-    gamma: gammas.Floats | None,
-    device_type: str | Policy | type[Policy] | None,
-    scale: float | None,
-    form: Form,
-    output_final_state: bool,
-    inplace_state: bool,
-) -> tuple[Any, Any]:
-    q, k, v, log2_gamma, state = tensors
-    checks.check_places(q=q, k=k, v=v, initial_state=state)
-    plain.refuse_tangents(*tensors, op="retention")
-    policy = "" if device_type is None else plain.policy_name(device_type)
-    if inplace_state:
-        o = IN_PLACE_OP(q, k, v, log2_gamma, gamma, state, scale, form, policy)
-        return o, state if output_final_state else None
-    o, final = FORWARD_OP(
-        q, k, v, log2_gamma, gamma, state, scale, form, policy, output_final_state
-    )
-    return o, final if output_final_state else None

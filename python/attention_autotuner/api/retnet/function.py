@@ -8,7 +8,7 @@ import torch
 
 from ...arch import Policy, naming
 from ...errors import UnsupportedProblemError
-from ..shared import checks, gammas, interop, options, plain
+from ..shared import checks, gammas, options, plain
 from ..shared.gammas import Decay
 from ..shared.options import TensorLayout
 from . import checks as retnet_checks
@@ -97,25 +97,21 @@ def retnet_attn_func(
     decay, matrix = (mask, None) if isinstance(mask, Decay) else (None, mask)
     if decay is None and not isinstance(matrix, torch.Tensor):
         retnet_checks.check_mask_type(matrix)
-    if not (
+    if layout is not options.BHSD or not (
         isinstance(q, torch.Tensor)
         and isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
         and (matrix is None or isinstance(matrix, torch.Tensor))
     ):
-        arrays = {"q": q, "k": k, "v": v} | ({} if matrix is None else {"mask": matrix})
-        return interop.call_with_tensors(
+        masks = {"mask": mask}
+        return options.call_with_views(
             retnet_attn_func,
-            arrays,
-            **({} if decay is None else {"mask": decay}),
+            layout,
+            {"q": q, "k": k, "v": v, **(masks if decay is None else {})},
             device_type=device_type,
-            layout=layout,
-            **rules._asdict(),
             return_r=return_r,
-        )
-    if layout is not options.BHSD and options.is_transposed(layout, q, k, v):
-        return options.call_transposed(
-            retnet_attn_func, q, k, v, mask, device_type, **rules._asdict(), return_r=return_r
+            **rules._asdict(),
+            **({} if decay is None else masks),
         )
     log2_gamma, gamma = None, None
     if decay is not None and decay.gamma is not None:
@@ -137,14 +133,15 @@ def retnet_attn_func(
         or (matrix is not None and not matrix.is_cuda)
         or plain.addresses(q, k, v, matrix, log2_gamma) is None
     ):
-        return _through_dispatcher(
-            (q, k, v, matrix, log2_gamma),
-            gamma,
-            device_type,
-            rules,
-            return_r,
-            differentiable,
-        )
+        checks.check_places(q=q, k=k, v=v, mask=matrix)
+        plain.refuse_tangents(q, k, v, matrix, log2_gamma, op="retnet")
+        policy = "" if device_type is None else plain.policy_name(device_type)
+        # The gradient needs r: computed now it costs next to nothing, later another run of the kernel.
+        keep_r = return_r or (differentiable and rules.normalize)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        inputs = (q, k, v, matrix, log2_gamma, gamma)
+        o, r = FORWARD_OP(*inputs, *rules, policy, keep_r, deterministic)
+        return (o, r) if return_r else o
     name = "" if device_type is None else naming.policy_name(device_type)
     if differentiable:
         return RetNetFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
@@ -160,33 +157,6 @@ def retnet_attn_func(
             torch.are_deterministic_algorithms_enabled(),
         )
     o, r = retnet_plan.retnet_forward(q, k, v, (matrix, log2_gamma, gamma), rules, name, return_r)
-    return (o, r) if return_r else o
-
-
-def _through_dispatcher(
-    tensors: tuple[torch.Tensor | None, ...],
-    gamma: gammas.Floats | None,
-    device_type: str | Policy | type[Policy] | None,
-    rules: Rules,
-    return_r: bool,
-    differentiable: bool,
-) -> Any:
-    q, k, v, mask, log2_gamma = tensors
-    checks.check_places(q=q, k=k, v=v, mask=mask)
-    plain.refuse_tangents(*tensors, op="retnet")
-    # The gradient needs r: computed now it costs next to nothing, later another run of the kernel.
-    o, r = FORWARD_OP(
-        q,
-        k,
-        v,
-        mask,
-        log2_gamma,
-        gamma,
-        *rules,
-        "" if device_type is None else plain.policy_name(device_type),
-        return_r or (differentiable and rules.normalize),
-        torch.are_deterministic_algorithms_enabled(),
-    )
     return (o, r) if return_r else o
 
 

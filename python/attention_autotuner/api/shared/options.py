@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...errors import UnsupportedArgumentError
-from . import checks
+from . import checks, interop
 
 TensorLayout = Literal["bhsd", "bshd"]
 LAYOUTS: tuple[str, ...] = ("bhsd", "bshd")
@@ -125,36 +125,34 @@ def as_float(name: str, value: object, also: str = "") -> float:
     return checks.to_float(number)
 
 
-def is_transposed(layout: object, q: object, k: object, v: object) -> bool:
-    """Check a layout; True where q, k and v are tensors to be transposed, which arrays are only once they are tensors.
+def call_with_views(
+    function: Callable[..., Any], layout: object, tensors: dict[str, Any], **options: Any
+) -> Any:
+    """Call a function of ``[batch, heads, seqlen, dim]`` tensors with arrays, or in another layout; by views.
+
+    Args:
+        function: one with arguments q, k, v and ``layout``.
+        layout: of q, k and v, and of the first result.
+        tensors: its arguments that are tensors or arrays, by their names.
+        options: its other arguments.
 
     Raises:
-        UnsupportedProblemError: there is no such layout, or a tensor has more or fewer than 4 dimensions.
+        UnsupportedProblemError: there is no such layout, or q, k or v has more or fewer than 4 dimensions.
     """
     checks.fail_unless(
         isinstance(layout, str) and layout in LAYOUTS,
         f"layout must be one of {LAYOUTS}, got {shown(layout)}",
     )
-    tensors = {"q": q, "k": k, "v": v}
-    if layout == BHSD or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
-        return False
-    for name, x in tensors.items():
-        assert isinstance(x, torch.Tensor)
-        checks.check_layout(name, x)
-        checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
-    return True
-
-
-def call_transposed(
-    function: Callable[..., Any],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *rest: Any,
-    **options: Any,
-) -> Any:
-    """Call a function of ``[batch, heads, seqlen, dim]`` with ``[batch, seqlen, heads, dim]``, o likewise; by views."""
-    result = function(*(x.transpose(1, 2) for x in (q, k, v)), *rest, **options)
+    if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
+        return interop.call_with_tensors(function, tensors, layout=layout, **options)
+    if layout == BHSD:
+        return function(**tensors, **options)
+    views = {}
+    for name in ("q", "k", "v"):
+        checks.check_layout(name, tensors[name])
+        checks.check_dims(name, tensors[name], "[batch, seqlen, heads, dim]")
+        views[name] = tensors[name].transpose(1, 2)
+    result = function(**(tensors | views), **options)
     if isinstance(result, tuple):
         return (result[0].transpose(1, 2), *result[1:])
     return result.transpose(1, 2)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
 from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_low
 
@@ -69,14 +69,7 @@ class AttentionBackward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        dtype = TORCH_DTYPES[problem.dtype]
-        rows_q = (problem.batch, problem.heads_q, problem.seqlen_q)
-        rows_k = (problem.batch, problem.heads_kv, problem.seqlen_k)
-        return {
-            "dq": ((*rows_q, problem.dim_qk), dtype),
-            "dk": ((*rows_k, problem.dim_qk), dtype),
-            "dv": ((*rows_k, problem.dim_v), dtype),
-        }
+        return gradient_shapes(problem)
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.

@@ -10,7 +10,7 @@ import torch
 
 from ...core.problem import Problem
 from ..attention.inputs import moved_off
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
 from .reference import retention_chunkwise, retention_low
@@ -94,16 +94,11 @@ class RetentionBackward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        p, dtype = problem, TORCH_DTYPES[problem.dtype]
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "dq": ((p.batch, p.heads_q, p.seqlen_q, p.dim_qk), dtype),
-            "dk": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_qk), dtype),
-            "dv": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_v), dtype),
-        }
+        shapes = gradient_shapes(problem)
         if self.initial:
             shapes["dinitial_state"] = (_state_shape(problem), torch.float32)
         if self.dgamma:
-            shapes["dlog2_gamma"] = ((p.batch, p.heads_q), torch.float32)
+            shapes["dlog2_gamma"] = ((problem.batch, problem.heads_q), torch.float32)
         return shapes
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:

@@ -11,7 +11,7 @@ import torch
 from ...core.problem import Problem
 from ..attention.inputs import FP32_SUM, moved_off, shift_of_delta
 from ..retention.reference import decay_mask
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference
+from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
 from ..shared.blocks import full_precision
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
@@ -232,15 +232,11 @@ class RetNetBackward(_Way):
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        p, dtype = problem, TORCH_DTYPES[problem.dtype]
-        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
-            "dq": ((p.batch, p.heads_q, p.seqlen_q, p.dim_qk), dtype),
-            "dk": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_qk), dtype),
-            "dv": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_v), dtype),
-        }
+        shapes = gradient_shapes(problem)
         if self.dmask:
-            heads = 1 if self.shared else p.heads_q
-            shapes["dmask"] = ((heads, p.seqlen_q, p.seqlen_k), dtype)
+            heads = 1 if self.shared else problem.heads_q
+            mask = (heads, problem.seqlen_q, problem.seqlen_k)
+            shapes["dmask"] = (mask, TORCH_DTYPES[problem.dtype])
         return shapes
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:

@@ -41,6 +41,16 @@ class Binding(Protocol):
         """The reference of every output."""
 
 
+def gradient_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    """Shape and dtype of dq, dk and dv."""
+    p, dtype = problem, TORCH_DTYPES[problem.dtype]
+    return {
+        "dq": ((p.batch, p.heads_q, p.seqlen_q, p.dim_qk), dtype),
+        "dk": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_qk), dtype),
+        "dv": ((p.batch, p.heads_kv, p.seqlen_k, p.dim_v), dtype),
+    }
+
+
 class Normal:
     """Normal tensors of a problem, one after the other from one seed.
 
