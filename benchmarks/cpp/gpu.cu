@@ -146,7 +146,7 @@ constexpr int kThreads = 256, kSharing = kThreads / kRows;  // neighbouring thre
 template <typename T>
 __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
   __shared__ T q[kRows][kMaxDim + kPad], k[kKeys][kMaxDim + kPad], v[kKeys][kColumns];
-  __shared__ float scores[kRows][kKeys + 1];
+  __shared__ float probabilities[kRows][kKeys + 1];
   int const slices = (p.dim_v + kColumns - 1) / kColumns;
   int const head = blockIdx.y, batch = blockIdx.z / slices, first_column = blockIdx.z % slices * kColumns;
   int const first_row = blockIdx.x * kRows, kv = head / (p.heads_q / p.heads_kv);
@@ -191,9 +191,9 @@ __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
     float share = 0;
 #pragma unroll
     for (int c = 0; c < kKeys / kSharing; ++c) {
-      float const weight = largest == -INFINITY ? 0.0f : expf(scores[c] - largest);
-      scores[line][lane + c * kSharing] = weight;
-      share += weight;
+      float const probability = largest == -INFINITY ? 0.0f : expf(scores[c] - largest);
+      probabilities[line][lane + c * kSharing] = probability;
+      share += probability;
     }
     for (int apart = kSharing / 2; apart > 0; apart /= 2) share += __shfl_xor_sync(0xffffffffu, share, apart);
     sum = sum * factor + share;
@@ -201,9 +201,9 @@ __global__ void attention_by_formula_kernel(AttentionForwardParams p) {
 #pragma unroll
     for (int c = 0; c < kColumns / kSharing; ++c) o[c] *= factor;
     for (int j = 0; j < kKeys; ++j) {
-      float const weight = scores[line][j];
+      float const probability = probabilities[line][j];
 #pragma unroll
-      for (int c = 0; c < kColumns / kSharing; ++c) o[c] = fmaf(weight, widened(v[j][lane + c * kSharing]), o[c]);
+      for (int c = 0; c < kColumns / kSharing; ++c) o[c] = fmaf(probability, widened(v[j][lane + c * kSharing]), o[c]);
     }
   }
   if (row >= p.seqlen_q) return;
