@@ -128,7 +128,7 @@ def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int)
     """
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
         raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes = {"effort": effort, "budget_seconds": budget_seconds}
+    changes: dict[str, Any] = {"effort": effort, "budget_seconds": budget_seconds}
     return replace(
         settings_module.current(),
         **{name: value for name, value in changes.items() if value is not None},
