@@ -215,12 +215,12 @@ def measure_one(
     ]
     ratios = {t.name: t.ratio_to_best for t in timings if t.outcome.ok and t.samples}
     ranked = rank(problem, policy.legal(problem), policy.spec)
-    regret_of_model = regret(ranked, policy.default(problem), ratios)
-    print(f"{problem.describe()}: {regret_of_model}", file=sys.stderr)
+    losses = regret(ranked, policy.default(problem), ratios)
+    print(f"{problem.describe()}: {losses}", file=sys.stderr)
     return {
         "problem": asdict(problem),
         "environment": pipeline.environment.to_json(),
-        "regret": asdict(regret_of_model),
+        "regret": asdict(losses),
         "candidates": rows,
     }
 
