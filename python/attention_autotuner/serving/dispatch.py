@@ -1,8 +1,7 @@
 """The kernel that serves a problem on a device, loaded and ready.
 
 Decisions of this process are asked first, then the cache hierarchy of :mod:`.picks`. :func:`kernel_for` takes the
-pick's library from the store, or builds it. Dispatch never tunes unless the mode says so, and a decision that was made
-costs no file access again.
+pick's library from the store, or builds it. Dispatch never tunes unless the mode says so; a decision costs files once.
 """
 
 from __future__ import annotations
@@ -128,9 +127,9 @@ class _Decisions:
             bucket = (problem.bucketed(), policy, device)
             pick = self._bucketed.get(bucket)
             if pick is None:
-                present = environment_of(device, self.settings)
-                environment = self._hierarchy.environment_of(policy, present)
-                pick, _ = self._hierarchy.choose(bucket[0], policy, environment)
+                here = environment_of(device, self.settings)
+                there = self._hierarchy.environment_of(policy, here)
+                pick, _ = self._hierarchy.choose(bucket[0], policy, there)
                 self._bucketed[bucket] = pick
                 self._count_untuned()
             self.picks.remember((problem, policy, device), pick)

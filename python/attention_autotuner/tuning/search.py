@@ -126,7 +126,7 @@ def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int)
     Raises:
         SettingsError: an argument is not among what is allowed.
     """
-    if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
+    if type(top_k) is not int or top_k < 0:
         raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
     changes: dict[str, Any] = {"effort": effort, "budget_seconds": budget_seconds}
     return replace(
