@@ -127,9 +127,9 @@ class _Decisions:
             bucket = (problem.bucketed(), policy, device)
             pick = self._bucketed.get(bucket)
             if pick is None:
-                present = environment_of(device, self.settings)
-                environment = self._hierarchy.environment_of(policy, present)
-                pick, _ = self._hierarchy.choose(bucket[0], policy, environment)
+                here = environment_of(device, self.settings)
+                there = self._hierarchy.environment_of(policy, here)
+                pick, _ = self._hierarchy.choose(bucket[0], policy, there)
                 self._bucketed[bucket] = pick
                 self._count_untuned()
             self.picks.remember((problem, policy, device), pick)
