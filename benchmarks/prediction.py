@@ -152,7 +152,7 @@ def twin(candidate: Candidate) -> Candidate:
     knobs = candidate.knobs
     ordered = (ForwardKnobs, ForwardSm90Knobs, BackwardKnobs, BackwardSm90Knobs)
     if isinstance(knobs, ordered) and not getattr(knobs, "persistent", False):
-        return replace(candidate, knobs=replace(knobs, cta_order="rows_first"))
+        return replace(candidate, knobs=replace(knobs, cta_order="raster"))
     return candidate
 
 

@@ -96,8 +96,8 @@ def _run(problem: Problem, config: dict[str, str], measured_us: float) -> Logged
     stages, k_slice = int(config["num_stages_qk"]), int(config["BlockKSmem"])
     candidate = Candidate(
         dtype="fp16",
-        class_qk=problem.class_qk,
-        class_v=problem.class_v,
+        padded_dim_qk=problem.padded_dim_qk,
+        padded_dim_v=problem.padded_dim_v,
         knobs=ForwardKnobs(
             block_m=int(config["Br"]),
             block_n=int(config["Bc"]),

@@ -23,9 +23,9 @@ from tests.candidates import backward
 pytestmark = pytest.mark.build
 
 SMALL = backward(
-    "fused",
-    class_qk=64,
-    class_v=64,
+    "one_pass",
+    padded_dim_qk=64,
+    padded_dim_v=64,
     keys=KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=2),
 )
 WIDE = resolve("RTX4090").default(Problem(direction="backward", dim_qk=256, dim_v=512))
@@ -45,7 +45,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
     return found
 
 
-@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["fused", "split"])
+@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["one_pass", "three_kernels"])
 def test_every_pass_is_reported_by_itself_and_spills_in_no_loop(
     built: dict[str, Artifact], candidate: Candidate
 ) -> None:
@@ -59,7 +59,7 @@ def test_every_pass_is_reported_by_itself_and_spills_in_no_loop(
         assert told[needs.name].static_smem_bytes == 0
 
 
-@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["fused", "split"])
+@pytest.mark.parametrize("candidate", [SMALL, WIDE], ids=["one_pass", "three_kernels"])
 def test_builds_stay_within_time_and_memory(
     built: dict[str, Artifact], candidate: Candidate
 ) -> None:
@@ -69,7 +69,7 @@ def test_builds_stay_within_time_and_memory(
 
 
 def test_the_split_plan_needs_no_more_than_99_kib(built: dict[str, Artifact]) -> None:
-    assert WIDE.knobs.plan == "split"
+    assert WIDE.knobs.plan == "three_kernels"
     info = _info(built[WIDE.name])
     assert info.dynamic_smem_bytes == resources.smem_bytes(WIDE) <= 99 * 1024
 
@@ -84,7 +84,7 @@ def _info(artifact: Artifact) -> abi.KernelInfo:
 def test_a_library_describes_itself_without_a_gpu(built: dict[str, Artifact]) -> None:
     info = _info(built[SMALL.name])
     assert info.name == SMALL.name.encode()
-    assert (info.class_qk, info.class_v) == (64, 64)
+    assert (info.padded_dim_qk, info.padded_dim_v) == (64, 64)
     assert (info.block_m, info.block_n) == (64, 64)
     assert info.num_threads == SMALL.knobs.num_threads
     assert info.dynamic_smem_bytes == resources.smem_bytes(SMALL)
@@ -102,8 +102,8 @@ def _workspace_bytes(artifact: Artifact, one: Candidate, heads_kv: int) -> int:
         heads_kv=heads_kv,
         seqlen_q=100,
         seqlen_k=300,
-        dim_qk=one.class_qk,
-        dim_v=one.class_v,
+        dim_qk=one.padded_dim_qk,
+        dim_v=one.padded_dim_v,
     )
     return int(library.attention_autotuner_workspace_bytes(ctypes.byref(params)))
 
@@ -116,10 +116,10 @@ def test_the_workspace_holds_statistics_and_the_sums_of_dq(built: dict[str, Arti
     assert small - wide == 8 * 128 * 64 * 4
 
 
-@pytest.mark.parametrize("one", [SMALL, WIDE], ids=["fused", "split"])
+@pytest.mark.parametrize("one", [SMALL, WIDE], ids=["one_pass", "three_kernels"])
 def test_the_workspace_holds_the_parts_of_shared_groups(
     built: dict[str, Artifact], one: Candidate
 ) -> None:
     alone, shared = (_workspace_bytes(built[one.name], one, heads_kv=n) for n in (4, 1))
     # dK and dV in fp32 for each of the four CTAs that share a block of keys.
-    assert shared - alone == 4 * 2 * 300 * (one.class_qk + one.class_v) * 4
+    assert shared - alone == 4 * 2 * 300 * (one.padded_dim_qk + one.padded_dim_v) * 4

@@ -16,7 +16,7 @@ from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.render import RenderedKernel, abi_version, render
-from attention_autotuner.codegen.sass import loop_spills
+from attention_autotuner.codegen.sass import main_loops
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_disassembler, find_toolchain
 from attention_autotuner.core import abi
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.build
 TARGET = BuildTarget(arch="80")
 CANDIDATE = Candidate(
     dtype="fp16",
-    class_qk=64,
-    class_v=64,
+    padded_dim_qk=64,
+    padded_dim_v=64,
     knobs=ForwardKnobs(
         block_m=64,
         block_n=64,
@@ -222,7 +222,10 @@ def test_the_library_loads_and_describes_itself_without_a_gpu(batch: Batch) -> N
     info = abi.KernelInfo(struct_size=ctypes.sizeof(abi.KernelInfo))
     assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
     assert info.name == CANDIDATE.name.encode()
-    assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
+    assert (info.padded_dim_qk, info.padded_dim_v) == (
+        CANDIDATE.padded_dim_qk,
+        CANDIDATE.padded_dim_v,
+    )
     assert (info.block_m, info.block_n) == (CANDIDATE.knobs.block_m, CANDIDATE.knobs.block_n)
     assert info.num_threads == CANDIDATE.knobs.num_threads
     assert info.copy_bytes == CANDIDATE.copy_bytes
@@ -235,9 +238,13 @@ def test_spills_in_main_loops_are_seen(batch: Batch) -> None:
     spilling, real = batch.artifact("spilling"), batch.artifact(REAL.name)
     assert spilling.report.loop_spills is True
     assert spilling.report.stack_bytes >= 32
-    assert loop_spills(spilling.path, disassembler) is True
+    assert any(
+        loop.spills for loops in main_loops(spilling.path, disassembler).values() for loop in loops
+    )
     assert real.report.loop_spills is False
-    assert loop_spills(real.path, disassembler) is False
+    assert not any(
+        loop.spills for loops in main_loops(real.path, disassembler).values() for loop in loops
+    )
 
 
 def _embedded(path: Path, kind: str) -> list[str]:

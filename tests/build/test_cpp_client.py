@@ -151,7 +151,12 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         problems, probe("bucket", [json.dumps(asdict(p)) for p in problems]), strict=True
     ):
         bucketed = problem.bucketed()
-        numbers = [bucketed.seqlen_q, bucketed.seqlen_k, problem.class_qk, problem.class_v]
+        numbers = [
+            bucketed.seqlen_q,
+            bucketed.seqlen_k,
+            problem.padded_dim_qk,
+            problem.padded_dim_v,
+        ]
         found = answer.split(" ", 7)
         assert [int(text) for text in found[:5]] == [*numbers, problem.causal_offset]
         assert float(found[5]) == pytest.approx(problem.flops, rel=1e-12)

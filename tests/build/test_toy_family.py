@@ -45,7 +45,7 @@ COMMAND = ["--batch", "2", "--heads", "4", "--heads-kv", "2", "--seqlen", "256"]
 COMMAND += ["--seqlen-k", "512", "--dim-qk", "56", "--dim-v", "40", "--json"]
 CANDIDATE = Candidate.of(PROBLEM, NaiveKnobs(warps=4, exponential="approximate"))
 TOO_MANY_WARPS = replace(CANDIDATE, knobs=NaiveKnobs(warps=9))
-TOO_WIDE = replace(CANDIDATE, class_qk=80)
+TOO_WIDE = replace(CANDIDATE, padded_dim_qk=80)
 POLICIES: tuple[Policy, ...] = (A100(), RTX4090(), H100())
 TARGET = BuildTarget(arch="80")
 SHIPPED = 146  # picks at least
@@ -143,7 +143,10 @@ def test_it_builds_and_says_what_it_is(built: list[Artifact | Outcome]) -> None:
     assert not artifact.report.spill_store_bytes
     info = load(artifact).info
     assert info.name == CANDIDATE.name
-    assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
+    assert (info.padded_dim_qk, info.padded_dim_v) == (
+        CANDIDATE.padded_dim_qk,
+        CANDIDATE.padded_dim_v,
+    )
     assert (info.block_m, info.block_n, info.num_threads) == (4, 32, CANDIDATE.knobs.num_threads)
     (needs,) = (one.needs for one in TOY.passes(CANDIDATE))
     assert info.dynamic_smem_bytes == needs.smem_bytes == 0

@@ -28,13 +28,13 @@ from tests.twins import asserted, compile_host, counted, of_warpgroups, printed,
 
 pytestmark = pytest.mark.build
 
-PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
 
 
 def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """A candidate of three equal passes."""
     one = replace(PLAIN, **knobs)
-    config: dict[str, Any] = {"class_qk": 128, "class_v": 128} | (fields or {})
+    config: dict[str, Any] = {"padded_dim_qk": 128, "padded_dim_v": 128} | (fields or {})
     return Candidate(
         op="retnet",
         direction="backward",
@@ -46,20 +46,22 @@ def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
 
 
 ILLEGAL = {
-    "class_qk_range": passes({"class_qk": 24}),
-    "class_v_range": passes({"class_v": 24}),
-    "tensor_maps_need_alignment": passes({"copy_bytes": 2}),
+    "padded_dim_qk_range": passes({"padded_dim_qk": 24}),
+    "padded_dim_v_range": passes({"padded_dim_v": 24}),
+    "tma_needs_alignment": passes({"copy_bytes": 2}),
     "warpgroups_range": passes(warpgroups=1),
     "block_columns_known": passes(block_columns=96),
     "pass_stages_range": passes(num_stages=4),
-    "parts_have_no_turns": passes(parts=2, part_slots=3, turns=True),
-    "result_columns_fit_product": passes({"class_v": 512}, num_stages=1),
-    "parts_divide_depth": passes(parts=3, part_slots=3),
-    "part_slots_range": passes(part_slots=1),
-    "fragments_fit_warpgroup": passes({"class_qk": 256}, block_columns=128),
-    "barriers_have_room": passes({"class_qk": 64, "class_v": 64}, num_stages=3, part_slots=10),
+    "sliced_depth_has_no_ping_pong": passes(depth_slices=2, slice_stages=3, ping_pong=True),
+    "result_columns_fit_mma": passes({"padded_dim_v": 512}, num_stages=1),
+    "slices_divide_depth": passes(depth_slices=3, slice_stages=3),
+    "slice_stages_range": passes(slice_stages=1),
+    "fragments_fit_warpgroup": passes({"padded_dim_qk": 256}, block_columns=128),
+    "barriers_fit": passes(
+        {"padded_dim_qk": 64, "padded_dim_v": 64}, num_stages=3, slice_stages=10
+    ),
 }
-TOO_LARGE = passes(block_columns=128, num_stages=3, part_slots=3)
+TOO_LARGE = passes(block_columns=128, num_stages=3, slice_stages=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.build
 PLAIN = Candidate(
     op="retention",
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ChunkwiseSm90Knobs(warpgroups=2, num_stages=2),
 )
 
@@ -35,16 +35,16 @@ def walk(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
 
 
 ILLEGAL = {
-    "class_qk_range": walk({"class_qk": 24}),
-    "class_v_range": walk({"class_v": 24}),
-    "tensor_maps_need_alignment": walk({"copy_bytes": 2}),
+    "padded_dim_qk_range": walk({"padded_dim_qk": 24}),
+    "padded_dim_v_range": walk({"padded_dim_v": 24}),
+    "tma_needs_alignment": walk({"copy_bytes": 2}),
     "state_warpgroups_range": walk(warpgroups=4),
     "wgmma_chunk_stages_range": walk(num_stages=5),
     "wgmma_ctas_range": walk(ctas_per_sm=3),
     "super_chunk_multiple_of_wgmma_chunk": walk(super_chunk=96),
-    "state_fits_warpgroup": walk({"class_qk": 256}, warpgroups=1, ctas_per_sm=2),
+    "state_fits_warpgroup": walk({"padded_dim_qk": 256}, warpgroups=1, ctas_per_sm=2),
 }
-TOO_LARGE = walk({"class_qk": 256}, num_stages=3)
+TOO_LARGE = walk({"padded_dim_qk": 256}, num_stages=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def passes(names: str, **knobs: Any) -> dict[str, Any]:
 
 def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
     made = replace(RETENTION[kind], **knobs)
-    return retention(kind, knobs=made, class_qk=classes[0], class_v=classes[1])
+    return retention(kind, knobs=made, padded_dim_qk=classes[0], padded_dim_v=classes[1])
 
 
 GRADIENTS = "dq dk dv"
@@ -88,15 +88,17 @@ ON_HOST = [
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(
         chunked("chunkwise", (64, 128), super_chunk=tokens, **passes("output", scores=scores))
-        for tokens, scores in product((0, 256, 512, 2048), ("inline", "given"))
+        for tokens, scores in product((0, 256, 512, 2048), ("inline", "precomputed"))
     ),
     *(
         chunked("backward", (64, 256), super_chunk=tokens, **passes(GRADIENTS, depth_warps=2))
         for tokens in (0, 64, 512, 1024)
     ),
-    chunked("backward", (64, 64), super_chunk=512, **passes("dq"), **passes("dv", scores="given")),
-    chunked("backward", (128, 64), **passes("dk dv", scores="given"), **passes("dq")),
-    chunked("backward", (64, 64), chunk=32, super_chunk=128, **passes("dq", scores="given")),
+    chunked(
+        "backward", (64, 64), super_chunk=512, **passes("dq"), **passes("dv", scores="precomputed")
+    ),
+    chunked("backward", (128, 64), **passes("dk dv", scores="precomputed"), **passes("dq")),
+    chunked("backward", (64, 64), chunk=32, super_chunk=128, **passes("dq", scores="precomputed")),
     *(
         replace(CHUNKWISE_SM90, knobs=replace(CHUNKWISE_SM90.knobs, super_chunk=tokens))
         for tokens in (0, 256, 1024)
@@ -118,7 +120,7 @@ def source_of(candidates: list[Candidate]) -> str:
     shapes = ", ".join("{" + ", ".join(map(str, shape)) + "}" for shape in SHAPES)
     calls = [
         f"answer<attention_autotuner::{kernel_of(one).entry(one).cpp_type}<Config{index}>>"
-        f"({one.class_qk - NARROWER}, {one.class_v - NARROWER});"
+        f"({one.padded_dim_qk - NARROWER}, {one.padded_dim_v - NARROWER});"
         for index, one in enumerate(candidates)
     ]
     lines += dict.fromkeys(includes)
@@ -137,8 +139,8 @@ def problem_of(one: Candidate, shape: tuple[int, int, int, int], **options: Any)
         heads_kv=heads_kv,
         seqlen_q=tokens,
         seqlen_k=tokens,
-        dim_qk=one.class_qk - NARROWER,
-        dim_v=one.class_v - NARROWER,
+        dim_qk=one.padded_dim_qk - NARROWER,
+        dim_v=one.padded_dim_v - NARROWER,
         **options,
     )
 
@@ -170,11 +172,11 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
 
 KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=2, num_stages=1)
-SMALL: dict[str, Any] = {"class_qk": 32, "class_v": 16}
+SMALL: dict[str, Any] = {"padded_dim_qk": 32, "padded_dim_v": 16}
 BUILT = {
-    "fused": (backward("fused", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
-    "pair": (
-        replace(backward("pair", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
+    "one_pass": (backward("one_pass", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
+    "two_kernels": (
+        replace(backward("two_kernels", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
         "80",
     ),
     "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),

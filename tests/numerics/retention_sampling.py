@@ -92,7 +92,7 @@ def _flattened(prefix: str, config: dict[str, Any], one: Candidate) -> Iterator[
         if isinstance(value, dict):
             yield from _flattened(f"{prefix}{name}.", value, one)
         elif name == "k_slice":
-            yield f"{prefix}k_sliced", value < one.class_qk
+            yield f"{prefix}k_sliced", value < one.padded_dim_qk
         elif value is not None:
             yield f"{prefix}{name}", value
 
@@ -117,8 +117,8 @@ def _problem(one: Candidate, batch: int, heads: tuple[int, int], q: int, k: int)
         heads_kv=heads[1],
         seqlen_q=q,
         seqlen_k=k,
-        dim_qk=one.class_qk,
-        dim_v=one.class_v - 8,
+        dim_qk=one.padded_dim_qk,
+        dim_v=one.padded_dim_v - 8,
         causal=one.mask != "explicit",
         alignment_bytes=one.copy_bytes,
     )

@@ -104,8 +104,8 @@ def cases_of(one: Candidate) -> list[Case]:
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
-            dim_qk=one.class_qk - off,
-            dim_v=one.class_v - off,
+            dim_qk=one.padded_dim_qk - off,
+            dim_v=one.padded_dim_v - off,
             causal=mask != "none",
             alignment_bytes=one.copy_bytes,
         )
@@ -127,7 +127,7 @@ def cases_of(one: Candidate) -> list[Case]:
 
 
 def _class_of(one: Candidate) -> tuple[object, ...]:
-    return one.class_qk, one.class_v, one.copy_bytes
+    return one.padded_dim_qk, one.padded_dim_v, one.copy_bytes
 
 
 def _values(one: Candidate) -> set[tuple[str, object]]:
@@ -137,7 +137,7 @@ def _values(one: Candidate) -> set[tuple[str, object]]:
     }
     if one.direction == "forward":
         shown |= {(knob, getattr(one.knobs, knob)) for knob in KNOBS}
-        return shown | {("k_sliced", one.knobs.k_slice < one.class_qk)}
+        return shown | {("k_sliced", one.knobs.k_slice < one.padded_dim_qk)}
     for name, knobs in one.knobs.passes.items():
         shown |= {(f"{name}.{knob}", value) for knob, value in asdict(knobs).items()}
     return shown | {("plan", one.knobs.plan), ("cta_order", one.knobs.cta_order)}

@@ -43,7 +43,7 @@ def legal(policy: str, dim_qk: int, dim_v: int) -> list[Candidate]:
 def repeated_work(candidate: Candidate) -> float:
     """Multiply-adds of all passes over those that the gradients need."""
     done = sum(backward_resources.flops_per_score(s) for s in backward_resources.shapes(candidate))
-    return done / (3 * candidate.class_qk + 2 * candidate.class_v)
+    return done / (3 * candidate.padded_dim_qk + 2 * candidate.padded_dim_v)
 
 
 # --- every class has a candidate ------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_every_class_pair_has_a_legal_default(name: str, deterministic: bool) ->
         asked = problem(dim_qk, dim_v, deterministic=deterministic)
         found = policy.default(asked)
         assert check(found, policy.spec) is None, found.name
-        assert (found.class_qk, found.class_v) == (dim_qk, dim_v)
+        assert (found.padded_dim_qk, found.padded_dim_v) == (dim_qk, dim_v)
         assert found.deterministic or not deterministic
         assert repeated_work(found) <= 2.0, found.name
 
@@ -72,7 +72,7 @@ def test_defaults_are_among_what_is_offered(name: str) -> None:
 
 def test_the_widest_heads_fit_99_kib_by_splitting() -> None:
     found = legal("RTX4090", 256, 512)
-    assert {one.knobs.plan for one in found} == {"split"}
+    assert {one.knobs.plan for one in found} == {"three_kernels"}
     for one in found:
         assert resources.smem_bytes(one) <= 99 * 1024
         assert repeated_work(one) <= 2.0
@@ -111,7 +111,7 @@ def test_all_plans_and_orders_are_offered_where_they_fit() -> None:
         kinds = {(one.plan, one.cta_order) for one in found}
         assert len(kinds) == 6
         kernels = {one.keys for one in found if one.keys is not None}
-        for knob in ("block_m", "block_n", "warp_pairs", "num_stages", "query_parts"):
+        for knob in ("block_m", "block_n", "warp_pairs", "num_stages", "query_subtiles"):
             assert len({getattr(each, knob) for each in kernels}) > 1, knob
 
 
@@ -126,7 +126,7 @@ def test_passes_that_are_not_legal_say_why_once() -> None:
     rejections = [one for one in offered("RTX4090", 128, 128) if isinstance(one, Rejection)]
     assert {"smem_fits_block", "registers_fit"} <= {one.predicate for one in rejections}
     for one in rejections:
-        assert one.config["class_qk"] == 128
+        assert one.config["padded_dim_qk"] == 128
         named = [key for key, value in one.config["knobs"].items() if isinstance(value, dict)]
         assert len(named) == 1
         if one.predicate == "smem_fits_block":
@@ -147,9 +147,9 @@ def test_rows_are_shared_by_warps_only_where_they_are_few() -> None:
 
 
 def keys_shape(**changes: object) -> KeyShape:
-    fused = bool(changes.pop("fused", True))
+    fused = bool(changes.pop("one_pass", True))
     knobs = replace(KEYS, **changes)  # type: ignore[arg-type]  # from tests
-    return KeyShape(knobs=knobs, class_qk=128, class_v=64, fused=fused)
+    return KeyShape(knobs=knobs, padded_dim_qk=128, padded_dim_v=64, one_pass=fused)
 
 
 def test_shared_memory_of_a_key_pass_by_hand() -> None:
@@ -157,21 +157,22 @@ def test_shared_memory_of_a_key_pass_by_hand() -> None:
     held, streamed = 128 * (128 + 64) * 2, 64 * (128 + 64) * 2 + 64 * 8
     score = 128 * 64 * 2
     assert backward_resources.needs(keys_shape()).smem_bytes == held + streamed + 2 * score
-    pair = backward_resources.needs(keys_shape(fused=False)).smem_bytes
+    pair = backward_resources.needs(keys_shape(one_pass=False)).smem_bytes
     assert pair == held + streamed + score
     two = backward_resources.needs(keys_shape(num_stages=2)).smem_bytes
     assert two == held + 2 * streamed + 3 * score
     # The third stage is Q's alone; dK then takes dS from shared memory, fused or not.
     three = backward_resources.needs(keys_shape(num_stages=3)).smem_bytes
     assert three == two + 64 * 128 * 2
-    alike = backward_resources.needs(keys_shape(num_stages=3, fused=False)).smem_bytes
+    alike = backward_resources.needs(keys_shape(num_stages=3, one_pass=False)).smem_bytes
     assert alike == three
 
 
 def test_shared_memory_of_row_passes_by_hand() -> None:
     knobs = replace(ROWS, num_stages=1)
     dq, dk, dv = (
-        RowShape(name=name, knobs=knobs, class_qk=128, class_v=64) for name in ("dq", "dk", "dv")
+        RowShape(name=name, knobs=knobs, padded_dim_qk=128, padded_dim_v=64)
+        for name in ("dq", "dk", "dv")
     )
     both = (128 + 32) * (128 + 64) * 2
     assert backward_resources.needs(dq).smem_bytes == both
@@ -186,15 +187,15 @@ def test_shared_memory_of_row_passes_by_hand() -> None:
     wide = RowShape(
         name="dv",
         knobs=replace(knobs, warps=2, column_warps=2, block_rows=64),
-        class_qk=16,
-        class_v=256,
+        padded_dim_qk=16,
+        padded_dim_v=256,
     )
     assert backward_resources.needs(wide).smem_bytes == 64 * 256 * 4
 
 
 def test_parts_of_the_queries_save_registers_of_scores() -> None:
-    whole = backward_resources.needs(keys_shape(fused=False))
-    halves = backward_resources.needs(keys_shape(fused=False, query_parts=2))
+    whole = backward_resources.needs(keys_shape(one_pass=False))
+    halves = backward_resources.needs(keys_shape(one_pass=False, query_subtiles=2))
     # Two row tiles of 16 keys: 64 or 32 queries are 8 or 4 tiles of 4 registers each.
     assert whole.fragment_registers - halves.fragment_registers == 2 * 4 * 4
 
@@ -203,7 +204,7 @@ def test_the_share_of_dq_is_cut_evenly() -> None:
     assert dq_split(keys_shape()) == (2, 4)
     assert dq_tile(keys_shape()) == (32, 32)
     # One row of tiles: all warps along the columns, some of them idle.
-    thin = replace(keys_shape(block_m=16), class_qk=80)
+    thin = replace(keys_shape(block_m=16), padded_dim_qk=80)
     assert dq_split(thin) == (1, 8)
     assert dq_tile(thin) == (16, 16)
 
@@ -212,6 +213,6 @@ def test_registers_decide_how_many_rows_a_warp_owns() -> None:
     spec = resolve("H100").spec
     # 16 rows leave too few registers for 512 threads, 64 take too many.
     for pairs, fits in ((8, False), (4, True), (2, False)):
-        one = backward("pair", keys=replace(KEYS, warp_pairs=pairs))
+        one = backward("two_kernels", keys=replace(KEYS, warp_pairs=pairs))
         kernel = resources.kernels(one)[0]
         assert (least_registers(kernel) <= register_cap(kernel, spec)) == fits

@@ -19,8 +19,8 @@ from attention_autotuner.tuning.ceilings import (
 )
 from attention_autotuner.tuning.ceilings_worker import CeilingResult
 
-HEADER = template_root() / "include" / "attention_autotuner" / "peaks/ceilings.h"
-SOURCE = template_root() / "ceilings" / "ceilings.cu"
+HEADER = template_root() / "include" / "attention_autotuner" / "peaks/peaks.h"
+SOURCE = template_root() / "peaks" / "peaks.cu"
 C_TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 
 
@@ -31,7 +31,7 @@ def library(fake_kernel: Callable[..., Path]) -> Path:
 
 def test_the_struct_is_that_of_the_header() -> None:
     text = HEADER.read_text()
-    body = text[text.index("typedef struct") : text.index("} attention_autotuner_ceiling_result")]
+    body = text[text.index("typedef struct") : text.index("} attention_autotuner_peak_result")]
     declared = re.findall(r"^\s+(\w+) (\w+);", body, re.MULTILINE)
     assert [(name, C_TYPES[kind]) for kind, name in declared] == list(CeilingResult._fields_)
 

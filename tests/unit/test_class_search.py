@@ -126,7 +126,7 @@ def test_what_was_shipped_is_timed_again_without_a_new_search(tmp_path: Path) ->
         entry.candidate.name
         for record in shipping.evidence(shipping.evidence_path(tmp_path, gpu)).values()
         for entry in shipping.trimmed(record).entries
-        if entry.candidate.class_qk == SHORT.class_qk
+        if entry.candidate.padded_dim_qk == SHORT.padded_dim_qk
     }
     assert len(held) == shipping.ENTRIES
     assert set(batch) == held | {POLICY.default(problem).name for problem in (SHORT, LONG)}

@@ -103,8 +103,8 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
     one = next(one for one in chosen if one.knobs.keys is not None)
     assert one.knobs.keys is not None
     order = (
-        replace(one.knobs, cta_order="heads_first"),
-        replace(one.knobs, cta_order="rows_first"),
+        replace(one.knobs, cta_order="longest_first"),
+        replace(one.knobs, cta_order="raster"),
     )
     assert len({stratum_of(replace(one, knobs=knobs)) for knobs in order}) == 1
     wider = replace(one.knobs, keys=replace(one.knobs.keys, num_stages=9))

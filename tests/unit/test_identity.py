@@ -45,8 +45,8 @@ PROBLEM_FLIPS: dict[str, Any] = {
 }
 CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",
-    "class_qk": 64,
-    "class_v": 64,
+    "padded_dim_qk": 64,
+    "padded_dim_v": 64,
     "copy_bytes": 2,
 }
 FORWARD_FLIPS: dict[str, Any] = {
@@ -60,7 +60,7 @@ FORWARD_FLIPS: dict[str, Any] = {
     "k_slice": 64,
     "v_slices": 2,
     "persistent": True,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
     "ctas_per_sm": 2,
 }
 KEY_FLIPS: dict[str, Any] = {
@@ -68,7 +68,7 @@ KEY_FLIPS: dict[str, Any] = {
     "block_n": 64,
     "warp_pairs": 2,
     "num_stages": 1,
-    "query_parts": 2,
+    "query_subtiles": 2,
     "ctas_per_sm": 2,
 }
 ROW_FLIPS: dict[str, Any] = {
@@ -92,14 +92,14 @@ ALONE = {
 
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
-SPLIT = BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=ROWS)
+SPLIT = BackwardKnobs(plan="three_kernels", dq=ROWS, dk=ROWS, dv=ROWS)
 BACKWARD_FLIPS: dict[str, Any] = {
-    "plan": "pair",
+    "plan": "two_kernels",
     "keys": KEYS,
     "dq": replace(ROWS, warps=4),
     "dk": replace(ROWS, warps=4),
     "dv": replace(ROWS, warps=4),
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
 CHUNKS = ChunkPass(columns=64, column_warps=2, num_stages=2)
 CHUNK_FLIPS: dict[str, Any] = {
@@ -107,7 +107,7 @@ CHUNK_FLIPS: dict[str, Any] = {
     "column_warps": 4,
     "depth_warps": 2,
     "num_stages": 3,
-    "scores": "given",
+    "scores": "precomputed",
     "ctas_per_sm": 2,
 }
 OTHER_CHUNKS = replace(CHUNKS, columns=128)
@@ -134,17 +134,17 @@ WGMMA_FLIPS: dict[str, Any] = {
     "block_n": 64,
     "num_stages": 1,
     "v_slices": 2,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
-WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, part_slots=3)
+WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, slice_stages=3)
 WGMMA_PASS_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
     "block_columns": 64,
     "num_stages": 1,
-    "parts": 2,
-    "part_slots": 4,
+    "depth_slices": 2,
+    "slice_stages": 4,
     "slices": 2,
-    "turns": True,
+    "ping_pong": True,
 }
 WGMMA_SPLIT = BackwardSm90Knobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
 OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)
@@ -152,7 +152,7 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dq": OTHER_WGMMA_PASS,
     "dk": OTHER_WGMMA_PASS,
     "dv": OTHER_WGMMA_PASS,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {
@@ -163,8 +163,8 @@ WALK_FLIPS: dict[str, Any] = {
 }
 CANDIDATE = Candidate(
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ForwardKnobs(
         block_m=128,
         block_n=64,
@@ -257,7 +257,7 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
         names(
             KEYS,
             KEY_FLIPS,
-            lambda one: replace(backward, knobs=BackwardKnobs(plan="fused", keys=one)),
+            lambda one: replace(backward, knobs=BackwardKnobs(plan="one_pass", keys=one)),
         ),
     ]
     retention = replace(CANDIDATE, op="retention", knobs=CHUNKWISE)

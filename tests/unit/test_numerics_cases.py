@@ -73,10 +73,13 @@ def test_the_list_needs_few_builds(direction: Direction, policy: str) -> None:
     # Nearly as many classes as builds, in both orders of CTAs.
     assert len({one.knobs.cta_order for one in wanted}) == 2
     if direction == "backward":
-        assert {one.knobs.plan for one in wanted} == {"fused", "pair", "split"}
+        assert {one.knobs.plan for one in wanted} == {"one_pass", "two_kernels", "three_kernels"}
     for case in found:
         one = case.candidate(present)
-        assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
+        assert (one.padded_dim_qk, one.padded_dim_v) == (
+            case.problem.padded_dim_qk,
+            case.problem.padded_dim_v,
+        )
         assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
         assert one.deterministic or not case.problem.deterministic
 
@@ -95,6 +98,9 @@ def test_the_sample_holds_every_value_of_every_knob(direction: Direction, policy
 def test_the_shapes_of_the_sample_fit_their_candidate(direction: Direction) -> None:
     for one in sampling.sample(resolve("H200"), direction):
         for case in sampling.cases_of(one):
-            assert (case.problem.class_qk, case.problem.class_v) == (one.class_qk, one.class_v)
+            assert (case.problem.padded_dim_qk, case.problem.padded_dim_v) == (
+                one.padded_dim_qk,
+                one.padded_dim_v,
+            )
             assert case.problem.alignment_bytes == one.copy_bytes
             assert case.problem.direction == direction

@@ -221,7 +221,7 @@ def test_a_family_that_the_policy_does_not_offer_is_refused(folder: Path) -> Non
         document(picks=[[8, 16, 16, 2048, 0, "soon", 100.0, None]]),
         document(kernels=[OWN.config | {"dtype": "bf16"}]),
         document(kernels=[OWN.config | {"colour": 1}]),
-        document(kernels=[forward(class_qk=64, class_v=64, k_slice=64).config]),
+        document(kernels=[forward(padded_dim_qk=64, padded_dim_v=64, k_slice=64).config]),
     ],
 )
 def test_a_damaged_file_is_a_typed_error_that_names_it(

@@ -245,8 +245,8 @@ def test_the_order_of_ctas_needs_no_build_of_its_own() -> None:
     assert pairs
     assert all(twin(twin(c)) == twin(c) for c in pairs)
     wide = H100().default(Problem(op="retnet", direction="backward", mask="explicit", causal=True))
-    assert (wide.family, wide.config["knobs"]["cta_order"]) == ("sm90", "heads_first")
-    assert twin(wide).config["knobs"] == wide.config["knobs"] | {"cta_order": "rows_first"}
+    assert (wide.family, wide.config["knobs"]["cta_order"]) == ("sm90", "longest_first")
+    assert twin(wide).config["knobs"] == wide.config["knobs"] | {"cta_order": "raster"}
 
 
 def test_defaults_alone_have_the_models_times() -> None:

@@ -63,7 +63,10 @@ def test_the_lists_need_few_builds(policy: str) -> None:
     assert len(masked) <= 4 * len(retnet_cases.GROUPS)
     for case in CASES:
         for one in case.kernels_of(present):
-            assert (one.class_qk, one.class_v) == (case.problem.class_qk, case.problem.class_v)
+            assert (one.padded_dim_qk, one.padded_dim_v) == (
+                case.problem.padded_dim_qk,
+                case.problem.padded_dim_v,
+            )
             assert (one.dtype, one.copy_bytes) == (case.problem.dtype, case.problem.alignment_bytes)
 
 
@@ -78,7 +81,7 @@ def test_samples_hold_every_value_of_every_knob(policy: str, kind: str) -> None:
     for one in found:
         for case in retention_sampling.cases_of(one):
             p = case.problem
-            assert (p.class_qk, p.class_v) == (one.class_qk, one.class_v)
+            assert (p.padded_dim_qk, p.padded_dim_v) == (one.padded_dim_qk, one.padded_dim_v)
             assert (p.op, p.direction, p.mask) == (one.op, one.direction, one.mask)
             assert p.alignment_bytes == one.copy_bytes
 

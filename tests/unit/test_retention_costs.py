@@ -28,7 +28,7 @@ from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from tests.candidates import ROWS as BACKWARD_ROWS
 
 SPEC = resolve("H200").spec
-PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
+PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="precomputed")
 CHUNKWISE = ChunksKnobs(chunk=64, output=PASS)
 ROWS = ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128)
 PARALLEL = replace(ROWS, chunk=64, states=ChunkPass(columns=64, column_warps=4, num_stages=1))
@@ -82,8 +82,8 @@ def test_scores_in_the_pass_cost_every_slice_and_save_a_kernel() -> None:
     assert (
         predicted(asked, inline).terms["tensor_us"] > predicted(asked, CHUNKWISE).terms["tensor_us"]
     )
-    assert predicted(asked, inline).terms["edges_us"] == 0.0
-    assert predicted(asked, CHUNKWISE).terms["edges_us"] > 0.0
+    assert predicted(asked, inline).terms["auxiliary_us"] == 0.0
+    assert predicted(asked, CHUNKWISE).terms["auxiliary_us"] > 0.0
 
 
 def test_decoding_is_bound_by_the_states_and_long_sequences_by_the_chain() -> None:
@@ -103,7 +103,7 @@ def test_backward_has_three_passes_and_adds_up_groups() -> None:
     forward = predicted(problem(), CHUNKWISE)
     assert 2 < whole.us / forward.us < 4
     grouped = predicted(replace(asked, heads_kv=4), BACKWARD)
-    assert grouped.terms["edges_us"] > whole.terms["edges_us"]
+    assert grouped.terms["auxiliary_us"] > whole.terms["auxiliary_us"]
 
 
 def test_a_mask_is_read_and_costs_no_exponentials() -> None:
@@ -121,26 +121,26 @@ def test_row_passes_of_retnet_do_without_scores_but_for_dv() -> None:
     decayed = replace(plain, op="retnet", mask="decay", causal=True)
     products = 2
     for name in ("dq", "dk", "dv"):
-        shape = RowShape(name=name, knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
-        counts = work_of(decayed, shape, 16, SPEC, heads_first=False).counts
+        shape = RowShape(name=name, knobs=BACKWARD_ROWS, padded_dim_qk=128, padded_dim_v=128)
+        counts = work_of(decayed, shape, 16, SPEC, longest_first=False).counts
         assert counts.flops == products * 2 * 128 * 32 * 128
-        softmax = work_of(plain, shape, 16, SPEC, heads_first=False).counts
+        softmax = work_of(plain, shape, 16, SPEC, longest_first=False).counts
         assert softmax.flops == (products + (name != "dv")) * 2 * 128 * 32 * 128
         assert (counts.reads < softmax.reads) == (name != "dv")
         assert counts.fill_bytes == softmax.fill_bytes
 
 
 def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
-    shape = RowShape(name="dq", knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
+    shape = RowShape(name="dq", knobs=BACKWARD_ROWS, padded_dim_qk=128, padded_dim_v=128)
     for mask, batches in (("explicit", 6), ("decay", 1)):
         asked = Problem(op="retnet", mask=mask, causal=True, direction="backward", batch=6)  # type: ignore[arg-type]
-        work = work_of(asked, shape, 16, SPEC, heads_first=False)
+        work = work_of(asked, shape, 16, SPEC, longest_first=False)
         assert with_score_mod(work, asked, FITTED).batches == batches
     # Four blocks of two batches on two slots: each slot has a batch, or both have some of both.
     blocks = (5, 3, 2, 1)
     neighbours, apart = (
         makespan(
-            blocks, heads=heads, value_slices=slices, heads_first=False, persistent=True, slots=2
+            blocks, heads=heads, value_slices=slices, longest_first=False, persistent=True, slots=2
         )
         for heads, slices in ((1, 2), (2, 1))
     )
@@ -201,7 +201,7 @@ FORWARD_US: tuple[Measured, ...] = (
         8,
         2048,
         {
-            chunks(32, 128, (4, 2), 3, scores="given"): 354,
+            chunks(32, 128, (4, 2), 3, scores="precomputed"): 354,
             chunks(64, 128, (8, 1), 2): 380,  # between 353 and 410
             chunks(32, 64, (4, 1), 2): 395,
         },
@@ -253,7 +253,7 @@ FORWARD_US: tuple[Measured, ...] = (
     ),
 )
 UNDIVIDED = ("chunkwise_l32p0_", "chunkwise_l64p0_")
-DEEP = one_pass(64, (4, 2), 2, "given")
+DEEP = one_pass(64, (4, 2), 2, "precomputed")
 BACKWARD_US: tuple[Measured, ...] = (
     ((256, 512), 8, 8, 2048, {gradients(32, DEEP, one_pass(64, (4, 1), 2)): 1165}),
     (

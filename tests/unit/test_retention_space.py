@@ -88,17 +88,17 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
     streamed = 2 * 2 * (2 * 64 * 64 + 64 * 64)
     scores = 2 * 64 * 64
     assert smem("chunkwise") == streamed + scores
-    assert smem("chunkwise", output=replace(CHUNKS, scores="given")) == streamed + 2 * scores
-    deep = replace(CHUNKS, scores="given", depth_warps=2)
+    assert smem("chunkwise", output=replace(CHUNKS, scores="precomputed")) == streamed + 2 * scores
+    deep = replace(CHUNKS, scores="precomputed", depth_warps=2)
     assert smem("chunkwise", output=deep) == streamed + 2 * scores + 4 * 64 * 64
     narrow = replace(CHUNKS, columns=32, depth_warps=2)  # the scores themselves are exchanged
     assert smem("chunkwise", output=narrow) == streamed - 2 * 2 * 64 * 32 + scores + 4 * 64 * 64
 
 
 def test_a_depth_that_warps_cannot_share_is_padded() -> None:
-    deep = replace(CHUNKS, scores="given", depth_warps=2)
+    deep = replace(CHUNKS, scores="precomputed", depth_warps=2)
     knobs = ChunksKnobs(chunk=64, output=deep)
-    wide, padded = (retention("chunkwise", class_qk=dim, knobs=knobs) for dim in (64, 48))
+    wide, padded = (retention("chunkwise", padded_dim_qk=dim, knobs=knobs) for dim in (64, 48))
     assert check_kernel(padded) is None
     assert resources.kernels(padded) == resources.kernels(wide)
 
@@ -118,7 +118,10 @@ def test_a_depth_that_warps_cannot_share_is_padded() -> None:
             "chunk_divides_among_depth_warps",
         ),
         ({"chunk": 16, "output": replace(CHUNKS, column_warps=4)}, "inline_divides_chunk"),
-        ({"chunk": 16, "output": replace(CHUNKS, scores="given")}, "given_needs_chunk_of_32"),
+        (
+            {"chunk": 16, "output": replace(CHUNKS, scores="precomputed")},
+            "precomputed_needs_chunk_of_32",
+        ),
     ],
 )
 def test_rules_of_a_pass_over_chunks(changes: dict[str, Any], predicate: str) -> None:

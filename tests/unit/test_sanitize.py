@@ -20,7 +20,7 @@ from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.kernels.legality import check_kernel, check_limits
-from attention_autotuner.kernels.scores_backward_sm80.knobs import BACKWARD_PLANS
+from attention_autotuner.kernels.scores_backward_sm80.knobs import PASSES_OF_PLAN
 from attention_autotuner.kernels.shared.knobs import CTA_ORDERS
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving import loader
@@ -69,7 +69,7 @@ def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
         assert {getattr(one.knobs, knob) for one in ones} == values
     assert {one.copy_bytes for one in ones} == {2, 16}
     assert {one.knobs.block_m // one.knobs.warps_m for one in ones} == {16, 32}
-    sliced = [one for one in ones if one.knobs.k_slice < one.class_qk]
+    sliced = [one for one in ones if one.knobs.k_slice < one.padded_dim_qk]
     assert {one.knobs.warps_n for one in sliced} == {1, 2}
 
 
@@ -77,21 +77,21 @@ def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
     ones = [one.knobs for one in sanitize.BACKWARD.values()]
     keys = [one.keys for one in ones if one.keys is not None]
     rows = [each for one in ones for each in (one.dq, one.dk, one.dv) if each is not None]
-    assert {one.plan for one in ones} == set(BACKWARD_PLANS)
+    assert {one.plan for one in ones} == set(PASSES_OF_PLAN)
     assert {one.cta_order for one in ones} == set(CTA_ORDERS)
     assert {each.num_stages for each in keys} == {1, 2, 3}
-    assert {each.query_parts for each in keys} == {1, 2}
+    assert {each.query_subtiles for each in keys} == {1, 2}
     assert {each.num_stages for each in rows} == {1, 2}
     assert {each.column_warps for each in rows} == {1, 2}
     assert {each.slices for each in rows} == {1, 2}
-    for plan in BACKWARD_PLANS:
+    for plan in PASSES_OF_PLAN:
         of_plan = [one for one in sanitize.BACKWARD.values() if one.knobs.plan == plan]
         assert {one.copy_bytes for one in of_plan} == {2, 16}
     assert {one.dtype for one in sanitize.BACKWARD.values()} == {"fp16", "bf16"}
 
 
 def test_the_references_are_attention_and_its_gradients() -> None:
-    call = sanitize.calls_of(sanitize.KINDS["pair"])[1]
+    call = sanitize.calls_of(sanitize.KINDS["two_kernels"])[1]
     source = np.random.default_rng(0)
     values = {
         name: source.standard_normal(call.shapes[name], np.float32)

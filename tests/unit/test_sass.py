@@ -11,7 +11,6 @@ from attention_autotuner.codegen.sass import (
     add_loop_spills,
     disassemble,
     find_main_loops,
-    loop_spills,
     parse_sass,
 )
 from attention_autotuner.errors import ToolchainError
@@ -140,12 +139,8 @@ def test_reports_gain_what_the_code_shows(functions: dict[str, list[Instruction]
     assert found.loop_spills is True
 
 
-def test_without_a_disassembler_nothing_is_known(tmp_path: Path) -> None:
-    assert loop_spills(tmp_path / "kernel.so", None) is None
-
-
 def test_a_disassembler_that_fails_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ToolchainError, match="cannot disassemble"):
+    with pytest.raises(ToolchainError, match=r"cannot run .*no-such-tool"):
         disassemble(tmp_path / "kernel.so", tmp_path / "no-such-tool")
     tool = tmp_path / "cuobjdump"
     tool.write_text("#!/bin/sh\necho no such format >&2\nexit 3\n")

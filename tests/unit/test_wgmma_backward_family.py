@@ -74,12 +74,12 @@ def test_every_aligned_pair_of_head_dims_has_a_legal_default(dims: tuple[int, in
 
 def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None:
     knobs = knobs_of(POLICY.default(MASKED))
-    assert (knobs.dq.parts, knobs.dk.parts, knobs.dv.parts) == (8, 8, 1)
+    assert (knobs.dq.depth_slices, knobs.dk.depth_slices, knobs.dv.depth_slices) == (8, 8, 1)
     assert (knobs.dq.slices, knobs.dv.slices) == (1, 2)
-    assert not any(one.turns for one in knobs.passes.values())
+    assert not any(one.ping_pong for one in knobs.passes.values())
     narrow = knobs_of(POLICY.default(replace(MASKED, dim_qk=128, dim_v=128)))
-    assert narrow.dk.turns
-    assert narrow.dk.parts == 1
+    assert narrow.dk.ping_pong
+    assert narrow.dk.depth_slices == 1
 
 
 @pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
@@ -88,8 +88,8 @@ def test_a_pass_takes_all_the_stages_that_fit(dim: int, stages: int) -> None:
     for shape in shapes(narrow):
         found = fit(shape, POLICY.spec)
         assert found == shape.knobs
-        assert found.num_stages == found.part_slots == stages
-        more = replace(shape, knobs=replace(found, num_stages=stages + 1, part_slots=stages + 1))
+        assert found.num_stages == found.slice_stages == stages
+        more = replace(shape, knobs=replace(found, num_stages=stages + 1, slice_stages=stages + 1))
         assert stages == MAX_STAGES or smem_bytes(more) > POLICY.spec.smem_per_block_bytes
 
 
@@ -100,25 +100,25 @@ def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
         for one in unaligned
         if isinstance(one, Rejection) and one.config["family"] == "sm90"
     }
-    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert reasons == {"TMA needs tensors aligned to 16 bytes, got 2"}
     default = POLICY.default(MASKED)
     knobs = knobs_of(default)
-    turning = replace(default, knobs=replace(knobs, dq=replace(knobs.dq, turns=True)))
+    turning = replace(default, knobs=replace(knobs, dq=replace(knobs.dq, ping_pong=True)))
     rejection = check_kernel(turning)
     assert rejection is not None
-    assert rejection.predicate == "parts_have_no_turns"
-    assert "products of 8 parts" in rejection.reason
+    assert rejection.predicate == "sliced_depth_has_no_ping_pong"
+    assert "MMAs of 8 depth slices" in rejection.reason
 
 
 def test_it_is_told_in_its_own_words_and_told_apart() -> None:
     one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
     cells = knob_cells.knobs(one)
     assert len(cells) == len(knob_cells.knob_headings(MASKED))
-    assert cells[:2] == ["sm90", "split"]
+    assert cells[:2] == ["sm90", "three_kernels"]
     assert cells[2].startswith("dq:g2c128s2p1x2v1t dk:g2c128s2p1x2v1t dv:")
-    assert cells[3:] == ["rows first", "deterministic"]
+    assert cells[3:] == ["raster", "deterministic"]
     known = knobs_of(one)
-    dq, dk, dv = (replace(each, turns=False) for each in known.passes.values())
+    dq, dk, dv = (replace(each, ping_pong=False) for each in known.passes.values())
     calm = replace(known, dq=dq, dk=dk, dv=dv)
     other = replace(one, knobs=calm)
     assert shape_of(one) == shape_of(other)

@@ -55,7 +55,7 @@ def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
         if isinstance(one, Rejection) and one.config["family"] == "sm90"
     ]
     assert reasons
-    assert set(reasons) == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert set(reasons) == {"TMA needs tensors aligned to 16 bytes, got 2"}
 
 
 @pytest.mark.parametrize("dims", [(16, 16), (80, 96), (256, 512), (248, 264), (64, 400)])

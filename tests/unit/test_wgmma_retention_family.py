@@ -93,7 +93,7 @@ def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
         for one in H100().candidates(narrow)
         if isinstance(one, Rejection) and one.config["family"] == "sm90"
     }
-    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert reasons == {"TMA needs tensors aligned to 16 bytes, got 2"}
     refused = {
         (one.predicate, one.reason)
         for one in H100().candidates(DECAYED)
@@ -177,7 +177,7 @@ def test_states_of_super_chunks_cost_what_pays_only_where_sms_are_idle() -> None
             assert whole == divided
             divided = estimate(problem, wide(problem, super_chunk=1024), POLICY.spec)
         assert (divided.us < whole.us) == pays
-        assert divided.terms["edges_us"] > 0
+        assert divided.terms["auxiliary_us"] > 0
 
 
 def test_a_gpu_without_such_products_takes_forever() -> None:

@@ -1,4 +1,4 @@
-"""The protocol of a kernel family: what the rest of the package asks of one without naming it.
+"""The protocol of a kernel family: all that the rest of the package needs of one without naming it.
 
 A family is a folder here, a folder of the same name in ``templates/include``, and an entry in
 :data:`~.registry.KERNELS`.
@@ -46,7 +46,7 @@ class Traits:
         feed: what makes two candidates of one tile worth trying both: how they feed the MMAs and order the tiles.
         stratum: what candidates of one stratum of a sample share: tiles, warps and stages of every pass.
         cells: heading -> cell of the tables that the command line prints.
-        persistent: whether the kernels loop over tiles around their main loop.
+        persistent: the kernels loop over tiles around their main loop.
         companion: knobs that are worth measuring only beside another candidate's same ones, by name; see
             ``tuning.class_pools``.
     """
@@ -90,7 +90,7 @@ class Kernel(Protocol[K]):
         return self.knobs.serves
 
     def serves_problem(self, problem: Problem) -> bool:
-        """Whether it computes a problem's operation."""
+        """True where it computes a problem's operation."""
         return (problem.op, problem.direction, problem.score) in self.serves
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -102,7 +102,7 @@ class Kernel(Protocol[K]):
         raise NotImplementedError
 
     def default(self, problem: Problem, spec: ArchSpec) -> K | None:
-        """What serves a problem that nobody tuned; None where the kernel has nothing for it."""
+        """The knobs that serve a problem without tuning; None where the kernel has none for it."""
         raise NotImplementedError
 
     def passes(self, candidate: Candidate) -> tuple[Pass, ...]:

@@ -33,7 +33,7 @@ def class_of(problem: Problem) -> ClassKey:
     """What problems share that can run the same kernels."""
     p = problem
     kind = (p.op, p.mask, p.direction, p.form, p.dtype)
-    return (*kind, p.class_qk, p.class_v, p.alignment_bytes)
+    return (*kind, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
 def pools(
@@ -81,7 +81,7 @@ def known_pools(
     for problem in problems:
         found.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for one in known:
-        dims = (one.dtype, one.class_qk, one.class_v, one.copy_bytes)
+        dims = (one.dtype, one.padded_dim_qk, one.padded_dim_v, one.copy_bytes)
         for form in dict.fromkeys(("auto", one.form)):
             key = (one.op, one.mask, one.direction, form, *dims)
             if key in found and check(one, policy.spec) is None:
@@ -131,8 +131,8 @@ def small_problem(one: Candidate) -> Problem:
         heads_kv=2,
         seqlen_q=seqlen,
         seqlen_k=seqlen,
-        dim_qk=one.class_qk,
-        dim_v=one.class_v,
+        dim_qk=one.padded_dim_qk,
+        dim_v=one.padded_dim_v,
         causal=one.score == "decayed",
         alignment_bytes=one.copy_bytes,
         mask=one.mask,

@@ -221,7 +221,7 @@ def spec_digest(policy: Policy) -> str:
 def _key(problem: Problem) -> _Key:
     """What a problem shares with every prediction that may serve it."""
     p = problem
-    return (p.op, p.direction, p.mask, p.form, p.causal, p.class_qk, p.class_v)
+    return (p.op, p.direction, p.mask, p.form, p.causal, p.padded_dim_qk, p.padded_dim_v)
 
 
 def _serving(pick: PredictedPick, problem: Problem, policy: Policy, *, sure: bool) -> Candidate:

@@ -17,9 +17,11 @@ def _naive_warps_range(c: Candidate) -> str | None:
 
 
 def _naive_head_dims_small(c: Candidate) -> str | None:
-    if max(c.class_qk, c.class_v) <= MAX_CLASS:
+    if max(c.padded_dim_qk, c.padded_dim_v) <= MAX_CLASS:
         return None
-    return f"padded head dims must be at most {MAX_CLASS}, got {c.class_qk} and {c.class_v}"
+    return (
+        f"padded head dims must be at most {MAX_CLASS}, got {c.padded_dim_qk} and {c.padded_dim_v}"
+    )
 
 
 NAIVE_PREDICATES: dict[str, Rule[Candidate]] = {

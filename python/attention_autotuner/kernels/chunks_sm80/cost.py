@@ -57,7 +57,7 @@ def _plan(
     scored: set[int] = set()
     for name, (knobs, usage) in passes.items():
         over_values = name in ("output", "dv")  # its CTAs slice dim_v, else dim_qk
-        qk, v = candidate.class_qk, candidate.class_v
+        qk, v = candidate.padded_dim_qk, candidate.padded_dim_v
         work = ChunkPassWork(
             knobs=knobs,
             chunk=chunk,
@@ -75,7 +75,7 @@ def _plan(
             launches.append((summing, usage))
             moved = 4 * states * summing.stretches  # written, scanned, read
             auxiliary = auxiliary.plus(moved, spec, fit)
-        if knobs.scores == "given" and work.depth not in scored:
+        if knobs.scores == "precomputed" and work.depth not in scored:
             scored.add(work.depth)
             rows = heads * tokens
             auxiliary = auxiliary.plus(

@@ -24,14 +24,14 @@ def chunk_pass(
     candidate: Candidate, name: str, knobs: ChunkPass, chunk: int, super_chunk: int
 ) -> Pass:
     """The launch of a candidate's pass over chunks, by the pass's name."""
-    classes = (candidate.class_qk, candidate.class_v)
-    return pass_of(shape_of(name, knobs, chunk, super_chunk, classes))
+    padded_dims = (candidate.padded_dim_qk, candidate.padded_dim_v)
+    return pass_of(shape_of(name, knobs, chunk, super_chunk, padded_dims))
 
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The launches of a candidate, in the order they run."""
     knobs = knobs_of(candidate)
     return tuple(
-        chunk_pass(candidate, name, one, knobs.chunk, knobs.super_chunk)
-        for name, one in knobs.passes.items()
+        chunk_pass(candidate, name, item, knobs.chunk, knobs.super_chunk)
+        for name, item in knobs.passes.items()
     )

@@ -1,6 +1,6 @@
-"""What the passes over chunks of a retention candidate cost an SM, as pure formulas over their knobs.
+"""Resources that the passes over chunks of a retention candidate take from an SM, as pure formulas over their knobs.
 
-Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler has spoken.
+Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler's report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ChunkShape:
         name: ``output``, ``states`` (of the parallel form, which uses Y and Z alone), ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
         chunk: tokens of one step.
-        super_chunk: tokens that one CTA walks; 0 for all.
+        super_chunk: tokens that one CTA takes; 0 for all.
         depth: head dim of X and Y, padded to whole tiles of 16 columns for every depth warp.
         width: padded head dim of Z, of which a CTA takes ``columns``.
     """
@@ -46,16 +46,18 @@ class ChunkShape:
 
     @property
     def state_registers(self) -> int:
-        """Registers of a thread for its part of the fp32 state."""
+        """Registers of a thread for its elements of the fp32 state."""
         return self.columns_per_warp * (self.depth // self.knobs.depth_warps) // 32
 
 
 def shape_of(
-    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, classes: tuple[int, int]
+    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, padded_dims: tuple[int, int]
 ) -> ChunkShape:
     """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
-    class_qk, class_v = classes
-    inner, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    padded_dim_qk, padded_dim_v = padded_dims
+    inner, width = (
+        (padded_dim_v, padded_dim_qk) if name in ("dq", "dk") else (padded_dim_qk, padded_dim_v)
+    )
     step = 16 * max(1, knobs.depth_warps)
     return ChunkShape(
         name=name,
@@ -70,23 +72,23 @@ def shape_of(
 def smem_bytes(shape: ChunkShape) -> int:
     """Dynamic shared memory of one CTA, bytes; a launch for states alone takes as much."""
     knobs, chunk = shape.knobs, shape.chunk
-    given = knobs.scores == "given"
+    precomputed = knobs.scores == "precomputed"
     tiles = 2 * chunk * shape.depth + chunk * knobs.columns
     scores = chunk * chunk
-    stages = knobs.num_stages * (tiles + (scores if given else 0))
-    exchanged = knobs.columns if given else max(knobs.columns, chunk)
+    stages = knobs.num_stages * (tiles + (scores if precomputed else 0))
+    exchanged = knobs.columns if precomputed else max(knobs.columns, chunk)
     sums = SUM_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
-    return (stages + (0 if given else scores)) * ELEMENT_BYTES + sums
+    return (stages + (0 if precomputed else scores)) * ELEMENT_BYTES + sums
 
 
 def output_registers(shape: ChunkShape) -> int:
-    """Registers of a thread for its part of the output."""
+    """Registers of a thread for its elements of the output."""
     return shape.chunk * shape.columns_per_warp // 32
 
 
 def score_registers(shape: ChunkShape) -> int:
     """Registers of a thread for the scores that it computes."""
-    if shape.knobs.scores == "given":
+    if shape.knobs.scores == "precomputed":
         return 0
     return shape.chunk * shape.chunk // (32 * shape.knobs.column_warps)
 
@@ -103,7 +105,7 @@ def wanted_registers(shape: ChunkShape) -> int:
 
 
 def needs(shape: ChunkShape) -> KernelNeeds:
-    """What a pass takes."""
+    """Resources that a pass takes."""
     return KernelNeeds(
         name=shape.name,
         threads=shape.knobs.num_threads,

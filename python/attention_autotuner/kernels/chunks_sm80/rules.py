@@ -1,4 +1,4 @@
-"""Which passes over chunks may exist: named predicates, each giving the reason when it says no.
+"""Which passes over chunks may exist: named predicates, each giving the reason of a rejection.
 
 They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in the
 traits of the pass over chunks.
@@ -14,7 +14,7 @@ DEPTH_WARPS = (1, 2, 4)
 MAX_STAGES = 3
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
-MIN_GIVEN_CHUNK = 32  # rows of scores that a copy of all threads fills whole
+MIN_PRECOMPUTED_CHUNK = 32  # rows of scores that a copy of all threads fills whole
 MAX_STATE_REGISTERS = 128
 
 
@@ -63,7 +63,7 @@ def _chunk_divides_among_depth_warps(s: ChunkShape) -> str | None:
 
 
 def _inline_divides_chunk(s: ChunkShape) -> str | None:
-    if s.knobs.scores == "given" or s.chunk % (8 * s.knobs.column_warps) == 0:
+    if s.knobs.scores == "precomputed" or s.chunk % (8 * s.knobs.column_warps) == 0:
         return None
     return (
         "inline scores need a chunk that is a multiple of 8 * column_warps, got "
@@ -71,10 +71,10 @@ def _inline_divides_chunk(s: ChunkShape) -> str | None:
     )
 
 
-def _given_needs_chunk_of_32(s: ChunkShape) -> str | None:
-    if s.knobs.scores == "inline" or s.chunk >= MIN_GIVEN_CHUNK:
+def _precomputed_needs_chunk_of_32(s: ChunkShape) -> str | None:
+    if s.knobs.scores == "inline" or s.chunk >= MIN_PRECOMPUTED_CHUNK:
         return None
-    return f"given scores need a chunk of at least {MIN_GIVEN_CHUNK}, got {s.chunk}"
+    return f"precomputed scores need a chunk of at least {MIN_PRECOMPUTED_CHUNK}, got {s.chunk}"
 
 
 def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
@@ -87,7 +87,7 @@ def _state_fits_registers(s: ChunkShape) -> str | None:
     if s.state_registers <= MAX_STATE_REGISTERS:
         return None
     return (
-        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
         f"{s.state_registers}"
     )
 
@@ -100,7 +100,7 @@ CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "columns_divide_among_warps": _columns_divide_among_warps,
     "chunk_divides_among_depth_warps": _chunk_divides_among_depth_warps,
     "inline_divides_chunk": _inline_divides_chunk,
-    "given_needs_chunk_of_32": _given_needs_chunk_of_32,
+    "precomputed_needs_chunk_of_32": _precomputed_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
     "state_fits_registers": _state_fits_registers,
 }

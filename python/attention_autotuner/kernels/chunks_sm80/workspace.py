@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, parts_bytes, states_bytes
+from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, layout_bytes, states_bytes
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
 from .resources import shape_of
 
@@ -29,14 +29,14 @@ def workspace_bytes(problem: Problem, candidate: Candidate, *, dgamma: bool = Fa
 def gamma_super_chunk(candidate: Candidate) -> int:
     """Tokens of a super-chunk where the gradient of gamma is wanted."""
     tokens = MIN_GAMMA_SUPER_CHUNK
-    while tokens < max(candidate.class_qk, candidate.class_v):
+    while tokens < max(candidate.padded_dim_qk, candidate.padded_dim_v):
         tokens *= 2
     return min(tokens, knobs_of(candidate).super_chunk or tokens)
 
 
 def _slices(candidate: Candidate, name: str, knobs: ChunkPass) -> int:
-    classes = (candidate.class_qk, candidate.class_v)
-    return shape_of(name, knobs, knobs_of(candidate).chunk, 0, classes).slices
+    padded_dims = (candidate.padded_dim_qk, candidate.padded_dim_v)
+    return shape_of(name, knobs, knobs_of(candidate).chunk, 0, padded_dims).slices
 
 
 def _score_bytes(problem: Problem, cut: SuperChunks, knobs: ChunksKnobs) -> int:
@@ -50,14 +50,14 @@ def _forward_bytes(problem: Problem, candidate: Candidate) -> int:
     ctas = problem.batch * problem.heads_q * _slices(candidate, name, output)
     cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, ctas)
     states = states_bytes(problem, cut) if cut.supers > 1 else 0
-    scores = _score_bytes(problem, cut, knobs) if output.scores == "given" else 0
-    return parts_bytes((states, scores))
+    scores = _score_bytes(problem, cut, knobs) if output.scores == "precomputed" else 0
+    return layout_bytes((states, scores))
 
 
 def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int:
     knobs = knobs_of(candidate)
     sequences = problem.batch * problem.heads_q
-    slices = {name: _slices(candidate, name, one) for name, one in knobs.passes.items()}
+    slices = {name: _slices(candidate, name, item) for name, item in knobs.passes.items()}
     if dgamma:
         wanted, ctas = gamma_super_chunk(candidate), ENOUGH_PIECES
     else:
@@ -70,12 +70,12 @@ def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int
         rows = sequences * problem.seqlen_q
         sizes += [SUM_BYTES * rows * problem.dim_qk, SUM_BYTES * rows * problem.dim_v]
     if dgamma:
-        pass_warps = {name: one.num_threads // 32 for name, one in knobs.passes.items()}
+        pass_warps = {name: item.num_threads // 32 for name, item in knobs.passes.items()}
         warps = [-(-cut.super_chunk // PAIR_ROWS) * PAIR_WARPS]
         warps += [slices[name] * pass_warps[name] for name in ("dv", "dq")]
         sizes += [SUM_BYTES * sequences * cut.supers * count for count in warps]
-    given = {name for name, one in knobs.passes.items() if one.scores == "given"}
+    precomputed = {name for name, item in knobs.passes.items() if item.scores == "precomputed"}
     sizes += [
-        _score_bytes(problem, cut, knobs) for names in ({"dv"}, {"dq", "dk"}) if given & names
+        _score_bytes(problem, cut, knobs) for names in ({"dv"}, {"dq", "dk"}) if precomputed & names
     ]
-    return parts_bytes(sizes)
+    return layout_bytes(sizes)

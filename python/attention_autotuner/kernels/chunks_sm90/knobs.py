@@ -14,7 +14,7 @@ from ..shared.knobs import Sm90Knobs, Warpgroups
 class ChunkwiseSm90Knobs(Warpgroups, Sm90Knobs):
     """Retention forward, chunk by chunk, by a kernel of family ``sm90``.
 
-    Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by tensor maps.
+    Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by TMA.
 
     Attributes:
         super_chunk: as in :class:`~.ChunksKnobs`.

@@ -1,4 +1,4 @@
-"""What a chunkwise retention candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
+"""Resources that a chunkwise retention candidate of family ``sm90`` takes from an SM, as pure formulas over its knobs.
 
 ``smem_bytes`` and the registers are exact and the twins of ``WgmmaChunkTraits`` (a test compares them).
 """
@@ -41,13 +41,13 @@ class ChunkSm90Shape:
 
     @property
     def depth(self) -> int:
-        """Columns of Q and K that are multiplied."""
-        return -(-self.candidate.class_qk // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
+        """Columns of Q and K in the MMA."""
+        return -(-self.candidate.padded_dim_qk // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
 
     @property
     def slices(self) -> int:
         """CTAs that share a stretch."""
-        return -(-self.candidate.class_v // self.knobs.columns)
+        return -(-self.candidate.padded_dim_v // self.knobs.columns)
 
     @property
     def fragment_registers(self) -> int:
@@ -81,7 +81,7 @@ def smem_bytes(shape: ChunkSm90Shape) -> int:
 
 
 def needs(shape: ChunkSm90Shape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     wanted = groups * (shape.fragment_registers + REGISTERS_BESIDE) + SCORE_REGISTERS[1]
     return KernelNeeds(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..shared.rules import Rule
-from ..shared.sm90_rules import tensor_maps_need_alignment
+from ..shared.sm90_rules import tma_needs_alignment
 from .resources import REGISTERS_BESIDE, ChunkSm90Shape
 
 WARPGROUPS = (1, 2, 3)
@@ -36,17 +36,17 @@ def _super_chunk_multiple_of_wgmma_chunk(s: ChunkSm90Shape) -> str | None:
 
 
 def _state_fits_warpgroup(s: ChunkSm90Shape) -> str | None:
-    wanted, given = s.fragment_registers + REGISTERS_BESIDE, s.state_registers
-    if wanted <= given:
+    wanted, available = s.fragment_registers + REGISTERS_BESIDE, s.state_registers
+    if wanted <= available:
         return None
     return (
         f"needs about {wanted} registers a thread, {s.knobs.ctas_per_sm} CTAs of "
-        f"{s.knobs.warpgroups} warpgroups leave {given}"
+        f"{s.knobs.warpgroups} warpgroups leave {available}"
     )
 
 
 CHUNK_SM90_PREDICATES: dict[str, Rule[ChunkSm90Shape]] = {
-    "tensor_maps_need_alignment": tensor_maps_need_alignment,
+    "tma_needs_alignment": tma_needs_alignment,
     "state_warpgroups_range": _state_warpgroups_range,
     "wgmma_chunk_stages_range": _wgmma_chunk_stages_range,
     "wgmma_ctas_range": _wgmma_ctas_range,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.super_chunks import SuperChunks
-from ..shared.workspace import parts_bytes, states_bytes
+from ..shared.workspace import layout_bytes, states_bytes
 from .resources import shape_of
 
 
@@ -14,4 +14,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
     shape = shape_of(candidate)
     knobs, heads = shape.knobs, problem.batch * problem.heads_q
     cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, heads * shape.slices)
-    return parts_bytes([states_bytes(problem, cut)]) if cut.supers > 1 else 0
+    return layout_bytes([states_bytes(problem, cut)]) if cut.supers > 1 else 0

@@ -12,7 +12,7 @@ from .rules import RECURRENT_PREDICATES
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
     knobs = knobs_of(candidate)
-    shape = RecurrentShape(knobs=knobs, class_qk=candidate.class_qk)
+    shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
     return (
         Pass(
             kernel=knobs.kernel,

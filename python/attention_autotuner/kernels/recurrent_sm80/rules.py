@@ -30,17 +30,17 @@ def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
 def _recurrent_rows_divide(s: RecurrentShape) -> str | None:
     groups = row_groups(s.knobs)
     whole = s.knobs.num_threads * THREAD_COLUMNS % s.knobs.columns == 0
-    if groups >= 1 and whole and s.class_qk % groups == 0:
+    if groups >= 1 and whole and s.padded_dim_qk % groups == 0:
         return None
-    return f"groups of threads must divide class_qk, got {groups} and {s.class_qk}"
+    return f"groups of threads must divide padded_dim_qk, got {groups} and {s.padded_dim_qk}"
 
 
 def _recurrent_state_fits_registers(s: RecurrentShape) -> str | None:
-    registers = THREAD_COLUMNS * thread_rows(s.class_qk, s.knobs)
+    registers = THREAD_COLUMNS * thread_rows(s.padded_dim_qk, s.knobs)
     if registers <= MAX_STATE_REGISTERS:
         return None
     return (
-        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
         f"{registers}"
     )
 

@@ -41,7 +41,9 @@ def default(problem: Problem, spec: ArchSpec) -> RecurrentKnobs | None:
     """The first legal point, where the form serves untuned."""
     if default_form(problem) != "recurrent":
         return None
-    return next((one for one in _points(problem, spec) if isinstance(one, RecurrentKnobs)), None)
+    return next(
+        (knobs for knobs in _points(problem, spec) if isinstance(knobs, RecurrentKnobs)), None
+    )
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[RecurrentKnobs | Rejection]:

@@ -12,8 +12,8 @@ from .resources import KeyShape, PassShape, needs, shapes
 from .rules import KEY_PREDICATES, ROW_PREDICATES
 
 # Lb0: the kernels whose CTAs do not share a group of query heads; the others are for problems with few CTAs.
-KEYS_SYMBOL = r"attention_backward_keysI.*Lb0E"
-ROWS_SYMBOL = r"attention_backward_rowsI.*6ResultE{}E.*Lb0E"
+KEYS_SYMBOL = r"backward_keysI.*Lb0E"
+ROWS_SYMBOL = r"backward_rowsI.*6ResultE{}E.*Lb0E"
 RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
 
 

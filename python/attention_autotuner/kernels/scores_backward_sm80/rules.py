@@ -1,4 +1,4 @@
-"""Which passes of backward candidates may exist: named predicates, each giving the reason when it says no.
+"""Which passes of backward candidates may exist: named predicates, each giving the reason of a rejection.
 
 They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in
 ``templates/include/attention_autotuner/scores_backward_sm80/traits.cuh`` (a test compares the names).
@@ -47,14 +47,14 @@ def _keys_num_stages_range(s: KeyShape) -> str | None:
     return f"num_stages must be in 1..{MAX_KEY_STAGES}, got {s.knobs.num_stages}"
 
 
-def _keys_query_parts_divide(s: KeyShape) -> str | None:
-    parts, pairs = s.knobs.query_parts, s.knobs.warp_pairs
-    whole = s.knobs.block_m % (16 * parts) == 0
-    if whole and pairs * parts <= MAX_BARRIERS and (parts == 1 or s.knobs.num_stages < 3):
+def _keys_query_subtiles_divide(s: KeyShape) -> str | None:
+    subtiles, pairs = s.knobs.query_subtiles, s.knobs.warp_pairs
+    whole = s.knobs.block_m % (16 * subtiles) == 0
+    if whole and pairs * subtiles <= MAX_BARRIERS and (subtiles == 1 or s.knobs.num_stages < 3):
         return None
     return (
-        f"query_parts must divide block_m by multiples of 16, be 1 with 3 stages, and times warp_pairs "
-        f"be at most {MAX_BARRIERS}, got {parts} for block_m {s.knobs.block_m}, {pairs} pairs and "
+        f"query_subtiles must divide block_m by multiples of 16, be 1 with 3 stages, and times warp_pairs "
+        f"be at most {MAX_BARRIERS}, got {subtiles} for block_m {s.knobs.block_m}, {pairs} pairs and "
         f"{s.knobs.num_stages} stages"
     )
 
@@ -99,14 +99,14 @@ def _rows_num_stages_range(s: RowShape) -> str | None:
     return f"num_stages must be in 1..{MAX_ROW_STAGES}, got {s.knobs.num_stages}"
 
 
-def _rows_slices_divide_class(s: RowShape) -> str | None:
+def _rows_slices_divide_padded_dim(s: RowShape) -> str | None:
     slices, columns = s.knobs.slices, s.result_columns
-    even = slices * columns == s.result_class
-    # Only dV reads its slice alone, so only there may the last slice reach beyond the class.
-    if even or (s.name == "dv" and (slices - 1) * columns < s.result_class):
+    even = slices * columns == s.result_dim
+    # Only dV reads its slice alone, so only there may the last slice reach beyond the padded head dim.
+    if even or (s.name == "dv" and (slices - 1) * columns < s.result_dim):
         return None
     return (
-        f"slices must share {s.result_class} columns of {s.name} by whole tiles of 16, got {slices}"
+        f"slices must share {s.result_dim} columns of {s.name} by whole tiles of 16, got {slices}"
     )
 
 
@@ -115,7 +115,7 @@ KEY_PREDICATES: dict[str, Rule[KeyShape]] = {
     "keys_warps_range": _keys_warps_range,
     "keys_block_n_divides_among_pairs": _keys_block_n_divides_among_pairs,
     "keys_num_stages_range": _keys_num_stages_range,
-    "keys_query_parts_divide": _keys_query_parts_divide,
+    "keys_query_subtiles_divide": _keys_query_subtiles_divide,
 }
 ROW_PREDICATES: dict[str, Rule[RowShape]] = {
     "rows_warps_range": _rows_warps_range,
@@ -123,5 +123,5 @@ ROW_PREDICATES: dict[str, Rule[RowShape]] = {
     "rows_block_rows_divides_among_warps": _rows_block_rows_divides_among_warps,
     "rows_block_columns_divides_among_warps": _rows_block_columns_divides_among_warps,
     "rows_num_stages_range": _rows_num_stages_range,
-    "rows_slices_divide_class": _rows_slices_divide_class,
+    "rows_slices_divide_padded_dim": _rows_slices_divide_padded_dim,
 }

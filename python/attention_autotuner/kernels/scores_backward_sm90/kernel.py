@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
+from ..shared.knobs import RENAMED_ORDERS
 from . import cost, passes, space, workspace
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
 
@@ -18,6 +22,11 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
     default = staticmethod(space.default)
     passes = staticmethod(passes.passes_of)
     predict = staticmethod(cost.predict)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | {
+        "parts": "depth_slices",
+        "part_slots": "slice_stages",
+        "turns": "ping_pong",
+    }
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
@@ -33,16 +42,19 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
         all_passes = tuple(knobs.passes.values())
         return Traits(
             tile=(self.name, *map(_tile, all_passes)),
-            feed=(knobs.cta_order, *(one.turns for one in all_passes)),
+            feed=(knobs.cta_order, *(item.ping_pong for item in all_passes)),
             stratum=(
                 self.name,
-                *((*_tile(one)[:2], one.num_threads // 32, one.num_stages) for one in all_passes),
+                *(
+                    (*_tile(item)[:2], item.num_threads // 32, item.num_stages)
+                    for item in all_passes
+                ),
             ),
             cells=cells(
                 BACKWARD_COLUMNS,
                 candidate,
-                "split",
-                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+                "three_kernels",
+                " ".join(f"{name}:{item.label}" for name, item in knobs.passes.items()),
                 order_words(knobs.cta_order),
                 more=("deterministic",),
             ),
@@ -53,6 +65,6 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
         return BACKWARD_COLUMNS
 
 
-def _tile(one: Sm90Pass) -> tuple[int, ...]:
-    """Rows, columns, parts and slices of a pass."""
-    return (one.block_rows, one.block_columns, one.parts, one.slices)
+def _tile(knobs: Sm90Pass) -> tuple[int, ...]:
+    """Rows, columns and slices of a pass."""
+    return (knobs.block_rows, knobs.block_columns, knobs.depth_slices, knobs.slices)

@@ -1,4 +1,4 @@
-"""What the passes of a backward candidate of family ``sm90`` cost an SM, as pure formulas over their knobs.
+"""Resources of the passes of a backward candidate of family ``sm90`` on an SM, as pure formulas over their knobs.
 
 ``smem_bytes`` is exact and the twin of ``WgmmaPassTraits::kSmemBytes`` (a test compares the two).
 """
@@ -21,7 +21,7 @@ from .knobs import Sm90Pass, knobs_of
 
 FACTOR_BYTES = 4
 PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = {2: 232, 3: 152}  # by multiplying warpgroups
+CONSUMER_REGISTERS = {2: 232, 3: 152}  # by consumer warpgroups
 
 Result = Literal["dq", "dk", "dv"]
 
@@ -42,15 +42,19 @@ class Sm90PassShape:
 
     @property
     def depth(self) -> int:
-        """Columns that the first product sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
-        class_qk, class_v = self.candidate.class_qk, self.candidate.class_v
-        return whole_columns(class_qk if self.result == "dv" else max(class_qk, class_v))
+        """Columns that the first MMA sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
+        padded_dim_qk, padded_dim_v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        return whole_columns(
+            padded_dim_qk if self.result == "dv" else max(padded_dim_qk, padded_dim_v)
+        )
 
     @property
     def columns(self) -> int:
         """Columns of the result that one CTA computes."""
-        wide = self.candidate.class_v if self.result == "dv" else self.candidate.class_qk
-        return whole_columns(-(-wide // self.knobs.slices))
+        padded = (
+            self.candidate.padded_dim_v if self.result == "dv" else self.candidate.padded_dim_qk
+        )
+        return whole_columns(-(-padded // self.knobs.slices))
 
     @property
     def allowed_warpgroups(self) -> tuple[int, ...]:
@@ -59,17 +63,17 @@ class Sm90PassShape:
 
     @property
     def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        """Registers of a consumer thread; None where there are not so many warpgroups."""
         return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
 
     @property
     def fragment_registers(self) -> int:
-        """Registers that a thread's fragments of the result, the scores and their weights take."""
+        """Registers that a thread's fragments of the result, the scores and P take."""
         return self.columns // 2 + self.knobs.block_columns * 3 // 4
 
     @property
     def kept_registers(self) -> int:
-        """Registers of a thread that the first product's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
+        """Registers of a thread that the first MMA's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
         kept = self.depth // 4
         taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
         fits = taken <= (self.consumer_registers or 0)
@@ -78,7 +82,7 @@ class Sm90PassShape:
     @property
     def barriers(self) -> int:
         """Barriers in shared memory."""
-        return 2 + 2 * self.knobs.part_slots + 4 * self.knobs.num_stages
+        return 2 + 2 * self.knobs.slice_stages + 4 * self.knobs.num_stages
 
 
 def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
@@ -94,15 +98,17 @@ def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
 def smem_bytes(shape: Sm90PassShape) -> int:
     """Dynamic shared memory of one CTA, bytes."""
     knobs = shape.knobs
-    part = knobs.block_columns * (shape.depth // knobs.parts)
+    depth_slice = knobs.block_columns * (shape.depth // knobs.depth_slices)
     stage = knobs.block_columns * (shape.columns + knobs.block_rows)
-    tiles = knobs.block_rows * shape.depth + knobs.part_slots * part + knobs.num_stages * stage
+    tiles = (
+        knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + knobs.num_stages * stage
+    )
     factors = 0 if shape.result == "dq" else knobs.num_stages * knobs.block_columns * FACTOR_BYTES
     return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + BARRIER_BYTES + factors
 
 
 def needs(shape: Sm90PassShape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     fragments = shape.fragment_registers + shape.kept_registers
     consumer = fragments + REGISTERS_BESIDE_FRAGMENTS_MIN

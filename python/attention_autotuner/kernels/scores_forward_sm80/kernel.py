@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..chunks_sm80.knobs import RENAMED_SCORES
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
+from ..shared.knobs import RENAMED_ORDERS
 from ..shared.rules import Rule
 from . import cost, passes, space, workspace
 from .knobs import ForwardKnobs, knobs_of
@@ -23,6 +25,7 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     default = staticmethod(space.default)
     passes = staticmethod(passes.passes_of)
     predict = staticmethod(cost.predict)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | RENAMED_SCORES
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -60,7 +63,7 @@ def _cells(candidate: Candidate, knobs: ForwardKnobs) -> Mapping[str, str]:
         kernels = f"rows:{knobs.row_label} states:{knobs.states.label}"
         return cells(RETENTION_COLUMNS, candidate, "parallel", str(knobs.chunk), kernels)
     slices = []
-    if knobs.k_slice != candidate.class_qk:
+    if knobs.k_slice != candidate.padded_dim_qk:
         slices.append(f"k{knobs.k_slice}")
     if knobs.v_slices > 1:
         slices.append(f"v/{knobs.v_slices}")

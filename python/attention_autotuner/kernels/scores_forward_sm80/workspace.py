@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
-from ..shared.workspace import parts_bytes, states_bytes
+from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import knobs_of
 
 SUPER_CHUNK = 512  # tokens; see ParallelEntry in scores_forward_sm80/retention_entry.cuh
@@ -23,4 +23,4 @@ def workspace_bytes(problem: Problem, candidate: Candidate, *, final_state: bool
     if not final_state or chunk is None:
         return 0
     cut = SuperChunks.of(problem.seqlen_q, chunk, SUPER_CHUNK, ENOUGH_PIECES)
-    return parts_bytes([states_bytes(problem, cut)])
+    return layout_bytes([states_bytes(problem, cut)])

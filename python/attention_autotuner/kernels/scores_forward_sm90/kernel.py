@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells, order_words
+from ..shared.knobs import RENAMED_ORDERS
 from . import cost, passes, space
 from .knobs import ForwardSm90Knobs, knobs_of
 
@@ -18,6 +22,7 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
     default = staticmethod(space.default)
     passes = staticmethod(passes.passes_of)
     predict = staticmethod(cost.predict)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

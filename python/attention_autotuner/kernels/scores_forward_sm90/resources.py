@@ -1,4 +1,4 @@
-"""What a candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
+"""Resources that a candidate of family ``sm90`` takes from an SM, as pure formulas over its knobs.
 
 ``smem_bytes`` is exact and the twin of ``WgmmaForwardTraits::kSmemBytes`` (a test compares the two).
 """
@@ -12,7 +12,7 @@ from ...core.candidate import Candidate
 from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, whole_columns
 from .knobs import ForwardSm90Knobs, knobs_of
 
-PRODUCER_REGISTERS = {2: 40, 3: 32}  # by multiplying warpgroups
+PRODUCER_REGISTERS = {2: 40, 3: 32}  # by consumer warpgroups
 CONSUMER_REGISTERS = {2: 232, 3: 160}
 
 
@@ -30,13 +30,13 @@ class ForwardSm90Shape:
 
     @property
     def depth(self) -> int:
-        """Columns of Q and K that are multiplied."""
-        return whole_columns(self.candidate.class_qk)
+        """Columns of Q and K in the MMA."""
+        return whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def columns(self) -> int:
-        """Columns of V that one CTA multiplies."""
-        per_slice = -(-self.candidate.class_v // self.knobs.v_slices)
+        """Columns of V of one CTA."""
+        per_slice = -(-self.candidate.padded_dim_v // self.knobs.v_slices)
         return whole_columns(per_slice)
 
     @property
@@ -46,7 +46,7 @@ class ForwardSm90Shape:
 
     @property
     def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        """Registers of a consumer thread; None where there are not so many warpgroups."""
         return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
 
     @property
@@ -70,7 +70,7 @@ def smem_bytes(shape: ForwardSm90Shape) -> int:
 
 
 def needs(shape: ForwardSm90Shape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     consumer = shape.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
     even = (groups * consumer + PRODUCER_REGISTERS.get(groups, 32)) // (groups + 1)

@@ -28,7 +28,7 @@ class ForwardSm90Space:
 
     tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 128), (3, 64))
     num_stages: tuple[int, ...] = (3, 2, 1, 4)
-    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
 
 
 SPACES: dict[str, ForwardSm90Space] = {}  # by the spec's name; the others have the values above
@@ -42,7 +42,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Reje
 
 def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
     """The first legal point, in the order of CTAs that suits the mask; None where there is none."""
-    order = "heads_first" if problem.causal else "rows_first"
+    order = "longest_first" if problem.causal else "raster"
     legal = (
         knobs
         for knobs in _points(problem, spec)
@@ -54,7 +54,7 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs]:
     space = SPACES.get(spec.name, ForwardSm90Space())
-    slices = -(-problem.class_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
+    slices = -(-problem.padded_dim_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
     for (warpgroups, block_n), stages, order in product(
         space.tiles, space.num_stages, space.cta_orders
     ):

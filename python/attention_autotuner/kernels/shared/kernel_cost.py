@@ -117,7 +117,7 @@ def _hbm_bytes(
     """
     slots, per_stream = placed.slots, placed.ctas // work.streams
     in_turn = work.batches * -(-slots // (per_stream * work.batches))
-    active = min(work.streams, slots if work.heads_first else in_turn)
+    active = min(work.streams, slots if work.longest_first else in_turn)
     together = max(1.0, min(per_stream, slots / active))
     once = work.streams * work.stream_bytes
     held = fit.kv_cache_share * spec.l2_bytes / (active * work.stream_bytes)

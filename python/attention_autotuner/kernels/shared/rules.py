@@ -1,4 +1,4 @@
-"""Rules that candidates of every operation obey, and how rules are asked."""
+"""Rules that candidates of every operation obey, and how they are checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...core.problem import MAX_DIM_QK, MAX_DIM_V
 Subject = TypeVar("Subject")
 Rule = Callable[[Subject], "str | None"]  # the reason why not, or None
 ArchRule = Callable[[KernelNeeds, ArchSpec], "str | None"]
-Violation = tuple[str, str]  # the name of a rule that is broken, and the reason
+Violation = tuple[str, str]  # the name of the rule, and the reason
 
 
-def first_broken(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
-    """The first of the rules that says no."""
+def first_violation(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
+    """The first of the rules that a subject breaks."""
     for name, rule in rules.items():
         reason = rule(subject)
         if reason is not None:
@@ -25,16 +25,16 @@ def first_broken(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violat
     return None
 
 
-def _class_qk_range(c: Candidate) -> str | None:
-    if c.class_qk % 16 == 0 and 16 <= c.class_qk <= MAX_DIM_QK:
+def _padded_dim_qk_range(c: Candidate) -> str | None:
+    if c.padded_dim_qk % 16 == 0 and 16 <= c.padded_dim_qk <= MAX_DIM_QK:
         return None
-    return f"class_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.class_qk}"
+    return f"padded_dim_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.padded_dim_qk}"
 
 
-def _class_v_range(c: Candidate) -> str | None:
-    if c.class_v % 16 == 0 and 16 <= c.class_v <= MAX_DIM_V:
+def _padded_dim_v_range(c: Candidate) -> str | None:
+    if c.padded_dim_v % 16 == 0 and 16 <= c.padded_dim_v <= MAX_DIM_V:
         return None
-    return f"class_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.class_v}"
+    return f"padded_dim_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.padded_dim_v}"
 
 
 def _copy_bytes_known(c: Candidate) -> str | None:
@@ -83,8 +83,8 @@ def _registers_fit(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
 
 
 CLASS_PREDICATES: dict[str, Rule[Candidate]] = {
-    "class_qk_range": _class_qk_range,
-    "class_v_range": _class_v_range,
+    "padded_dim_qk_range": _padded_dim_qk_range,
+    "padded_dim_v_range": _padded_dim_v_range,
 }
 COPY_PREDICATES: dict[str, Rule[Candidate]] = {"copy_bytes_known": _copy_bytes_known}
 ARCH_PREDICATES: dict[str, ArchRule] = {
@@ -95,7 +95,7 @@ ARCH_PREDICATES: dict[str, ArchRule] = {
 }
 
 
-def limit_broken(kernel: KernelNeeds, spec: ArchSpec) -> Violation | None:
+def needs_violation(kernel: KernelNeeds, spec: ArchSpec) -> Violation | None:
     """The first limit of a GPU that a kernel breaks."""
     for name, rule in ARCH_PREDICATES.items():
         reason = rule(kernel, spec)

@@ -9,7 +9,7 @@ from ...core.candidate import Candidate
 
 
 class OfCandidate(Protocol):
-    """What a candidate's kernels are shaped like."""
+    """The shape of one of a candidate's kernels."""
 
     @property
     def candidate(self) -> Candidate:
@@ -17,11 +17,11 @@ class OfCandidate(Protocol):
 
 
 class HasWarpgroups(Protocol):
-    """Knobs of a kernel whose warpgroups multiply."""
+    """Knobs of a kernel with consumer warpgroups."""
 
     @property
     def warpgroups(self) -> int:
-        """How many do."""
+        """Consumer warpgroups."""
 
 
 class OverScores(Protocol):
@@ -37,18 +37,18 @@ class OverScores(Protocol):
 
     @property
     def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
+        """Registers of a consumer thread; None where there are not so many warpgroups."""
 
     @property
     def fragment_registers(self) -> int:
         """Registers that a thread's fragments take."""
 
 
-def tensor_maps_need_alignment(s: OfCandidate) -> str | None:
-    """Maps are of tensors whose rows can be read 16 bytes at a time."""
+def tma_needs_alignment(s: OfCandidate) -> str | None:
+    """TMA descriptors are of tensors whose rows can be read 16 bytes at a time."""
     if s.candidate.copy_bytes == 16:
         return None
-    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
+    return f"TMA needs tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
 
 
 def warpgroups_range(s: OverScores) -> str | None:
@@ -59,7 +59,7 @@ def warpgroups_range(s: OverScores) -> str | None:
 
 
 def fragments_fit_warpgroup(s: OverScores) -> str | None:
-    """A thread has registers for its fragments and for what stands beside them."""
+    """A thread has registers for its fragments and for the values beside them."""
     registers = s.consumer_registers or 0
     wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
     if wanted <= registers:

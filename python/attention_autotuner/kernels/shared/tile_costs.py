@@ -40,7 +40,7 @@ class StepCounts:
         mask_bytes: of an explicit mask, read from L2 and, once, from shared memory.
         warps: of the CTA.
         other_instructions: warp instructions beside MMAs, operand reads, copies and the work per score: stores,
-            sums, row statistics.
+            sums, row maxima.
         sharing_warps: warps that meet within a step because they share rows, and so count as one.
         barriers: CTA-wide barriers.
         waits: how often the step waits for loads.
