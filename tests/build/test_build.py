@@ -86,10 +86,10 @@ class Batch:
     progress: list[tuple[int, int, str, float]]
 
     def artifact(self, name: str) -> Artifact:
-        (found,) = {
+        (stored,) = {
             id(r): r for r in self.results if isinstance(r, Artifact) and r.name == name
         }.values()
-        return found
+        return stored
 
 
 @pytest.fixture(scope="session")
@@ -271,7 +271,7 @@ def test_ptx_travels_beside_the_machine_code_where_asked(
 
 
 def _commands(root: Path, target: BuildTarget, toolchain: Toolchain, store: Store) -> str:
-    """What Ninja would run for one kernel, with the private folder's name taken out."""
+    """The commands that Ninja would run for one kernel, with the private folder's name taken out."""
     project = Project(root=root)
     for folder in (project.sources, project.logs, project.temporary):
         folder.mkdir(parents=True)
@@ -424,11 +424,11 @@ def test_tools_that_are_gone(tmp_path: Path, toolchain: Toolchain) -> None:
         gone = replace(toolchain, **{name: tmp_path / "gone"})  # type: ignore[arg-type]
         with pytest.raises(ToolchainError, match="gone"):
             build([_trivial("one")], TARGET, toolchain=gone, store=store)
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho I am no compiler; exit 1\n")
-    broken.chmod(0o755)
+    failing = tmp_path / "broken"
+    failing.write_text("#!/bin/sh\necho I am no compiler; exit 1\n")
+    failing.chmod(0o755)
     with pytest.raises(ToolchainError, match="CMake cannot set up a build"):
-        build([_trivial("one")], TARGET, toolchain=replace(toolchain, nvcc=broken), store=store)
+        build([_trivial("one")], TARGET, toolchain=replace(toolchain, nvcc=failing), store=store)
     assert store.ls() == []
     assert not list((store.root / "staging").iterdir())
 

@@ -1,4 +1,4 @@
-"""What Python says of a candidate and what the kernel headers say must be the same: rules and shared memory."""
+"""Python and the kernel headers agree about a candidate: rules and shared memory."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
         candidates += legal[:: max(1, len(legal) // 23)]
     assert printed(tmp_path, candidates) == counted(candidates)
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
-        assert len({getattr(one.knobs, knob) for one in candidates}) > 1, knob
+        assert len({getattr(item.knobs, knob) for item in candidates}) > 1, knob
 
 
 def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
@@ -139,14 +139,14 @@ def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
         legal = resolve(policy).legal(Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 17)]
     assert printed(tmp_path, candidates) == counted(candidates)
-    assert {one.knobs.plan for one in candidates} == {"one_pass", "two_kernels", "three_kernels"}
-    passes = [shape for one in candidates for shape in backward_resources.shapes(one)]
-    keys = [one.knobs for one in passes if isinstance(one, backward_resources.KeyShape)]
-    rows = [one.knobs for one in passes if isinstance(one, backward_resources.RowShape)]
+    assert {item.knobs.plan for item in candidates} == {"one_pass", "two_kernels", "three_kernels"}
+    passes = [shape for item in candidates for shape in backward_resources.shapes(item)]
+    keys = [item.knobs for item in passes if isinstance(item, backward_resources.KeyShape)]
+    rows = [item.knobs for item in passes if isinstance(item, backward_resources.RowShape)]
     for knob in ("block_m", "block_n", "num_stages"):
-        assert len({getattr(one, knob) for one in keys}) > 1, knob
+        assert len({getattr(item, knob) for item in keys}) > 1, knob
     for knob in ("block_rows", "block_columns", "column_warps", "num_stages", "slices"):
-        assert len({getattr(one, knob) for one in rows}) > 1, knob
+        assert len({getattr(item, knob) for item in rows}) > 1, knob
 
 
 @pytest.mark.parametrize("mask", ["explicit", "decay"])
@@ -185,11 +185,11 @@ def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:
     result = compile_host(tmp_path, text)
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
-    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    numbers = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
     expected = []
-    for one in candidates:
-        (shape,) = backward_resources.shapes(one)
+    for item in candidates:
+        (shape,) = backward_resources.shapes(item)
         assert isinstance(shape, backward_resources.KeyShape)
         expected.append(backward_resources.dq_split(shape))
-    assert found == expected
-    assert len(set(found)) > 4
+    assert numbers == expected
+    assert len(set(numbers)) > 4

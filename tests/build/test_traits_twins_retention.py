@@ -1,4 +1,4 @@
-"""What Python says of retention's passes over chunks and recurrent kernels, and what their headers say, is the same."""
+"""Python and the headers agree about retention's passes over chunks and recurrent kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from attention_autotuner.arch import resolve
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass
-from attention_autotuner.kernels.chunks_sm80.passes import passes_of
-from attention_autotuner.kernels.chunks_sm80.rules import CHUNK_PREDICATES
+from attention_autotuner.kernels.chunks_sm80.rules import CHUNK_PREDICATES, passes_of
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.kernels.recurrent_sm80.resources import RecurrentShape
@@ -26,9 +25,9 @@ from tests.twins import asserted, compile_host, counted, printed, source_of
 pytestmark = pytest.mark.build
 
 
-def chunkwise(one: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+def chunkwise(item: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """The middling chunkwise candidate but for fields of its pass and of its knobs."""
-    output = replace(CHUNKS, **(one or {}))
+    output = replace(CHUNKS, **(item or {}))
     changed: Any = replace(RETENTION["chunkwise"], **({"output": output} | knobs))
     return retention("chunkwise", knobs=changed)
 
@@ -71,8 +70,8 @@ def reason(name: str, candidate: Candidate) -> str | None:
         shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
         return RECURRENT_PREDICATES[name](shape)
     if name in CHUNK_PREDICATES:
-        (one,) = passes_of(candidate)
-        return CHUNK_PREDICATES[name](one.subject)
+        (item,) = passes_of(candidate)
+        return CHUNK_PREDICATES[name](item.subject)
     return (CLASS_PREDICATES | COPY_PREDICATES)[name](candidate)
 
 
@@ -112,12 +111,12 @@ def test_shared_memory_of_passes_is_counted_alike(tmp_path: Path, direction: Any
     assert printed(tmp_path, candidates) == counted(candidates)
     passes = [
         launch.subject.knobs
-        for one in candidates
-        for launch in kernel_of(one).passes(one)
+        for item in candidates
+        for launch in kernel_of(item).passes(item)
         if launch.kernel == "chunks_sm80"
     ]
     for knob in ("columns", "column_warps", "depth_warps", "num_stages", "scores"):
-        assert len({getattr(one, knob) for one in passes}) > 1, knob
+        assert len({getattr(item, knob) for item in passes}) > 1, knob
 
 
 def test_warps_that_exchange_scores_take_room_for_them(tmp_path: Path) -> None:

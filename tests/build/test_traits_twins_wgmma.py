@@ -1,4 +1,4 @@
-"""What Python says of kernels of family sm90, and what their headers say, is the same."""
+"""Python and the headers agree about kernels of family sm90."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python says of retnet's backward passes of family sm90, and what their headers say, is the same."""
+"""Python and the headers agree about retnet's backward passes of family sm90."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import (
     BackwardSm90Knobs,
     Sm90Pass,
 )
-from attention_autotuner.kernels.scores_backward_sm90.passes import passes_of
 from attention_autotuner.kernels.scores_backward_sm90.resources import (
     PRODUCER_REGISTERS,
     shapes,
 )
 from attention_autotuner.kernels.scores_backward_sm90.rules import (
     PASS_SM90_PREDICATES,
+    passes_of,
 )
 from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
@@ -33,14 +33,14 @@ PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
 
 def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """A candidate of three equal passes."""
-    one = replace(PLAIN, **knobs)
+    pass_knobs = replace(PLAIN, **knobs)
     config: dict[str, Any] = {"padded_dim_qk": 128, "padded_dim_v": 128} | (fields or {})
     return Candidate(
         op="retnet",
         direction="backward",
         mask="explicit",
         dtype="fp16",
-        knobs=BackwardSm90Knobs(dq=one, dk=one, dv=one),
+        knobs=BackwardSm90Knobs(dq=pass_knobs, dk=pass_knobs, dv=pass_knobs),
         **config,
     )
 
@@ -86,11 +86,11 @@ def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
 
 
 def test_registers_are_traded_alike(tmp_path: Path) -> None:
-    found = [each for candidate in of_warpgroups("backward") for each in shapes(candidate)]
-    assert {each.kept_registers for each in found} == {0, 16}
+    pass_shapes = [shape for candidate in of_warpgroups("backward") for shape in shapes(candidate)]
+    assert {shape.kept_registers for shape in pass_shapes} == {0, 16}
     for member, wanted in (
-        ("kConsumerRegisters", [each.consumer_registers for each in found]),
-        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(found)),
-        ("kKeepsX", [int(each.kept_registers > 0) for each in found]),
+        ("kConsumerRegisters", [shape.consumer_registers for shape in pass_shapes]),
+        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(pass_shapes)),
+        ("kKeepsX", [int(shape.kept_registers > 0) for shape in pass_shapes]),
     ):
         assert printed(tmp_path, of_warpgroups("backward"), member) == wanted, member

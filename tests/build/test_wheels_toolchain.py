@@ -42,9 +42,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheels_make_a_whole_compiler(wheels: Path) -> None:
     (root,) = (wheels / "nvidia").glob("cu*")
     check_wheels(root)
-    found = find_nvcc(root)
-    assert found.root == root.resolve()
-    assert found.flags == (f"-L{root.resolve()}/lib",)
+    compiler = find_nvcc(root)
+    assert compiler.root == root.resolve()
+    assert compiler.flags == (f"-L{root.resolve()}/lib",)
 
 
 def test_wheels_alone_compile_a_kernel(wheels: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the cost model says of backward candidates."""
+"""The cost model of backward candidates."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank, refine
 from attention_autotuner.kernels.scores_backward_sm80.cost import (
-    ENOUGH_CTAS,
     key_step,
     row_step,
-    shares_of_group,
     work_of,
 )
 from attention_autotuner.kernels.scores_backward_sm80.resources import (
+    ENOUGH_CTAS,
     KeyShape,
     RowShape,
     shapes,
+    shares_of_group,
 )
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
@@ -93,8 +93,10 @@ def test_products_add_up_to_the_problems_and_what_plans_repeat() -> None:
 def test_grouped_heads_walk_the_queries_of_their_group() -> None:
     grouped = replace(PROBLEM, heads_kv=4)
     for shape in shapes(PAIR):
-        one, many = (work_of(p, shape, 16, SPEC, longest_first=False) for p in (PROBLEM, grouped))
-        assert sum(many.steps) * many.heads == sum(one.steps) * one.heads
+        selected, many = (
+            work_of(p, shape, 16, SPEC, longest_first=False) for p in (PROBLEM, grouped)
+        )
+        assert sum(many.steps) * many.heads == sum(selected.steps) * selected.heads
         assert many.heads == (64 if shape.name == "dq" else 16)
         assert many.streams == 16
 
@@ -127,16 +129,18 @@ def test_sums_go_four_at_a_time_where_the_gpu_can() -> None:
 
 
 def test_an_estimate_is_the_sum_of_kernels_and_edges() -> None:
-    found = estimate(PROBLEM, FUSED, SPEC)
+    prediction = estimate(PROBLEM, FUSED, SPEC)
     rows = 4 * 16 * 4096
     # O and dO in 16 bits, statistics, and the fp32 sums cleared and read; dQ written.
-    edges = rows * (2 * 2 * 128 + 16 + 2 * 4 * 128 + 2 * 128)
-    assert found.terms["auxiliary_us"] == pytest.approx(edges * 1e6 / SPEC.hbm_bytes_per_second)
-    assert found.terms["launch_us"] == 3 * SPEC.launch_overhead_us
-    assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
+    auxiliary_bytes = rows * (2 * 2 * 128 + 16 + 2 * 4 * 128 + 2 * 128)
+    assert prediction.terms["auxiliary_us"] == pytest.approx(
+        auxiliary_bytes * 1e6 / SPEC.hbm_bytes_per_second
+    )
+    assert prediction.terms["launch_us"] == 3 * SPEC.launch_overhead_us
+    assert prediction.terms[f"{prediction.limiter}_us"] == max(prediction.terms.values())
     pair = estimate(PROBLEM, PAIR, SPEC)
     assert pair.terms["launch_us"] == 3 * SPEC.launch_overhead_us
-    assert pair.terms["auxiliary_us"] < found.terms["auxiliary_us"]
+    assert pair.terms["auxiliary_us"] < prediction.terms["auxiliary_us"]
     assert estimate(PROBLEM, SPLIT, SPEC).terms["launch_us"] == 4 * SPEC.launch_overhead_us
 
 
@@ -144,8 +148,8 @@ def test_an_estimate_is_the_sum_of_kernels_and_edges() -> None:
 def test_no_prediction_beats_the_tensor_cores(policy: A100 | H100 | RTX4090) -> None:
     spec = policy.spec
     rate = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
-    for one in policy.legal(PROBLEM)[::29]:
-        assert estimate(PROBLEM, one, spec).us >= products(one) / rate * 0.999
+    for selected in policy.legal(PROBLEM)[::29]:
+        assert estimate(PROBLEM, selected, spec).us >= products(selected) / rate * 0.999
 
 
 def test_levels_are_of_the_kernels_speed() -> None:
@@ -161,7 +165,9 @@ def test_fused_leads_and_splitting_comes_last() -> None:
         problem = replace(PROBLEM, causal=causal)
         ranked = rank(problem, H100().legal(problem), SPEC)
         best = {
-            plan: next(found.us for one, found in ranked if one.knobs.plan == plan)
+            plan: next(
+                prediction.us for selected, prediction in ranked if selected.knobs.plan == plan
+            )
             for plan in ("one_pass", "two_kernels", "three_kernels")
         }
         assert best["one_pass"] < best["two_kernels"] < best["three_kernels"]
@@ -181,13 +187,13 @@ def test_kernels_are_told_by_their_names() -> None:
 
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
-    for one in (FUSED, PAIR, SPLIT):
+    for selected in (FUSED, PAIR, SPLIT):
         kernels = tuple(
             FakeReport(name=MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
-            for kernel in resources.kernels(one)
+            for kernel in resources.kernels(selected)
         )
         report = FakeReport(registers=255, kernels=kernels)
-        assert refine(PROBLEM, one, SPEC, report) == estimate(PROBLEM, one, SPEC)
+        assert refine(PROBLEM, selected, SPEC, report) == estimate(PROBLEM, selected, SPEC)
 
 
 def test_a_report_speaks_of_each_pass() -> None:
@@ -223,10 +229,10 @@ def test_a_shortlist_does_not_spend_itself_on_one_main_pass() -> None:
         problem = replace(PROBLEM, deterministic=deterministic)
         ranked = rank(problem, H100().legal(problem), SPEC)
         default = H100().default(problem)
-        chosen = [one for one, _ in shortlist(ranked, default, 8)]
+        chosen = [selected for selected, _ in shortlist(ranked, default, 8)]
         assert chosen[0] == default
         assert len(chosen) == len(set(chosen)) == 9
-        assert len({shape_of(one) for one in chosen}) >= 6
+        assert len({shape_of(selected) for selected in chosen}) >= 6
 
 
 @pytest.mark.parametrize(
@@ -260,5 +266,5 @@ def test_groups_are_shared_where_blocks_of_keys_are_few(
 
 
 def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
-    (found,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
-    assert int(found) == ENOUGH_CTAS
+    (prediction,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
+    assert int(prediction) == ENOUGH_CTAS

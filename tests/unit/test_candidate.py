@@ -108,7 +108,7 @@ def test_passes_run_in_a_fixed_order() -> None:
 
 
 def test_only_atomic_sums_are_not_deterministic() -> None:
-    assert [one.deterministic for one in ALL] == [True, False, True, True]
+    assert [selected.deterministic for selected in ALL] == [True, False, True, True]
 
 
 def test_num_threads() -> None:

@@ -53,42 +53,42 @@ def test_wgmma_is_measured_and_compiled_for_on_one_capability_alone() -> None:
 
 def test_figures_come_back_with_their_units_as_they_are_found(library: Path) -> None:
     seen: list[str] = []
-    found = measure_ceilings(
+    measured = measure_ceilings(
         library, ["launch", "exp"], seconds=0.25, progress=lambda name, _: seen.append(name)
     )
     assert seen == ["launch", "exp"]
-    assert found["launch"] == Ceiling(
+    assert measured["launch"] == Ceiling(
         value=6e12, unit="s", spread=1e9, samples=11, sm_clock_hz=1.8e9, seconds=0.25
     )
-    assert isinstance(found["exp"], Ceiling)
-    assert found["exp"].unit == "FLOP/s"
+    assert isinstance(measured["exp"], Ceiling)
+    assert measured["exp"].unit == "FLOP/s"
 
 
 def test_a_ceiling_that_cannot_be_had_says_why_and_the_rest_are_measured(library: Path) -> None:
-    found = measure_ceilings(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
-    assert found["wgmma_fp16"] == Infeasible(reason="no code for this device (status 4)")
-    assert found["l2"] == LaunchFailed(reason="out of memory (status 1002)")
-    assert isinstance(found["smem"], Ceiling)
+    measured = measure_ceilings(library, ["wgmma_fp16", "l2", "smem"], seconds=0.1)
+    assert measured["wgmma_fp16"] == Infeasible(reason="no code for this device (status 4)")
+    assert measured["l2"] == LaunchFailed(reason="out of memory (status 1002)")
+    assert isinstance(measured["smem"], Ceiling)
 
 
 def test_one_that_kills_its_process_costs_no_other(fake_kernel: Callable[..., Path]) -> None:
     deadly = fake_kernel('-DDIES_AT="exp"', source="fake_ceilings.c")
-    found = measure_ceilings(deadly, ["launch", "exp", "fp32"], seconds=0.1)
-    assert list(found) == ["launch", "exp", "fp32"]
-    assert isinstance(found["exp"], Crashed)
-    assert "status -6" in found["exp"].reason
-    assert isinstance(found["launch"], Ceiling)
-    assert isinstance(found["fp32"], Ceiling)
+    measured = measure_ceilings(deadly, ["launch", "exp", "fp32"], seconds=0.1)
+    assert list(measured) == ["launch", "exp", "fp32"]
+    assert isinstance(measured["exp"], Crashed)
+    assert "status -6" in measured["exp"].reason
+    assert isinstance(measured["launch"], Ceiling)
+    assert isinstance(measured["fp32"], Ceiling)
 
 
 def test_one_that_never_ends_is_given_up(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "START_SECONDS", -1.0)
     monkeypatch.setattr(ceilings, "EACH_SECONDS", 0.95)
-    found = measure_ceilings(library, ["exp"], seconds=0.06)
-    assert isinstance(found["exp"], TimedOut)
+    measured = measure_ceilings(library, ["exp"], seconds=0.06)
+    assert isinstance(measured["exp"], TimedOut)
 
 
 def test_a_library_that_cannot_be_loaded_says_so(tmp_path: Path) -> None:
-    found = measure_ceilings(tmp_path / "none.so", ["exp"])
-    assert isinstance(found["exp"], Crashed)
-    assert "none.so" in found["exp"].reason
+    measured = measure_ceilings(tmp_path / "none.so", ["exp"])
+    assert isinstance(measured["exp"], Crashed)
+    assert "none.so" in measured["exp"].reason

@@ -37,7 +37,9 @@ def test_problems_of_a_class_share_one_pool_and_all_is_built_at_once(tmp_path: P
     run_search([SHORT, LONG, WIDE], pipeline, RecordStore(tmp_path))
     (batch,) = pipeline.batches
     assert len(batch) == len(set(batch))
-    assert batch == [one.name for problem in (SHORT, WIDE) for one in candidates_of(problem)]
+    assert batch == [
+        selected.name for problem in (SHORT, WIDE) for selected in candidates_of(problem)
+    ]
     assert sorted(pipeline.verified) == sorted(batch)  # each once, not once a problem
     names = {problem: set(raced) for problem, raced in pipeline.raced}
     assert names[SHORT] == names[LONG] != names[WIDE]
@@ -49,7 +51,7 @@ def test_problems_of_a_class_share_one_pool_and_all_is_built_at_once(tmp_path: P
 def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
+    best = next(selected for selected in candidates_of(SHORT) if selected != POLICY.default(SHORT))
     pipeline = FakePipeline(time_us=lambda problem, name: 90.0 if name == best.name else 100.0)
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "records"))
     assert (record.candidate, record.confirmed) == (best, False)
@@ -62,7 +64,7 @@ def test_the_fastest_is_recorded_unconfirmed_and_dispatch_serves_it(
 
 
 def test_a_gain_below_one_percent_keeps_the_default(tmp_path: Path) -> None:
-    best = next(one for one in candidates_of(SHORT) if one != POLICY.default(SHORT))
+    best = next(selected for selected in candidates_of(SHORT) if selected != POLICY.default(SHORT))
     pipeline = FakePipeline(time_us=lambda problem, name: 99.5 if name == best.name else 100.0)
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path))
     assert (record.candidate, record.confirmed) == (POLICY.default(SHORT), True)
@@ -73,16 +75,16 @@ def spilling(name: str) -> CompilerReport:
 
 
 def test_failures_fall_out_with_their_reasons_and_a_spilling_default_stays(tmp_path: Path) -> None:
-    default, broken, wrong, *_ = candidates_of(SHORT)
+    default, failing, wrong, *_ = candidates_of(SHORT)
     assert default == POLICY.default(SHORT)
     pipeline = FakePipeline(
-        build_outcome=lambda name: BuildFailed(reason="no") if name == broken.name else None,
+        build_outcome=lambda name: BuildFailed(reason="no") if name == failing.name else None,
         verdict=lambda name: Wrong(reason="off") if name == wrong.name else Ok(),
     )
     (record,) = run_search([SHORT], pipeline, RecordStore(tmp_path / "one"))
     kinds = {entry.candidate: entry.outcome.kind for entry in record.entries}
-    assert (kinds[broken], kinds[wrong], kinds[default]) == ("build_failed", "wrong", "ok")
-    assert all(broken.name not in raced and wrong.name not in raced for _, raced in pipeline.raced)
+    assert (kinds[failing], kinds[wrong], kinds[default]) == ("build_failed", "wrong", "ok")
+    assert all(failing.name not in raced and wrong.name not in raced for _, raced in pipeline.raced)
     (record,) = run_search([SHORT], FakePipeline(report=spilling), RecordStore(tmp_path / "two"))
     kinds = {entry.candidate: entry.outcome.kind for entry in record.entries}
     assert kinds.pop(default) == "ok"
@@ -134,9 +136,9 @@ def test_what_was_shipped_is_timed_again_without_a_new_search(tmp_path: Path) ->
 
 def test_what_the_policy_does_not_allow_is_not_timed_again() -> None:
     large = next(
-        one
-        for one in resolve("H200").legal(SHORT)
-        if check(one, resolve("RTX4090").spec) is not None
+        selected
+        for selected in resolve("H200").legal(SHORT)
+        if check(selected, resolve("RTX4090").spec) is not None
     )
     (pool,) = class_pools.known_pools([SHORT], resolve("RTX4090"), [large]).values()
     assert pool == [resolve("RTX4090").default(SHORT)]

@@ -132,7 +132,7 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
         causal=causal,
     )
     block_m, block_n, warps = H200_TILES[dim]
-    one = forward(
+    base = forward(
         padded_dim_qk=dim,
         padded_dim_v=dim,
         k_slice=dim,
@@ -141,7 +141,7 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
         warps_m=warps,
         cta_order="longest_first" if causal else "raster",
     )
-    predicted = problem.flops / estimate(problem, one, H200_SPEC).us * 1e-6
+    predicted = problem.flops / estimate(problem, base, H200_SPEC).us * 1e-6
     assert predicted == pytest.approx(tflops, rel=0.2)
 
 
@@ -152,7 +152,7 @@ def predicted_us(problem: Problem, candidate: Candidate, fit: Coefficients) -> f
     return estimate(problem, candidate, SPEC, fit).us
 
 
-def simulated_samples(truth: Coefficients) -> list[Sample]:
+def simulated_samples(reference: Coefficients) -> list[Sample]:
     problem = Problem(seqlen_q=2048, seqlen_k=2048, causal=True)
     candidates = [
         forward(block_m=m, block_n=n, warps_m=w, num_stages=s, ctas_per_sm=c)
@@ -161,7 +161,7 @@ def simulated_samples(truth: Coefficients) -> list[Sample]:
     return [
         Sample(
             group="one",
-            measured_us=estimate(problem, c, SPEC, truth).us,
+            measured_us=estimate(problem, c, SPEC, reference).us,
             predict=partial(predicted_us, problem, c),
         )
         for c in candidates
@@ -169,8 +169,8 @@ def simulated_samples(truth: Coefficients) -> list[Sample]:
 
 
 def test_calibration_moves_towards_the_coefficients_that_made_the_data() -> None:
-    truth = replace(BY_HAND, load_latency_clk=900.0, smem_efficiency=0.75, cta_clk=4000.0)
-    samples = simulated_samples(truth)
+    reference = replace(BY_HAND, load_latency_clk=900.0, smem_efficiency=0.75, cta_clk=4000.0)
+    samples = simulated_samples(reference)
     fitted = calibrate(samples, BY_HAND)
     assert loss(samples, fitted) < 0.1 * loss(samples, BY_HAND)
     assert fitted == calibrate(samples, BY_HAND)
@@ -232,7 +232,7 @@ def test_makespan_equals_a_simulation_tile_by_tile(
     rows: int, heads: int, slices: int, slots: int, longest_first: bool, persistent: bool
 ) -> None:
     costs = tuple(3 + 2 * row for row in reversed(range(rows)))
-    found = makespan(
+    simulated = makespan(
         costs,
         heads=heads,
         value_slices=slices,
@@ -240,16 +240,16 @@ def test_makespan_equals_a_simulation_tile_by_tile(
         persistent=persistent,
         slots=slots,
     )
-    assert found == simulate(tile_list(costs, heads, slices, longest_first), slots, persistent)
+    assert simulated == simulate(tile_list(costs, heads, slices, longest_first), slots, persistent)
 
 
 def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     costs = tuple(range(40, 0, -1))
-    found = makespan(
+    simulated = makespan(
         costs, heads=300, value_slices=1, longest_first=False, persistent=False, slots=96
     )
     exact = simulate(tile_list(costs, 300, 1, False), 96, False)
-    assert found == pytest.approx(exact, rel=0.01)
+    assert simulated == pytest.approx(exact, rel=0.01)
 
 
 def test_tiles_of_queries_follow_the_mask() -> None:
@@ -279,7 +279,7 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
         ]
         # From the first tile with a row that sees a key, or would if it existed, to the last of all.
         expected.append(len([start for start in starts if met and start >= met[0]]))
-    found = tiles_of_keys(
+    simulated = tiles_of_keys(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
         block=block,
@@ -287,7 +287,7 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
         causal=True,
         causal_offset=offset,
     )
-    assert found == tuple(expected)
+    assert simulated == tuple(expected)
     full = tiles_of_keys(
         seqlen_q=seqlen_q, seqlen_k=seqlen_k, block=block, step=step, causal=False, causal_offset=0
     )
@@ -299,27 +299,29 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
 
 def test_a_candidate_that_fits_no_sm_takes_forever() -> None:
     usage = Usage(registers=128, smem_bytes=SPEC.smem_per_block_bytes + 1)
-    found = predict(Problem(), forward(), SPEC, (usage,))
-    assert found.us == inf
-    assert found.limiter == "residency"
-    assert found.occupancy == 0
+    simulated = predict(Problem(), forward(), SPEC, (usage,))
+    assert simulated.us == inf
+    assert simulated.limiter == "residency"
+    assert simulated.occupancy == 0
 
 
 def test_terms_have_units_and_the_limiter_is_the_largest() -> None:
-    found = estimate(Problem(), forward(), SPEC)
-    assert all(name.endswith("_us") and value >= 0.0 for name, value in found.terms.items())
-    assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
-    assert found.us >= max(found.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm"))
+    simulated = estimate(Problem(), forward(), SPEC)
+    assert all(name.endswith("_us") and value >= 0.0 for name, value in simulated.terms.items())
+    assert simulated.terms[f"{simulated.limiter}_us"] == max(simulated.terms.values())
+    assert simulated.us >= max(
+        simulated.terms[f"{unit}_us"] for unit in ("tensor", "smem", "exp", "hbm")
+    )
 
 
 def test_no_prediction_beats_the_tensor_cores_or_the_memory() -> None:
     for problem in (Problem(), Problem(seqlen_q=1, batch=64), Problem(causal=True, seqlen_k=8192)):
-        found = estimate(problem, forward(), SPEC)
-        assert found.us >= found.terms["hbm_us"]
-        assert found.us >= found.terms["tensor_us"]
+        simulated = estimate(problem, forward(), SPEC)
+        assert simulated.us >= simulated.terms["hbm_us"]
+        assert simulated.us >= simulated.terms["tensor_us"]
         rate = SPEC.mma_flops_per_clk_per_sm * SPEC.num_sms * SPEC.sm_clock_mhz
         visible = problem.flops if not problem.causal else 0
-        assert found.us >= visible / rate
+        assert simulated.us >= visible / rate
 
 
 def test_time_grows_with_the_work() -> None:
@@ -365,22 +367,22 @@ def test_an_order_that_starts_with_long_tiles_balances_causal_work_better() -> N
 
 def test_narrow_copies_cost_instructions() -> None:
     problem = Problem(alignment_bytes=2)
-    wide = estimate(problem, forward(), SPEC)
+    wide_estimate = estimate(problem, forward(), SPEC)
     narrow = estimate(problem, forward(copy_bytes=2), SPEC)
-    assert narrow.terms["issue_us"] > 1.2 * wide.terms["issue_us"]
+    assert narrow.terms["issue_us"] > 1.2 * wide_estimate.terms["issue_us"]
 
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
-    one = forward()
-    (kernel,) = resources.kernels(one)
+    base = forward()
+    (kernel,) = resources.kernels(base)
     report = FakeReport(registers=registers_per_thread(kernel, SPEC))
-    assert refine(Problem(), one, SPEC, report) == estimate(Problem(), one, SPEC)
+    assert refine(Problem(), base, SPEC, report) == estimate(Problem(), base, SPEC)
 
 
 def test_registers_of_the_report_decide_occupancy() -> None:
-    one = forward(num_stages=1)
-    few = refine(Problem(), one, SPEC, FakeReport(registers=128))
-    many = refine(Problem(), one, SPEC, FakeReport(registers=255))
+    base = forward(num_stages=1)
+    few = refine(Problem(), base, SPEC, FakeReport(registers=128))
+    many = refine(Problem(), base, SPEC, FakeReport(registers=255))
     assert few.occupancy > many.occupancy
 
 
@@ -394,8 +396,8 @@ def test_spills_cost_time_and_less_so_outside_loops() -> None:
 
 
 def test_static_shared_memory_counts() -> None:
-    found = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
-    assert found.us == inf
+    simulated = refine(Problem(), forward(), SPEC, FakeReport(static_smem_bytes=200 * 1024))
+    assert simulated.us == inf
 
 
 def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
@@ -403,9 +405,9 @@ def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
     twins = [forward(cta_order=order) for order in ("raster", "longest_first")]
     problem = Problem(batch=1, heads_q=2, heads_kv=2)
     ranked = rank(problem, [*reversed(twins), forward(block_m=64)], SPEC)
-    times = [found.us for _, found in ranked]
+    times = [simulated.us for _, simulated in ranked]
     assert times == sorted(times)
-    names = [one.name for one, _ in ranked if one.knobs.block_m == 128]
+    names = [base.name for base, _ in ranked if base.knobs.block_m == 128]
     assert names == sorted(names)
 
 

@@ -1,4 +1,4 @@
-"""What a measurement runs, over kernels that run on the host."""
+"""The runs of a measurement, over kernels that run on the host."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def workspace_of(library: Path) -> int | None:
 def test_a_step_runs_the_forward_into_what_the_backward_reads(fake_kernel: FakeKernel) -> None:
     forward, backward = fake_kernel(), fake_kernel("-DBACKWARD")
     inputs, outputs = sets(2)
-    left = [each.tensors["o"].clone() for each in inputs]
+    left = [buffers.tensors["o"].clone() for buffers in inputs]
     entry = StepEntry(name="step", forward=forward, backward=backward, problem=BACKWARD)
     entry.prepare(inputs, outputs)
     assert (launches(forward), launches(backward)) == (0, 0)
-    for each in inputs:
-        each.tensors["o"].zero_()
-        each.tensors["lse"].zero_()
+    for buffers in inputs:
+        buffers.tensors["o"].zero_()
+        buffers.tensors["lse"].zero_()
     entry.run(1)
     assert (launches(forward), launches(backward)) == (1, 1)
     assert bool((inputs[0].tensors["o"] == 0).all())
@@ -78,7 +78,7 @@ def test_a_step_runs_the_forward_into_what_the_backward_reads(fake_kernel: FakeK
     refs = {name: ref for name, ref, _ in ways_of(BACKWARD)[0].truths(BACKWARD, inputs[1])}
     for name, ref in refs.items():
         torch.testing.assert_close(outputs[1].tensors[name].float(), ref, atol=4e-3, rtol=4e-3)
-    assert all(each.intact() for each in outputs)
+    assert all(buffers.intact() for buffers in outputs)
 
 
 def test_kernels_of_one_measurement_share_their_workspace(fake_kernel: FakeKernel) -> None:

@@ -92,7 +92,7 @@ def built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
 
     def build(candidates: Sequence[Candidate], policy: Policy, **_: Any) -> list[Any]:
         asked.extend(candidates)
-        return [publish(store, each, arch=policy.build_arch) for each in candidates]
+        return [publish(store, exported, arch=policy.build_arch) for exported in candidates]
 
     monkeypatch.setattr(exporting, "build_candidates", build)
     monkeypatch.setenv("ATTENTION_AUTOTUNER_CACHE_DIR", str(tmp_path / "cache"))
@@ -113,7 +113,7 @@ def export(*arguments: str | Path) -> int:
 
 def test_the_common_classes_are_wanted_whole() -> None:
     problems = common_problems()
-    assert {(each.dim_qk, each.dim_v) for each in problems} == set(COMMON_DIMS)
+    assert {(exported.dim_qk, exported.dim_v) for exported in problems} == set(COMMON_DIMS)
     kinds = Counter((p.direction, p.deterministic, p.causal, p.dtype) for p in problems)
     assert len(kinds) == 12
     assert set(kinds.values()) == {len(COMMON_DIMS) * len(SHAPES)}
@@ -210,9 +210,9 @@ def test_a_file_of_no_problems_is_refused(tmp_path: Path, text: str) -> None:
 def test_export_without_a_problem_takes_the_common_classes_and_the_users_records(
     built: list[Candidate], tmp_path: Path
 ) -> None:
-    own = Problem(dim_qk=48, dim_v=48, seqlen_q=2000, seqlen_k=2000)
-    mine = next(c for c in POLICY.legal(own) if c != POLICY.default(own))
-    kept = record(own, "NVIDIA A100-SXM4-80GB")
+    own_problem = Problem(dim_qk=48, dim_v=48, seqlen_q=2000, seqlen_k=2000)
+    mine = next(c for c in POLICY.legal(own_problem) if c != POLICY.default(own_problem))
+    kept = record(own_problem, "NVIDIA A100-SXM4-80GB")
     entry = replace(kept.entries[0], candidate=mine, source_digest=source_digest(render(mine)))
     measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
     entry = replace(entry, measurement=measured)
@@ -222,7 +222,7 @@ def test_export_without_a_problem_takes_the_common_classes_and_the_users_records
     assert export("--output", tmp_path / "b", "--device-type", "A100") == 0
     bundle = open_bundle(tmp_path / "b")
     (first,) = (pick for pick in bundle.picks if pick.layer == "record")
-    assert (first.problem, first.candidate) == (own.bucketed(), mine)
+    assert (first.problem, first.candidate) == (own_problem.bucketed(), mine)
     assert {(p.problem.dim_qk, p.problem.dim_v) for p in bundle.picks} == {*COMMON_DIMS, (48, 48)}
 
 
@@ -269,10 +269,10 @@ def test_doctor_names_the_bundles_that_are_here(
     assert doctor.check_bundles().detail.startswith("none; ")
     assert export("--output", tmp_path / "b", "--device-type", "A100", "--dim-qk", "64") == 0
     with settings.override(bundle=tmp_path / "b"):
-        found = doctor.check_bundles()
-    assert found.state == "ok"
-    assert f"1 kernels for A100 of version {__version__} in {tmp_path / 'b'}" in found.detail
+        checks = doctor.check_bundles()
+    assert checks.state == "ok"
+    assert f"1 kernels for A100 of version {__version__} in {tmp_path / 'b'}" in checks.detail
     with settings.override(bundle=tmp_path / "nothing"):
-        found = doctor.check_bundles()
-    assert found.state == "broken"
-    assert "is no bundle" in found.fix
+        checks = doctor.check_bundles()
+    assert checks.state == "broken"
+    assert "is no bundle" in checks.fix

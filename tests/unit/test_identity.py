@@ -238,55 +238,73 @@ def names(instance: Any, flips: dict[str, Any], candidate: Callable[[Any], Candi
         f.name for f in dataclasses.fields(instance) if getattr(instance, f.name) is not None
     }
     assert flips.keys() >= present
-    return [candidate(one).name for one in (instance, *flipped)]
+    return [candidate(knobs_given).name for knobs_given in (instance, *flipped)]
 
 
 def test_candidate_names_are_as_distinct_as_candidates() -> None:
     backward = replace(CANDIDATE, direction="backward", knobs=SPLIT)
     alone = {name: ALONE[name] for name in ("op", "direction", "mask")}
-    found = [
-        names(CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda one: one),
-        names(CANDIDATE.knobs, FORWARD_FLIPS, lambda one: replace(CANDIDATE, knobs=one)),
+    groups = [
+        names(
+            CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda knobs_given: knobs_given
+        ),
+        names(
+            CANDIDATE.knobs,
+            FORWARD_FLIPS,
+            lambda knobs_given: replace(CANDIDATE, knobs=knobs_given),
+        ),
         names(
             PARALLEL,
             FORWARD_FLIPS | {"chunk": 32, "states": OTHER_CHUNKS},
-            lambda one: replace(CANDIDATE, op="retention", knobs=one),
+            lambda knobs_given: replace(CANDIDATE, op="retention", knobs=knobs_given),
         ),
-        names(SPLIT, BACKWARD_FLIPS, lambda one: replace(backward, knobs=one)),
-        names(ROWS, ROW_FLIPS, lambda one: replace(backward, knobs=replace(SPLIT, dv=one))),
+        names(SPLIT, BACKWARD_FLIPS, lambda knobs_given: replace(backward, knobs=knobs_given)),
+        names(
+            ROWS,
+            ROW_FLIPS,
+            lambda knobs_given: replace(backward, knobs=replace(SPLIT, dv=knobs_given)),
+        ),
         names(
             KEYS,
             KEY_FLIPS,
-            lambda one: replace(backward, knobs=BackwardKnobs(plan="one_pass", keys=one)),
+            lambda knobs_given: replace(
+                backward, knobs=BackwardKnobs(plan="one_pass", keys=knobs_given)
+            ),
         ),
     ]
     retention = replace(CANDIDATE, op="retention", knobs=CHUNKWISE)
     gradients = replace(retention, direction="backward", knobs=GRADIENTS)
-    found += [
-        names(CHUNKWISE, CHUNKWISE_FLIPS, lambda one: replace(retention, knobs=one)),
-        names(RECURRENT, RECURRENT_FLIPS, lambda one: replace(retention, knobs=one)),
-        names(GRADIENTS, GRADIENT_FLIPS, lambda one: replace(gradients, knobs=one)),
+    groups += [
+        names(
+            CHUNKWISE, CHUNKWISE_FLIPS, lambda knobs_given: replace(retention, knobs=knobs_given)
+        ),
+        names(
+            RECURRENT, RECURRENT_FLIPS, lambda knobs_given: replace(retention, knobs=knobs_given)
+        ),
+        names(GRADIENTS, GRADIENT_FLIPS, lambda knobs_given: replace(gradients, knobs=knobs_given)),
         names(
             CHUNKS,
             CHUNK_FLIPS,
-            lambda one: replace(gradients, knobs=replace(GRADIENTS, dk=one)),
+            lambda knobs_given: replace(gradients, knobs=replace(GRADIENTS, dk=knobs_given)),
         ),
     ]
-    wide = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
-    split = replace(wide, direction="backward", knobs=WGMMA_SPLIT)
-    walk = replace(retention, knobs=WALK)
-    found += [
-        names(WGMMA, WGMMA_FLIPS, lambda one: replace(wide, knobs=one)),
-        names(WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda one: replace(split, knobs=one)),
+    wgmma_candidate = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
+    split = replace(wgmma_candidate, direction="backward", knobs=WGMMA_SPLIT)
+    chunk_candidate = replace(retention, knobs=WALK)
+    groups += [
+        names(WGMMA, WGMMA_FLIPS, lambda knobs_given: replace(wgmma_candidate, knobs=knobs_given)),
+        names(
+            WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda knobs_given: replace(split, knobs=knobs_given)
+        ),
         names(
             WGMMA_PASS,
             WGMMA_PASS_FLIPS,
-            lambda one: replace(split, knobs=replace(WGMMA_SPLIT, dk=one)),
+            lambda knobs_given: replace(split, knobs=replace(WGMMA_SPLIT, dk=knobs_given)),
         ),
-        names(WALK, WALK_FLIPS, lambda one: replace(walk, knobs=one)),
+        names(WALK, WALK_FLIPS, lambda knobs_given: replace(chunk_candidate, knobs=knobs_given)),
     ]
-    for each in found:
-        assert len(set(each)) == len(each)
+    for group in groups:
+        assert len(set(group)) == len(group)
 
 
 def test_values_that_look_alike_differ() -> None:

@@ -16,7 +16,7 @@ from tests.candidates import PLAIN, RETENTION, RETNET, backward, of_every_servic
 
 def _sm90(**options: Any) -> Candidate:
     problem = Problem(dtype="fp16", dim_qk=128, dim_v=128, **options)
-    return next(one for one in H100().legal(problem) if one.family == "sm90")
+    return next(selected for selected in H100().legal(problem) if selected.family == "sm90")
 
 
 CANDIDATES = [
@@ -32,14 +32,17 @@ CANDIDATES = [
 
 
 def test_candidates_are_of_every_kernel_and_of_all_that_it_serves() -> None:
-    assert {one.kernel for one in CANDIDATES} == set(KERNELS)
-    served = {(one.kernel, one.op, one.direction, one.score) for one in CANDIDATES}
+    assert {selected.kernel for selected in CANDIDATES} == set(KERNELS)
+    served = {
+        (selected.kernel, selected.op, selected.direction, selected.score)
+        for selected in CANDIDATES
+    }
     every = {(name, *service) for name, kernel in KERNELS.items() for service in kernel.serves}
     assert {kind[:3] for kind in served} == {kind[:3] for kind in every}
     assert served <= every
 
 
-@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda one: one.name[:40])
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda selected: selected.name[:40])
 def test_a_kernel_includes_no_header_of_the_other_family(candidate: Candidate) -> None:
     closure = include_closure(render(candidate).text)
     folders = {path.split("/")[1] for path in closure if path.count("/") > 1}
@@ -50,7 +53,7 @@ def test_a_kernel_includes_no_header_of_the_other_family(candidate: Candidate) -
 
 
 def test_every_header_of_a_kernel_is_reached_by_some_candidate() -> None:
-    reached = {path for one in CANDIDATES for path in include_closure(render(one).text)}
+    reached = {path for selected in CANDIDATES for path in include_closure(render(selected).text)}
     root = include_root()
     headers = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     peaks = {path for path in headers if path.startswith(f"{NAMESPACE}/peaks/")}
@@ -64,7 +67,7 @@ def test_a_folder_of_a_family_names_no_folder_of_the_other() -> None:
 
 
 def test_score_modifications_are_named_by_the_operation_and_its_mask() -> None:
-    assert [one.score for one in (PLAIN, *RETNET)] == [
+    assert [selected.score for selected in (PLAIN, *RETNET)] == [
         "softmax",
         "masked",
         "decayed",

@@ -61,14 +61,14 @@ MAY_NOT_IMPORT_TORCH = ("operations.registry", "operations.params")
 
 def modules() -> dict[str, Path]:
     """Every module of the package by its full name."""
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for prefix, root in ROOTS.items():
         for path in sorted(root.rglob("*.py")):
-            parts = list(path.relative_to(root).with_suffix("").parts)
-            if parts[-1] == "__init__":
-                parts.pop()
-            found[".".join([prefix, *parts])] = path
-    return found
+            words = list(path.relative_to(root).with_suffix("").parts)
+            if words[-1] == "__init__":
+                words.pop()
+            result[".".join([prefix, *words])] = path
+    return result
 
 
 MODULES = modules()
@@ -76,10 +76,10 @@ MODULES = modules()
 
 def layer(name: str) -> int:
     """The layer of a module, by its name inside the package."""
-    parts = name.split(".")
-    for length in range(len(parts), 0, -1):
-        if ".".join(parts[:length]) in LAYERS:
-            return LAYERS[".".join(parts[:length])]
+    words = name.split(".")
+    for length in range(len(words), 0, -1):
+        if ".".join(words[:length]) in LAYERS:
+            return LAYERS[".".join(words[:length])]
     raise AssertionError(f"{name} belongs to no layer; add it to LAYERS")
 
 
@@ -107,10 +107,10 @@ def inside(name: str) -> str:
 def test_the_graph_is_read_whole() -> None:
     assert f"{PACKAGE}.arch.policy" in MODULES
     assert f"{PACKAGE}.core.problem" in MODULES
-    edges = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
-    assert f"{PACKAGE}.core.candidate" in edges
-    assert f"{PACKAGE}.arch.spec" in edges
-    assert f"{PACKAGE}.errors" in edges
+    auxiliary = set(imports(f"{PACKAGE}.arch.policy", MODULES[f"{PACKAGE}.arch.policy"]))
+    assert f"{PACKAGE}.core.candidate" in auxiliary
+    assert f"{PACKAGE}.arch.spec" in auxiliary
+    assert f"{PACKAGE}.errors" in auxiliary
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != PACKAGE])

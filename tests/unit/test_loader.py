@@ -55,17 +55,17 @@ def test_load_takes_artifacts_folders_and_files_and_loads_once(fake_kernel: Fake
 
 def test_load_is_thread_safe(fake_kernel: FakeKernel) -> None:
     path = fake_kernel()
-    found: list[loader.LoadedKernel] = []
-    threads = [Thread(target=lambda: found.append(loader.load(path))) for _ in range(8)]
+    kernels: list[loader.LoadedKernel] = []
+    threads = [Thread(target=lambda: kernels.append(loader.load(path))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    assert len(set(map(id, found))) == 1
+    assert len(kernels) == 8
+    assert len(set(map(id, kernels))) == 1
 
 
-def test_a_rebuilt_file_is_loaded_anew(fake_kernel: FakeKernel, tmp_path: Path) -> None:
+def test_a_rebuilt_file_is_loaded_again(fake_kernel: FakeKernel, tmp_path: Path) -> None:
     target = tmp_path / "kernel.so"
     shutil.copy(fake_kernel(), target)
     first = loader.load(target)

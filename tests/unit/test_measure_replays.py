@@ -1,4 +1,4 @@
-"""What one sample of a short kernel holds, over a GPU that only remembers what it was asked."""
+"""The contents of one sample of a short kernel, over a GPU that only remembers what it was asked."""
 
 from __future__ import annotations
 

@@ -49,16 +49,16 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     resolution.forget_measured()
 
 
-def put(folder: Path, one: MeasuredSpec, name: str = "nvidia-h200") -> Path:
+def put(folder: Path, measurement: MeasuredSpec, name: str = "nvidia-h200") -> Path:
     path = folder / f"{name}.json"
-    path.write_text(json.dumps(one.to_json()))
+    path.write_text(json.dumps(measurement.to_json()))
     resolution.forget_measured()
     return path
 
 
 def test_a_file_says_what_was_written() -> None:
-    one = measured()
-    assert parse(json.loads(json.dumps(one.to_json()))) == one
+    measurement = measured()
+    assert parse(json.loads(json.dumps(measurement.to_json()))) == measurement
 
 
 def test_the_users_own_comes_before_the_packages(folders: dict[str, Path]) -> None:
@@ -213,17 +213,17 @@ def test_damaged_properties_are_named(change: dict[str, Any], said: str) -> None
 
 
 def regrets(spec: ArchSpec) -> list[Regret]:
-    """What the model loses on the exhaustive runs of the H200 under a spec."""
+    """The model's regrets on the exhaustive runs of the H200 under a spec."""
     run = json.loads(RUN.read_text())
     policy = H100(spec)
     return [
-        cost_model_regret.regret_of(policy, Problem(**each["problem"]), each)
-        for each in run["problems"]
+        cost_model_regret.regret_of(policy, Problem(**document["problem"]), document)
+        for document in run["problems"]
     ]
 
 
-def mean(found: list[Regret], picks: int) -> float:
-    return geometric_mean([each.shortlisted[picks] for each in found])
+def mean(regrets_found: list[Regret], picks: int) -> float:
+    return geometric_mean([document.shortlisted[picks] for document in regrets_found])
 
 
 def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
@@ -242,8 +242,8 @@ def test_measured_numbers_do_not_mislead_the_cost_model() -> None:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_what_the_package_ships_is_whole_and_measured(path: Path) -> None:
-    found = read(path)
-    assert path.stem == slug(found.environment["gpu_name"])
+    regrets_found = read(path)
+    assert path.stem == slug(regrets_found.environment["gpu_name"])
     for name in ("mma_flops_per_clk_per_sm", "exp_per_clk_per_sm", "hbm_bytes_per_second"):
-        assert found.sources[name].startswith("measured on ")
-    resolution.policy_with(found)
+        assert regrets_found.sources[name].startswith("measured on ")
+    resolution.policy_with(regrets_found)

@@ -1,4 +1,4 @@
-"""What a wheel holds, and that it works from there."""
+"""The contents of a wheel, which work from there."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_limits_of_retention_name_the_value(changes: dict[str, Any], named: str)
 
 
 def test_retention_counts_products_of_tokens_with_states() -> None:
-    one = replace(RETENTION, batch=2, heads_q=4, heads_kv=4, seqlen_q=8, seqlen_k=8, dim_qk=16)
+    small = replace(RETENTION, batch=2, heads_q=4, heads_kv=4, seqlen_q=8, seqlen_k=8, dim_qk=16)
     product = 2 * 2 * 4 * 8 * 16 * 128
-    assert one.flops == 2 * product
-    assert replace(one, direction="backward").flops == 5 * product
+    assert small.flops == 2 * product
+    assert replace(small, direction="backward").flops == 5 * product

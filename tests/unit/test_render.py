@@ -83,7 +83,7 @@ def test_golden(candidate: Candidate) -> None:
 
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == {
-        one.name for one in (SMALL, LARGE, PAIR, SPLIT)
+        selected.name for selected in (SMALL, LARGE, PAIR, SPLIT)
     }
 
 
@@ -95,7 +95,7 @@ def _nameless(candidate: Candidate) -> str:
 
 def test_every_forward_knob_reaches_the_text() -> None:
     texts = [_nameless(SMALL)]
-    changes = {each.name: getattr(LARGE, each.name) for each in fields(LARGE)}
+    changes = {field.name: getattr(LARGE, field.name) for field in fields(LARGE)}
     del changes["knobs"]
     for name, value in (changes | asdict(LARGE.knobs)).items():
         changed = forward(SMALL, **{name: value})
@@ -108,9 +108,9 @@ def test_every_forward_knob_reaches_the_text() -> None:
 def test_every_backward_knob_reaches_the_text() -> None:
     ones = [PAIR, backward("one_pass"), backward("three_kernels")]
     ones += [
-        backward("two_kernels", **{name: replace(given, **{knob: 2 * value})})
-        for name, given in PAIR.knobs.passes.items()
-        for knob, value in asdict(given).items()
+        backward("two_kernels", **{name: replace(pass_knobs, **{knob: 2 * value})})
+        for name, pass_knobs in PAIR.knobs.passes.items()
+        for knob, value in asdict(pass_knobs).items()
     ]
     ones += [
         backward("three_kernels", **{name: replace(ROWS, slices=3)}) for name in ("dq", "dk", "dv")
@@ -119,7 +119,7 @@ def test_every_backward_knob_reaches_the_text() -> None:
         backward("two_kernels", **change)
         for change in ({"cta_order": "longest_first"}, {"padded_dim_v": 64})
     ]
-    texts = [_nameless(one) for one in ones]
+    texts = [_nameless(selected) for selected in ones]
     assert len(set(texts)) == len(texts) > 20
 
 

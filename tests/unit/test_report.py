@@ -17,7 +17,7 @@ def sm80() -> CompilerReport:
 
 
 def test_each_kernel_by_itself(sm80: CompilerReport) -> None:
-    found = {
+    spills = {
         kernel.name: (
             kernel.registers,
             kernel.spill_store_bytes,
@@ -27,7 +27,7 @@ def test_each_kernel_by_itself(sm80: CompilerReport) -> None:
         )
         for kernel in sm80.kernels
     }
-    assert found == {
+    assert spills == {
         "_Z8spillingPf": (32, 1616, 1652, 736, 0),
         "_Z5callsPf": (32, 0, 0, 160, 0),  # its callee's properties follow its own
         "_Z10shared_memPf": (10, 0, 0, 0, 1024),

@@ -88,10 +88,10 @@ def test_scores_in_the_pass_cost_every_slice_and_save_a_kernel() -> None:
 
 def test_decoding_is_bound_by_the_states_and_long_sequences_by_the_chain() -> None:
     decode = replace(problem(1, batch=64), form="recurrent", dim_qk=256, dim_v=512)
-    found = predicted(decode, RECURRENT)
+    prediction = predicted(decode, RECURRENT)
     states = 2 * 4 * 64 * 8 * 256 * 512
-    assert found.limiter == "hbm"
-    assert 1.0 < found.us / (states * 1e6 / SPEC.hbm_bytes_per_second) < 1.5
+    assert prediction.limiter == "hbm"
+    assert 1.0 < prediction.us / (states * 1e6 / SPEC.hbm_bytes_per_second) < 1.5
     long = predicted(problem(), RECURRENT)
     assert long.limiter == "chain"
     assert long.us > 5 * predicted(problem(), CHUNKWISE).us
@@ -109,7 +109,7 @@ def test_backward_has_three_passes_and_adds_up_groups() -> None:
 def test_a_mask_is_read_and_costs_no_exponentials() -> None:
     plain = Problem(batch=8, heads_q=8, heads_kv=8, seqlen_q=2048, seqlen_k=2048)
     masked = replace(plain, op="retnet", mask="explicit")
-    with_softmax, with_mask = (predicted(each, ROWS) for each in (plain, masked))
+    with_softmax, with_mask = (predicted(variant, ROWS) for variant in (plain, masked))
     assert with_mask.terms["exp_us"] == 0.0 < with_softmax.terms["exp_us"]
     mask_us = 2 * 8 * 2048 * 2048 * 1e6 / SPEC.hbm_bytes_per_second
     assert with_mask.terms["hbm_us"] == pytest.approx(with_softmax.terms["hbm_us"] + mask_us)
@@ -150,7 +150,7 @@ def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
 @pytest.mark.parametrize("knobs", [CHUNKWISE, PARALLEL, RECURRENT])
 def test_forms_are_shapes_and_strata_of_their_own(knobs: KernelKnobs) -> None:
     asked = problem()
-    others = [each for each in (CHUNKWISE, PARALLEL, RECURRENT) if each != knobs]
+    others = [variant for variant in (CHUNKWISE, PARALLEL, RECURRENT) if variant != knobs]
     candidate = Candidate.of(asked, knobs)
     for other in others:
         against = Candidate.of(asked, other)
@@ -161,10 +161,10 @@ def test_forms_are_shapes_and_strata_of_their_own(knobs: KernelKnobs) -> None:
 def test_stages_are_another_kind_and_bounds_are_not() -> None:
     asked = problem()
     bases = [
-        Candidate.of(asked, replace(CHUNKWISE, output=each))
-        for each in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
+        Candidate.of(asked, replace(CHUNKWISE, output=variant))
+        for variant in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
     ]
-    assert len({shape_of(each) for each in bases}) == 1
+    assert len({shape_of(variant) for variant in bases}) == 1
     assert kind_of(bases[0]) == kind_of(bases[2]) != kind_of(bases[1])
 
 
@@ -291,14 +291,16 @@ def test_what_was_measured_is_offered_and_its_best_leads_the_ranking(direction: 
             heads_kv=heads,
         )
         ranked = rank(asked, resolve("H200").legal(asked), SPEC)
-        predicted_us = {each.knobs: found.us for each, found in ranked}
+        predicted_us = {variant.knobs: prediction.us for variant, prediction in ranked}
         for knobs, measured in times.items():
             assert 0.85 < predicted_us[knobs] / measured < 1.15, knobs
         # Of backward few were tried, none of them in super-chunks: what is ahead of them may be so in truth.
         best = min(times, key=lambda knobs: times[knobs])
         if direction == "forward":
-            narrow = [each.knobs for each, _ in ranked if each.family == "sm80"]
+            narrow = [variant.knobs for variant, _ in ranked if variant.family == "sm80"]
             assert best in narrow[:5]
         else:
-            whole = [each.knobs for each, _ in ranked if each.knobs.label.startswith(UNDIVIDED)]
+            whole = [
+                variant.knobs for variant, _ in ranked if variant.knobs.label.startswith(UNDIVIDED)
+            ]
             assert best in whole[:6]

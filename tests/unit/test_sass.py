@@ -51,10 +51,10 @@ def test_every_function_is_read_completely(functions: dict[str, list[Instruction
 def test_main_loops(
     functions: dict[str, list[Instruction]], name: str, persistent: bool, loops: int, spills: bool
 ) -> None:
-    found = find_main_loops(functions[name], persistent=persistent)
-    assert len(found) == loops
-    assert _spills(found) is spills
-    assert all(loop.mma > 0 for loop in found)
+    loops_found = find_main_loops(functions[name], persistent=persistent)
+    assert len(loops_found) == loops
+    assert _spills(loops_found) is spills
+    assert all(loop.mma > 0 for loop in loops_found)
 
 
 def _code(*lines: str) -> list[Instruction]:
@@ -130,13 +130,13 @@ def test_reports_gain_what_the_code_shows(functions: dict[str, list[Instruction]
         )
     )
     loops = {name: find_main_loops(functions[name]) for name in ("clean", "inside")}
-    found = add_loop_spills(report, loops)
-    assert {kernel.name: kernel.loop_spills for kernel in found.kernels} == {
+    loops_found = add_loop_spills(report, loops)
+    assert {kernel.name: kernel.loop_spills for kernel in loops_found.kernels} == {
         "clean": False,
         "inside": True,
         "elsewhere": None,
     }
-    assert found.loop_spills is True
+    assert loops_found.loop_spills is True
 
 
 def test_a_disassembler_that_fails_is_an_error(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def test_a_sweep_leaves_out_what_a_search_leaves_out(
 
     result = tune(problem, POLICY, records=RecordStore(tmp_path), pipeline=Pipeline(), top_k=3)
     outcomes = {row.candidate: row.outcome for row in result.rows}
-    for one in others:
-        swept = usable(problem, one, FakeBuilt(path=tmp_path, report=said), POLICY)
-        assert outcomes[one] == swept == check_spills(one, said, timed=True)
+    for other in others:
+        swept = usable(problem, other, FakeBuilt(path=tmp_path, report=said), POLICY)
+        assert outcomes[other] == swept == check_spills(other, said, timed=True)
     assert others
 
 

@@ -6,13 +6,15 @@ problem that pads to them. Which candidates are legal on which GPU is for their 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
 
 Family = Literal["sm80", "sm90"]
 Service = tuple[Op, Direction, Score]  # what a kernel computes
+K = TypeVar("K", bound="KernelKnobs")
 
 
 class KernelKnobs:
@@ -157,6 +159,17 @@ class Candidate:
         return (
             {"kernel": self.kernel, "family": self.family} | values | {"knobs": asdict(self.knobs)}
         )
+
+
+def knobs_as(kind: type[K]) -> Callable[[Candidate], K]:
+    """A function that returns the knobs of one kernel's candidates; a TypeError for a candidate of another kernel."""
+
+    def knobs_of(candidate: Candidate) -> K:
+        if not isinstance(candidate.knobs, kind):
+            raise TypeError(f"{candidate.name} has no {kind.__name__}")
+        return candidate.knobs
+
+    return knobs_of
 
 
 def fields_of(problem: Problem) -> dict[str, Any]:

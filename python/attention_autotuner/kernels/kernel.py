@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate, Family, KernelKnobs, Rejection, Service
 from ..core.problem import Problem
+from .shared.cells import FORWARD_COLUMNS
 from .shared.coefficients import Coefficients
 from .shared.estimates import Estimate, Usage
 from .shared.passes import Pass
@@ -66,6 +67,7 @@ class Kernel(Protocol[K]):
         knobs: its knob class, which has its name, its family and what it serves.
         renamed: old -> new names of knobs and words, for records that were written before.
         pruning: named rules for what never pays, so that the space stays small enough to rank.
+        headings: of the cells that candidates have in tables.
         spills_in_loop: whether every spill counts as one inside a loop: its loop holds no MMAs to find it by.
     """
 
@@ -73,6 +75,7 @@ class Kernel(Protocol[K]):
     renamed: ClassVar[Mapping[str, str]] = {}
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
     spills_in_loop: ClassVar[bool] = False
+    headings: ClassVar[tuple[str, ...]] = FORWARD_COLUMNS
 
     @property
     def name(self) -> str:
@@ -125,7 +128,7 @@ class Kernel(Protocol[K]):
 
         Of a call that wants no more than it must: without a final state, the gradient of gamma or that of r.
         """
-        raise NotImplementedError
+        return 0
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -133,4 +136,4 @@ class Kernel(Protocol[K]):
 
     def columns(self, problem: Problem) -> tuple[str, ...]:
         """The headings of the cells that :meth:`describe` gives for a problem's candidates."""
-        raise NotImplementedError
+        return self.headings

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.shared.passes import Pass
 from attention_autotuner.kernels.shared.rules import Rule
 
-from .knobs import knobs_of
+from .knobs import NaiveKnobs, knobs_of
+from .resources import needs
 
 MAX_WARPS = 8
 MAX_CLASS = 64
@@ -28,3 +30,10 @@ NAIVE_PREDICATES: dict[str, Rule[Candidate]] = {
     "naive_warps_range": _naive_warps_range,
     "naive_head_dims_small": _naive_head_dims_small,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The one launch."""
+    return (
+        Pass(kernel=NaiveKnobs.kernel, subject=candidate, rules=NAIVE_PREDICATES, needs_of=needs),
+    )

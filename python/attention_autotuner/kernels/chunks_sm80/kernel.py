@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words
-from . import cost, passes, space, workspace
+from . import cost, resources, rules, space
 from .knobs import RENAMED_SCORES, ChunkPass, ChunksKnobs, knobs_of
 
 
@@ -19,8 +18,10 @@ class ChunksSm80(Kernel[ChunksKnobs]):
     knobs = ChunksKnobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed: ClassVar[Mapping[str, str]] = RENAMED_SCORES
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -28,10 +29,6 @@ class ChunksSm80(Kernel[ChunksKnobs]):
         if candidate.direction == "forward":
             return Entry(cpp_type="ChunksEntry")
         return Entry(cpp_type="ChunksBackwardEntry", header="backward_entry.cuh")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -56,10 +53,6 @@ class ChunksSm80(Kernel[ChunksKnobs]):
                 " ".join(f"{name}:{knobs.label}" for name, knobs in knobs.passes.items()),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return RETENTION_COLUMNS
 
 
 def _tile(knobs: ChunkPass) -> tuple[int, ...]:

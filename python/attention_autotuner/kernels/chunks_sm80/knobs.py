@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..shared.knobs import Sm80Knobs
 
@@ -110,12 +110,4 @@ class ChunksKnobs(Sm80Knobs):
         return "_".join([start, *(f"{name}_{knobs.label}" for name, knobs in self.passes.items())])
 
 
-def knobs_of(candidate: Candidate) -> ChunksKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ChunksKnobs):
-        raise TypeError(f"{candidate.name} has no ChunksKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(ChunksKnobs)

@@ -6,8 +6,11 @@ traits of the pass over chunks.
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
-from .resources import ChunkShape
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, divides, known, within
+from .knobs import ChunkPass, ChunksKnobs, knobs_of
+from .resources import ChunkShape, needs, shape_of
 
 CHUNKS = (16, 32, 64, 128)
 DEPTH_WARPS = (1, 2, 4)
@@ -22,18 +25,6 @@ def _chunk_range(s: ChunkShape) -> str | None:
     return None if s.chunk in CHUNKS else f"chunk must be one of {CHUNKS}, got {s.chunk}"
 
 
-def _chunk_stages_range(s: ChunkShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {s.knobs.num_stages}"
-
-
-def _depth_warps_range(s: ChunkShape) -> str | None:
-    if s.knobs.depth_warps in DEPTH_WARPS:
-        return None
-    return f"depth_warps must be one of {DEPTH_WARPS}, got {s.knobs.depth_warps}"
-
-
 def _chunk_warps_range(s: ChunkShape) -> str | None:
     along, deep = s.knobs.column_warps, s.knobs.depth_warps
     if MIN_WARPS <= along * deep <= MAX_WARPS and along * deep % 2 == 0:
@@ -41,15 +32,6 @@ def _chunk_warps_range(s: ChunkShape) -> str | None:
     return (
         f"column_warps * depth_warps must be even and in {MIN_WARPS}..{MAX_WARPS}, got "
         f"{along} * {deep}"
-    )
-
-
-def _columns_divide_among_warps(s: ChunkShape) -> str | None:
-    if s.knobs.columns % (16 * s.knobs.column_warps) == 0:
-        return None
-    return (
-        f"columns must be a multiple of 16 * column_warps, got {s.knobs.columns} for "
-        f"{s.knobs.column_warps} warps"
     )
 
 
@@ -94,13 +76,41 @@ def _state_fits_registers(s: ChunkShape) -> str | None:
 
 CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "chunk_range": _chunk_range,
-    "chunk_stages_range": _chunk_stages_range,
-    "depth_warps_range": _depth_warps_range,
+    "chunk_stages_range": within("num_stages", 1, MAX_STAGES),
+    "depth_warps_range": known("depth_warps", DEPTH_WARPS),
     "chunk_warps_range": _chunk_warps_range,
-    "columns_divide_among_warps": _columns_divide_among_warps,
+    "columns_divide_among_warps": divides("columns", "column_warps", "warps"),
     "chunk_divides_among_depth_warps": _chunk_divides_among_depth_warps,
     "inline_divides_chunk": _inline_divides_chunk,
     "precomputed_needs_chunk_of_32": _precomputed_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
     "state_fits_registers": _state_fits_registers,
 }
+
+
+def pass_of(shape: ChunkShape) -> Pass:
+    """The launch of a pass over chunks."""
+    return Pass(
+        kernel=ChunksKnobs.kernel,
+        subject=shape,
+        rules=CHUNK_PREDICATES,
+        needs_of=needs,
+        prefix=f"{shape.name}: ",
+    )
+
+
+def chunk_pass(
+    candidate: Candidate, name: str, knobs: ChunkPass, chunk: int, super_chunk: int
+) -> Pass:
+    """The launch of a candidate's pass over chunks, by the pass's name."""
+    padded_dims = (candidate.padded_dim_qk, candidate.padded_dim_v)
+    return pass_of(shape_of(name, knobs, chunk, super_chunk, padded_dims))
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    return tuple(
+        chunk_pass(candidate, name, item, knobs.chunk, knobs.super_chunk)
+        for name, item in knobs.passes.items()
+    )

@@ -13,7 +13,17 @@ from ...arch.occupancy import (
     KernelNeeds,
 )
 from ...core.candidate import Candidate
-from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, SWIZZLE_COLUMNS
+from ...core.problem import Problem
+from ..shared.sm90_tiles import (
+    ALIGNMENT_BYTES,
+    BARRIER_BYTES,
+    ELEMENT_BYTES,
+    SWIZZLE_COLUMNS,
+    Sm90Shape,
+    whole_columns,
+)
+from ..shared.super_chunks import SuperChunks
+from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 SCORE_STAGES = 2  # tiles of decayed scores
@@ -28,21 +38,15 @@ SM_REGISTERS = 65536  # of every GPU that the family runs on
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkSm90Shape:
-    """A candidate of the kind with its knobs at hand.
+class ChunkSm90Shape(Sm90Shape):
+    """A candidate of the kernel."""
 
-    Attributes:
-        candidate: the candidate.
-        knobs: its knobs.
-    """
-
-    candidate: Candidate
     knobs: ChunkwiseSm90Knobs
 
     @property
     def depth(self) -> int:
         """Columns of Q and K in the MMA."""
-        return -(-self.candidate.padded_dim_qk // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
+        return whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def slices(self) -> int:
@@ -90,3 +94,11 @@ def needs(shape: ChunkSm90Shape) -> KernelNeeds:
         smem_bytes=smem_bytes(shape),
         fragment_registers=max(0, wanted // (groups + 1) - REGISTERS_BESIDE_FRAGMENTS_MIN),
     )
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the states of super-chunks, where there are several."""
+    shape = shape_of(candidate)
+    knobs, heads = shape.knobs, problem.batch * problem.heads_q
+    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, heads * shape.slices)
+    return layout_bytes([states_bytes(problem, cut)]) if cut.supers > 1 else 0

@@ -14,7 +14,7 @@ from ..shared.forms import forms
 from ..shared.passes import check_passes
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseSm90Knobs
-from .passes import passes_of
+from .rules import passes_of
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
 # The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...arch.rtx4090 import RTX4090_SPEC
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -19,11 +18,10 @@ from ..shared.kernel_cost import KernelWork, predict_kernel
 from ..shared.schedule import tiles_of
 from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
-from ..shared.workspace import count_head_splits
+from ..shared.workspace import SUM_BYTES
 from .knobs import knobs_of
 from .resources import (
     LSE_DELTA_BYTES,
-    SUM_BYTES,
     KeyShape,
     PassShape,
     RowShape,
@@ -31,9 +29,9 @@ from .resources import (
     dq_tile,
     flops_per_score,
     shapes,
+    shares_of_group,
 )
 
-ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 
 
@@ -55,12 +53,6 @@ def predict(
         problem, one_pass=knobs_of(candidate).plan == "one_pass", shares=shares
     )
     return in_sequence(passes, AuxiliaryWork.through_memory(auxiliary, spec), spec)
-
-
-def shares_of_group(problem: Problem, candidate: Candidate) -> int:
-    """CTAs that share a block of keys where those are too few for a GPU, each with some of the query heads."""
-    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
-    return count_head_splits(problem, block, ENOUGH_CTAS)
 
 
 def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[int, ...]:

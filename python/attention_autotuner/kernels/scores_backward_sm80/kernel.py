@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
 from ..shared.knobs import RENAMED_ORDERS
-from . import cost, defaults, passes, space, workspace
+from . import cost, defaults, resources, rules, space
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
 
 
@@ -20,8 +19,10 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
     knobs = BackwardKnobs
     points = staticmethod(space.points)
     default = staticmethod(defaults.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | {
         "fused": "one_pass",
         "pair": "two_kernels",
@@ -35,17 +36,13 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
             return Entry(
                 cpp_type="AttentionBackwardEntry",
                 header="attention_entry.cuh",
-                enough_ctas=cost.ENOUGH_CTAS,
+                enough_ctas=resources.ENOUGH_CTAS,
             )
         return Entry(
             cpp_type="RetNetBackwardEntry",
             header="retnet_entry.cuh",
-            enough_ctas=cost.ENOUGH_CTAS,
+            enough_ctas=resources.ENOUGH_CTAS,
         )
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -77,10 +74,6 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
             ),
             companion=knobs.dq if knobs.plan == "two_kernels" else None,
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return BACKWARD_COLUMNS
 
 
 def _tile(knobs: KeyPass | RowPass) -> tuple[int, ...]:

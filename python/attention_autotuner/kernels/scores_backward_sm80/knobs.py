@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
 
 BackwardPlan = Literal["one_pass", "two_kernels", "three_kernels"]
@@ -148,12 +148,4 @@ class BackwardKnobs(Sm80Knobs):
         return "_".join([self.plan, *passes, ORDER_LABELS[self.cta_order]])
 
 
-def knobs_of(candidate: Candidate) -> BackwardKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, BackwardKnobs):
-        raise TypeError(f"{candidate.name} has no BackwardKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(BackwardKnobs)

@@ -8,14 +8,23 @@ estimates made before the compiler's report.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...arch.occupancy import KernelNeeds
+from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.workspace import (
+    SUM_BYTES,
+    count_head_splits,
+    lse_delta_bytes,
+    shared_gradient_bytes,
+)
 from .knobs import KeyPass, RowPass, knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
+ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
 LSE_DELTA_BYTES = 8  # of a query: its LSE and delta in fp32
-SUM_BYTES = 4  # fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,29 +148,31 @@ class RowShape:
 PassShape = KeyShape | RowShape
 
 
-def shape_of(candidate: Candidate, name: str, knobs: KeyPass | RowPass) -> PassShape:
-    """A pass of a candidate."""
-    masked = candidate.mask == "explicit"
-    if isinstance(knobs, KeyPass):
-        return KeyShape(
-            knobs=knobs,
-            padded_dim_qk=candidate.padded_dim_qk,
-            padded_dim_v=candidate.padded_dim_v,
-            one_pass=knobs_of(candidate).plan == "one_pass",
-            masked=masked,
-        )
-    return RowShape(
-        name=name,
-        knobs=knobs,
-        padded_dim_qk=candidate.padded_dim_qk,
-        padded_dim_v=candidate.padded_dim_v,
-        masked=masked,
-    )
+def key_shape(source: Candidate | Problem, knobs: KeyPass, *, one_pass: bool) -> KeyShape:
+    """A key pass of a candidate or for a problem, which adds its shares of dQ or does not."""
+    return KeyShape(knobs=knobs, one_pass=one_pass, **_dims(source))
+
+
+def row_shape(source: Candidate | Problem, name: str, knobs: RowPass) -> RowShape:
+    """A row pass of a candidate or for a problem."""
+    return RowShape(name=name, knobs=knobs, **_dims(source))
+
+
+def _dims(source: Candidate | Problem) -> dict[str, Any]:
+    dims = {"padded_dim_qk": source.padded_dim_qk, "padded_dim_v": source.padded_dim_v}
+    return {**dims, "masked": source.mask == "explicit"}
 
 
 def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
     """The passes of a candidate, in the order they run."""
-    return tuple(shape_of(candidate, *item) for item in knobs_of(candidate).passes.items())
+    plan = knobs_of(candidate)
+    one_pass = plan.plan == "one_pass"
+    return tuple(
+        key_shape(candidate, knobs, one_pass=one_pass)
+        if isinstance(knobs, KeyPass)
+        else row_shape(candidate, name, knobs)
+        for name, knobs in plan.passes.items()
+    )
 
 
 def dq_split(shape: KeyShape) -> tuple[int, int]:
@@ -260,3 +271,20 @@ def flops_per_score(shape: PassShape) -> int:
     if isinstance(shape, KeyShape):
         return 2 * qk + 2 * v + (qk if shape.one_pass else 0)
     return shape.knobs.slices * (shape.resident_columns + shape.result_columns)
+
+
+def shares_of_group(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys where those are too few for a GPU, each with some of the query heads."""
+    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
+    return count_head_splits(problem, block, ENOUGH_CTAS)
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of LSE and delta, sums of dQ, and partial dK and dV."""
+    sums = 0
+    for shape in shapes(candidate):
+        if isinstance(shape, KeyShape) and shape.one_pass:
+            rows = -(-problem.seqlen_q // shape.knobs.block_m) * shape.knobs.block_m
+            sums = SUM_BYTES * problem.batch * problem.heads_q * rows * problem.padded_dim_qk
+    shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
+    return lse_delta_bytes(problem) + sums + shared

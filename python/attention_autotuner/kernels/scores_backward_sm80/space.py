@@ -20,9 +20,8 @@ from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.rules import Violation
 from .knobs import BackwardKnobs, BackwardPlan, KeyPass, RowPass
-from .passes import pass_of
-from .resources import KeyShape, PassShape, RowShape, needs
-from .rules import MAX_PAIRS, MIN_WARPS
+from .resources import KeyShape, PassShape, RowShape, key_shape, needs, row_shape
+from .rules import MAX_PAIRS, MIN_WARPS, pass_of
 
 Shape = TypeVar("Shape", KeyShape, RowShape)
 
@@ -126,18 +125,12 @@ class Passes:
 
     def first_rows(self, choices: Iterable[RowPass], name: str) -> RowPass | None:
         """The first row pass that is legal for a result, or None."""
-        shape = next(self._legal(self._row_shape(name, rows) for rows in choices), None)
+        shape = next(self._legal(row_shape(self._problem, name, rows) for rows in choices), None)
         return None if shape is None else shape.knobs
 
     def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:
         """A key pass under a plan."""
-        return KeyShape(
-            knobs=keys,
-            padded_dim_qk=self._problem.padded_dim_qk,
-            padded_dim_v=self._problem.padded_dim_v,
-            one_pass=plan == "one_pass",
-            masked=self._problem.mask == "explicit",
-        )
+        return key_shape(self._problem, keys, one_pass=plan == "one_pass")
 
     def keys(self, plan: BackwardPlan) -> list[KeyPass]:
         """All legal key passes under a plan."""
@@ -149,7 +142,7 @@ class Passes:
     def rows(self, name: str, count: int) -> list[RowPass]:
         """The ``count`` legal row passes for a result that stand first by distance."""
         if name not in self._rows:
-            shapes = [self._row_shape(name, rows) for rows in _row_points(self.space)]
+            shapes = [row_shape(self._problem, name, rows) for rows in _row_points(self.space)]
             shapes = [s for s in shapes if s.knobs.slices == 1 or s.result_dim > MAX_WHOLE_COLUMNS]
             self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
         return self._rows[name][:count]
@@ -157,22 +150,13 @@ class Passes:
     def easiest(self, name: str, count: int) -> RowPass | None:
         """The first of :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
         choices = self.rows(name, count)
-        easy = (rows for rows in choices if self._is_easy(self._row_shape(name, rows)))
+        easy = (rows for rows in choices if self._is_easy(row_shape(self._problem, name, rows)))
         return next(easy, choices[0] if choices else None)
 
     def _is_easy(self, shape: RowShape) -> bool:
         kernel = needs(shape)
         wanted = kernel.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_TYPICAL
         return wanted <= register_cap(kernel, self._spec)
-
-    def _row_shape(self, name: str, rows: RowPass) -> RowShape:
-        return RowShape(
-            name=name,
-            knobs=rows,
-            padded_dim_qk=self._problem.padded_dim_qk,
-            padded_dim_v=self._problem.padded_dim_v,
-            masked=self._problem.mask == "explicit",
-        )
 
     def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
         for shape in shapes:

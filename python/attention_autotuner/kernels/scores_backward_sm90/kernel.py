@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
 from ..shared.knobs import RENAMED_ORDERS
-from . import cost, passes, space, workspace
+from . import cost, resources, rules, space
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
 
 
@@ -20,8 +19,10 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
     knobs = BackwardSm90Knobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | {
         "parts": "depth_slices",
         "part_slots": "slice_stages",
@@ -30,11 +31,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        return Entry(cpp_type="BackwardSm90Entry", enough_ctas=workspace.ENOUGH_CTAS)
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
+        return Entry(cpp_type="BackwardSm90Entry", enough_ctas=resources.ENOUGH_CTAS)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -59,10 +56,6 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
                 more=("deterministic",),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return BACKWARD_COLUMNS
 
 
 def _tile(knobs: Sm90Pass) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm90Knobs, Warpgroups
 
 
@@ -78,12 +78,4 @@ class BackwardSm90Knobs(Sm90Knobs):
         return "_".join([*passes, ORDER_LABELS[self.cta_order]])
 
 
-def knobs_of(candidate: Candidate) -> BackwardSm90Knobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, BackwardSm90Knobs):
-        raise TypeError(f"{candidate.name} has no BackwardSm90Knobs")
-    return candidate.knobs
+knobs_of = knobs_as(BackwardSm90Knobs)

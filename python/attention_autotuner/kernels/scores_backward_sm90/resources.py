@@ -5,40 +5,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ...arch.h100 import H100_SPEC
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
+from ...core.problem import Problem
 from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
     ELEMENT_BYTES,
     SWIZZLE_COLUMNS,
+    Sm90Shape,
     whole_columns,
 )
+from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import Sm90Pass, knobs_of
 
 FACTOR_BYTES = 4
 PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = {2: 232, 3: 152}  # by consumer warpgroups
 
 Result = Literal["dq", "dk", "dv"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm90PassShape:
+class Sm90PassShape(Sm90Shape):
     """A pass with the candidate that it is of.
 
     Attributes:
-        candidate: the candidate.
-        result: what the pass computes.
-        knobs: the pass.
+        result: the gradient that the pass computes.
     """
 
-    candidate: Candidate
     result: Result
     knobs: Sm90Pass
+    registers_by_warpgroups: ClassVar[Mapping[int, int]] = {2: 232, 3: 152}
 
     @property
     def depth(self) -> int:
@@ -55,16 +57,6 @@ class Sm90PassShape:
             self.candidate.padded_dim_v if self.result == "dv" else self.candidate.padded_dim_qk
         )
         return whole_columns(-(-padded // self.knobs.slices))
-
-    @property
-    def allowed_warpgroups(self) -> tuple[int, ...]:
-        """Counts of consumer warpgroups that registers can be shared out among."""
-        return tuple(CONSUMER_REGISTERS)
-
-    @property
-    def consumer_registers(self) -> int | None:
-        """Registers of a consumer thread; None where there are not so many warpgroups."""
-        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
 
     @property
     def fragment_registers(self) -> int:
@@ -88,10 +80,10 @@ class Sm90PassShape:
 def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
     """The passes of a candidate, in the order they run."""
     knobs = knobs_of(candidate)
-    return (
-        Sm90PassShape(candidate=candidate, result="dq", knobs=knobs.dq),
-        Sm90PassShape(candidate=candidate, result="dk", knobs=knobs.dk),
-        Sm90PassShape(candidate=candidate, result="dv", knobs=knobs.dv),
+    results: tuple[Result, ...] = ("dq", "dk", "dv")
+    return tuple(
+        Sm90PassShape(candidate=candidate, result=result, knobs=knobs.passes[result])
+        for result in results
     )
 
 
@@ -109,14 +101,20 @@ def smem_bytes(shape: Sm90PassShape) -> int:
 
 def needs(shape: Sm90PassShape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
-    groups = shape.knobs.warpgroups
     fragments = shape.fragment_registers + shape.kept_registers
-    consumer = fragments + REGISTERS_BESIDE_FRAGMENTS_MIN
-    even = (groups * consumer + PRODUCER_REGISTERS) // (groups + 1)
     return KernelNeeds(
         name=shape.result,
         threads=shape.knobs.num_threads,
         ctas_per_sm=1,
         smem_bytes=smem_bytes(shape),
-        fragment_registers=max(0, even - REGISTERS_BESIDE_FRAGMENTS_MIN),
+        fragment_registers=shape.even_fragments(fragments, PRODUCER_REGISTERS),
     )
+
+
+ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of LSE and delta, and of partial dK and dV."""
+    splits = count_head_splits(problem, knobs_of(candidate).dk.block_rows, ENOUGH_CTAS)
+    return lse_delta_bytes(problem) + shared_gradient_bytes(problem, splits)

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, known, within
 from ..shared.sm90_rules import (
     fragments_fit_warpgroup,
     tma_needs_alignment,
     warpgroups_range,
 )
 from ..shared.sm90_tiles import BARRIER_BYTES, BLOCK_COLUMNS, MAX_COLUMNS, SWIZZLE_COLUMNS
-from .resources import Sm90PassShape
+from .knobs import BackwardSm90Knobs
+from .resources import Sm90PassShape, needs, shapes
 
 MAX_STAGES = 3
 MAX_SLICE_STAGES = 8
-
-
-def _block_columns_known(s: Sm90PassShape) -> str | None:
-    if s.knobs.block_columns in BLOCK_COLUMNS:
-        return None
-    return f"block_columns must be one of {BLOCK_COLUMNS}, got {s.knobs.block_columns}"
-
-
-def _pass_stages_range(s: Sm90PassShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {s.knobs.num_stages}"
 
 
 def _sliced_depth_has_no_ping_pong(s: Sm90PassShape) -> str | None:
@@ -63,8 +54,8 @@ def _barriers_fit(s: Sm90PassShape) -> str | None:
 PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
     "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": warpgroups_range,
-    "block_columns_known": _block_columns_known,
-    "pass_stages_range": _pass_stages_range,
+    "block_columns_known": known("block_columns", BLOCK_COLUMNS),
+    "pass_stages_range": within("num_stages", 1, MAX_STAGES),
     "sliced_depth_has_no_ping_pong": _sliced_depth_has_no_ping_pong,
     "result_columns_fit_mma": _result_columns_fit_mma,
     "slices_divide_depth": _slices_divide_depth,
@@ -72,3 +63,23 @@ PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
     "barriers_fit": _barriers_fit,
 }
+
+
+SYMBOL = r"scores_backward_sm90I.*6ResultE{}E"
+RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
+
+
+def pass_of(shape: Sm90PassShape) -> Pass:
+    """The launch of a pass."""
+    return Pass(
+        kernel=BackwardSm90Knobs.kernel,
+        subject=shape,
+        rules=PASS_SM90_PREDICATES,
+        needs_of=needs,
+        symbol=SYMBOL.format(RESULTS.index(shape.result)),
+    )
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    return tuple(map(pass_of, shapes(candidate)))

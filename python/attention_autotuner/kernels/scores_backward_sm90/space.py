@@ -14,12 +14,11 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import check_passes
+from ..shared.passes import points_of
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs, Sm90Pass
-from .passes import pass_of, passes_of
 from .resources import Sm90PassShape, shapes, smem_bytes
-from .rules import MAX_SLICE_STAGES, MAX_STAGES
+from .rules import MAX_SLICE_STAGES, MAX_STAGES, pass_of, passes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +41,8 @@ SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
-    for knobs in _points(problem, SPACES.get(spec.name, BackwardSm90Space()), spec):
-        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
+    space = SPACES.get(spec.name, BackwardSm90Space())
+    return points_of(problem, spec, _points(problem, space, spec), passes_of)
 
 
 def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
@@ -55,12 +54,8 @@ def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     widest = max(problem.padded_dim_qk, problem.padded_dim_v)
     space = SPACES.get(spec.name, BackwardSm90Space())
     chosen = replace(space, ping_pong=(widest < MAX_COLUMNS,), cta_orders=(order,))
-    legal = (
-        knobs
-        for knobs in _points(problem, chosen, spec)
-        if check_passes(Candidate.of(problem, knobs), passes_of, spec) is None
-    )
-    return next(legal, None)
+    every = points_of(problem, spec, _points(problem, chosen, spec), passes_of)
+    return next((knobs for knobs in every if isinstance(knobs, BackwardSm90Knobs)), None)
 
 
 def _points(

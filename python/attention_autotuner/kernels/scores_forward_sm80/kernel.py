@@ -12,7 +12,7 @@ from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
 from ..shared.knobs import RENAMED_ORDERS
 from ..shared.rules import Rule
-from . import cost, passes, space, workspace
+from . import cost, resources, rules, space
 from .knobs import ForwardKnobs, knobs_of
 from .rules import PRUNING_PREDICATES
 
@@ -23,8 +23,9 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     knobs = ForwardKnobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    workspace_bytes = staticmethod(resources.workspace_bytes)
     renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | RENAMED_SCORES
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
 
@@ -35,10 +36,6 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
         if candidate.score == "softmax":
             return Entry(cpp_type="AttentionForwardEntry", header="attention_entry.cuh")
         return Entry(cpp_type="RetNetForwardEntry", header="retnet_entry.cuh")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

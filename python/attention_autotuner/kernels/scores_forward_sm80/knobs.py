@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..chunks_sm80.knobs import ChunkPass
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
@@ -104,12 +104,4 @@ class ForwardKnobs(Sm80Knobs):
         return f"parallel_{self.row_label}_l{self.chunk}_{self.states.label}"
 
 
-def knobs_of(candidate: Candidate) -> ForwardKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ForwardKnobs):
-        raise TypeError(f"{candidate.name} has no ForwardKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(ForwardKnobs)

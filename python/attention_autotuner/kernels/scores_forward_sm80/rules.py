@@ -8,9 +8,11 @@ same name in ``templates/include/attention_autotuner/scores_forward_sm80/traits.
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule
+from ..chunks_sm80.rules import chunk_pass
+from ..shared.passes import Pass
+from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, divides
 from .knobs import knobs_of
-from .resources import value_columns
+from .resources import needs, value_columns
 
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
@@ -31,18 +33,6 @@ def _row_barriers_available(c: Candidate) -> str | None:
     if knobs_of(c).warps_n == 1 or knobs_of(c).warps_m <= MAX_ROW_BARRIERS:
         return None
     return f"warps_m must be at most {MAX_ROW_BARRIERS} with warps_n > 1, got {knobs_of(c).warps_m}"
-
-
-def _block_m_divides_among_warps(c: Candidate) -> str | None:
-    if knobs_of(c).block_m % (16 * knobs_of(c).warps_m) == 0:
-        return None
-    return f"block_m must be a multiple of 16 * warps_m, got {knobs_of(c).block_m} for {knobs_of(c).warps_m} warps"
-
-
-def _block_n_divides_among_warps(c: Candidate) -> str | None:
-    if knobs_of(c).block_n % (16 * knobs_of(c).warps_n) == 0:
-        return None
-    return f"block_n must be a multiple of 16 * warps_n, got {knobs_of(c).block_n} for {knobs_of(c).warps_n} warps"
 
 
 def _v_slices_divide_padded_dim_v(c: Candidate) -> str | None:
@@ -132,8 +122,8 @@ KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     **CLASS_PREDICATES,
     "warps_range": _warps_range,
     "row_barriers_available": _row_barriers_available,
-    "block_m_divides_among_warps": _block_m_divides_among_warps,
-    "block_n_divides_among_warps": _block_n_divides_among_warps,
+    "block_m_divides_among_warps": divides("block_m", "warps_m", "warps"),
+    "block_n_divides_among_warps": divides("block_n", "warps_n", "warps"),
     "v_slices_divide_padded_dim_v": _v_slices_divide_padded_dim_v,
     "value_columns_divide_among_warps": _value_columns_divide_among_warps,
     "k_slice_divides_padded_dim_qk": _k_slice_divides_padded_dim_qk,
@@ -147,3 +137,12 @@ PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "p_in_registers_where_it_fits": _p_in_registers_where_it_fits,
     "slices_only_for_wide_heads": _slices_only_for_wide_heads,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    rows = Pass(kernel=knobs.kernel, subject=candidate, rules=KERNEL_PREDICATES, needs_of=needs)
+    if knobs.states is None or knobs.chunk is None:
+        return (rows,)
+    return (rows, chunk_pass(candidate, "states", knobs.states, knobs.chunk, 0))

@@ -15,8 +15,13 @@ from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
 from ..shared.passes import check_passes
 from .knobs import ForwardKnobs
-from .passes import passes_of
-from .rules import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, PRUNING_PREDICATES, narrow_slices
+from .rules import (
+    MIN_SHARED_P_COLUMNS,
+    MIN_SLICE_COLUMNS,
+    PRUNING_PREDICATES,
+    narrow_slices,
+    passes_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

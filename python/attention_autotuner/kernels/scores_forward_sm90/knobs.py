@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm90Knobs, Warpgroups
 
 
@@ -43,12 +43,4 @@ class ForwardSm90Knobs(Warpgroups, Sm90Knobs):
         return f"{tile}_s{self.num_stages}_v{self.v_slices}_{ORDER_LABELS[self.cta_order]}"
 
 
-def knobs_of(candidate: Candidate) -> ForwardSm90Knobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ForwardSm90Knobs):
-        raise TypeError(f"{candidate.name} has no ForwardSm90Knobs")
-    return candidate.knobs
+knobs_of = knobs_as(ForwardSm90Knobs)

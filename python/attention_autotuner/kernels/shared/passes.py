@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...arch.occupancy import KernelNeeds
 from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Candidate, KernelKnobs, Rejection
+from ...core.problem import Problem
 from .rules import (
     CLASS_PREDICATES,
     COPY_PREDICATES,
@@ -17,6 +18,8 @@ from .rules import (
     first_violation,
     needs_violation,
 )
+
+K = TypeVar("K", bound=KernelKnobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,3 +97,14 @@ def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection
     if violation is None:
         return None
     return Rejection(config=candidate.config, predicate=violation[0], reason=violation[1])
+
+
+def points_of(
+    problem: Problem,
+    spec: ArchSpec,
+    space: Iterable[K],
+    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+) -> Iterator[K | Rejection]:
+    """Every point of a space: knobs, or the rejection that says why not."""
+    for knobs in space:
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...arch.occupancy import KernelNeeds, least_registers, register_cap
 from ...arch.spec import ArchSpec
@@ -23,6 +23,38 @@ def first_violation(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Vio
         if reason is not None:
             return name, reason
     return None
+
+
+def within(knob: str, least: int, most: int) -> Rule[Any]:
+    """A rule: a knob lies between two values, both included."""
+
+    def rule(subject: Any) -> str | None:
+        value = getattr(subject.knobs, knob)
+        return None if least <= value <= most else f"{knob} must be in {least}..{most}, got {value}"
+
+    return rule
+
+
+def known(knob: str, values: tuple[int, ...]) -> Rule[Any]:
+    """A rule: a knob has one of some values."""
+
+    def rule(subject: Any) -> str | None:
+        value = getattr(subject.knobs, knob)
+        return None if value in values else f"{knob} must be one of {values}, got {value}"
+
+    return rule
+
+
+def divides(knob: str, count: str, parties: str) -> Rule[Any]:
+    """A rule: a knob is so many times 16, or a multiple, as another knob counts parties that share it."""
+
+    def rule(subject: Any) -> str | None:
+        value, number = getattr(subject.knobs, knob), getattr(subject.knobs, count)
+        if value % (16 * number) == 0:
+            return None
+        return f"{knob} must be a multiple of 16 * {count}, got {value} for {number} {parties}"
+
+    return rule
 
 
 def _padded_dim_qk_range(c: Candidate) -> str | None:

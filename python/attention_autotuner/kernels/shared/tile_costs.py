@@ -119,13 +119,11 @@ class RoundCost:
 
     Attributes:
         clk: how long the round takes.
-        bottleneck_clk: the busiest units' share of it.
         exposed_clk: what the design cannot overlap.
         latency_clk: barriers and loads that arrive late.
     """
 
     clk: float
-    bottleneck_clk: float
     exposed_clk: float
     latency_clk: float
 
@@ -162,7 +160,6 @@ def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
     latency = (counts.barriers * fit.barrier_clk + late) / residents
     return RoundCost(
         clk=busy + latency,
-        bottleneck_clk=bottleneck,
         exposed_clk=busy - bottleneck,
         latency_clk=latency,
     )
