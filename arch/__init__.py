@@ -1,4 +1,4 @@
-"""What a GPU allows and prefers: specs, limits, and the policies that turn problems into candidates."""
+"""GPUs: specs, limits, and the policies that turn problems into candidates."""
 
 from __future__ import annotations
 

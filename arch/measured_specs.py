@@ -66,7 +66,7 @@ class MeasuredSpec:
         }
 
     def fits(self, properties: DeviceProperties) -> bool:
-        """Whether a device is what was measured: its chip, with as many SMs."""
+        """True where a device is of the measured kind: its chip, with as many SMs."""
         spec, p = self.spec, properties
         return (spec.compute_capability, spec.num_sms) == (p.compute_capability, p.num_sms)
 
@@ -87,9 +87,9 @@ def for_device(device_name: str, cache_dir: Path) -> MeasuredSpec | None:
         ArchSpecError: the file is damaged; the message names it and the field.
     """
     for path in (user_path(cache_dir, device_name), SHIPPED / f"{slug(device_name)}.json"):
-        found = _serving(path) if path.is_file() else None
-        if found is not None:
-            return found
+        measured = _serving(path) if path.is_file() else None
+        if measured is not None:
+            return measured
     return None
 
 
@@ -108,9 +108,9 @@ def named(name: str, cache_dir: Path) -> MeasuredSpec | None:
         for path in sorted(folder.glob("*.json")):
             # Another GPU's file is none of the caller's business, damaged or not.
             if wanted in path.stem.replace("-", ""):
-                found = _serving(path)
-                if found is not None and found.spec.name.lower() == wanted:
-                    return found
+                measured = _serving(path)
+                if measured is not None and measured.spec.name.lower() == wanted:
+                    return measured
     return None
 
 
@@ -188,11 +188,15 @@ def _value(name: str, kind: Any, value: Any) -> Any:
             return value
         raise ArchSpecError(f"spec.{name} must be a text, got {value!r}")
     if kind == "tuple[str, ...]":
-        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+        if isinstance(value, list) and value and all(isinstance(text, str) for text in value):
             return tuple(value)
         raise ArchSpecError(f"spec.{name} must be a list of texts, got {value!r}")
     if kind == "tuple[int, int]":
-        if isinstance(value, list) and len(value) == 2 and all(type(each) is int for each in value):
+        if (
+            isinstance(value, list)
+            and len(value) == 2
+            and all(type(number) is int for number in value)
+        ):
             return tuple(value)
         raise ArchSpecError(f"spec.{name} must be two integers, got {value!r}")
     if kind == "int" and type(value) is not int:

@@ -59,5 +59,5 @@ def _register(device_type: DeviceType) -> str:
     return name
 
 
-def _same(one: Policy, other: Policy) -> bool:
-    return type(one) is type(other) and one.spec == other.spec
+def _same(policy: Policy, other: Policy) -> bool:
+    return type(policy) is type(other) and policy.spec == other.spec

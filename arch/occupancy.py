@@ -1,4 +1,4 @@
-"""What one kernel takes from an SM, and how many of its CTAs an SM holds: arithmetic that knows no operation."""
+"""The resources of one kernel on an SM, and the CTAs that an SM holds: arithmetic that knows no operation."""
 
 from __future__ import annotations
 

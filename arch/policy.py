@@ -17,12 +17,12 @@ FAMILIES: tuple[Family, ...] = ("sm90", "sm80")  # in the order in which they ar
 
 
 def runs_on(family: Family, compute_capability: tuple[int, int]) -> bool:
-    """Whether a family's kernels run on a GPU: those with PTX on any newer one, others on theirs alone."""
+    """True where a family's kernels run on a GPU: those with PTX on any newer one, others on theirs alone."""
     return compute_capability == (9, 0) if family == "sm90" else compute_capability >= (8, 0)
 
 
 class Policy:
-    """What one GPU architecture offers for a problem.
+    """The candidates of one GPU architecture for a problem.
 
     Subclasses set the class attributes; an instance may carry another spec of the same architecture (an H200 under the
     H100 policy, an unknown GPU under the nearest one).
@@ -64,7 +64,7 @@ class Policy:
         return [entry for entry in self.candidates(problem) if isinstance(entry, Candidate)]
 
     def default(self, problem: Problem) -> Candidate:
-        """What serves a problem that nobody tuned: the first row of the default table that is legal here.
+        """The candidate that serves a problem without tuning: the first row of the default table that is legal here.
 
         Raises:
             NoCandidateError: nothing in the space is legal on this GPU.

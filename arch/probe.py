@@ -1,4 +1,4 @@
-"""What the GPU in this machine says of itself, read from the CUDA driver alone.
+"""The properties of the GPU in this machine, read from the CUDA driver alone.
 
 The driver is there wherever a kernel can run, so probing needs neither torch nor cupy, and creates no CUDA context.
 """
@@ -104,7 +104,7 @@ def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
             if (
                 not isinstance(value, (list, tuple))
                 or len(value) != 2
-                or any(type(each) is not int for each in value)
+                or any(type(number) is not int for number in value)
             ):
                 raise ArchSpecError(f"compute_capability must be two integers, got {value!r}")
             value = tuple(value)

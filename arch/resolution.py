@@ -168,15 +168,17 @@ def from_properties(properties: DeviceProperties) -> Policy:
 
 def policy_of_its_own(spec: ArchSpec) -> Policy:
     """A policy for a GPU that belongs to none of the known ones, within its own limits."""
-    given = spec
+    own_spec = spec
 
     class Probed(Policy):
         """Candidates for a GPU that has no policy here, within its own limits."""
 
-        name = given.name
-        build_arch = native_arch(given.compute_capability)
-        families = tuple(each for each in FAMILIES if runs_on(each, given.compute_capability))
-        default_spec = given
+        name = own_spec.name
+        build_arch = native_arch(own_spec.compute_capability)
+        families = tuple(
+            family for family in FAMILIES if runs_on(family, own_spec.compute_capability)
+        )
+        default_spec = own_spec
 
     return Probed()
 
@@ -204,12 +206,12 @@ def forget_measured() -> None:
 
 @remembered("policies.measured", bound=64)
 def _measured_policy(name: str, cache_dir: Path) -> Policy | None:
-    found = measured_specs.named(name, cache_dir)
-    return None if found is None else policy_with(found)
+    measured = measured_specs.named(name, cache_dir)
+    return None if measured is None else policy_with(measured)
 
 
 def native_arch(compute_capability: tuple[int, int]) -> str:
-    """What to compile for: the capability itself, or the newest older one the compiler knows (PTX carries it on)."""
+    """The compute capability to compile for: the GPU's, or the newest older one that the compiler knows (by PTX)."""
     major, minor = max(arch for arch in NATIVE_ARCHS if arch <= compute_capability)
     return f"{major}{minor}"
 

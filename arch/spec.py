@@ -1,4 +1,4 @@
-"""What one GPU is, in numbers: an :class:`ArchSpec` is frozen data with units in its names and no behaviour.
+"""One GPU in numbers: an :class:`ArchSpec` is frozen data with units in its names and no behaviour.
 
 Where a number comes from stands beside it, in the module that instantiates the spec.
 """

@@ -351,7 +351,8 @@ def regret_of(
         coefficients: of the model.
     """
     ratios = {
-        row["name"]: row["ratio_to_best"]
+        # Names in saved rows may be older than today's words are.
+        candidate_from_config({"mask": "none"} | row["config"]).name: row["ratio_to_best"]
         for row in document["candidates"]
         if "ratio_to_best" in row and row["outcome"]["kind"] == Ok.kind
     }

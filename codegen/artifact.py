@@ -43,7 +43,7 @@ class BuildTarget:
         return self.arch if self.ptx else f"{self.arch}-real"
 
     def of_family(self, family: Family) -> BuildTarget:
-        """What a family's kernels are compiled for: warpgroup products exist for exactly one compute capability."""
+        """The target of a family's kernels: WGMMA exists for exactly one compute capability."""
         return BuildTarget(arch="90a", ptx=False) if family == "sm90" else self
 
     def flags(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class Artifact:
         name: the candidate's name.
         digest: :func:`artifact_digest`, 64 hex characters.
         path: the shared library; source, build record and log lie beside it.
-        report: what the compiler said.
+        report: the compiler's report.
         kernel_digest: identity of the kernel whatever compiled it.
         target: what it was compiled for.
         toolchain: versions of the tools that compiled it.

@@ -50,7 +50,7 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """What the launcher kept of one compilation or link."""
+    """The launcher's record of one compilation or link."""
 
     returncode: int
     seconds: float
@@ -61,7 +61,7 @@ class _Step:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch:
-    """What a running batch needs to know."""
+    """The constants of a running batch."""
 
     project: Project
     target: BuildTarget
@@ -264,10 +264,10 @@ def _compile(
             folder.mkdir(parents=True)
         for name, (_, kernel) in targets.items():
             (batch.project.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
-            own = batch.target.of_family(kernel.candidate.family)
-            if own != batch.target:
+            target = batch.target.of_family(kernel.candidate.family)
+            if target != batch.target:
                 architecture = batch.project.sources / f"{name}.architecture"
-                architecture.write_text(f"{own.cmake_architecture}\n", encoding="ascii")
+                architecture.write_text(f"{target.cmake_architecture}\n", encoding="ascii")
     at_once = job_count(len(misses), jobs)
     configure(
         batch.project,

@@ -122,10 +122,10 @@ class Bundle:
     @cached_property
     def by_source(self) -> Mapping[str, tuple[BundledKernel, ...]]:
         """Kernels by the identity of their source: one for each target."""
-        found: dict[str, tuple[BundledKernel, ...]] = {}
+        kernels: dict[str, tuple[BundledKernel, ...]] = {}
         for kernel in self.kernels:
-            found[kernel.kernel_digest] = (*found.get(kernel.kernel_digest, ()), kernel)
-        return found
+            kernels[kernel.kernel_digest] = (*kernels.get(kernel.kernel_digest, ()), kernel)
+        return kernels
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -157,15 +157,15 @@ def open_bundle(root: Path) -> Bundle:
     except ValueError as error:
         raise BundleError(f"{root / INDEX} is not JSON: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        found = data.get("schema") if isinstance(data, dict) else data
-        raise BundleError(f"{root / INDEX} must have schema {SCHEMA}, it has {found!r}")
+        schema = data.get("schema") if isinstance(data, dict) else data
+        raise BundleError(f"{root / INDEX} must have schema {SCHEMA}, it has {schema!r}")
     try:
         if int(data["abi_version"]) // 1000 != abi_version() // 1000:
             raise BundleError(
-                f"the kernels of {root} speak ABI {data['abi_version']}, this package {abi_version()}: export them anew"
+                f"the kernels of {root} speak ABI {data['abi_version']}, this package {abi_version()}: export again"
             )
-        kernels = tuple(_read_kernel(root, each) for each in data["kernels"])
-        picks = tuple(_read_pick(each, kernels) for each in data["picks"])
+        kernels = tuple(_read_kernel(root, item) for item in data["kernels"])
+        picks = tuple(_read_pick(item, kernels) for item in data["picks"])
         return Bundle(
             root=root,
             arch=str(data["arch"]),

@@ -76,11 +76,11 @@ def _open_installed(folder: Path) -> Bundle | None:
 
 def present() -> tuple[str, ...]:
     """The GPUs at hand, each kind once: they may have no spec here but a package of their own."""
-    found: list[str] = []
+    gpus: list[str] = []
     with contextlib.suppress(UnsupportedArchitectureError):  # there are no more
         for device in itertools.count():
-            found.append(probe(device).name)  # noqa: PERF401  # what was found before the error counts
-    return tuple(dict.fromkeys(found))
+            gpus.append(probe(device).name)  # noqa: PERF401  # those before the error count
+    return tuple(dict.fromkeys(gpus))
 
 
 def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
@@ -97,18 +97,18 @@ def find(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> lis
         BundleError: see :func:`bundles`.
     """
     identity = kernel_digest(kernel)
-    found = []
+    artifacts: list[Artifact] = []
     for bundle in bundles(settings):
         same = bundle.by_source.get(identity, ())
         if not same and kernel.name in bundle.names:
             _warn_of_stale(bundle, kernel.name)
-        readable = (bundle.read(each) for each in same if runs_on(each.target, target))
-        found += [artifact for artifact in readable if artifact is not None]
-    return sorted(found, key=lambda artifact: artifact.target.arch != target.arch)
+        readable = (bundle.read(entry) for entry in same if runs_on(entry.target, target))
+        artifacts += filter(None, readable)
+    return sorted(artifacts, key=lambda artifact: artifact.target.arch != target.arch)
 
 
 def runs_on(built: BuildTarget, device: BuildTarget) -> bool:
-    """Whether what was built for one target runs on a device of another."""
+    """True where code that was built for one target runs on a device of another."""
     if not (built.arch.isdigit() and device.arch.isdigit()):
         return built.arch == device.arch
     old, new = int(built.arch), int(device.arch)
@@ -125,7 +125,7 @@ def _warn_of_stale(bundle: Bundle, name: str) -> None:
     STALE.remember(bundle.root, bundle.package_version)
     logger.warning(
         "kernels of %s are passed over: it is of version %s, and its %s was made of other sources than those of "
-        "version %s here; install kernels of the same version, or export them anew",
+        "version %s here; install kernels of the same version, or export them again",
         bundle.root,
         bundle.package_version,
         name,

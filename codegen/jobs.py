@@ -1,4 +1,4 @@
-"""How many compilers may run at once on this machine."""
+"""The number of compilers that may run at once on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 JOB_BYTES = 1 << 30
 """Memory to plan for one compilation. Measured: 0.4 GB peak for an sm80 forward kernel at head dim 128 with nvcc 13.0
-and CUTLASS 4.2.0 headers; the rest is room for larger tiles and for the page cache."""
+and CUTLASS 4.2.0 headers; the rest is for larger tiles and for the page cache."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -45,7 +45,7 @@ def available_cores(*, cgroup: Path = _CGROUP) -> int:
 
 
 def job_count(pending: int, requested: int | None = None) -> int:
-    """How many of ``pending`` compilations to run at once.
+    """The number of compilations to run at once.
 
     Args:
         pending: compilations to do.

@@ -41,24 +41,24 @@ def at_hand(
     """
     settings = settings or current()
     target = BuildTarget(arch=arch).of_family(candidate.family)
-    found = _found(render(candidate), target, settings)
-    return found[0] if found and found[0].target.arch == target.arch else None
+    artifacts = _ready(render(candidate), target, settings)
+    return artifacts[0] if artifacts and artifacts[0].target.arch == target.arch else None
 
 
-def _found(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
-    """What the store and the bundles have of a kernel and the driver runs; a store that fails is passed over."""
+def _ready(kernel: RenderedKernel, target: BuildTarget, settings: Settings) -> list[Artifact]:
+    """The libraries of a kernel in the store and the bundles that the driver runs; a failing store is passed over."""
     try:
         stored = default_store(settings).find(kernel, target)
     except StoreError as error:
         logger.warning("the kernel cache is passed over: %s", error)
         stored = []
-    found = stored + installed.find(kernel, target, settings)
-    usable = [artifact for artifact in found if driver_runs(artifact.toolchain)]
-    if found and not usable:
+    built = stored + installed.find(kernel, target, settings)
+    usable = [artifact for artifact in built if driver_runs(artifact.toolchain)]
+    if built and not usable:
         logger.warning(
             "%s was built by CUDA %s, the driver here runs kernels of CUDA %d at most",
-            found[0].path,
-            found[0].toolchain["nvcc"],
+            built[0].path,
+            built[0].toolchain["nvcc"],
             (driver_release() or (0, 0))[0],
         )
     return usable
@@ -89,12 +89,12 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
     try:
         toolchain = find_toolchain(settings)
     except ToolchainError as error:
-        artifacts = _found(kernel, target, settings)
+        artifacts = _ready(kernel, target, settings)
         if not artifacts:
             raise ToolchainError(f"{candidate.name} has to be built first: {error}") from error
         return artifacts[0]
-    found: Artifact | Outcome | None = store.get(kernel, target, toolchain)
-    if found is None:
+    result: Artifact | Outcome | None = store.get(kernel, target, toolchain)
+    if result is None:
         logger.warning(
             "building %s for sm_%s: up to %d s, once; it is kept in %s (build ahead with `attention-autotuner warmup`)",
             candidate.name,
@@ -103,9 +103,9 @@ def obtain(candidate: Candidate, arch: str, *, settings: Settings | None = None)
             store.root,
         )
         start = time.monotonic()
-        found = build([kernel], target, toolchain=toolchain, store=store, jobs=settings.jobs)[0]
+        result = build([kernel], target, toolchain=toolchain, store=store, jobs=settings.jobs)[0]
         logger.info("built %s in %.1f s", candidate.name, time.monotonic() - start)
-    if not isinstance(found, Artifact):
-        log = f"; log: {found.log}" if found.log else ""
-        raise BuildError(f"{candidate.name} does not build: {found.reason}{log}")
-    return found
+    if not isinstance(result, Artifact):
+        log = f"; log: {result.log}" if result.log else ""
+        raise BuildError(f"{candidate.name} does not build: {result.reason}{log}")
+    return result

@@ -50,10 +50,10 @@ class Project:
         Raises:
             ToolchainError: CMake put it elsewhere.
         """
-        found = sorted((self.build / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
-        if len(found) != 1:
-            raise ToolchainError(f"one object file of {target} expected, got {len(found)}")
-        return found[0]
+        objects = sorted((self.build / "CMakeFiles" / f"{target}.dir").rglob("*.o"))
+        if len(objects) != 1:
+            raise ToolchainError(f"one object file of {target} expected, got {len(objects)}")
+        return objects[0]
 
     @property
     def logs(self) -> Path:
@@ -134,12 +134,12 @@ def _detection_folder(store: Store, toolchain: Toolchain) -> Path:
 
 
 def _keep_detection(project: Project, store: Store, kept: Path) -> None:
-    found = sorted(project.build.glob(f"CMakeFiles/*/{_DETECTED[0]}"))
-    if not found:
+    detected = sorted(project.build.glob(f"CMakeFiles/*/{_DETECTED[0]}"))
+    if not detected:
         return
     with store_errors(kept), store.staging() as staging:
         for name in _DETECTED:
-            shutil.copy2(found[0].with_name(name), staging / name)
+            shutil.copy2(detected[0].with_name(name), staging / name)
         kept.parent.mkdir(parents=True, exist_ok=True)
         if not kept.exists():
             store.move_in(staging, kept)
@@ -158,7 +158,7 @@ def configure(
 
     Asking a compiler what it is takes CMake 1.3 to 1.8 s; the answer is kept in the store, and with it this takes
     0.06 s (measured on two cores, CMake 4.4). ``CMAKE_PLATFORM_INFO_INITIALIZED`` is what CMake itself sets to read
-    these files back when it configures a folder again. A kept answer that does not serve is dropped and asked for anew.
+    these files back when it configures a folder again. A kept answer that does not serve is dropped.
 
     Args:
         project: with its sources written.

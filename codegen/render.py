@@ -164,7 +164,7 @@ def abi_version() -> int:
 
 
 def kernel_digest(kernel: RenderedKernel) -> str:
-    """What the kernel is, whatever compiles it: its text, its include closure and the ABI version.
+    """The identity of a kernel, whatever compiles it: its text, its include closure and the ABI version.
 
     Returns:
         64 hex characters. A record of a kernel with another digest is about another kernel.

@@ -1,4 +1,4 @@
-"""What the compiler says about a kernel: registers, spills, stack and shared memory, from ``ptxas -v``."""
+"""The compiler's report of a kernel: registers, spills, stack and shared memory, from ``ptxas -v``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class KernelReport:
         spill_store_bytes, spill_load_bytes: static count of spill traffic per thread.
         stack_bytes: local-memory stack per thread, callees included.
         static_smem_bytes: statically allocated shared memory per CTA.
-        loop_spills: whether a main loop touches local memory; None where no disassembler looked.
+        loop_spills: True where a main loop touches local memory; None where no disassembler looked.
     """
 
     name: str
@@ -68,19 +68,13 @@ class CompilerReport:
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
 _PROPERTIES = re.compile(r"Function properties for '?([^\s']+)'?")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_USED = re.compile(r"Used (\d+) registers")
-_CUMULATIVE = re.compile(r"(\d+) bytes cumulative stack size")
-_SMEM = re.compile(r"(\d+) bytes smem")
+_AT_MOST = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "stack_bytes": re.compile(r"(\d+) bytes cumulative stack size"),
+    "static_smem_bytes": re.compile(r"(\d+) bytes smem"),
+}
+_COUNTS = (*_AT_MOST, "spill_store_bytes", "spill_load_bytes")
 _WARNING = re.compile(r"\((C7\d{3})\)[:\s]*(.+)")
-
-
-@dataclass
-class _Counts:
-    registers: int = 0
-    spill_stores: int = 0
-    spill_loads: int = 0
-    stack: int = 0
-    smem: int = 0
 
 
 def parse_ptxas(text: str) -> CompilerReport:
@@ -89,7 +83,7 @@ def parse_ptxas(text: str) -> CompilerReport:
     The text is that of one translation unit and one architecture. A device function that was not inlined is counted to
     the entry function before it, with which ptxas compiled it.
     """
-    counts: dict[str, _Counts] = {}
+    counts: dict[str, dict[str, int]] = {}
     warnings: dict[str, None] = {}
     entry = ""
     for line in text.splitlines():
@@ -97,37 +91,22 @@ def parse_ptxas(text: str) -> CompilerReport:
             warnings[f"{match[1]}: {match[2].strip()}"] = None
         if match := _ENTRY.search(line):
             entry = match[1]
-            counts.setdefault(entry, _Counts())
+            counts.setdefault(entry, dict.fromkeys(_COUNTS, 0))
         elif match := _PROPERTIES.search(line):
             # Without an entry before it, the function belongs to no kernel (a separate compilation).
             entry = entry or match[1]
-            counts.setdefault(entry, _Counts())
+            counts.setdefault(entry, dict.fromkeys(_COUNTS, 0))
         elif entry and (match := _FRAME.search(line)):
-            stack, stores, loads = map(int, match.groups())
-            counts[entry].stack = max(counts[entry].stack, stack)
-            counts[entry].spill_stores += stores
-            counts[entry].spill_loads += loads
-        elif entry and (match := _USED.search(line)):
-            now = counts[entry]
-            now.registers = max(now.registers, int(match[1]))
-            if match := _CUMULATIVE.search(line):
-                now.stack = max(now.stack, int(match[1]))
-            if match := _SMEM.search(line):
-                now.smem = max(now.smem, int(match[1]))
-    return combine(
-        (
-            KernelReport(
-                name=name,
-                registers=count.registers,
-                spill_store_bytes=count.spill_stores,
-                spill_load_bytes=count.spill_loads,
-                stack_bytes=count.stack,
-                static_smem_bytes=count.smem,
-            )
-            for name, count in counts.items()
-        ),
-        warnings,
-    )
+            now, (stack, stores, loads) = counts[entry], map(int, match.groups())
+            now["stack_bytes"] = max(now["stack_bytes"], stack)
+            now["spill_store_bytes"] += stores
+            now["spill_load_bytes"] += loads
+        elif entry and _AT_MOST["registers"].search(line):
+            for name, pattern in _AT_MOST.items():
+                if match := pattern.search(line):
+                    counts[entry][name] = max(counts[entry][name], int(match[1]))
+    kernels = [KernelReport(name=name, loop_spills=None, **count) for name, count in counts.items()]
+    return combine(kernels, warnings)
 
 
 def combine(kernels: Iterable[KernelReport], warnings: Iterable[str]) -> CompilerReport:
@@ -135,11 +114,7 @@ def combine(kernels: Iterable[KernelReport], warnings: Iterable[str]) -> Compile
     kernels = tuple(kernels)
     looked = [kernel.loop_spills for kernel in kernels if kernel.loop_spills is not None]
     return CompilerReport(
-        registers=max((kernel.registers for kernel in kernels), default=0),
-        spill_store_bytes=max((kernel.spill_store_bytes for kernel in kernels), default=0),
-        spill_load_bytes=max((kernel.spill_load_bytes for kernel in kernels), default=0),
-        stack_bytes=max((kernel.stack_bytes for kernel in kernels), default=0),
-        static_smem_bytes=max((kernel.static_smem_bytes for kernel in kernels), default=0),
+        **{name: max((getattr(k, name) for k in kernels), default=0) for name in _COUNTS},
         loop_spills=any(looked) if looked else None,
         kernels=kernels,
         warnings=tuple(warnings),

@@ -1,4 +1,4 @@
-"""Whether a kernel touches local memory inside its main loops, read from its machine code.
+"""Spills inside the main loops of a kernel, read from its machine code.
 
 Compilers report how much a kernel spills, not where. A few spills before and after the loops are free; one inside a
 loop around tensor-core instructions is paid on every pass. So: disassemble, build the control-flow graph, find its
@@ -7,14 +7,13 @@ natural loops, and look at those that hold tensor-core instructions.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ToolchainError
 from .report import CompilerReport, combine
+from .tools import run_tool
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)([^;]*);")
@@ -58,7 +57,7 @@ class Loop:
 
     @property
     def spills(self) -> bool:
-        """Whether local memory is touched on every pass."""
+        """True where local memory is touched on every pass."""
         return self.local_loads + self.local_stores > 0
 
 
@@ -105,7 +104,7 @@ def _blocks(code: list[Instruction]) -> list[list[Instruction]]:
 
 def _successors(blocks: list[list[Instruction]]) -> list[list[int]]:
     index = {block[0].address: number for number, block in enumerate(blocks)}
-    edges: list[list[int]] = []
+    successors: list[list[int]] = []
     for number, block in enumerate(blocks):
         last = block[-1]
         targets = []
@@ -115,59 +114,43 @@ def _successors(blocks: list[list[Instruction]]) -> list[list[int]]:
         leaves = last.opcode in ("BRA", "UBRA", "EXIT", "RET") and not last.predicated
         if not leaves and number + 1 < len(blocks):
             targets.append(number + 1)
-        edges.append(targets)
-    return edges
+        successors.append(targets)
+    return successors
 
 
-def _dominators(edges: list[list[int]]) -> list[set[int]]:
-    """For each reachable block the blocks on every path to it from the entry; empty for the unreachable."""
-    predecessors: list[list[int]] = [[] for _ in edges]
-    for source, targets in enumerate(edges):
-        for target in targets:
-            predecessors[target].append(source)
-    reachable = {0}
+def _reachable(successors: list[list[int]], without: int | None = None) -> set[int]:
+    """The blocks that the entry leads to, where it must go round one block."""
+    reached: set[int] = set()
     pending = [0]
     while pending:
-        for target in edges[pending.pop()]:
-            if target not in reachable:
-                reachable.add(target)
-                pending.append(target)
-    order = sorted(reachable)
-    dominators = [set(reachable) if block in reachable else set() for block in range(len(edges))]
-    dominators[0] = {0}
-    changed = True
-    while changed:
-        changed = False
-        for block in order[1:]:
-            above = [dominators[p] for p in predecessors[block] if p in reachable]
-            new = set.intersection(*above) | {block}
-            if new != dominators[block]:
-                dominators[block] = new
-                changed = True
-    return dominators
+        block = pending.pop()
+        if block != without and block not in reached:
+            reached.add(block)
+            pending.extend(successors[block])
+    return reached
 
 
-def _natural_loops(edges: list[list[int]]) -> list[frozenset[int]]:
+def _natural_loops(successors: list[list[int]]) -> list[frozenset[int]]:
     """The blocks of each loop; back edges to one header make one loop."""
-    dominators = _dominators(edges)
-    predecessors: list[list[int]] = [[] for _ in edges]
-    for source, targets in enumerate(edges):
-        for target in targets:
-            if dominators[source]:
-                predecessors[target].append(source)
-    bodies: dict[int, set[int]] = {}
-    for source, targets in enumerate(edges):
-        for header in targets:
-            if header not in dominators[source]:
-                continue
-            body = bodies.setdefault(header, {header})
-            pending = [source]
-            while pending:
-                block = pending.pop()
-                if block not in body:
-                    body.add(block)
-                    pending.extend(predecessors[block])
-    return [frozenset(body) for body in bodies.values()]
+    predecessors: list[list[int]] = [[] for _ in successors]
+    for source in _reachable(successors):
+        for target in successors[source]:
+            predecessors[target].append(source)
+    loops = []
+    for header, sources in enumerate(predecessors):
+        if len(sources) + (header == 0) < 2:
+            continue  # a header has a way in and a way back
+        # An edge is a back edge where its header dominates its source.
+        pending = sorted(set(sources) - _reachable(successors, without=header))
+        body = {header} if pending else set()
+        while pending:
+            block = pending.pop()
+            if block not in body:
+                body.add(block)
+                pending.extend(predecessors[block])
+        if body:
+            loops.append(frozenset(body))
+    return loops
 
 
 def find_main_loops(code: list[Instruction], *, persistent: bool = False) -> list[Loop]:
@@ -175,7 +158,7 @@ def find_main_loops(code: list[Instruction], *, persistent: bool = False) -> lis
 
     Args:
         code: one function.
-        persistent: the kernel's outermost loop walks over tiles. It is then no main loop: what it spills around the
+        persistent: the kernel's outermost loop is over tiles. It is then no main loop: what it spills around the
             loops inside it is paid once a tile, as it would be at the begin and end of a kernel that is not persistent.
     """
     if not code:
@@ -183,14 +166,14 @@ def find_main_loops(code: list[Instruction], *, persistent: bool = False) -> lis
     blocks = _blocks(code)
     mma = {number for number, block in enumerate(blocks) if any(i.opcode in _MMA for i in block)}
     loops = [body for body in _natural_loops(_successors(blocks)) if body & mma]
-    found = []
+    main = []
     for body in loops:
         holds_another = any(other < body for other in loops)
         outermost = not any(body < other for other in loops)
         if persistent and outermost and holds_another:
             continue
         items = [item for number in sorted(body) for item in blocks[number]]
-        found.append(
+        main.append(
             Loop(
                 start=items[0].address,
                 end=items[-1].address,
@@ -199,7 +182,7 @@ def find_main_loops(code: list[Instruction], *, persistent: bool = False) -> lis
                 local_stores=sum(item.opcode == "STL" for item in items),
             )
         )
-    return sorted(found, key=lambda loop: (loop.start, -loop.end))
+    return sorted(main, key=lambda loop: (loop.start, -loop.end))
 
 
 def disassemble(library: Path, disassembler: Path) -> str:
@@ -212,21 +195,13 @@ def disassemble(library: Path, disassembler: Path) -> str:
     Raises:
         ToolchainError: the disassembler fails.
     """
-    path = os.pathsep.join([str(disassembler.parent), os.environ.get("PATH", os.defpath)])
-    try:
-        done = subprocess.run(
-            [disassembler, "--dump-sass", library],
-            env={**os.environ, "PATH": path, "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_DISASSEMBLE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"cannot disassemble {library}: {error}") from error
+    done = run_tool(
+        [disassembler, "--dump-sass", library],
+        seconds=_DISASSEMBLE_SECONDS,
+        first_on_path=disassembler.parent,
+    )
     if done.returncode != 0:
-        raise ToolchainError(f"{disassembler} cannot read {library}: {done.stderr.strip()[-500:]}")
+        raise ToolchainError(f"{disassembler} cannot read {library}: {done.stdout.strip()[-500:]}")
     return done.stdout
 
 
@@ -243,20 +218,6 @@ def main_loops(
         name: find_main_loops(instructions, persistent=persistent)
         for name, instructions in code.items()
     }
-
-
-def loop_spills(
-    library: Path, disassembler: Path | None, *, persistent: bool = False
-) -> bool | None:
-    """Whether any main loop of a library touches local memory; None without a disassembler.
-
-    Raises:
-        ToolchainError: the disassembler fails.
-    """
-    if disassembler is None:
-        return None
-    loops = main_loops(library, disassembler, persistent=persistent)
-    return any(loop.spills for kernel in loops.values() for loop in kernel)
 
 
 def add_loop_spills(report: CompilerReport, loops: dict[str, list[Loop]]) -> CompilerReport:

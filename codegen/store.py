@@ -115,14 +115,16 @@ class Store:
         identity, target = kernel_digest(kernel), target.of_family(kernel.candidate.family)
         folders = self.root / FOLDERS["built"]
         with store_errors(folders):
-            found = [
+            artifacts = [
                 (path.joinpath(RECORD).stat().st_mtime, artifact)
                 for path in folders.glob(glob.escape(entry_name(kernel.name, "")) + "*")
                 if (artifact := self._open(path)) is not None
                 and artifact.kernel_digest == identity
                 and artifact.target == target
             ]
-        return [artifact for _, artifact in sorted(found, key=lambda item: item[0], reverse=True)]
+        return [
+            artifact for _, artifact in sorted(artifacts, key=lambda item: item[0], reverse=True)
+        ]
 
     def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
         """An entry that is whole; a damaged one is quarantined and is then none."""

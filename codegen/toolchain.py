@@ -72,7 +72,7 @@ class Toolchain:
     ninja: Path
 
     def identity(self) -> dict[str, str]:
-        """What of it may change the compiled code: versions, never paths."""
+        """The versions that may change the compiled code, never paths."""
         return {
             "nvcc": self.nvcc_version,
             "host_cxx": self.host_cxx_version,
@@ -157,7 +157,7 @@ def driver_release() -> tuple[int, int] | None:
 
 
 def driver_runs(toolchain: Mapping[str, str]) -> bool:
-    """Whether this machine's driver runs what a toolchain compiles; True where there is no driver to ask.
+    """True where this machine's driver runs kernels of a toolchain, or there is no driver to ask.
 
     The CUDA runtime inside a kernel takes any driver of its own major release or of a later one.
 
@@ -194,9 +194,9 @@ def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
         ToolchainError: none works; the message lists each place with what is wrong there.
     """
     if nvcc is not None:
-        given = Path(nvcc)
+        path = Path(nvcc)
         try:
-            compiler = probe_nvcc(given / "bin" / "nvcc" if given.is_dir() else given)
+            compiler = probe_nvcc(path / "bin" / "nvcc" if path.is_dir() else path)
         except ToolchainError as error:
             raise ToolchainError(f"ATTENTION_AUTOTUNER_NVCC={nvcc}: {error}") from error
         try:
@@ -206,9 +206,9 @@ def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
         return compiler
     problems: list[str] = []
     for find in _compilers():
-        found = _attempt(find, problems)
-        if found is not None:
-            return found
+        usable = _attempt(find, problems)
+        if usable is not None:
+            return usable
     listed = "; ".join(problems) or "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
     raise ToolchainError(f"no usable nvcc: {listed}. To fix it, {_INSTALL_NVCC}")
 
@@ -225,7 +225,7 @@ def _attempt(find: Callable[[], Nvcc], problems: list[str]) -> Nvcc | None:
 
 
 def _compilers() -> Iterator[Callable[[], Nvcc]]:
-    """How to have each compiler that is there, in the order in which they are tried."""
+    """A function for each compiler that is there, in the order in which they are tried."""
     for place in nvcc_places():
         if place.exists():
             yield partial(probe_nvcc, place)
@@ -260,8 +260,8 @@ def find_host_cxx() -> tuple[Path, str]:
             return Path(path), _probe(path, "--version").strip().splitlines()[0]
         except ToolchainError as error:
             problems.append(str(error))
-    found = "; ".join(problems) or "none of g++, c++, clang++ on PATH"
-    raise ToolchainError(f"no usable C++ compiler: {found}. To fix it, install g++ or set CXX")
+    listed = "; ".join(problems) or "none of g++, c++, clang++ on PATH"
+    raise ToolchainError(f"no usable C++ compiler: {listed}. To fix it, install g++ or set CXX")
 
 
 def _tool_places(name: str) -> Iterator[Path]:
@@ -288,8 +288,8 @@ def _find_tool(name: str, minimum: tuple[int, ...]) -> tuple[Path, str]:
         if version is not None and numbers(version[0]) >= minimum:
             return place, version[0]
         problems.append(f"{place} is older than {_dotted(minimum)}")
-    found = "; ".join(problems) or "neither installed for this Python nor on PATH"
-    raise ToolchainError(f"no usable {name}: {found}. To fix it, run `pip install {name}`")
+    listed = "; ".join(problems) or "neither installed for this Python nor on PATH"
+    raise ToolchainError(f"no usable {name}: {listed}. To fix it, run `pip install {name}`")
 
 
 def find_cmake() -> tuple[Path, str]:

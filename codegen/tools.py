@@ -50,6 +50,7 @@ def run_tool(
     seconds: float | None = None,
     temporary: Path | None = None,
     folder: Path | None = None,
+    first_on_path: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool to its end, in :func:`clean_environment`.
 
@@ -58,6 +59,7 @@ def run_tool(
         seconds: how long it may take; None is without end.
         temporary: see :func:`clean_environment`.
         folder: where it runs; default the present one.
+        first_on_path: folder whose tools it calls before others.
 
     Returns:
         Its status, and in ``stdout`` what it printed on both streams.
@@ -65,11 +67,15 @@ def run_tool(
     Raises:
         ToolchainError: it cannot be started, or did not end in time.
     """
+    environment = clean_environment(temporary)
+    if first_on_path is not None:
+        path = environment.get("PATH", os.defpath)
+        environment["PATH"] = os.pathsep.join([str(first_on_path), path])
     try:
         return subprocess.run(
             command,
             cwd=folder,
-            env=clean_environment(temporary),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

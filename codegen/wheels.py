@@ -116,9 +116,9 @@ def _versions(site: Path, names: Iterable[str]) -> dict[str, str]:
     """Versions of the named distributions in a site-packages folder."""
     wanted = set(names)
     return {
-        name: found.version
-        for found in importlib.metadata.distributions(path=[str(site)])
-        if (name := re.sub(r"[-_.]+", "-", found.metadata["Name"]).lower()) in wanted
+        name: distribution.version
+        for distribution in importlib.metadata.distributions(path=[str(site)])
+        if (name := re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()) in wanted
     }
 
 

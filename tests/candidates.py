@@ -25,8 +25,8 @@ _FORWARD = {field.name for field in fields(ForwardKnobs)}
 _BACKWARD = {field.name for field in fields(BackwardKnobs)}
 PLAIN = Candidate(
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128),
 )
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=1)
@@ -43,9 +43,9 @@ def forward(base: Candidate = PLAIN, **changes: Any) -> Candidate:
 def backward(plan: str, **changes: Any) -> Candidate:
     """A backward candidate of a plan with medium tiles, and other values of some fields of it or of its knobs."""
     passes: dict[str, dict[str, Any]] = {
-        "fused": {"keys": KEYS},
-        "pair": {"keys": KEYS, "dq": ROWS},
-        "split": {"dq": ROWS, "dk": ROWS, "dv": ROWS},
+        "one_pass": {"keys": KEYS},
+        "two_kernels": {"keys": KEYS, "dq": ROWS},
+        "three_kernels": {"dq": ROWS, "dk": ROWS, "dv": ROWS},
     }
     knobs = {name: value for name, value in changes.items() if name in _BACKWARD}
     rest = {name: value for name, value in changes.items() if name not in _BACKWARD}
@@ -65,15 +65,15 @@ RETENTION: dict[str, Any] = {
 def retention(kind: str, **changes: Any) -> Candidate:
     """A retention candidate of a form, or of ``backward``, with other values of some fields."""
     direction: Any = "backward" if kind == "backward" else "forward"
-    values: dict[str, Any] = {"knobs": RETENTION[kind], "class_qk": 64, "class_v": 64}
+    values: dict[str, Any] = {"knobs": RETENTION[kind], "padded_dim_qk": 64, "padded_dim_v": 64}
     return replace(PLAIN, op="retention", direction=direction, **(values | changes))
 
 
 RETNET = (
     replace(PLAIN, op="retnet", mask="explicit"),
     replace(PLAIN, op="retnet", mask="decay"),
-    replace(backward("pair"), op="retnet", mask="explicit"),
-    replace(backward("fused"), op="retnet", mask="decay"),
+    replace(backward("two_kernels"), op="retnet", mask="explicit"),
+    replace(backward("one_pass"), op="retnet", mask="decay"),
 )
 
 

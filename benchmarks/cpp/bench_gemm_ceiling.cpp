@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "attention_autotuner/peaks/ceilings.h"
+#include "attention_autotuner/peaks/peaks.h"
 #include "gpu.hpp"
 #include "options.hpp"
 #include "report.hpp"
@@ -13,7 +13,7 @@ namespace attention_autotuner::benchmarks {
 namespace {
 
 constexpr char kProgram[] = "bench_gemm_ceiling";
-constexpr double kMaxSeconds = 60;  // of peaks/ceilings.h
+constexpr double kMaxSeconds = 60;  // of peaks/peaks.h
 
 struct CeilingOptions {
   std::vector<std::string> which;
@@ -36,7 +36,7 @@ std::vector<std::string> names(std::string const& text) {
   for (size_t begin = 0; begin <= text.size();) {
     size_t const end = std::min(text.find(',', begin), text.size());
     names.push_back(text.substr(begin, end - begin));
-    if (attention_autotuner_ceiling_unit(names.back().c_str()) == nullptr) {
+    if (attention_autotuner_peak_unit(names.back().c_str()) == nullptr) {
       throw UsageError("--which knows no ceiling \"" + names.back() + "\"");
     }
     begin = end + 1;
@@ -45,16 +45,16 @@ std::vector<std::string> names(std::string const& text) {
 }
 
 Record measured(std::string const& which, double seconds, bool& fine) {
-  attention_autotuner_ceiling_result result{};
+  attention_autotuner_peak_result result{};
   result.struct_size = sizeof(result);
-  int32_t const status = attention_autotuner_measure_ceiling(which.c_str(), seconds, &result);
-  std::string const unit = attention_autotuner_ceiling_unit(which.c_str());
+  int32_t const status = attention_autotuner_measure_peak(which.c_str(), seconds, &result);
+  std::string const unit = attention_autotuner_peak_unit(which.c_str());
   Record record;
   record.add("which", json::quoted(which)).add("unit", json::quoted(unit));
   if (status != ATTENTION_AUTOTUNER_OK) {
     // A GPU without the instructions of another is no failure.
     fine = fine && status == ATTENTION_AUTOTUNER_BAD_DEVICE;
-    std::string const reason = attention_autotuner_ceiling_status_string(status);
+    std::string const reason = attention_autotuner_peak_status_string(status);
     std::printf("%-11s  not measured: %s\n", which.c_str(), reason.c_str());
     return record.add("value", "null")
         .add("spread", "null")

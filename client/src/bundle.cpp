@@ -172,13 +172,14 @@ Pick Bundle::pick(Problem const& problem) const {
       if (best == nullptr || *apart < least) best = &pick, least = *apart;
     }
     if (best == nullptr) continue;
-    Pick found = *best;
-    found.distance = least < 0 ? 0 : least;
-    return found;
+    Pick nearest = *best;
+    nearest.distance = least < 0 ? 0 : least;
+    return nearest;
   }
   throw NoKernelError("the bundle " + folder() + " has no kernel for " + problem.describe() + ": none of its " +
-                      std::to_string(picks().size()) + " picks is of that kind, head-dim classes " +
-                      std::to_string(problem.class_qk()) + "/" + std::to_string(problem.class_v()) + " included");
+                      std::to_string(picks().size()) + " picks is of that kind, padded head dims " +
+                      std::to_string(problem.padded_dim_qk()) + "/" + std::to_string(problem.padded_dim_v()) +
+                      " included");
 }
 
 Kernel Bundle::kernel(Pick const& pick) const {

@@ -58,9 +58,9 @@ Value const* Value::find(std::string const& name) const {
 }
 
 Value const& Value::at(std::string const& name) const {
-  Value const* found = find(name);
-  if (found == nullptr) throw ParseError("\"" + name + "\" is missing");
-  return *found;
+  Value const* value = find(name);
+  if (value == nullptr) throw ParseError("\"" + name + "\" is missing");
+  return *value;
 }
 
 class Reader {
@@ -161,29 +161,29 @@ class Reader {
   }
 
   void number(Value& value) {
-    std::string found;
-    if (take('-')) found = "-";
+    std::string digits_read;
+    if (take('-')) digits_read = "-";
     bool const zero = peek() == '0';
-    size_t const first = found.size();
-    digits(found);
-    if (zero && found.size() > first + 1) fail("a number begins with 0");
+    size_t const first = digits_read.size();
+    digits(digits_read);
+    if (zero && digits_read.size() > first + 1) fail("a number begins with 0");
     bool integral = true;
     if (take('.')) {
       integral = false;
-      found.push_back('.');
-      digits(found);
+      digits_read.push_back('.');
+      digits(digits_read);
     }
     if (peek() == 'e' || peek() == 'E') {
       integral = false;
-      found.push_back(text_[at_++]);
-      if (peek() == '+' || peek() == '-') found.push_back(text_[at_++]);
-      digits(found);
+      digits_read.push_back(text_[at_++]);
+      if (peek() == '+' || peek() == '-') digits_read.push_back(text_[at_++]);
+      digits(digits_read);
     }
-    value.number_ = to_double(found);
+    value.number_ = to_double(digits_read);
     if (!std::isfinite(value.number_)) fail("a number is out of range");
-    if (integral && found.size() <= 18) {  // more digits than any size of a problem has
+    if (integral && digits_read.size() <= 18) {  // more digits than any size of a problem has
       value.integral_ = true;
-      value.integer_ = std::stoll(found);
+      value.integer_ = std::stoll(digits_read);
     }
   }
 

@@ -35,8 +35,8 @@ KernelInfo read_info(decltype(&attention_autotuner_get_kernel_info) get, std::st
     throw KernelError(path + " does not describe itself: status " + std::to_string(status));
   }
   return {raw.name == nullptr ? "" : raw.name,
-          raw.class_qk,
-          raw.class_v,
+          raw.padded_dim_qk,
+          raw.padded_dim_v,
           raw.block_m,
           raw.block_n,
           raw.num_threads,

@@ -119,10 +119,10 @@ double Problem::bytes_moved() const {
 }
 
 Problem Problem::bucketed() const {
-  Problem found = *this;
-  found.seqlen_q = bucket(seqlen_q);
-  found.seqlen_k = bucket(seqlen_k);
-  return found;
+  Problem rounded = *this;
+  rounded.seqlen_q = bucket(seqlen_q);
+  rounded.seqlen_k = bucket(seqlen_k);
+  return rounded;
 }
 
 std::string Problem::describe() const {
@@ -159,7 +159,7 @@ Problem Problem::from_json(std::string const& document) {
 
 std::optional<double> distance(Problem const& problem, Problem const& recorded) {
   auto const fixed = [](Problem const& p) {
-    return std::make_tuple(p.op, p.direction, p.dtype, p.class_qk(), p.class_v(), p.causal, p.alignment_bytes,
+    return std::make_tuple(p.op, p.direction, p.dtype, p.padded_dim_qk(), p.padded_dim_v(), p.causal, p.alignment_bytes,
                            p.deterministic, p.mask, p.form);
   };
   if (fixed(problem) != fixed(recorded)) return std::nullopt;
@@ -211,9 +211,9 @@ Problem problem_of(json::Value const& object, bool complete) {
   }
   if (known != object.members().size()) {
     for (auto const& member : object.members()) {
-      bool found = false;
-      for (auto const& field : fields) found = found || member.first == field.first;
-      if (!found) throw json::ParseError("a problem has no field \"" + member.first + "\"");
+      bool known_field = false;
+      for (auto const& field : fields) known_field = known_field || member.first == field.first;
+      if (!known_field) throw json::ParseError("a problem has no field \"" + member.first + "\"");
     }
   }
   p.check();

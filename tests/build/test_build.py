@@ -16,7 +16,7 @@ from attention_autotuner.codegen.artifact import Artifact, BuildTarget
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.render import RenderedKernel, abi_version, render
-from attention_autotuner.codegen.sass import loop_spills
+from attention_autotuner.codegen.sass import main_loops
 from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import Toolchain, find_disassembler, find_toolchain
 from attention_autotuner.core import abi
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.build
 TARGET = BuildTarget(arch="80")
 CANDIDATE = Candidate(
     dtype="fp16",
-    class_qk=64,
-    class_v=64,
+    padded_dim_qk=64,
+    padded_dim_v=64,
     knobs=ForwardKnobs(
         block_m=64,
         block_n=64,
@@ -86,10 +86,10 @@ class Batch:
     progress: list[tuple[int, int, str, float]]
 
     def artifact(self, name: str) -> Artifact:
-        (found,) = {
+        (stored,) = {
             id(r): r for r in self.results if isinstance(r, Artifact) and r.name == name
         }.values()
-        return found
+        return stored
 
 
 @pytest.fixture(scope="session")
@@ -222,7 +222,10 @@ def test_the_library_loads_and_describes_itself_without_a_gpu(batch: Batch) -> N
     info = abi.KernelInfo(struct_size=ctypes.sizeof(abi.KernelInfo))
     assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
     assert info.name == CANDIDATE.name.encode()
-    assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
+    assert (info.padded_dim_qk, info.padded_dim_v) == (
+        CANDIDATE.padded_dim_qk,
+        CANDIDATE.padded_dim_v,
+    )
     assert (info.block_m, info.block_n) == (CANDIDATE.knobs.block_m, CANDIDATE.knobs.block_n)
     assert info.num_threads == CANDIDATE.knobs.num_threads
     assert info.copy_bytes == CANDIDATE.copy_bytes
@@ -235,9 +238,13 @@ def test_spills_in_main_loops_are_seen(batch: Batch) -> None:
     spilling, real = batch.artifact("spilling"), batch.artifact(REAL.name)
     assert spilling.report.loop_spills is True
     assert spilling.report.stack_bytes >= 32
-    assert loop_spills(spilling.path, disassembler) is True
+    assert any(
+        loop.spills for loops in main_loops(spilling.path, disassembler).values() for loop in loops
+    )
     assert real.report.loop_spills is False
-    assert loop_spills(real.path, disassembler) is False
+    assert not any(
+        loop.spills for loops in main_loops(real.path, disassembler).values() for loop in loops
+    )
 
 
 def _embedded(path: Path, kind: str) -> list[str]:
@@ -264,7 +271,7 @@ def test_ptx_travels_beside_the_machine_code_where_asked(
 
 
 def _commands(root: Path, target: BuildTarget, toolchain: Toolchain, store: Store) -> str:
-    """What Ninja would run for one kernel, with the private folder's name taken out."""
+    """The commands that Ninja would run for one kernel, with the private folder's name taken out."""
     project = Project(root=root)
     for folder in (project.sources, project.logs, project.temporary):
         folder.mkdir(parents=True)
@@ -417,11 +424,11 @@ def test_tools_that_are_gone(tmp_path: Path, toolchain: Toolchain) -> None:
         gone = replace(toolchain, **{name: tmp_path / "gone"})  # type: ignore[arg-type]
         with pytest.raises(ToolchainError, match="gone"):
             build([_trivial("one")], TARGET, toolchain=gone, store=store)
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho I am no compiler; exit 1\n")
-    broken.chmod(0o755)
+    failing = tmp_path / "broken"
+    failing.write_text("#!/bin/sh\necho I am no compiler; exit 1\n")
+    failing.chmod(0o755)
     with pytest.raises(ToolchainError, match="CMake cannot set up a build"):
-        build([_trivial("one")], TARGET, toolchain=replace(toolchain, nvcc=broken), store=store)
+        build([_trivial("one")], TARGET, toolchain=replace(toolchain, nvcc=failing), store=store)
     assert store.ls() == []
     assert not list((store.root / "staging").iterdir())
 

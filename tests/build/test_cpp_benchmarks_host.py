@@ -59,8 +59,8 @@ def programs(cpp_programs: Path) -> Path:
 
 
 def results_of(path: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
-    return found
+    actual: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return actual
 
 
 def test_every_pick_of_a_bundle_is_checked_timed_and_written(
@@ -231,7 +231,7 @@ def test_short_kernels_are_replayed_and_sets_rotated(programs: Path, tmp_path: P
 def test_the_protocol_is_that_of_python(cpp_programs: Path) -> None:
     source = (ROOT / "benchmarks" / "cpp" / "measure.cpp").read_text(encoding="utf-8")
     source += (ROOT / "benchmarks" / "cpp" / "measure.hpp").read_text(encoding="utf-8")
-    found = dict(re.findall(r"constexpr \w+ k(\w+) = ([\d'.e]+);", source))
+    actual = dict(re.findall(r"constexpr \w+ k(\w+) = ([\d'.e]+);", source))
     expected = {
         "GraphBelowUs": measure.GRAPH_BELOW_US,
         "SampleUs": measure.SAMPLE_US,
@@ -244,7 +244,7 @@ def test_the_protocol_is_that_of_python(cpp_programs: Path) -> None:
         "MaxHeadStartCycles": measure.MAX_HEAD_START_CYCLES,
         "WarmUpSeconds": measure.WARM_UP_SECONDS,
     }
-    assert {name: float(text.replace("'", "")) for name, text in found.items()} == expected
+    assert {name: float(text.replace("'", "")) for name, text in actual.items()} == expected
 
     source_of = random.Random(4)
     samples = [[source_of.uniform(1, 2) for _ in range(n)] for n in (1, 2, 3, 4, 5, 10, 11, 24)]
@@ -360,7 +360,7 @@ def agreed(programs: Path, bundle: Path, fakes: Sequence[Fake], factor: float) -
 
     problems = [fake.problem for fake in fakes]
     artifacts = [fake_artifact(bundle, fake) for fake in fakes]
-    found = compare(
+    actual = compare(
         problems,
         artifacts,
         bundle=bundle,
@@ -370,7 +370,7 @@ def agreed(programs: Path, bundle: Path, fakes: Sequence[Fake], factor: float) -
         rounds=3,
         rest=0.5,
     )
-    return report(found)
+    return report(actual)
 
 
 def test_agreement_is_judged_by_digest_and_time(programs: Path, fake_bundle: Path) -> None:
@@ -409,7 +409,7 @@ def test_agreement_takes_a_positive_number_of_repeats(
     assert "--repeats" in capsys.readouterr().err
 
 
-def test_the_command_builds_a_bundle_and_writes_its_verdict(
+def test_the_command_builds_a_bundle_and_writes_its_summary(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it but the GPU: picks of dispatch, a bundle as export writes it, programs, report."""
@@ -456,7 +456,7 @@ def test_a_program_without_a_report_is_an_error(programs: Path, tmp_path: Path) 
 
 
 def symbols(file: Path) -> set[str]:
-    """What an object defines of the interface to a GPU, inline functions left out."""
+    """The symbols that an object defines of the interface to a GPU, inline functions left out."""
     listed = [line.split(" ", 2)[1:] for line in run("nm", "--demangle", file).splitlines()]
     return {
         name for kind, name in filter(lambda pair: len(pair) == 2, listed)

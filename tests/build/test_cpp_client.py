@@ -52,9 +52,9 @@ def probe(cpp_programs: Path) -> Probe:
         lines = "".join(f"{command} {text}\n" for text in texts)
         done = ask(cpp_programs / "probe", stdin=lines)
         assert done.returncode == 0, done.stderr
-        found = done.stdout.splitlines()
-        assert len(found) == len(texts)
-        return found
+        document = done.stdout.splitlines()
+        assert len(document) == len(texts)
+        return document
 
     return answers
 
@@ -151,12 +151,17 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         problems, probe("bucket", [json.dumps(asdict(p)) for p in problems]), strict=True
     ):
         bucketed = problem.bucketed()
-        numbers = [bucketed.seqlen_q, bucketed.seqlen_k, problem.class_qk, problem.class_v]
-        found = answer.split(" ", 7)
-        assert [int(text) for text in found[:5]] == [*numbers, problem.causal_offset]
-        assert float(found[5]) == pytest.approx(problem.flops, rel=1e-12)
-        assert float(found[6]) == pytest.approx(problem.bytes_moved, rel=1e-12)
-        assert found[7] == problem.describe()
+        numbers = [
+            bucketed.seqlen_q,
+            bucketed.seqlen_k,
+            problem.padded_dim_qk,
+            problem.padded_dim_v,
+        ]
+        document = answer.split(" ", 7)
+        assert [int(text) for text in document[:5]] == [*numbers, problem.causal_offset]
+        assert float(document[5]) == pytest.approx(problem.flops, rel=1e-12)
+        assert float(document[6]) == pytest.approx(problem.bytes_moved, rel=1e-12)
+        assert document[7] == problem.describe()
 
 
 @pytest.mark.parametrize(
@@ -272,16 +277,16 @@ def test_picks_are_those_of_python(pick: Path, tmp_path: Path) -> None:
             assert "has no kernel for" in done.stderr
             continue
         assert done.returncode == 0, done.stderr
-        found = json.loads(done.stdout)
-        assert found["name"] == expected.candidate.name
-        assert found["layer"] == expected.layer
-        assert found["recorded"] == expected.problem.describe()
+        document = json.loads(done.stdout)
+        assert document["name"] == expected.candidate.name
+        assert document["layer"] == expected.layer
+        assert document["recorded"] == expected.problem.describe()
         exact = expected.problem == problem.bucketed()
-        assert found["exact"] is exact
+        assert document["exact"] is exact
         apart = distance(problem.bucketed(), expected.problem, bound=math.inf)
-        assert found["distance"] == pytest.approx(0.0 if exact else apart, abs=1e-12)
-        assert expected.layer == "default" or found["distance"] <= MAX_DISTANCE
-        layers.add(found["layer"])
+        assert document["distance"] == pytest.approx(0.0 if exact else apart, abs=1e-12)
+        assert expected.layer == "default" or document["distance"] <= MAX_DISTANCE
+        layers.add(document["layer"])
     assert layers == set(LAYERS)
 
 

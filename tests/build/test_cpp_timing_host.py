@@ -1,4 +1,4 @@
-"""What surrounds the timings of the C++ benchmarks: memory laid out as torch lays it out, and rests between rounds."""
+"""Around the timings of the C++ benchmarks: memory laid out as by torch, and rests between rounds."""
 
 from __future__ import annotations
 

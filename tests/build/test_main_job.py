@@ -1,4 +1,4 @@
-"""What `make tune` does on a machine without a GPU, with the real compiler."""
+"""`make tune` on a machine without a GPU, with the real compiler."""
 
 from __future__ import annotations
 
@@ -37,14 +37,18 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
         assert said["complaints"] == []
         assert status == 0
         by_op = {
-            op: [one for one in said["results"] if one["problem"].startswith(f"{op} ")]
+            op: [
+                result_row
+                for result_row in said["results"]
+                if result_row["problem"].startswith(f"{op} ")
+            ]
             for op in ("attention", "retnet", "retention")
         }
-        for op, found in by_op.items():
+        for op, rows_of_op in by_op.items():
             architectures = (
                 ("A100", *SMALL_ARCHITECTURES) if op == "attention" else SMALL_ARCHITECTURES
             )
-            assert [(result["arch"], result["direction"]) for result in found] == [
+            assert [(result["arch"], result["direction"]) for result in rows_of_op] == [
                 (arch, direction) for arch in architectures for direction in ("forward", "backward")
             ]
         assert sum(map(len, by_op.values())) == len(said["results"])
@@ -68,8 +72,8 @@ def test_the_main_job_builds_and_ranks_for_three_architectures(
             assert estimates == sorted(estimates)
             for row in usable[:wanted]:
                 artifact = read_artifact(Path(row["artifact"]).parent)
-                one = candidate_from_config(row["config"])
-                assert check_spills(one, artifact.report, timed=False).ok
+                result_row = candidate_from_config(row["config"])
+                assert check_spills(result_row, artifact.report, timed=False).ok
             # A backward kernel keeps every row's statistics there at least: 4 * 16 * 4096 rows of fp32.
             least = 0 if result["direction"] == "forward" else 4 * 4 * 16 * 4096
             assert all(row["workspace_bytes"] >= least for row in usable)

@@ -42,7 +42,7 @@ from attention_autotuner.codegen.toolchain import find_toolchain
 q = torch.randn(1, 2, 16, 16, dtype=torch.float16)
 output = flash_attn_func(q, q, q)
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=16)
-kernel = render(Candidate(dtype="fp16", class_qk=16, class_v=16, knobs=knobs))
+kernel = render(Candidate(dtype="fp16", padded_dim_qk=16, padded_dim_v=16, knobs=knobs))
 built = build([kernel], BuildTarget(arch="80"), toolchain=find_toolchain(), store=default_store())[0]
 print(json.dumps({
     "package": attention_autotuner.__file__,

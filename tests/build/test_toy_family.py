@@ -45,7 +45,7 @@ COMMAND = ["--batch", "2", "--heads", "4", "--heads-kv", "2", "--seqlen", "256"]
 COMMAND += ["--seqlen-k", "512", "--dim-qk", "56", "--dim-v", "40", "--json"]
 CANDIDATE = Candidate.of(PROBLEM, NaiveKnobs(warps=4, exponential="approximate"))
 TOO_MANY_WARPS = replace(CANDIDATE, knobs=NaiveKnobs(warps=9))
-TOO_WIDE = replace(CANDIDATE, class_qk=80)
+TOO_WIDE = replace(CANDIDATE, padded_dim_qk=80)
 POLICIES: tuple[Policy, ...] = (A100(), RTX4090(), H100())
 TARGET = BuildTarget(arch="80")
 SHIPPED = 146  # picks at least
@@ -53,7 +53,7 @@ SHIPPED = 146  # picks at least
 
 @dataclass(frozen=True)
 class Present:
-    """What records and the store hold kernels to.
+    """The identities that records and the store hold kernels to.
 
     Attributes:
         kernels: of candidates of all kernels but the toy, by name: the kernel, its knob schema and both digests.
@@ -68,12 +68,16 @@ def present() -> Present:
     """All that, as it is now."""
     toolchain = find_toolchain()
     kernels: dict[str, tuple[str, ...]] = {}
-    for one in candidates_of_every_service():
-        if one.kernel == TOY.name:
+    for selected in candidates_of_every_service():
+        if selected.kernel == TOY.name:
             continue
-        kernel = render(one)
+        kernel = render(selected)
         digests = (source_digest(kernel), artifact_digest(kernel, TARGET, toolchain))
-        kernels[one.name] = (one.kernel, configs.schema_of.__wrapped__(type(one.knobs)), *digests)
+        kernels[selected.name] = (
+            selected.kernel,
+            configs.schema_of.__wrapped__(type(selected.knobs)),
+            *digests,
+        )
     with redirect_stdout(StringIO()) as out:
         status = main(["records", "verify", "--shipped", "--json"])
     return Present(kernels=kernels, verified=(status, json.loads(out.getvalue())))
@@ -96,7 +100,7 @@ def toy(before: Present, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 @pytest.fixture(scope="module")
 def built(toy: Path) -> list[Artifact | Outcome]:
     """The toy, and two that its rules refuse, compiled."""
-    kernels = [render(one) for one in (CANDIDATE, TOO_MANY_WARPS, TOO_WIDE)]
+    kernels = [render(selected) for selected in (CANDIDATE, TOO_MANY_WARPS, TOO_WIDE)]
     return build(kernels, TARGET, toolchain=find_toolchain(), store=Store(toy.parent / "store"))
 
 
@@ -109,21 +113,29 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_policies_offer_it_beside_the_others(toy: Path, policy: Policy) -> None:
     offered = policy.candidates(PROBLEM)
-    mine = [one for one in offered if isinstance(one, Candidate) and one.kernel == TOY.name]
+    mine = [
+        selected
+        for selected in offered
+        if isinstance(selected, Candidate) and selected.kernel == TOY.name
+    ]
     assert CANDIDATE in mine
     assert len(mine) == 4
-    refused = [one for one in offered if isinstance(one, Rejection)]
-    broken = [one for one in refused if one.config["kernel"] == TOY.name]
-    assert [one.predicate for one in broken] == ["naive_warps_range"] * 2
-    wide = policy.candidates(replace(PROBLEM, dim_qk=128))
-    assert not [one for one in wide if isinstance(one, Candidate) and one.kernel == TOY.name]
+    refused = [selected for selected in offered if isinstance(selected, Rejection)]
+    violations = [selected for selected in refused if selected.config["kernel"] == TOY.name]
+    assert [selected.predicate for selected in violations] == ["naive_warps_range"] * 2
+    offered_wide = policy.candidates(replace(PROBLEM, dim_qk=128))
+    assert not [
+        selected
+        for selected in offered_wide
+        if isinstance(selected, Candidate) and selected.kernel == TOY.name
+    ]
     assert kernel_of(policy.default(PROBLEM)) is not TOY
 
 
 def test_its_rules_are_asked_and_named(toy: Path) -> None:
     assert legality.check(CANDIDATE, A100().spec) is None
-    refusals = [legality.check_kernel(one) for one in (TOO_MANY_WARPS, TOO_WIDE)]
-    assert [one and one.predicate for one in refusals] == list(NAIVE_PREDICATES)
+    refusals = [legality.check_kernel(selected) for selected in (TOO_MANY_WARPS, TOO_WIDE)]
+    assert [selected and selected.predicate for selected in refusals] == list(NAIVE_PREDICATES)
     assert refusals[0] is not None
     assert refusals[0].reason == "warps must be in 1..8, got 9"
 
@@ -143,9 +155,12 @@ def test_it_builds_and_says_what_it_is(built: list[Artifact | Outcome]) -> None:
     assert not artifact.report.spill_store_bytes
     info = load(artifact).info
     assert info.name == CANDIDATE.name
-    assert (info.class_qk, info.class_v) == (CANDIDATE.class_qk, CANDIDATE.class_v)
+    assert (info.padded_dim_qk, info.padded_dim_v) == (
+        CANDIDATE.padded_dim_qk,
+        CANDIDATE.padded_dim_v,
+    )
     assert (info.block_m, info.block_n, info.num_threads) == (4, 32, CANDIDATE.knobs.num_threads)
-    (needs,) = (one.needs for one in TOY.passes(CANDIDATE))
+    (needs,) = (selected.needs for selected in TOY.passes(CANDIDATE))
     assert info.dynamic_smem_bytes == needs.smem_bytes == 0
     refined = cost_model.refine(PROBLEM, CANDIDATE, A100().spec, artifact.report)
     assert refined.us > 0
@@ -160,24 +175,28 @@ def test_every_rule_has_its_static_assert(built: list[Artifact | Outcome]) -> No
 def test_it_is_ranked_and_explained(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = A100()
     ranked = cost_model.rank(PROBLEM, policy.legal(PROBLEM), policy.spec)
-    place = [one for one, _ in ranked].index(CANDIDATE) + 1
-    assert len({one.kernel for one, _ in ranked}) == 2
+    place = [selected for selected, _ in ranked].index(CANDIDATE) + 1
+    assert len({selected.kernel for selected, _ in ranked}) == 2
     (row,) = (row for row in explain(PROBLEM, policy) if row.name == CANDIDATE.name)
     assert (row.fate, row.rank) == ("untried", place)
     said = answer(capsys, "why", "--device-type", "A100", *COMMAND)
-    (printed,) = (one for one in said["explanations"] if one["name"] == CANDIDATE.name)
+    (printed,) = (
+        selected for selected in said["explanations"] if selected["name"] == CANDIDATE.name
+    )
     assert printed == asdict(row)
     assert f"ranked {place} by the cost model" in row.reason
 
 
 def test_the_command_lists_it(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = answer(capsys, "candidates", "--device-type", "A100", *COMMAND)
-    (listed,) = (one for one in said["candidates"] if one["name"] == CANDIDATE.name)
+    (listed,) = (selected for selected in said["candidates"] if selected["name"] == CANDIDATE.name)
     assert listed["family"] == "sm80"
     assert listed["smem_bytes"] == 0
     assert configs.candidate_from_config(listed["config"]) == CANDIDATE
-    refused = [one for one in said["rejections"] if one["config"]["kernel"] == TOY.name]
-    assert [one["reason"] for one in refused] == ["warps must be in 1..8, got 16"] * 2
+    refused = [
+        selected for selected in said["rejections"] if selected["config"]["kernel"] == TOY.name
+    ]
+    assert [selected["reason"] for selected in refused] == ["warps must be in 1..8, got 16"] * 2
     assert main(["candidates", "--device-type", "A100", "--limit", "9999", *COMMAND[:-1]]) == 0
     table = capsys.readouterr().out
     assert "naive_warps_range" in table

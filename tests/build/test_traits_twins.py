@@ -1,4 +1,4 @@
-"""What Python says of a candidate and what the kernel headers say must be the same: rules and shared memory."""
+"""Python and the kernel headers agree about a candidate: rules and shared memory."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
 
-LEGAL = forward(class_v=256, block_m=64)
+LEGAL = forward(padded_dim_v=256, block_m=64)
 # One candidate a rule, which breaks that rule; some break others on the way.
 ILLEGAL = {
-    "class_qk_range": forward(LEGAL, class_qk=272, k_slice=272),
-    "class_v_range": forward(LEGAL, class_v=528),
+    "padded_dim_qk_range": forward(LEGAL, padded_dim_qk=272, k_slice=272),
+    "padded_dim_v_range": forward(LEGAL, padded_dim_v=528),
     "warps_range": forward(LEGAL, warps_m=20, block_m=320),
     "row_barriers_available": forward(LEGAL, warps_m=16, warps_n=2, block_m=256),
     "block_m_divides_among_warps": forward(LEGAL, block_m=80),
     "block_n_divides_among_warps": forward(LEGAL, block_n=40),
-    "v_slices_divide_class_v": forward(LEGAL, v_slices=3),
-    "value_columns_divide_among_warps": forward(LEGAL, class_v=240, warps_n=2),
-    "k_slice_divides_class_qk": forward(LEGAL, k_slice=48),
+    "v_slices_divide_padded_dim_v": forward(LEGAL, v_slices=3),
+    "value_columns_divide_among_warps": forward(LEGAL, padded_dim_v=240, warps_n=2),
+    "k_slice_divides_padded_dim_qk": forward(LEGAL, k_slice=48),
     "num_stages_range": forward(LEGAL, num_stages=5),
     "qk_ahead_needs_two_whole_stages": forward(LEGAL, qk_ahead=True, num_stages=1),
     "sliced_k_needs_two_stages": forward(LEGAL, k_slice=64, num_stages=1),
@@ -46,27 +46,33 @@ ILLEGAL = {
 TOO_LARGE = forward(LEGAL, block_m=256, warps_m=16, block_n=128, num_stages=4)
 
 ILLEGAL_KEYS = {
-    "class_qk_range": backward("fused", class_qk=24),
-    "class_v_range": backward("fused", class_v=24),
-    "keys_block_m_multiple_of_16": backward("fused", keys=replace(KEYS, block_m=144)),
-    "keys_warps_range": backward("fused", keys=replace(KEYS, warp_pairs=9, block_n=144)),
-    "keys_block_n_divides_among_pairs": backward("fused", keys=replace(KEYS, block_n=80)),
-    "keys_num_stages_range": backward("fused", keys=replace(KEYS, num_stages=4)),
-    "keys_query_parts_divide": backward("fused", keys=replace(KEYS, query_parts=3)),
-    "copy_bytes_known": backward("fused", copy_bytes=4),
+    "padded_dim_qk_range": backward("one_pass", padded_dim_qk=24),
+    "padded_dim_v_range": backward("one_pass", padded_dim_v=24),
+    "keys_block_m_multiple_of_16": backward("one_pass", keys=replace(KEYS, block_m=144)),
+    "keys_warps_range": backward("one_pass", keys=replace(KEYS, warp_pairs=9, block_n=144)),
+    "keys_block_n_divides_among_pairs": backward("one_pass", keys=replace(KEYS, block_n=80)),
+    "keys_num_stages_range": backward("one_pass", keys=replace(KEYS, num_stages=4)),
+    "keys_query_subtiles_divide": backward("one_pass", keys=replace(KEYS, query_subtiles=3)),
+    "copy_bytes_known": backward("one_pass", copy_bytes=4),
 }
 ILLEGAL_ROWS = {
-    "rows_warps_range": backward("pair", dq=replace(ROWS, warps=1)),
+    "rows_warps_range": backward("two_kernels", dq=replace(ROWS, warps=1)),
     "rows_column_warps_range": backward(
-        "pair", dq=replace(ROWS, warps=2, column_warps=4, block_columns=64)
+        "two_kernels", dq=replace(ROWS, warps=2, column_warps=4, block_columns=64)
     ),
-    "rows_block_rows_divides_among_warps": backward("pair", dq=replace(ROWS, block_rows=80)),
-    "rows_block_columns_divides_among_warps": backward("pair", dq=replace(ROWS, block_columns=144)),
-    "rows_num_stages_range": backward("pair", dq=replace(ROWS, num_stages=3)),
-    "rows_slices_divide_class": backward("pair", dq=replace(ROWS, slices=3)),
+    "rows_block_rows_divides_among_warps": backward("two_kernels", dq=replace(ROWS, block_rows=80)),
+    "rows_block_columns_divides_among_warps": backward(
+        "two_kernels", dq=replace(ROWS, block_columns=144)
+    ),
+    "rows_num_stages_range": backward("two_kernels", dq=replace(ROWS, num_stages=3)),
+    "rows_slices_divide_padded_dim": backward("two_kernels", dq=replace(ROWS, slices=3)),
 }
-LARGE_KEYS = backward("fused", class_qk=256, class_v=256, keys=replace(KEYS, block_m=128))
-LARGE_ROWS = backward("pair", class_qk=256, class_v=256, dq=replace(ROWS, block_rows=256, warps=8))
+LARGE_KEYS = backward(
+    "one_pass", padded_dim_qk=256, padded_dim_v=256, keys=replace(KEYS, block_m=128)
+)
+LARGE_ROWS = backward(
+    "two_kernels", padded_dim_qk=256, padded_dim_v=256, dq=replace(ROWS, block_rows=256, warps=8)
+)
 
 
 def reason(name: str, candidate: Candidate) -> str | None:
@@ -117,7 +123,7 @@ def test_shared_memory_of_forward_is_counted_alike(tmp_path: Path) -> None:
         candidates += legal[:: max(1, len(legal) // 23)]
     assert printed(tmp_path, candidates) == counted(candidates)
     for knob in ("num_stages", "q_in_registers", "k_slice", "v_slices", "warps_n", "block_n"):
-        assert len({getattr(one.knobs, knob) for one in candidates}) > 1, knob
+        assert len({getattr(item.knobs, knob) for item in candidates}) > 1, knob
 
 
 def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
@@ -133,14 +139,14 @@ def test_shared_memory_of_backward_is_counted_alike(tmp_path: Path) -> None:
         legal = resolve(policy).legal(Problem(direction="backward", dim_qk=dim_qk, dim_v=dim_v))
         candidates += legal[:: max(1, len(legal) // 17)]
     assert printed(tmp_path, candidates) == counted(candidates)
-    assert {one.knobs.plan for one in candidates} == {"fused", "pair", "split"}
-    passes = [shape for one in candidates for shape in backward_resources.shapes(one)]
-    keys = [one.knobs for one in passes if isinstance(one, backward_resources.KeyShape)]
-    rows = [one.knobs for one in passes if isinstance(one, backward_resources.RowShape)]
+    assert {item.knobs.plan for item in candidates} == {"one_pass", "two_kernels", "three_kernels"}
+    passes = [shape for item in candidates for shape in backward_resources.shapes(item)]
+    keys = [item.knobs for item in passes if isinstance(item, backward_resources.KeyShape)]
+    rows = [item.knobs for item in passes if isinstance(item, backward_resources.RowShape)]
     for knob in ("block_m", "block_n", "num_stages"):
-        assert len({getattr(one, knob) for one in keys}) > 1, knob
+        assert len({getattr(item, knob) for item in keys}) > 1, knob
     for knob in ("block_rows", "block_columns", "column_warps", "num_stages", "slices"):
-        assert len({getattr(one, knob) for one in rows}) > 1, knob
+        assert len({getattr(item, knob) for item in rows}) > 1, knob
 
 
 @pytest.mark.parametrize("mask", ["explicit", "decay"])
@@ -163,8 +169,12 @@ def test_shared_memory_under_a_mask_is_counted_alike(tmp_path: Path, mask: Any) 
 
 def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:
     candidates = [
-        backward("fused", class_qk=class_qk, keys=replace(KEYS, block_m=m, block_n=n, warp_pairs=p))
-        for class_qk in (16, 48, 64, 80, 128)
+        backward(
+            "one_pass",
+            padded_dim_qk=padded_dim_qk,
+            keys=replace(KEYS, block_m=m, block_n=n, warp_pairs=p),
+        )
+        for padded_dim_qk in (16, 48, 64, 80, 128)
         for m, n, p in ((16, 32, 2), (64, 96, 3), (64, 128, 4), (96, 192, 6), (128, 128, 8))
     ]
     text = source_of(candidates)
@@ -175,11 +185,11 @@ def test_shares_of_dq_are_cut_alike(tmp_path: Path) -> None:
     result = compile_host(tmp_path, text)
     assert result.returncode == 0, result.stderr
     ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
-    found = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
+    numbers = [tuple(map(int, line.split())) for line in ran.stdout.splitlines()]
     expected = []
-    for one in candidates:
-        (shape,) = backward_resources.shapes(one)
+    for item in candidates:
+        (shape,) = backward_resources.shapes(item)
         assert isinstance(shape, backward_resources.KeyShape)
         expected.append(backward_resources.dq_split(shape))
-    assert found == expected
-    assert len(set(found)) > 4
+    assert numbers == expected
+    assert len(set(numbers)) > 4

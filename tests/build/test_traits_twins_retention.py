@@ -1,4 +1,4 @@
-"""What Python says of retention's passes over chunks and recurrent kernels, and what their headers say, is the same."""
+"""Python and the headers agree about retention's passes over chunks and recurrent kernels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from attention_autotuner.arch import resolve
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunkPass
-from attention_autotuner.kernels.chunks_sm80.passes import passes_of
-from attention_autotuner.kernels.chunks_sm80.rules import CHUNK_PREDICATES
+from attention_autotuner.kernels.chunks_sm80.rules import CHUNK_PREDICATES, passes_of
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.kernels.recurrent_sm80.resources import RecurrentShape
@@ -26,23 +25,23 @@ from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 pytestmark = pytest.mark.build
 
 
-def chunkwise(one: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+def chunkwise(item: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """The middling chunkwise candidate but for fields of its pass and of its knobs."""
-    output = replace(CHUNKS, **(one or {}))
+    output = replace(CHUNKS, **(item or {}))
     changed: Any = replace(RETENTION["chunkwise"], **({"output": output} | knobs))
     return retention("chunkwise", knobs=changed)
 
 
-def recurrent(columns: int, warps: int, class_qk: int = 64) -> Candidate:
+def recurrent(columns: int, warps: int, padded_dim_qk: int = 64) -> Candidate:
     return retention(
-        "recurrent", class_qk=class_qk, knobs=RecurrentKnobs(columns=columns, warps=warps)
+        "recurrent", padded_dim_qk=padded_dim_qk, knobs=RecurrentKnobs(columns=columns, warps=warps)
     )
 
 
 # One candidate a rule, which breaks that rule; some break others on the way.
 ILLEGAL = {
-    "class_qk_range": retention("chunkwise", class_qk=24),
-    "class_v_range": retention("chunkwise", class_v=24),
+    "padded_dim_qk_range": retention("chunkwise", padded_dim_qk=24),
+    "padded_dim_v_range": retention("chunkwise", padded_dim_v=24),
     "copy_bytes_known": retention("chunkwise", copy_bytes=4),
     "chunk_range": chunkwise(chunk=48),
     "chunk_stages_range": chunkwise({"num_stages": 4}),
@@ -51,16 +50,16 @@ ILLEGAL = {
     "columns_divide_among_warps": chunkwise({"columns": 40}),
     "chunk_divides_among_depth_warps": chunkwise({"depth_warps": 2}, chunk=16),
     "inline_divides_chunk": chunkwise({"column_warps": 4}, chunk=16),
-    "given_needs_chunk_of_32": chunkwise({"scores": "given"}, chunk=16),
+    "precomputed_needs_chunk_of_32": chunkwise({"scores": "precomputed"}, chunk=16),
     "super_chunk_multiple_of_chunk": chunkwise(super_chunk=96),
-    "state_fits_registers": retention("chunkwise", class_qk=256),
+    "state_fits_registers": retention("chunkwise", padded_dim_qk=256),
     "recurrent_warps_range": recurrent(32, 64),
     "recurrent_columns_share_warps": recurrent(48, 4),
     "recurrent_rows_divide": recurrent(32, 5),
     "recurrent_state_fits_registers": recurrent(128, 1, 256),
 }
 WIDE = ChunkPass(columns=128, column_warps=8, num_stages=3)
-TOO_LARGE = replace(chunkwise(chunk=128, output=WIDE), class_qk=256)
+TOO_LARGE = replace(chunkwise(chunk=128, output=WIDE), padded_dim_qk=256)
 RULES = CHUNK_PREDICATES | RECURRENT_PREDICATES | CLASS_PREDICATES | COPY_PREDICATES
 
 
@@ -68,11 +67,11 @@ def reason(name: str, candidate: Candidate) -> str | None:
     """Why a rule refuses a candidate."""
     knobs = candidate.knobs
     if isinstance(knobs, RecurrentKnobs):
-        shape = RecurrentShape(knobs=knobs, class_qk=candidate.class_qk)
+        shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
         return RECURRENT_PREDICATES[name](shape)
     if name in CHUNK_PREDICATES:
-        (one,) = passes_of(candidate)
-        return CHUNK_PREDICATES[name](one.subject)
+        (item,) = passes_of(candidate)
+        return CHUNK_PREDICATES[name](item.subject)
     return (CLASS_PREDICATES | COPY_PREDICATES)[name](candidate)
 
 
@@ -112,12 +111,12 @@ def test_shared_memory_of_passes_is_counted_alike(tmp_path: Path, direction: Any
     assert printed(tmp_path, candidates) == counted(candidates)
     passes = [
         launch.subject.knobs
-        for one in candidates
-        for launch in kernel_of(one).passes(one)
+        for item in candidates
+        for launch in kernel_of(item).passes(item)
         if launch.kernel == "chunks_sm80"
     ]
     for knob in ("columns", "column_warps", "depth_warps", "num_stages", "scores"):
-        assert len({getattr(one, knob) for one in passes}) > 1, knob
+        assert len({getattr(item, knob) for item in passes}) > 1, knob
 
 
 def test_warps_that_exchange_scores_take_room_for_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What Python says of kernels of family sm90, and what their headers say, is the same."""
+"""Python and the headers agree about kernels of family sm90."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PLAIN = Candidate(
     op="retnet",
     mask="explicit",
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2),
 )
 
@@ -41,14 +41,14 @@ def wgmma(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
 
 
 ILLEGAL = {
-    "class_qk_range": wgmma({"class_qk": 24}),
-    "class_v_range": wgmma({"class_v": 24}),
-    "tensor_maps_need_alignment": wgmma({"copy_bytes": 2}),
+    "padded_dim_qk_range": wgmma({"padded_dim_qk": 24}),
+    "padded_dim_v_range": wgmma({"padded_dim_v": 24}),
+    "tma_needs_alignment": wgmma({"copy_bytes": 2}),
     "warpgroups_range": wgmma(warpgroups=1),
     "wgmma_block_n_known": wgmma(block_n=96),
     "wgmma_stages_range": wgmma(num_stages=5),
-    "value_columns_fit_product": wgmma({"class_v": 512}),
-    "fragments_fit_warpgroup": wgmma({"class_v": 256}, block_n=128),
+    "value_columns_fit_mma": wgmma({"padded_dim_v": 512}),
+    "fragments_fit_warpgroup": wgmma({"padded_dim_v": 256}, block_n=128),
 }
 TOO_LARGE = wgmma(block_n=128, num_stages=4)
 

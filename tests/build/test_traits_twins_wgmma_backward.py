@@ -1,4 +1,4 @@
-"""What Python says of retnet's backward passes of family sm90, and what their headers say, is the same."""
+"""Python and the headers agree about retnet's backward passes of family sm90."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attention_autotuner.kernels.scores_backward_sm90.knobs import (
     BackwardSm90Knobs,
     Sm90Pass,
 )
-from attention_autotuner.kernels.scores_backward_sm90.passes import passes_of
 from attention_autotuner.kernels.scores_backward_sm90.resources import (
     PRODUCER_REGISTERS,
     shapes,
 )
 from attention_autotuner.kernels.scores_backward_sm90.rules import (
     PASS_SM90_PREDICATES,
+    passes_of,
 )
 from attention_autotuner.kernels.shared.passes import kernel_violation
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
@@ -35,38 +35,40 @@ from tests.cpp_mirror import (
 
 pytestmark = pytest.mark.build
 
-PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
+PLAIN = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
 
 
 def passes(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     """A candidate of three equal passes."""
-    one = replace(PLAIN, **knobs)
-    config: dict[str, Any] = {"class_qk": 128, "class_v": 128} | (fields or {})
+    pass_knobs = replace(PLAIN, **knobs)
+    config: dict[str, Any] = {"padded_dim_qk": 128, "padded_dim_v": 128} | (fields or {})
     return Candidate(
         op="retnet",
         direction="backward",
         mask="explicit",
         dtype="fp16",
-        knobs=BackwardSm90Knobs(dq=one, dk=one, dv=one),
+        knobs=BackwardSm90Knobs(dq=pass_knobs, dk=pass_knobs, dv=pass_knobs),
         **config,
     )
 
 
 ILLEGAL = {
-    "class_qk_range": passes({"class_qk": 24}),
-    "class_v_range": passes({"class_v": 24}),
-    "tensor_maps_need_alignment": passes({"copy_bytes": 2}),
+    "padded_dim_qk_range": passes({"padded_dim_qk": 24}),
+    "padded_dim_v_range": passes({"padded_dim_v": 24}),
+    "tma_needs_alignment": passes({"copy_bytes": 2}),
     "warpgroups_range": passes(warpgroups=1),
     "block_columns_known": passes(block_columns=96),
     "pass_stages_range": passes(num_stages=4),
-    "parts_have_no_turns": passes(parts=2, part_slots=3, turns=True),
-    "result_columns_fit_product": passes({"class_v": 512}, num_stages=1),
-    "parts_divide_depth": passes(parts=3, part_slots=3),
-    "part_slots_range": passes(part_slots=1),
-    "fragments_fit_warpgroup": passes({"class_qk": 256}, block_columns=128),
-    "barriers_have_room": passes({"class_qk": 64, "class_v": 64}, num_stages=3, part_slots=10),
+    "sliced_depth_has_no_ping_pong": passes(depth_slices=2, slice_stages=3, ping_pong=True),
+    "result_columns_fit_mma": passes({"padded_dim_v": 512}, num_stages=1),
+    "slices_divide_depth": passes(depth_slices=3, slice_stages=3),
+    "slice_stages_range": passes(slice_stages=1),
+    "fragments_fit_warpgroup": passes({"padded_dim_qk": 256}, block_columns=128),
+    "barriers_fit": passes(
+        {"padded_dim_qk": 64, "padded_dim_v": 64}, num_stages=3, slice_stages=10
+    ),
 }
-TOO_LARGE = passes(block_columns=128, num_stages=3, part_slots=3)
+TOO_LARGE = passes(block_columns=128, num_stages=3, slice_stages=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
@@ -91,11 +93,13 @@ def test_shared_memory_is_counted_alike(tmp_path: Path) -> None:
 
 
 def test_registers_are_traded_alike(tmp_path: Path) -> None:
-    found = [each for candidate in sm90_retnet_candidates("backward") for each in shapes(candidate)]
-    assert {each.kept_registers for each in found} == {0, 16}
+    pass_shapes = [
+        shape for candidate in sm90_retnet_candidates("backward") for shape in shapes(candidate)
+    ]
+    assert {shape.kept_registers for shape in pass_shapes} == {0, 16}
     for member, wanted in (
-        ("kConsumerRegisters", [each.consumer_registers for each in found]),
-        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(found)),
-        ("kKeepsX", [int(each.kept_registers > 0) for each in found]),
+        ("kConsumerRegisters", [shape.consumer_registers for shape in pass_shapes]),
+        ("kProducerRegisters", [PRODUCER_REGISTERS] * len(pass_shapes)),
+        ("kKeepsX", [int(shape.kept_registers > 0) for shape in pass_shapes]),
     ):
         assert printed(tmp_path, sm90_retnet_candidates("backward"), member) == wanted, member

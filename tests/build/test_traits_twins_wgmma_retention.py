@@ -1,4 +1,4 @@
-"""What Python says of retention's kernels of family sm90, and what their headers say, is the same."""
+"""Python and the headers agree about retention's kernels of family sm90."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ pytestmark = pytest.mark.build
 PLAIN = Candidate(
     op="retention",
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ChunkwiseSm90Knobs(warpgroups=2, num_stages=2),
 )
 
 
-def walk(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+def chunk_candidate(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     changed: Any = replace(PLAIN.knobs, **knobs)
     return replace(PLAIN, knobs=changed, **(fields or {}))
 
 
 ILLEGAL = {
-    "class_qk_range": walk({"class_qk": 24}),
-    "class_v_range": walk({"class_v": 24}),
-    "tensor_maps_need_alignment": walk({"copy_bytes": 2}),
-    "state_warpgroups_range": walk(warpgroups=4),
-    "wgmma_chunk_stages_range": walk(num_stages=5),
-    "wgmma_ctas_range": walk(ctas_per_sm=3),
-    "super_chunk_multiple_of_wgmma_chunk": walk(super_chunk=96),
-    "state_fits_warpgroup": walk({"class_qk": 256}, warpgroups=1, ctas_per_sm=2),
+    "padded_dim_qk_range": chunk_candidate({"padded_dim_qk": 24}),
+    "padded_dim_v_range": chunk_candidate({"padded_dim_v": 24}),
+    "tma_needs_alignment": chunk_candidate({"copy_bytes": 2}),
+    "state_warpgroups_range": chunk_candidate(warpgroups=4),
+    "wgmma_chunk_stages_range": chunk_candidate(num_stages=5),
+    "wgmma_ctas_range": chunk_candidate(ctas_per_sm=3),
+    "super_chunk_multiple_of_wgmma_chunk": chunk_candidate(super_chunk=96),
+    "state_fits_warpgroup": chunk_candidate({"padded_dim_qk": 256}, warpgroups=1, ctas_per_sm=2),
 }
-TOO_LARGE = walk({"class_qk": 256}, num_stages=3)
+TOO_LARGE = chunk_candidate({"padded_dim_qk": 256}, num_stages=3)
 
 
 def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_every_rule_of_the_kernels_has_its_static_assert(tmp_path: Path) -> None
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     candidates = [
-        one
+        selected
         for dims in ((64, 64), (96, 80), (128, 128), (192, 128), (256, 256), (256, 512), (16, 304))
-        for one in H100().legal(
+        for selected in H100().legal(
             Problem(
                 op="retention",
                 causal=True,
@@ -75,12 +75,12 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
                 dim_v=dims[1],
             )
         )
-        if one.family == "sm90"
+        if selected.family == "sm90"
     ]
     assert len(candidates) > 30
     assert printed(tmp_path, candidates) == counted(candidates)
-    walks = [shape_of(one) for one in candidates]
+    walks = [shape_of(selected) for selected in candidates]
     registers = printed(tmp_path, candidates, "kStateRegisters")
-    assert registers == [found.state_registers for found in walks]
+    assert registers == [shape_here.state_registers for shape_here in walks]
     fragments = printed(tmp_path, candidates, "kFragmentRegisters")
-    assert fragments == [found.fragment_registers for found in walks]
+    assert fragments == [shape_here.fragment_registers for shape_here in walks]

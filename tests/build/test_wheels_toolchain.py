@@ -25,7 +25,7 @@ from attention_autotuner.codegen.store import Store
 toolchain.nvcc_places = lambda: iter(())
 tools = toolchain.find_toolchain()
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=32)
-kernel = render(Candidate(dtype="bf16", class_qk=32, class_v=32, knobs=knobs))
+kernel = render(Candidate(dtype="bf16", padded_dim_qk=32, padded_dim_v=32, knobs=knobs))
 (built,) = build([kernel], BuildTarget(arch="80"), toolchain=tools, store=Store(sys.argv[1]))
 print(json.dumps({"nvcc": str(tools.nvcc), "path": str(getattr(built, "path", "")), "why": str(built)}))
 """
@@ -42,9 +42,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheels_make_a_whole_compiler(wheels: Path) -> None:
     (root,) = (wheels / "nvidia").glob("cu*")
     check_wheels(root)
-    found = find_nvcc(root)
-    assert found.root == root.resolve()
-    assert found.flags == (f"-L{root.resolve()}/lib",)
+    compiler = find_nvcc(root)
+    assert compiler.root == root.resolve()
+    assert compiler.flags == (f"-L{root.resolve()}/lib",)
 
 
 def test_wheels_alone_compile_a_kernel(wheels: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ toolchain.driver_release = lambda: (12, 4)
 tools = toolchain.find_toolchain()
 knobs = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=16)
 wide = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
-dims = {"dtype": "fp16", "class_qk": 16, "class_v": 16}
+dims = {"dtype": "fp16", "padded_dim_qk": 16, "padded_dim_v": 16}
 kernels = [
     render(Candidate(knobs=knobs, **dims)),
     render(Candidate(op="retnet", mask="explicit", knobs=wide, **dims)),

@@ -1,4 +1,4 @@
-"""What Python says of the device memory that launches take beside their tensors, and what the entries say, is the same.
+"""Python and the entries agree about the device memory that launches take beside their tensors.
 
 Entries whose ``Workspace`` names no kernel answer in a program of the host; of the others, artifacts do.
 """
@@ -22,11 +22,11 @@ from attention_autotuner.codegen.store import Store
 from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.chunks_sm80 import workspace as chunks
+from attention_autotuner.kernels.chunks_sm80 import resources as chunks
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.registry import KERNELS, kernel_of
 from attention_autotuner.kernels.scores_backward_sm80.knobs import KeyPass, RowPass
-from attention_autotuner.kernels.scores_forward_sm80 import workspace as scores_forward
+from attention_autotuner.kernels.scores_forward_sm80 import resources as scores_forward
 from attention_autotuner.operations.params import workspace_bytes
 from tests.candidates import CHUNKS, PLAIN, RETENTION, RETNET, backward, retention
 from tests.cpp_mirror import compile_host
@@ -65,7 +65,7 @@ void answer(int dim_qk, int dim_v) {
 
 def sm90(**options: Any) -> Candidate:
     problem = Problem(dim_qk=64, dim_v=64, **options)
-    return next(one for one in H100().legal(problem) if one.family == "sm90")
+    return next(selected for selected in H100().legal(problem) if selected.family == "sm90")
 
 
 def passes(names: str, **knobs: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def passes(names: str, **knobs: Any) -> dict[str, Any]:
 
 def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
     made = replace(RETENTION[kind], **knobs)
-    return retention(kind, knobs=made, class_qk=classes[0], class_v=classes[1])
+    return retention(kind, knobs=made, padded_dim_qk=classes[0], padded_dim_v=classes[1])
 
 
 GRADIENTS = "dq dk dv"
@@ -88,15 +88,17 @@ ON_HOST = [
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(
         chunked("chunkwise", (64, 128), super_chunk=tokens, **passes("output", scores=scores))
-        for tokens, scores in product((0, 256, 512, 2048), ("inline", "given"))
+        for tokens, scores in product((0, 256, 512, 2048), ("inline", "precomputed"))
     ),
     *(
         chunked("backward", (64, 256), super_chunk=tokens, **passes(GRADIENTS, depth_warps=2))
         for tokens in (0, 64, 512, 1024)
     ),
-    chunked("backward", (64, 64), super_chunk=512, **passes("dq"), **passes("dv", scores="given")),
-    chunked("backward", (128, 64), **passes("dk dv", scores="given"), **passes("dq")),
-    chunked("backward", (64, 64), chunk=32, super_chunk=128, **passes("dq", scores="given")),
+    chunked(
+        "backward", (64, 64), super_chunk=512, **passes("dq"), **passes("dv", scores="precomputed")
+    ),
+    chunked("backward", (128, 64), **passes("dk dv", scores="precomputed"), **passes("dq")),
+    chunked("backward", (64, 64), chunk=32, super_chunk=128, **passes("dq", scores="precomputed")),
     *(
         replace(CHUNKWISE_SM90, knobs=replace(CHUNKWISE_SM90.knobs, super_chunk=tokens))
         for tokens in (0, 256, 1024)
@@ -109,47 +111,47 @@ def source_of(candidates: list[Candidate]) -> str:
     lines = ["#include <cstdio>", "#include <type_traits>"]
     body = []
     includes = []
-    for index, one in enumerate(candidates):
-        entry, text = kernel_of(one).entry(one), render(one).text
-        found = re.search(r"struct Config \{.*?\n\};", text, re.DOTALL)
-        assert found is not None
-        includes.append(f"#include <attention_autotuner/{one.kernel}/{entry.header}>")
-        body.append(found.group(0).replace("struct Config", f"struct Config{index}", 1))
+    for index, selected in enumerate(candidates):
+        entry, text = kernel_of(selected).entry(selected), render(selected).text
+        config = re.search(r"struct Config \{.*?\n\};", text, re.DOTALL)
+        assert config is not None
+        includes.append(f"#include <attention_autotuner/{selected.kernel}/{entry.header}>")
+        body.append(config.group(0).replace("struct Config", f"struct Config{index}", 1))
     shapes = ", ".join("{" + ", ".join(map(str, shape)) + "}" for shape in SHAPES)
     calls = [
-        f"answer<attention_autotuner::{kernel_of(one).entry(one).cpp_type}<Config{index}>>"
-        f"({one.class_qk - NARROWER}, {one.class_v - NARROWER});"
-        for index, one in enumerate(candidates)
+        f"answer<attention_autotuner::{kernel_of(selected).entry(selected).cpp_type}<Config{index}>>"
+        f"({selected.padded_dim_qk - NARROWER}, {selected.padded_dim_v - NARROWER});"
+        for index, selected in enumerate(candidates)
     ]
     lines += dict.fromkeys(includes)
     return "\n".join([*lines, *body, PROGRAM % shapes, "int main() {", *calls, "}", ""])
 
 
-def problem_of(one: Candidate, shape: tuple[int, int, int, int], **options: Any) -> Problem:
+def problem_of(selected: Candidate, shape: tuple[int, int, int, int], **options: Any) -> Problem:
     batch, heads_q, heads_kv, tokens = shape
     return Problem(
-        op=one.op,
-        direction=one.direction,
-        mask=one.mask,
-        causal=one.score == "decayed",
+        op=selected.op,
+        direction=selected.direction,
+        mask=selected.mask,
+        causal=selected.score == "decayed",
         batch=batch,
         heads_q=heads_q,
         heads_kv=heads_kv,
         seqlen_q=tokens,
         seqlen_k=tokens,
-        dim_qk=one.class_qk - NARROWER,
-        dim_v=one.class_v - NARROWER,
+        dim_qk=selected.padded_dim_qk - NARROWER,
+        dim_v=selected.padded_dim_v - NARROWER,
         **options,
     )
 
 
-def with_more(problem: Problem, one: Candidate) -> int:
+def with_more(problem: Problem, selected: Candidate) -> int:
     """The workspace of a call that also wants the final state, or the gradient of gamma."""
-    if one.form == "parallel":
-        return scores_forward.workspace_bytes(problem, one, final_state=True)
-    if one.direction == "backward":
-        return chunks.workspace_bytes(problem, one, dgamma=True)
-    return kernel_of(one).workspace_bytes(problem, one)
+    if selected.form == "parallel":
+        return scores_forward.workspace_bytes(problem, selected, final_state=True)
+    if selected.direction == "backward":
+        return chunks.workspace_bytes(problem, selected, dgamma=True)
+    return kernel_of(selected).workspace_bytes(problem, selected)
 
 
 def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
@@ -159,22 +161,29 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
     ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
     printed = list(map(int, ran.stdout.split()))
     counted = []
-    for one, shape in product(ON_HOST, SHAPES):
-        problem = problem_of(one, shape)
-        counted += [kernel_of(one).workspace_bytes(problem, one), with_more(problem, one)]
+    for selected, shape in product(ON_HOST, SHAPES):
+        problem = problem_of(selected, shape)
+        counted += [
+            kernel_of(selected).workspace_bytes(problem, selected),
+            with_more(problem, selected),
+        ]
     assert counted == printed
     answers = len(SHAPES) * 2
-    taking = {one.kernel for i, one in enumerate(ON_HOST) if any(printed[answers * i :][:answers])}
+    taking = {
+        selected.kernel
+        for i, selected in enumerate(ON_HOST)
+        if any(printed[answers * i :][:answers])
+    }
     assert taking == {"scores_forward_sm80", "chunks_sm80", "chunks_sm90"}
 
 
 KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=2, num_stages=1)
-SMALL: dict[str, Any] = {"class_qk": 32, "class_v": 16}
+SMALL: dict[str, Any] = {"padded_dim_qk": 32, "padded_dim_v": 16}
 BUILT = {
-    "fused": (backward("fused", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
-    "pair": (
-        replace(backward("pair", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
+    "one_pass": (backward("one_pass", **SMALL, keys=replace(KEYS, block_m=32)), "80"),
+    "two_kernels": (
+        replace(backward("two_kernels", **SMALL, keys=KEYS, dq=ROWS), op="retnet", mask="explicit"),
         "80",
     ),
     "sm90": (sm90(op="retnet", mask="explicit", direction="backward"), "90"),
@@ -196,7 +205,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     store, toolchain = Store(tmp_path_factory.mktemp("store")), find_toolchain()
     paths = {}
     for arch in ("80", "90"):
-        kernels = {name: render(one) for name, (one, target) in BUILT.items() if target == arch}
+        kernels = {
+            name: render(selected) for name, (selected, target) in BUILT.items() if target == arch
+        }
         results = build(
             list(kernels.values()), BuildTarget(arch=arch), toolchain=toolchain, store=store
         )
@@ -207,15 +218,19 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_every_kernel_is_compared() -> None:
-    assert {one.kernel for one in (*ON_HOST, *(one for one, _ in BUILT.values()))} == set(KERNELS)
+    assert {
+        selected.kernel for selected in (*ON_HOST, *(selected for selected, _ in BUILT.values()))
+    } == set(KERNELS)
 
 
 @pytest.mark.parametrize("name", BUILT)
 def test_artifacts(libraries: dict[str, Path], name: str) -> None:
-    one, _ = BUILT[name]
-    problems = [problem_of(one, shape) for shape in SHAPES]
-    if one.op != "retention":
+    selected, _ = BUILT[name]
+    problems = [problem_of(selected, shape) for shape in SHAPES]
+    if selected.op != "retention":
         problems += [replace(problem, seqlen_q=77) for problem in problems[:3]]
     answers = [workspace_bytes(problem, libraries[name]) for problem in problems]
-    assert [kernel_of(one).workspace_bytes(problem, one) for problem in problems] == answers
+    assert [
+        kernel_of(selected).workspace_bytes(problem, selected) for problem in problems
+    ] == answers
     assert len(set(answers)) > 2

@@ -48,8 +48,8 @@ def _candidate(
     return Candidate(
         direction="forward" if isinstance(knobs, ForwardKnobs) else "backward",
         dtype=dtype,
-        class_qk=dims[0],
-        class_v=dims[1],
+        padded_dim_qk=dims[0],
+        padded_dim_v=dims[1],
         copy_bytes=copy_bytes,
         knobs=knobs,
     )
@@ -87,10 +87,10 @@ FORWARD: dict[str, Candidate] = {
     ),
     "value-slices": _forward((64, 256), (64, 32), 4, num_stages=2, v_slices=2),
     "persistent": _forward(
-        (32, 32), (64, 32), 4, num_stages=2, persistent=True, cta_order="heads_first"
+        (32, 32), (64, 32), 4, num_stages=2, persistent=True, cta_order="longest_first"
     ),
     "persistent-q-in-registers": _forward(
-        (64, 64), (64, 32), 4, q_in_registers=True, persistent=True, cta_order="heads_first"
+        (64, 64), (64, 32), 4, q_in_registers=True, persistent=True, cta_order="longest_first"
     ),
     "unaligned": _forward((64, 64), (64, 32), 4, num_stages=2, copy_bytes=2),
     "unaligned-bf16-one-stage": _forward((48, 80), (64, 32), 4, copy_bytes=2, dtype="bf16"),
@@ -99,56 +99,56 @@ SMALL_ROWS = _rows((64, 32), 4, 2)
 # Each plan, every number of stages, splits of queries, shared rows, slices, both copy widths, both raster orders.
 BACKWARD: dict[str, Candidate] = {
     "fused-one-stage": _candidate(
-        (64, 64), BackwardKnobs(plan="fused", keys=_keys((32, 64), 4, 1))
+        (64, 64), BackwardKnobs(plan="one_pass", keys=_keys((32, 64), 4, 1))
     ),
     "fused-two-stages": _candidate(
         (64, 64),
-        BackwardKnobs(plan="fused", keys=_keys((64, 64), 2, 2), cta_order="heads_first"),
+        BackwardKnobs(plan="one_pass", keys=_keys((64, 64), 2, 2), cta_order="longest_first"),
     ),
     "fused-three-stages-bf16": _candidate(
-        (48, 80), BackwardKnobs(plan="fused", keys=_keys((32, 64), 2, 3)), dtype="bf16"
+        (48, 80), BackwardKnobs(plan="one_pass", keys=_keys((32, 64), 2, 3)), dtype="bf16"
     ),
     "fused-query-parts": _candidate(
-        (64, 64), BackwardKnobs(plan="fused", keys=_keys((64, 64), 2, 2, query_parts=2))
+        (64, 64), BackwardKnobs(plan="one_pass", keys=_keys((64, 64), 2, 2, query_subtiles=2))
     ),
     "fused-unaligned": _candidate(
-        (64, 64), BackwardKnobs(plan="fused", keys=_keys((32, 64), 4, 2)), copy_bytes=2
+        (64, 64), BackwardKnobs(plan="one_pass", keys=_keys((32, 64), 4, 2)), copy_bytes=2
     ),
     "pair": _candidate(
-        (64, 64), BackwardKnobs(plan="pair", keys=_keys((32, 64), 4, 2), dq=SMALL_ROWS)
+        (64, 64), BackwardKnobs(plan="two_kernels", keys=_keys((32, 64), 4, 2), dq=SMALL_ROWS)
     ),
     "pair-query-parts-one-stage": _candidate(
         (80, 48),
         BackwardKnobs(
-            plan="pair",
-            keys=_keys((64, 64), 2, 1, query_parts=2),
+            plan="two_kernels",
+            keys=_keys((64, 64), 2, 1, query_subtiles=2),
             dq=_rows((32, 32), 2, 1, column_warps=2),
-            cta_order="heads_first",
+            cta_order="longest_first",
         ),
     ),
     "pair-unaligned-bf16": _candidate(
         (64, 64),
-        BackwardKnobs(plan="pair", keys=_keys((32, 64), 4, 1), dq=SMALL_ROWS),
+        BackwardKnobs(plan="two_kernels", keys=_keys((32, 64), 4, 1), dq=SMALL_ROWS),
         dtype="bf16",
         copy_bytes=2,
     ),
     "split": _candidate(
         (64, 128),
-        BackwardKnobs(plan="split", dq=SMALL_ROWS, dk=SMALL_ROWS, dv=SMALL_ROWS),
+        BackwardKnobs(plan="three_kernels", dq=SMALL_ROWS, dk=SMALL_ROWS, dv=SMALL_ROWS),
     ),
     "split-slices-shared-rows": _candidate(
         (64, 256),
         BackwardKnobs(
-            plan="split",
+            plan="three_kernels",
             dq=_rows((32, 32), 2, 1, column_warps=2, slices=2),
             dk=_rows((32, 32), 2, 2, column_warps=2),
             dv=_rows((64, 32), 4, 1, slices=2),
-            cta_order="heads_first",
+            cta_order="longest_first",
         ),
     ),
     "split-unaligned": _candidate(
         (48, 80),
-        BackwardKnobs(plan="split", dq=SMALL_ROWS, dk=SMALL_ROWS, dv=SMALL_ROWS),
+        BackwardKnobs(plan="three_kernels", dq=SMALL_ROWS, dk=SMALL_ROWS, dv=SMALL_ROWS),
         copy_bytes=2,
     ),
 }
@@ -177,8 +177,8 @@ def calls_of(candidate: Candidate) -> list[Call]:
                 heads_kv=heads_kv,
                 seqlen_q=seqlen_q,
                 seqlen_k=seqlen_k,
-                dim_qk=candidate.class_qk - 8,
-                dim_v=candidate.class_v - 8,
+                dim_qk=candidate.padded_dim_qk - 8,
+                dim_v=candidate.padded_dim_v - 8,
                 causal=causal,
                 alignment_bytes=candidate.copy_bytes,
             ),

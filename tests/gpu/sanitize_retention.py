@@ -33,8 +33,8 @@ def _made(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Candidate
     config: dict[str, Any] = {
         "direction": "backward" if backward else "forward",
         "dtype": "fp16",
-        "class_qk": dims[0],
-        "class_v": dims[1],
+        "padded_dim_qk": dims[0],
+        "padded_dim_v": dims[1],
     }
     return Candidate(knobs=knobs, **(config | fields))
 
@@ -52,16 +52,16 @@ def _retention(dims: tuple[int, int], knobs: KernelKnobs, **fields: Any) -> Cand
 FORWARD = ForwardKnobs(block_m=64, block_n=32, warps_m=4, num_stages=2, k_slice=64)
 ONE_STAGE = replace(FORWARD, num_stages=1)
 WGMMA = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
-WIDE = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, part_slots=2)
-IN_PARTS = replace(WIDE, num_stages=1, parts=2, part_slots=3)
-IN_TURNS = replace(WIDE, warpgroups=3, turns=True)
+WIDE = Sm90Pass(warpgroups=2, block_columns=64, num_stages=2, slice_stages=2)
+IN_PARTS = replace(WIDE, num_stages=1, depth_slices=2, slice_stages=3)
+IN_TURNS = replace(WIDE, warpgroups=3, ping_pong=True)
 KEYS = KeyPass(block_m=32, block_n=64, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=4, num_stages=2)
-FUSED = BackwardKnobs(plan="fused", keys=KEYS)
-PAIR = BackwardKnobs(plan="pair", keys=KEYS, dq=ROWS)
-SPLIT = BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=ROWS)
+FUSED = BackwardKnobs(plan="one_pass", keys=KEYS)
+PAIR = BackwardKnobs(plan="two_kernels", keys=KEYS, dq=ROWS)
+SPLIT = BackwardKnobs(plan="three_kernels", dq=ROWS, dk=ROWS, dv=ROWS)
 INLINE = ChunkPass(columns=64, column_warps=2, num_stages=2)
-GIVEN = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
+GIVEN = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="precomputed")
 SLICED = ChunkPass(columns=32, column_warps=2, num_stages=3)
 
 # Each score modification with each mainloop; each plan with the passes for dmask and through r.
@@ -148,8 +148,8 @@ def retention_calls_of(candidate: Candidate) -> list[RetentionCall]:
         mask=candidate.mask,
         form=candidate.form,
         dtype=candidate.dtype,
-        dim_qk=candidate.class_qk - 8,
-        dim_v=candidate.class_v - 8,
+        dim_qk=candidate.padded_dim_qk - 8,
+        dim_v=candidate.padded_dim_v - 8,
         causal=True,
         alignment_bytes=candidate.copy_bytes,
     )

@@ -136,9 +136,9 @@ def _kernel_of_case(parameters: dict[str, Any]) -> Hashable:
     case = parameters["case"]
     p = case.problem
     classes = CLASSES if p.dtype == "bf16" else CLASSES | SLOW_CLASSES
-    if case.policy or (p.class_qk, p.class_v) not in classes:
+    if case.policy or (p.padded_dim_qk, p.padded_dim_v) not in classes:
         return None
-    return (p.direction, p.mask, p.dtype, p.class_qk, p.class_v, p.alignment_bytes)
+    return (p.direction, p.mask, p.dtype, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
 def _kind_of_sample(parameters: dict[str, Any]) -> Hashable:

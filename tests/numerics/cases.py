@@ -147,14 +147,14 @@ class Case:
         p = self.problem
         policy = resolve(self.policy) if self.policy else present
         # The raster order of a default kernel follows the problem's mask; both orders must serve all masks.
-        causal = (p.class_qk + p.class_v) % 48 == 32
+        causal = (p.padded_dim_qk + p.padded_dim_v) % 48 == 32
         return policy.default(replace(p, causal=causal, causal_alignment="bottom_right"))
 
 
 def padded(dims: Dims) -> Dims:
     """The padded class of true dims."""
     problem = Problem(dim_qk=dims[0], dim_v=dims[1])
-    return problem.class_qk, problem.class_v
+    return problem.padded_dim_qk, problem.padded_dim_v
 
 
 def make_cases(direction: Direction = "forward", seed: int = 0) -> list[Case]:
@@ -226,7 +226,7 @@ class _Draw:
         problem = replace(
             case.problem,
             direction=self.direction,
-            deterministic=dtype == "bf16" or case.problem.class_qk % 48 == 0,
+            deterministic=dtype == "bf16" or case.problem.padded_dim_qk % 48 == 0,
         )
         scale = LARGE_SCALE if number == COUNTS["backward"].per_class - 2 else case.scale
         gradient = self._source.choice(GRADIENTS)

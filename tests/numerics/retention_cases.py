@@ -156,8 +156,8 @@ class RetentionCase:
                 direction=p.direction,
                 form=p.form,
                 dtype=p.dtype,
-                dim_qk=p.class_qk,
-                dim_v=p.class_v,
+                dim_qk=p.padded_dim_qk,
+                dim_v=p.padded_dim_v,
                 alignment_bytes=p.alignment_bytes,
             )
         )

@@ -101,7 +101,7 @@ def _flattened(
         if isinstance(value, dict):
             yield from _flattened(f"{prefix}{name}.", value, candidate)
         elif name == "k_slice":
-            yield f"{prefix}k_sliced", value < candidate.class_qk
+            yield f"{prefix}k_sliced", value < candidate.padded_dim_qk
         elif value is not None:
             yield f"{prefix}{name}", value
 
@@ -126,8 +126,8 @@ def _problem(candidate: Candidate, batch: int, heads: tuple[int, int], q: int, k
         heads_kv=heads[1],
         seqlen_q=q,
         seqlen_k=k,
-        dim_qk=candidate.class_qk,
-        dim_v=candidate.class_v - 8,
+        dim_qk=candidate.padded_dim_qk,
+        dim_v=candidate.padded_dim_v - 8,
         causal=candidate.mask != "explicit",
         alignment_bytes=candidate.copy_bytes,
     )

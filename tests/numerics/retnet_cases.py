@@ -165,10 +165,10 @@ class RetnetCase:
             op="retnet",
             direction=p.direction,
             mask=p.mask,
-            causal=p.mask == "decay" or (p.class_qk + p.class_v) % 48 == 32,
+            causal=p.mask == "decay" or (p.padded_dim_qk + p.padded_dim_v) % 48 == 32,
             dtype=p.dtype,
-            dim_qk=p.class_qk,
-            dim_v=p.class_v,
+            dim_qk=p.padded_dim_qk,
+            dim_v=p.padded_dim_v,
             alignment_bytes=p.alignment_bytes,
             deterministic=p.deterministic,
         )

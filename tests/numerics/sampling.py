@@ -114,8 +114,8 @@ def cases_of(candidate: Candidate) -> list[Case]:
             heads_kv=heads_kv,
             seqlen_q=seqlen_q,
             seqlen_k=seqlen_k,
-            dim_qk=candidate.class_qk - off,
-            dim_v=candidate.class_v - off,
+            dim_qk=candidate.padded_dim_qk - off,
+            dim_v=candidate.padded_dim_v - off,
             causal=mask != "none",
             alignment_bytes=candidate.copy_bytes,
         )
@@ -137,7 +137,7 @@ def cases_of(candidate: Candidate) -> list[Case]:
 
 
 def _class_of(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.class_qk, candidate.class_v, candidate.copy_bytes
+    return candidate.padded_dim_qk, candidate.padded_dim_v, candidate.copy_bytes
 
 
 def _values(candidate: Candidate) -> set[tuple[str, object]]:
@@ -147,7 +147,7 @@ def _values(candidate: Candidate) -> set[tuple[str, object]]:
     }
     if candidate.direction == "forward":
         shown |= {(knob, getattr(candidate.knobs, knob)) for knob in KNOBS}
-        return shown | {("k_sliced", candidate.knobs.k_slice < candidate.class_qk)}
+        return shown | {("k_sliced", candidate.knobs.k_slice < candidate.padded_dim_qk)}
     for name, knobs in candidate.knobs.passes.items():
         shown |= {(f"{name}.{knob}", value) for knob, value in asdict(knobs).items()}
     return shown | {("plan", candidate.knobs.plan), ("cta_order", candidate.knobs.cta_order)}

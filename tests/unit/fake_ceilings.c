@@ -2,12 +2,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_autotuner/peaks/ceilings.h"
+#include "attention_autotuner/peaks/peaks.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT int32_t attention_autotuner_measure_ceiling(const char* which, double seconds,
-                                                   attention_autotuner_ceiling_result* result) {
+EXPORT int32_t attention_autotuner_measure_peak(const char* which, double seconds,
+                                                   attention_autotuner_peak_result* result) {
   if (result->struct_size != sizeof(*result)) return ATTENTION_AUTOTUNER_BAD_VERSION;
   if (strcmp(which, DIES_AT) == 0) abort();
   if (strncmp(which, "wgmma", 5) == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
@@ -20,10 +20,10 @@ EXPORT int32_t attention_autotuner_measure_ceiling(const char* which, double sec
   return ATTENTION_AUTOTUNER_OK;
 }
 
-EXPORT const char* attention_autotuner_ceiling_unit(const char* which) {
+EXPORT const char* attention_autotuner_peak_unit(const char* which) {
   return strcmp(which, "launch") == 0 ? "s" : "FLOP/s";
 }
 
-EXPORT const char* attention_autotuner_ceiling_status_string(int32_t status) {
+EXPORT const char* attention_autotuner_peak_status_string(int32_t status) {
   return status == ATTENTION_AUTOTUNER_BAD_DEVICE ? "no code for this device" : "out of memory";
 }

@@ -107,7 +107,7 @@ def test_rates_clocks_and_sms_multiply_to_the_vendors_peak(
 
 
 @pytest.mark.parametrize(
-    ("given", "policy", "spec"),
+    ("device_type", "policy", "spec"),
     [
         ("A100", A100, A100_SPEC),
         ("a100", A100, A100_SPEC),
@@ -121,9 +121,9 @@ def test_rates_clocks_and_sms_multiply_to_the_vendors_peak(
     ],
 )
 def test_resolve_takes_names_classes_and_instances(
-    given: str | Policy | type[Policy], policy: type[Policy], spec: ArchSpec
+    device_type: str | Policy | type[Policy], policy: type[Policy], spec: ArchSpec
 ) -> None:
-    resolved = arch.resolve(given)
+    resolved = arch.resolve(device_type)
     assert type(resolved) is policy
     assert resolved.spec == spec
 

@@ -1,4 +1,4 @@
-"""What the cost model says of backward candidates."""
+"""The cost model of backward candidates."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import resources
 from attention_autotuner.kernels.cost_model import estimate, pass_named, rank, refine
 from attention_autotuner.kernels.scores_backward_sm80.cost import (
-    ENOUGH_CTAS,
     key_step,
     row_step,
-    shares_of_group,
     work_of,
 )
 from attention_autotuner.kernels.scores_backward_sm80.resources import (
+    ENOUGH_CTAS,
     KeyShape,
     RowShape,
     shapes,
+    shares_of_group,
 )
 from attention_autotuner.tuning.shortlist import shape_of, shortlist
 from tests.candidates import KEYS, ROWS, backward
@@ -62,7 +62,7 @@ class FakeReport:
     kernels: tuple[FakeReport, ...] = ()
 
 
-FUSED, PAIR, SPLIT = backward("fused"), backward("pair"), backward("split")
+FUSED, PAIR, SPLIT = backward("one_pass"), backward("two_kernels"), backward("three_kernels")
 
 
 def keys_of(candidate: Candidate) -> KeyShape:
@@ -75,7 +75,7 @@ def products(candidate: Candidate) -> float:
     """FLOPs of all passes on the unmasked problem, with the padding of tiles in them."""
     total = 0.0
     for shape in shapes(candidate):
-        work = work_of(PROBLEM, shape, 16, SPEC, heads_first=False)
+        work = work_of(PROBLEM, shape, 16, SPEC, longest_first=False)
         total += work.counts.flops * sum(work.steps) * work.heads * work.slices
     return total
 
@@ -86,26 +86,28 @@ def test_products_add_up_to_the_problems_and_what_plans_repeat() -> None:
     unit = PROBLEM.flops / 5
     assert products(PAIR) == 7 * unit
     assert products(SPLIT) == 8 * unit
-    sliced = backward("split", dv=replace(ROWS, slices=2))
+    sliced = backward("three_kernels", dv=replace(ROWS, slices=2))
     assert products(sliced) == 9 * unit
 
 
 def test_grouped_heads_walk_the_queries_of_their_group() -> None:
     grouped = replace(PROBLEM, heads_kv=4)
     for shape in shapes(PAIR):
-        one, many = (work_of(p, shape, 16, SPEC, heads_first=False) for p in (PROBLEM, grouped))
-        assert sum(many.steps) * many.heads == sum(one.steps) * one.heads
+        selected, many = (
+            work_of(p, shape, 16, SPEC, longest_first=False) for p in (PROBLEM, grouped)
+        )
+        assert sum(many.steps) * many.heads == sum(selected.steps) * selected.heads
         assert many.heads == (64 if shape.name == "dq" else 16)
         assert many.streams == 16
 
 
 def test_more_rows_a_warp_read_less_shared_memory() -> None:
     thin, thick = (
-        keys_of(backward("fused", keys=replace(KEYS, warp_pairs=pairs))) for pairs in (8, 4)
+        keys_of(backward("one_pass", keys=replace(KEYS, warp_pairs=pairs))) for pairs in (8, 4)
     )
     assert key_step(thick, 16, SPEC).reads < key_step(thin, 16, SPEC).reads
     few, many = (
-        RowShape(name="dq", knobs=replace(ROWS, warps=warps), class_qk=128, class_v=128)
+        RowShape(name="dq", knobs=replace(ROWS, warps=warps), padded_dim_qk=128, padded_dim_v=128)
         for warps in (4, 8)
     )
     assert row_step(few, 16).reads < row_step(many, 16).reads
@@ -113,7 +115,7 @@ def test_more_rows_a_warp_read_less_shared_memory() -> None:
 
 def test_parts_read_the_keys_again() -> None:
     whole, halves = (
-        key_step(keys_of(backward("fused", keys=replace(KEYS, query_parts=p))), 16, SPEC)
+        key_step(keys_of(backward("one_pass", keys=replace(KEYS, query_subtiles=p))), 16, SPEC)
         for p in (1, 2)
     )
     assert halves.reads - whole.reads == KEYS.block_n * (128 + 128) * 2
@@ -127,16 +129,18 @@ def test_sums_go_four_at_a_time_where_the_gpu_can() -> None:
 
 
 def test_an_estimate_is_the_sum_of_kernels_and_edges() -> None:
-    found = estimate(PROBLEM, FUSED, SPEC)
+    prediction = estimate(PROBLEM, FUSED, SPEC)
     rows = 4 * 16 * 4096
     # O and dO in 16 bits, statistics, and the fp32 sums cleared and read; dQ written.
-    edges = rows * (2 * 2 * 128 + 16 + 2 * 4 * 128 + 2 * 128)
-    assert found.terms["edges_us"] == pytest.approx(edges * 1e6 / SPEC.hbm_bytes_per_second)
-    assert found.terms["launch_us"] == 3 * SPEC.launch_overhead_us
-    assert found.terms[f"{found.limiter}_us"] == max(found.terms.values())
+    auxiliary_bytes = rows * (2 * 2 * 128 + 16 + 2 * 4 * 128 + 2 * 128)
+    assert prediction.terms["auxiliary_us"] == pytest.approx(
+        auxiliary_bytes * 1e6 / SPEC.hbm_bytes_per_second
+    )
+    assert prediction.terms["launch_us"] == 3 * SPEC.launch_overhead_us
+    assert prediction.terms[f"{prediction.limiter}_us"] == max(prediction.terms.values())
     pair = estimate(PROBLEM, PAIR, SPEC)
     assert pair.terms["launch_us"] == 3 * SPEC.launch_overhead_us
-    assert pair.terms["edges_us"] < found.terms["edges_us"]
+    assert pair.terms["auxiliary_us"] < prediction.terms["auxiliary_us"]
     assert estimate(PROBLEM, SPLIT, SPEC).terms["launch_us"] == 4 * SPEC.launch_overhead_us
 
 
@@ -144,8 +148,8 @@ def test_an_estimate_is_the_sum_of_kernels_and_edges() -> None:
 def test_no_prediction_beats_the_tensor_cores(policy: A100 | H100 | RTX4090) -> None:
     spec = policy.spec
     rate = spec.mma_flops_per_clk_per_sm * spec.num_sms * spec.sm_clock_mhz
-    for one in policy.legal(PROBLEM)[::29]:
-        assert estimate(PROBLEM, one, spec).us >= products(one) / rate * 0.999
+    for selected in policy.legal(PROBLEM)[::29]:
+        assert estimate(PROBLEM, selected, spec).us >= products(selected) / rate * 0.999
 
 
 def test_levels_are_of_the_kernels_speed() -> None:
@@ -161,15 +165,17 @@ def test_fused_leads_and_splitting_comes_last() -> None:
         problem = replace(PROBLEM, causal=causal)
         ranked = rank(problem, H100().legal(problem), SPEC)
         best = {
-            plan: next(found.us for one, found in ranked if one.knobs.plan == plan)
-            for plan in ("fused", "pair", "split")
+            plan: next(
+                prediction.us for selected, prediction in ranked if selected.knobs.plan == plan
+            )
+            for plan in ("one_pass", "two_kernels", "three_kernels")
         }
-        assert best["fused"] < best["pair"] < best["split"]
+        assert best["one_pass"] < best["two_kernels"] < best["three_kernels"]
 
 
 def test_causal_costs_about_half_on_long_sequences() -> None:
     long = replace(PROBLEM, seqlen_q=8192, seqlen_k=8192)
-    ordered = backward("fused", cta_order="heads_first")
+    ordered = backward("one_pass", cta_order="longest_first")
     half = estimate(replace(long, causal=True), ordered, SPEC).us
     assert 0.45 <= half / estimate(long, FUSED, SPEC).us <= 0.6
 
@@ -181,13 +187,13 @@ def test_kernels_are_told_by_their_names() -> None:
 
 
 def test_refining_with_what_was_assumed_changes_nothing() -> None:
-    for one in (FUSED, PAIR, SPLIT):
+    for selected in (FUSED, PAIR, SPLIT):
         kernels = tuple(
             FakeReport(name=MANGLED[kernel.name], registers=registers_per_thread(kernel, SPEC))
-            for kernel in resources.kernels(one)
+            for kernel in resources.kernels(selected)
         )
         report = FakeReport(registers=255, kernels=kernels)
-        assert refine(PROBLEM, one, SPEC, report) == estimate(PROBLEM, one, SPEC)
+        assert refine(PROBLEM, selected, SPEC, report) == estimate(PROBLEM, selected, SPEC)
 
 
 def test_a_report_speaks_of_each_pass() -> None:
@@ -223,10 +229,10 @@ def test_a_shortlist_does_not_spend_itself_on_one_main_pass() -> None:
         problem = replace(PROBLEM, deterministic=deterministic)
         ranked = rank(problem, H100().legal(problem), SPEC)
         default = H100().default(problem)
-        chosen = [one for one, _ in shortlist(ranked, default, 8)]
+        chosen = [selected for selected, _ in shortlist(ranked, default, 8)]
         assert chosen[0] == default
         assert len(chosen) == len(set(chosen)) == 9
-        assert len({shape_of(one) for one in chosen}) >= 6
+        assert len({shape_of(selected) for selected in chosen}) >= 6
 
 
 @pytest.mark.parametrize(
@@ -252,12 +258,13 @@ def test_groups_are_shared_where_blocks_of_keys_are_few(
     )
     assert shares_of_group(problem, FUSED) == shares
     whole, shared = (
-        work_of(problem, keys_of(FUSED), 16, SPEC, heads_first=False, shares=n) for n in (1, shares)
+        work_of(problem, keys_of(FUSED), 16, SPEC, longest_first=False, shares=n)
+        for n in (1, shares)
     )
     assert shared.heads == shares * whole.heads
     assert sum(shared.steps) * shares == sum(whole.steps)
 
 
 def test_enough_ctas_are_as_many_as_the_launch_wants() -> None:
-    (found,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
-    assert int(found) == ENOUGH_CTAS
+    (prediction,) = re.findall(r"kEnoughCtas = (\d+);", render(FUSED).text)
+    assert int(prediction) == ENOUGH_CTAS

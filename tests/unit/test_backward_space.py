@@ -1,4 +1,4 @@
-"""What policies offer for backward problems, and how much its passes take of an SM."""
+"""The candidates of backward problems, and the resources of their passes."""
 
 from __future__ import annotations
 
@@ -37,13 +37,15 @@ def offered(policy: str, dim_qk: int, dim_v: int) -> tuple[Candidate | Rejection
 
 
 def legal(policy: str, dim_qk: int, dim_v: int) -> list[Candidate]:
-    return [one for one in offered(policy, dim_qk, dim_v) if isinstance(one, Candidate)]
+    return [
+        selected for selected in offered(policy, dim_qk, dim_v) if isinstance(selected, Candidate)
+    ]
 
 
 def repeated_work(candidate: Candidate) -> float:
     """Multiply-adds of all passes over those that the gradients need."""
     done = sum(backward_resources.flops_per_score(s) for s in backward_resources.shapes(candidate))
-    return done / (3 * candidate.class_qk + 2 * candidate.class_v)
+    return done / (3 * candidate.padded_dim_qk + 2 * candidate.padded_dim_v)
 
 
 # --- every class has a candidate ------------------------------------------------------------------
@@ -55,11 +57,11 @@ def test_every_class_pair_has_a_legal_default(name: str, deterministic: bool) ->
     policy = resolve(name)
     for dim_qk, dim_v in itertools.product(range(16, 257, 16), range(16, 513, 16)):
         asked = problem(dim_qk, dim_v, deterministic=deterministic)
-        found = policy.default(asked)
-        assert check(found, policy.spec) is None, found.name
-        assert (found.class_qk, found.class_v) == (dim_qk, dim_v)
-        assert found.deterministic or not deterministic
-        assert repeated_work(found) <= 2.0, found.name
+        chosen = policy.default(asked)
+        assert check(chosen, policy.spec) is None, chosen.name
+        assert (chosen.padded_dim_qk, chosen.padded_dim_v) == (dim_qk, dim_v)
+        assert chosen.deterministic or not deterministic
+        assert repeated_work(chosen) <= 2.0, chosen.name
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -71,19 +73,19 @@ def test_defaults_are_among_what_is_offered(name: str) -> None:
 
 
 def test_the_widest_heads_fit_99_kib_by_splitting() -> None:
-    found = legal("RTX4090", 256, 512)
-    assert {one.knobs.plan for one in found} == {"split"}
-    for one in found:
-        assert resources.smem_bytes(one) <= 99 * 1024
-        assert repeated_work(one) <= 2.0
-        assert all(kernel.threads >= 128 for kernel in resources.kernels(one))
+    chosen = legal("RTX4090", 256, 512)
+    assert {selected.knobs.plan for selected in chosen} == {"three_kernels"}
+    for selected in chosen:
+        assert resources.smem_bytes(selected) <= 99 * 1024
+        assert repeated_work(selected) <= 2.0
+        assert all(kernel.threads >= 128 for kernel in resources.kernels(selected))
     assert repeated_work(resolve("RTX4090").default(problem(256, 512))) < 1.75
 
 
 def test_head_dims_that_no_slicing_divides_are_sliced_all_the_same() -> None:
     # 464 = 16 * 29 columns in two slices: 240, then 224.
-    found = resolve("RTX4090").default(problem(256, 464))
-    (dv,) = (s for s in backward_resources.shapes(found) if s.name == "dv")
+    chosen = resolve("RTX4090").default(problem(256, 464))
+    (dv,) = (s for s in backward_resources.shapes(chosen) if s.name == "dv")
     assert isinstance(dv, RowShape)
     assert (dv.knobs.slices, dv.result_columns) == (2, 240)
 
@@ -96,50 +98,52 @@ def test_head_dims_that_no_slicing_divides_are_sliced_all_the_same() -> None:
 def test_candidates_are_legal_distinct_and_few_enough_to_rank(
     name: str, dims: tuple[int, int]
 ) -> None:
-    found = legal(name, *dims)
-    assert found
-    assert len(found) <= 4500
-    assert len({one.name for one in found}) == len(found)
+    chosen = legal(name, *dims)
+    assert chosen
+    assert len(chosen) <= 4500
+    assert len({selected.name for selected in chosen}) == len(chosen)
     spec = resolve(name).spec
-    assert all(check(one, spec) is None for one in found)
+    assert all(check(selected, spec) is None for selected in chosen)
     assert offered(name, *dims) == tuple(resolve(name).candidates(problem(*dims)))
 
 
 def test_all_plans_and_orders_are_offered_where_they_fit() -> None:
     for name, dims in itertools.product(POLICIES, ((64, 64), (128, 128))):
-        found = [one.knobs for one in legal(name, *dims)]
-        kinds = {(one.plan, one.cta_order) for one in found}
+        chosen = [selected.knobs for selected in legal(name, *dims)]
+        kinds = {(selected.plan, selected.cta_order) for selected in chosen}
         assert len(kinds) == 6
-        kernels = {one.keys for one in found if one.keys is not None}
-        for knob in ("block_m", "block_n", "warp_pairs", "num_stages", "query_parts"):
-            assert len({getattr(each, knob) for each in kernels}) > 1, knob
+        kernels = {selected.keys for selected in chosen if selected.keys is not None}
+        for knob in ("block_m", "block_n", "warp_pairs", "num_stages", "query_subtiles"):
+            assert len({getattr(pass_knobs, knob) for pass_knobs in kernels}) > 1, knob
 
 
 def test_a_deterministic_problem_has_the_deterministic_part_of_the_space() -> None:
     for dims in DIMS:
         asked = problem(*dims, deterministic=True)
-        found = resolve("H100").legal(asked)
-        assert found == [one for one in legal("H100", *dims) if one.deterministic]
+        chosen = resolve("H100").legal(asked)
+        assert chosen == [selected for selected in legal("H100", *dims) if selected.deterministic]
 
 
 def test_passes_that_are_not_legal_say_why_once() -> None:
-    rejections = [one for one in offered("RTX4090", 128, 128) if isinstance(one, Rejection)]
-    assert {"smem_fits_block", "registers_fit"} <= {one.predicate for one in rejections}
-    for one in rejections:
-        assert one.config["class_qk"] == 128
-        named = [key for key, value in one.config["knobs"].items() if isinstance(value, dict)]
+    rejections = [
+        selected for selected in offered("RTX4090", 128, 128) if isinstance(selected, Rejection)
+    ]
+    assert {"smem_fits_block", "registers_fit"} <= {selected.predicate for selected in rejections}
+    for selected in rejections:
+        assert selected.config["padded_dim_qk"] == 128
+        named = [key for key, value in selected.config["knobs"].items() if isinstance(value, dict)]
         assert len(named) == 1
-        if one.predicate == "smem_fits_block":
-            assert one.reason.startswith(f"{named[0]}: needs ")
-    seen = [str(one) for one in rejections]
+        if selected.predicate == "smem_fits_block":
+            assert selected.reason.startswith(f"{named[0]}: needs ")
+    seen = [str(selected) for selected in rejections]
     assert len(seen) == len(set(seen))
 
 
 def test_rows_are_shared_by_warps_only_where_they_are_few() -> None:
     for name, dims in itertools.product(POLICIES, DIMS):
-        for one in legal(name, *dims):
-            for each in one.knobs.passes.values():
-                shared = getattr(each, "column_warps", 1) > 1
+        for selected in legal(name, *dims):
+            for pass_knobs in selected.knobs.passes.values():
+                shared = getattr(pass_knobs, "column_warps", 1) > 1
                 assert not shared or dims == (256, 512)
 
 
@@ -147,9 +151,9 @@ def test_rows_are_shared_by_warps_only_where_they_are_few() -> None:
 
 
 def keys_shape(**changes: object) -> KeyShape:
-    fused = bool(changes.pop("fused", True))
+    fused = bool(changes.pop("one_pass", True))
     knobs = replace(KEYS, **changes)  # type: ignore[arg-type]  # from tests
-    return KeyShape(knobs=knobs, class_qk=128, class_v=64, fused=fused)
+    return KeyShape(knobs=knobs, padded_dim_qk=128, padded_dim_v=64, one_pass=fused)
 
 
 def test_shared_memory_of_a_key_pass_by_hand() -> None:
@@ -157,21 +161,22 @@ def test_shared_memory_of_a_key_pass_by_hand() -> None:
     held, streamed = 128 * (128 + 64) * 2, 64 * (128 + 64) * 2 + 64 * 8
     score = 128 * 64 * 2
     assert backward_resources.needs(keys_shape()).smem_bytes == held + streamed + 2 * score
-    pair = backward_resources.needs(keys_shape(fused=False)).smem_bytes
+    pair = backward_resources.needs(keys_shape(one_pass=False)).smem_bytes
     assert pair == held + streamed + score
     two = backward_resources.needs(keys_shape(num_stages=2)).smem_bytes
     assert two == held + 2 * streamed + 3 * score
     # The third stage is Q's alone; dK then takes dS from shared memory, fused or not.
     three = backward_resources.needs(keys_shape(num_stages=3)).smem_bytes
     assert three == two + 64 * 128 * 2
-    alike = backward_resources.needs(keys_shape(num_stages=3, fused=False)).smem_bytes
+    alike = backward_resources.needs(keys_shape(num_stages=3, one_pass=False)).smem_bytes
     assert alike == three
 
 
 def test_shared_memory_of_row_passes_by_hand() -> None:
     knobs = replace(ROWS, num_stages=1)
     dq, dk, dv = (
-        RowShape(name=name, knobs=knobs, class_qk=128, class_v=64) for name in ("dq", "dk", "dv")
+        RowShape(name=name, knobs=knobs, padded_dim_qk=128, padded_dim_v=64)
+        for name in ("dq", "dk", "dv")
     )
     both = (128 + 32) * (128 + 64) * 2
     assert backward_resources.needs(dq).smem_bytes == both
@@ -183,18 +188,18 @@ def test_shared_memory_of_row_passes_by_hand() -> None:
         backward_resources.needs(dv).smem_bytes - 32 * 32 * 2
     )
     # Sums that meet at the end may need more than the loop did.
-    wide = RowShape(
+    wide_rows = RowShape(
         name="dv",
         knobs=replace(knobs, warps=2, column_warps=2, block_rows=64),
-        class_qk=16,
-        class_v=256,
+        padded_dim_qk=16,
+        padded_dim_v=256,
     )
-    assert backward_resources.needs(wide).smem_bytes == 64 * 256 * 4
+    assert backward_resources.needs(wide_rows).smem_bytes == 64 * 256 * 4
 
 
 def test_parts_of_the_queries_save_registers_of_scores() -> None:
-    whole = backward_resources.needs(keys_shape(fused=False))
-    halves = backward_resources.needs(keys_shape(fused=False, query_parts=2))
+    whole = backward_resources.needs(keys_shape(one_pass=False))
+    halves = backward_resources.needs(keys_shape(one_pass=False, query_subtiles=2))
     # Two row tiles of 16 keys: 64 or 32 queries are 8 or 4 tiles of 4 registers each.
     assert whole.fragment_registers - halves.fragment_registers == 2 * 4 * 4
 
@@ -203,7 +208,7 @@ def test_the_share_of_dq_is_cut_evenly() -> None:
     assert dq_split(keys_shape()) == (2, 4)
     assert dq_tile(keys_shape()) == (32, 32)
     # One row of tiles: all warps along the columns, some of them idle.
-    thin = replace(keys_shape(block_m=16), class_qk=80)
+    thin = replace(keys_shape(block_m=16), padded_dim_qk=80)
     assert dq_split(thin) == (1, 8)
     assert dq_tile(thin) == (16, 16)
 
@@ -212,6 +217,6 @@ def test_registers_decide_how_many_rows_a_warp_owns() -> None:
     spec = resolve("H100").spec
     # 16 rows leave too few registers for 512 threads, 64 take too many.
     for pairs, fits in ((8, False), (4, True), (2, False)):
-        one = backward("pair", keys=replace(KEYS, warp_pairs=pairs))
-        kernel = resources.kernels(one)[0]
+        selected = backward("two_kernels", keys=replace(KEYS, warp_pairs=pairs))
+        kernel = resources.kernels(selected)[0]
         assert (least_registers(kernel) <= register_cap(kernel, spec)) == fits

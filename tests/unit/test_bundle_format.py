@@ -86,7 +86,9 @@ def test_the_index_holds_what_other_readers_rely_on(bundle: Bundle) -> None:
 
 def test_what_is_written_is_read_back_and_is_a_store(bundle: Bundle) -> None:
     assert list(open_bundle(bundle.root).picks) == PICKS
-    (kernel,) = (each for each in bundle.kernels if each.candidate == OTHER)
+    (kernel,) = (
+        candidate_here for candidate_here in bundle.kernels if candidate_here.candidate == OTHER
+    )
     artifact = bundle.read(kernel)
     assert artifact is not None
     assert Store(bundle.root).lookup(artifact.name, artifact.digest) == artifact
@@ -112,7 +114,9 @@ def test_an_existing_folder_is_kept_unless_it_is_a_bundle_that_may_be_replaced(
 
 def test_a_bundle_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "workshop")
-    artifacts = {each: publish(store, each) for each in (OTHER, DEFAULT)}
+    artifacts = {
+        candidate_here: publish(store, candidate_here) for candidate_here in (OTHER, DEFAULT)
+    }
     (artifacts[DEFAULT].path.parent / "build.log").unlink()
     place = tmp_path / "place"
     with pytest.raises(FileNotFoundError, match=r"build\.log"):
@@ -238,8 +242,8 @@ def pick(layer: str, **changes: object) -> BundledPick:
 def test_which_pick_serves(
     bundle: Bundle, picks: list[BundledPick], problem: Problem, chosen: int | None
 ) -> None:
-    found = bundled_pick(replace(bundle, picks=tuple(picks)), problem)
-    assert found is (None if chosen is None else picks[chosen])
+    result = bundled_pick(replace(bundle, picks=tuple(picks)), problem)
+    assert result is (None if chosen is None else picks[chosen])
 
 
 def test_the_platform_tag_is_what_the_symbols_need(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def drive(monkeypatch: pytest.MonkeyPatch, major: int, minor: int) -> None:
 def test_a_bundle_serves_without_a_look_for_a_compiler(never: None, tmp_path: Path) -> None:
     made = make_bundle(tmp_path, PICKS)
     with settings.override(cache_dir=tmp_path / "cache", bundle=made.root):
-        found = obtain(DEFAULT, "80")
-        assert found.path.is_relative_to(made.root)
+        result = obtain(DEFAULT, "80")
+        assert result.path.is_relative_to(made.root)
         assert at_hand(OTHER, "80") is None
     assert not (tmp_path / "cache").exists()
 
@@ -189,7 +189,7 @@ def test_the_gpus_at_hand_may_have_kernels_of_their_own(monkeypatch: pytest.Monk
 
 
 class Loaded:
-    """What the loader gives."""
+    """A stand-in for a loaded kernel."""
 
     def __init__(self, artifact: Any) -> None:
         self.path = artifact.path
@@ -339,11 +339,11 @@ def test_kernels_of_a_family_that_the_gpu_does_not_run_do_not_stand_in(
 ) -> None:
     masked = Problem(op="retnet", mask="explicit", dim_qk=64, dim_v=64)
     policy = H100()
-    wide, narrow = policy.default(masked), policy.on((12, 0)).default(masked)
-    assert (wide.family, narrow.family) == ("sm90", "sm80")
+    wide_candidate, narrow = policy.default(masked), policy.on((12, 0)).default(masked)
+    assert (wide_candidate.family, narrow.family) == ("sm90", "sm80")
     made = make_bundle(
         tmp_path,
-        [BundledPick(problem=masked, candidate=wide, layer="default")],
+        [BundledPick(problem=masked, candidate=wide_candidate, layer="default")],
         policy="H100",
         arch="90",
     )

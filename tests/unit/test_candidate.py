@@ -20,8 +20,8 @@ from attention_autotuner.kernels.scores_forward_sm80.knobs import knobs_of as fo
 
 CANDIDATE = Candidate(
     dtype="bf16",
-    class_qk=192,
-    class_v=512,
+    padded_dim_qk=192,
+    padded_dim_v=512,
     knobs=ForwardKnobs(
         block_m=128,
         block_n=64,
@@ -31,7 +31,7 @@ CANDIDATE = Candidate(
         k_slice=64,
         v_slices=4,
         persistent=True,
-        cta_order="heads_first",
+        cta_order="longest_first",
     ),
 )
 
@@ -41,13 +41,13 @@ KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
 FUSED = Candidate(
     direction="backward",
     dtype="fp16",
-    class_qk=256,
-    class_v=512,
-    knobs=BackwardKnobs(plan="fused", keys=KEYS),
+    padded_dim_qk=256,
+    padded_dim_v=512,
+    knobs=BackwardKnobs(plan="one_pass", keys=KEYS),
 )
-PAIR = replace(FUSED, knobs=BackwardKnobs(plan="pair", keys=KEYS, dq=ROWS))
+PAIR = replace(FUSED, knobs=BackwardKnobs(plan="two_kernels", keys=KEYS, dq=ROWS))
 SPLIT = replace(
-    FUSED, knobs=BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=replace(ROWS, slices=4))
+    FUSED, knobs=BackwardKnobs(plan="three_kernels", dq=ROWS, dk=ROWS, dv=replace(ROWS, slices=4))
 )
 ALL = [CANDIDATE, FUSED, PAIR, SPLIT]
 
@@ -90,10 +90,10 @@ def test_knobs_are_those_of_the_direction() -> None:
 @pytest.mark.parametrize(
     ("plan", "passes"),
     [
-        ("fused", {}),
-        ("fused", {"keys": KEYS, "dq": ROWS}),
-        ("pair", {"keys": KEYS}),
-        ("split", {"dq": ROWS, "dk": ROWS}),
+        ("one_pass", {}),
+        ("one_pass", {"keys": KEYS, "dq": ROWS}),
+        ("two_kernels", {"keys": KEYS}),
+        ("three_kernels", {"dq": ROWS, "dk": ROWS}),
         ("other", {"keys": KEYS}),
     ],
 )
@@ -108,7 +108,7 @@ def test_passes_run_in_a_fixed_order() -> None:
 
 
 def test_only_atomic_sums_are_not_deterministic() -> None:
-    assert [one.deterministic for one in ALL] == [True, False, True, True]
+    assert [selected.deterministic for selected in ALL] == [True, False, True, True]
 
 
 def test_num_threads() -> None:

@@ -63,7 +63,7 @@ def run_json(capsys: Capture, *arguments: str, status: int = 0) -> Any:
 def test_the_default_sweep_is_24_problems_of_six_pairs_of_head_dims() -> None:
     sweep = default_sweep()
     assert len(set(sweep)) == 24
-    assert len({(p.class_qk, p.class_v) for p in sweep}) == 6
+    assert len({(p.padded_dim_qk, p.padded_dim_v) for p in sweep}) == 6
     kinds = {(p.op, p.direction) for p in sweep}
     assert kinds == {(o, d) for o in ("attention", "retention") for d in ("forward", "backward")}
 

@@ -157,14 +157,14 @@ def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
 def test_calibration_reaches_the_constants_of_every_kernel(
     kernel: str, name: str, value: float
 ) -> None:
-    truth = estimates(replace(FITTED, **{name: value}))
+    expected = estimates(replace(FITTED, **{name: value}))
     samples = [
         Sample(
             group=problem.describe(),
             measured_us=true.us,
             predict=partial(predicted_us, problem, candidate),
         )
-        for (problem, candidate), true in zip(GRID, truth, strict=True)
+        for (problem, candidate), true in zip(GRID, expected, strict=True)
         if candidate.kernel == kernel and isfinite(true.us)
     ]
     calibrated = calibrate(samples, FITTED, bounds={name: BOUNDS[name]})

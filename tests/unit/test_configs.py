@@ -13,7 +13,8 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
-from tests.old_configs import before_kernels_had_names
+from tests.candidates import KEYS, ROWS, backward
+from tests.old_configs import OLD_WORDS, before_kernels_had_names, in_old_words
 from tests.record_entries import entry
 
 ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
@@ -32,7 +33,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
-def test_a_config_names_its_kernel_and_is_read_again(key: tuple[str, str]) -> None:
+def test_a_config_names_its_kernel_and_comes_back(key: tuple[str, str]) -> None:
     candidate = DEFAULTS[key]
     config = json.loads(json.dumps(candidate.config))
     assert config["kernel"] == key[0]
@@ -43,11 +44,32 @@ def test_a_config_names_its_kernel_and_is_read_again(key: tuple[str, str]) -> No
     assert candidate_from_config(before_kernels_had_names(config)) == candidate
 
 
-def test_every_kernel_is_tested_here() -> None:
+def test_renamed_fields_and_values_are_read_as_the_present_ones() -> None:
+    dq = replace(DEFAULTS["scores_backward_sm90", ""].knobs.dq, ping_pong=True)
+    sm90 = DEFAULTS["scores_backward_sm90", ""]
+    chunks = DEFAULTS["chunks_sm80", "forward"]
+    precomputed = replace(chunks.knobs.output, scores="precomputed")
+    candidates = [
+        *DEFAULTS.values(),
+        *map(backward, ("one_pass", "two_kernels", "three_kernels")),
+        backward("two_kernels", keys=replace(KEYS, query_subtiles=2), dq=ROWS),
+        backward("one_pass", cta_order="longest_first"),
+        replace(sm90, knobs=replace(sm90.knobs, dq=dq, cta_order="longest_first")),
+        replace(chunks, knobs=replace(chunks.knobs, output=precomputed)),
+    ]
+    written = [json.dumps(in_old_words(candidate.config)) for candidate in candidates]
+    for candidate, text in zip(candidates, written, strict=True):
+        assert candidate_from_config(json.loads(text)) == candidate
+    for new, old in OLD_WORDS.items():
+        assert any(f'"{old}"' in text for text in written)
+        assert not any(f'"{new}"' in text for text in written)
+
+
+def test_every_kernel_is_tried_here() -> None:
     assert {kernel for kernel, _ in DEFAULTS} == set(KERNELS)
 
 
-def test_an_unknown_kernel_is_named() -> None:
+def test_a_kernel_nobody_knows_is_named() -> None:
     config = DEFAULTS["recurrent_sm80", ""].config
     with pytest.raises(TypeError, match="'recurrent_sm70'"):
         candidate_from_config(config | {"kernel": "recurrent_sm70"})
@@ -55,12 +77,12 @@ def test_an_unknown_kernel_is_named() -> None:
         candidate_from_config(config | {"variant": "other"})
 
 
-def test_old_fields_and_words_are_read_under_their_new_names(
+def test_old_fields_and_words_are_read_as_what_they_are_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Renaming applies at any depth, and to the names of candidates."""
+    """Names change at any depth, and the names of candidates with them."""
     candidate = DEFAULTS["scores_backward_sm80", ""]
-    words = {"q_tile": "block_m", "one_pass": "fused", "by_rows": "rows_first"}
+    words = {"q_tile": "block_m", "single": "one_pass", "by_rows": "raster"}
     old = {new: before for before, new in words.items()}
     problem = replace(ATTENTION, direction="backward")
     record = TuningRecord(

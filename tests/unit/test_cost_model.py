@@ -188,13 +188,13 @@ def test_level_of_these_kernels_on_an_h200_is_within_a_fifth(
     )
     block_m, block_n, warps = H200_TILES[dim]
     candidate = forward(
-        class_qk=dim,
-        class_v=dim,
+        padded_dim_qk=dim,
+        padded_dim_v=dim,
         k_slice=dim,
         block_m=block_m,
         block_n=block_n,
         warps_m=warps,
-        cta_order="heads_first" if causal else "rows_first",
+        cta_order="longest_first" if causal else "raster",
     )
     predicted = problem.flops / estimate(problem, candidate, H200_SPEC).us * 1e-6
     assert predicted == pytest.approx(tflops, rel=0.2)
@@ -261,8 +261,8 @@ def test_shipped_coefficients_are_as_good_as_a_fresh_fit_to_the_logs(logs: list[
 # --- the schedule, against simulations one tile at a time -----------------------------------------
 
 
-def tile_list(costs: tuple[int, ...], heads: int, slices: int, heads_first: bool) -> list[int]:
-    if heads_first:
+def tile_list(costs: tuple[int, ...], heads: int, slices: int, longest_first: bool) -> list[int]:
+    if longest_first:
         return [cost for cost in costs for _ in range(heads * slices)]
     return [cost for _ in range(heads) for cost in costs for _ in range(slices)]
 
@@ -278,30 +278,30 @@ def simulate(tiles: list[int], slots: int, persistent: bool) -> int:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("longest_first", [False, True])
 @pytest.mark.parametrize(
     ("rows", "heads", "slices", "slots"),
     [(1, 1, 1, 4), (5, 3, 1, 4), (8, 6, 2, 7), (16, 5, 1, 16), (3, 40, 4, 11), (12, 9, 1, 8)],
 )
 def test_makespan_equals_a_simulation_tile_by_tile(
-    rows: int, heads: int, slices: int, slots: int, heads_first: bool, persistent: bool
+    rows: int, heads: int, slices: int, slots: int, longest_first: bool, persistent: bool
 ) -> None:
     costs = tuple(3 + 2 * row for row in reversed(range(rows)))
     predicted = makespan(
         costs,
         heads=heads,
         value_slices=slices,
-        heads_first=heads_first,
+        longest_first=longest_first,
         persistent=persistent,
         slots=slots,
     )
-    assert predicted == simulate(tile_list(costs, heads, slices, heads_first), slots, persistent)
+    assert predicted == simulate(tile_list(costs, heads, slices, longest_first), slots, persistent)
 
 
 def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     costs = tuple(range(40, 0, -1))
     predicted = makespan(
-        costs, heads=300, value_slices=1, heads_first=False, persistent=False, slots=96
+        costs, heads=300, value_slices=1, longest_first=False, persistent=False, slots=96
     )
     exact = simulate(tile_list(costs, 300, 1, False), 96, False)
     assert predicted == pytest.approx(exact, rel=0.01)
@@ -390,7 +390,7 @@ def test_time_grows_with_the_work() -> None:
 
 def test_causal_costs_about_half_on_long_sequences() -> None:
     full = estimate(Problem(seqlen_q=8192, seqlen_k=8192), forward(), SPEC).us
-    ordered = forward(cta_order="heads_first")
+    ordered = forward(cta_order="longest_first")
     half = estimate(Problem(seqlen_q=8192, seqlen_k=8192, causal=True), ordered, SPEC).us
     assert 0.45 <= half / full <= 0.6
 
@@ -415,8 +415,8 @@ def test_a_lone_wave_prefers_smaller_tiles() -> None:
 
 def test_an_order_that_starts_with_long_tiles_balances_causal_work_better() -> None:
     problem = Problem(batch=1, heads_q=16, heads_kv=16, causal=True)
-    rows = estimate(problem, forward(cta_order="rows_first"), SPEC)
-    heads = estimate(problem, forward(cta_order="heads_first"), SPEC)
+    rows = estimate(problem, forward(cta_order="raster"), SPEC)
+    heads = estimate(problem, forward(cta_order="longest_first"), SPEC)
     assert heads.terms["imbalance_us"] < rows.terms["imbalance_us"]
 
 
@@ -457,7 +457,7 @@ def test_static_shared_memory_counts() -> None:
 
 def test_ranking_is_sorted_and_breaks_ties_by_name() -> None:
     # Without a mask the order of CTAs changes nothing, so these two tie.
-    twins = [forward(cta_order=order) for order in ("rows_first", "heads_first")]
+    twins = [forward(cta_order=order) for order in ("raster", "longest_first")]
     problem = Problem(batch=1, heads_q=2, heads_kv=2)
     ranked = rank(problem, [*reversed(twins), forward(block_m=64)], SPEC)
     times = [predicted.us for _, predicted in ranked]

@@ -79,8 +79,8 @@ class Outer:
 
 
 def test_members_follow_the_fields_of_a_dataclass() -> None:
-    assert cpp_members(Outer("rows_first", True, dq=Inner(64))) == (
-        CppMember(name="CtaOrder", type="auto", value="attention_autotuner::CtaOrder::kRowsFirst"),
+    assert cpp_members(Outer("raster", True, dq=Inner(64))) == (
+        CppMember(name="CtaOrder", type="auto", value="attention_autotuner::CtaOrder::kRaster"),
         CppMember(name="QInRegisters", type="bool", value="true"),
         CppMember(
             name="Dq",
@@ -108,4 +108,4 @@ def test_names_are_lower_case_with_underscores(name: str) -> None:
 
 
 def test_an_enumerator_is_named_by_its_field_and_its_word() -> None:
-    assert cpp_enumerator("fused", "plan") == "attention_autotuner::Plan::kFused"
+    assert cpp_enumerator("one_pass", "plan") == "attention_autotuner::Plan::kOnePass"

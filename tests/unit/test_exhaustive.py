@@ -107,8 +107,8 @@ def test_a_sample_of_backward_candidates_is_spread_over_plans_and_tiles() -> Non
     candidate = next(candidate for candidate in chosen if candidate.knobs.keys is not None)
     assert candidate.knobs.keys is not None
     order = (
-        replace(candidate.knobs, cta_order="heads_first"),
-        replace(candidate.knobs, cta_order="rows_first"),
+        replace(candidate.knobs, cta_order="longest_first"),
+        replace(candidate.knobs, cta_order="raster"),
     )
     assert len({stratum_of(replace(candidate, knobs=knobs)) for knobs in order}) == 1
     wider = replace(candidate.knobs, keys=replace(candidate.knobs.keys, num_stages=9))

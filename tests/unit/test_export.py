@@ -258,7 +258,7 @@ def test_export_makes_a_wheel_of_the_common_classes(
     assert said["wheel"] == str(wheel)
     assert said["wheel_bytes"] == wheel.stat().st_size
     assert wheel.name.startswith("attention_autotuner_kernels_h200-")
-    assert {c.class_qk for c in built} == {64, 80, 96, 128, 192, 256}
+    assert {c.padded_dim_qk for c in built} == {64, 80, 96, 128, 192, 256}
     assert said["kernels"] == len(set(built)) <= 72
 
 

@@ -45,8 +45,8 @@ PROBLEM_FLIPS: dict[str, Any] = {
 }
 CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",
-    "class_qk": 64,
-    "class_v": 64,
+    "padded_dim_qk": 64,
+    "padded_dim_v": 64,
     "copy_bytes": 2,
 }
 FORWARD_FLIPS: dict[str, Any] = {
@@ -60,7 +60,7 @@ FORWARD_FLIPS: dict[str, Any] = {
     "k_slice": 64,
     "v_slices": 2,
     "persistent": True,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
     "ctas_per_sm": 2,
 }
 KEY_FLIPS: dict[str, Any] = {
@@ -68,7 +68,7 @@ KEY_FLIPS: dict[str, Any] = {
     "block_n": 64,
     "warp_pairs": 2,
     "num_stages": 1,
-    "query_parts": 2,
+    "query_subtiles": 2,
     "ctas_per_sm": 2,
 }
 ROW_FLIPS: dict[str, Any] = {
@@ -92,14 +92,14 @@ ALONE = {
 
 KEYS = KeyPass(block_m=64, block_n=128, warp_pairs=4, num_stages=2)
 ROWS = RowPass(block_rows=128, block_columns=64, warps=8, num_stages=1)
-SPLIT = BackwardKnobs(plan="split", dq=ROWS, dk=ROWS, dv=ROWS)
+SPLIT = BackwardKnobs(plan="three_kernels", dq=ROWS, dk=ROWS, dv=ROWS)
 BACKWARD_FLIPS: dict[str, Any] = {
-    "plan": "pair",
+    "plan": "two_kernels",
     "keys": KEYS,
     "dq": replace(ROWS, warps=4),
     "dk": replace(ROWS, warps=4),
     "dv": replace(ROWS, warps=4),
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
 CHUNKS = ChunkPass(columns=64, column_warps=2, num_stages=2)
 CHUNK_FLIPS: dict[str, Any] = {
@@ -107,7 +107,7 @@ CHUNK_FLIPS: dict[str, Any] = {
     "column_warps": 4,
     "depth_warps": 2,
     "num_stages": 3,
-    "scores": "given",
+    "scores": "precomputed",
     "ctas_per_sm": 2,
 }
 OTHER_CHUNKS = replace(CHUNKS, columns=128)
@@ -134,17 +134,17 @@ WGMMA_FLIPS: dict[str, Any] = {
     "block_n": 64,
     "num_stages": 1,
     "v_slices": 2,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
-WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, part_slots=3)
+WGMMA_PASS = Sm90Pass(warpgroups=2, block_columns=128, num_stages=2, slice_stages=3)
 WGMMA_PASS_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
     "block_columns": 64,
     "num_stages": 1,
-    "parts": 2,
-    "part_slots": 4,
+    "depth_slices": 2,
+    "slice_stages": 4,
     "slices": 2,
-    "turns": True,
+    "ping_pong": True,
 }
 WGMMA_SPLIT = BackwardSm90Knobs(dq=WGMMA_PASS, dk=WGMMA_PASS, dv=WGMMA_PASS)
 OTHER_WGMMA_PASS = replace(WGMMA_PASS, num_stages=1)
@@ -152,7 +152,7 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dq": OTHER_WGMMA_PASS,
     "dk": OTHER_WGMMA_PASS,
     "dv": OTHER_WGMMA_PASS,
-    "cta_order": "heads_first",
+    "cta_order": "longest_first",
 }
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {
@@ -163,8 +163,8 @@ WALK_FLIPS: dict[str, Any] = {
 }
 CANDIDATE = Candidate(
     dtype="fp16",
-    class_qk=128,
-    class_v=128,
+    padded_dim_qk=128,
+    padded_dim_v=128,
     knobs=ForwardKnobs(
         block_m=128,
         block_n=64,
@@ -238,55 +238,73 @@ def names(instance: Any, flips: dict[str, Any], candidate: Callable[[Any], Candi
         f.name for f in dataclasses.fields(instance) if getattr(instance, f.name) is not None
     }
     assert flips.keys() >= present
-    return [candidate(one).name for one in (instance, *flipped)]
+    return [candidate(knobs_given).name for knobs_given in (instance, *flipped)]
 
 
 def test_candidate_names_are_as_distinct_as_candidates() -> None:
     backward = replace(CANDIDATE, direction="backward", knobs=SPLIT)
     alone = {name: ALONE[name] for name in ("op", "direction", "mask")}
-    found = [
-        names(CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda one: one),
-        names(CANDIDATE.knobs, FORWARD_FLIPS, lambda one: replace(CANDIDATE, knobs=one)),
+    groups = [
+        names(
+            CANDIDATE, CANDIDATE_FLIPS | alone | {"knobs": SPLIT}, lambda knobs_given: knobs_given
+        ),
+        names(
+            CANDIDATE.knobs,
+            FORWARD_FLIPS,
+            lambda knobs_given: replace(CANDIDATE, knobs=knobs_given),
+        ),
         names(
             PARALLEL,
             FORWARD_FLIPS | {"chunk": 32, "states": OTHER_CHUNKS},
-            lambda one: replace(CANDIDATE, op="retention", knobs=one),
+            lambda knobs_given: replace(CANDIDATE, op="retention", knobs=knobs_given),
         ),
-        names(SPLIT, BACKWARD_FLIPS, lambda one: replace(backward, knobs=one)),
-        names(ROWS, ROW_FLIPS, lambda one: replace(backward, knobs=replace(SPLIT, dv=one))),
+        names(SPLIT, BACKWARD_FLIPS, lambda knobs_given: replace(backward, knobs=knobs_given)),
+        names(
+            ROWS,
+            ROW_FLIPS,
+            lambda knobs_given: replace(backward, knobs=replace(SPLIT, dv=knobs_given)),
+        ),
         names(
             KEYS,
             KEY_FLIPS,
-            lambda one: replace(backward, knobs=BackwardKnobs(plan="fused", keys=one)),
+            lambda knobs_given: replace(
+                backward, knobs=BackwardKnobs(plan="one_pass", keys=knobs_given)
+            ),
         ),
     ]
     retention = replace(CANDIDATE, op="retention", knobs=CHUNKWISE)
     gradients = replace(retention, direction="backward", knobs=GRADIENTS)
-    found += [
-        names(CHUNKWISE, CHUNKWISE_FLIPS, lambda one: replace(retention, knobs=one)),
-        names(RECURRENT, RECURRENT_FLIPS, lambda one: replace(retention, knobs=one)),
-        names(GRADIENTS, GRADIENT_FLIPS, lambda one: replace(gradients, knobs=one)),
+    groups += [
+        names(
+            CHUNKWISE, CHUNKWISE_FLIPS, lambda knobs_given: replace(retention, knobs=knobs_given)
+        ),
+        names(
+            RECURRENT, RECURRENT_FLIPS, lambda knobs_given: replace(retention, knobs=knobs_given)
+        ),
+        names(GRADIENTS, GRADIENT_FLIPS, lambda knobs_given: replace(gradients, knobs=knobs_given)),
         names(
             CHUNKS,
             CHUNK_FLIPS,
-            lambda one: replace(gradients, knobs=replace(GRADIENTS, dk=one)),
+            lambda knobs_given: replace(gradients, knobs=replace(GRADIENTS, dk=knobs_given)),
         ),
     ]
-    wide = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
-    split = replace(wide, direction="backward", knobs=WGMMA_SPLIT)
-    walk = replace(retention, knobs=WALK)
-    found += [
-        names(WGMMA, WGMMA_FLIPS, lambda one: replace(wide, knobs=one)),
-        names(WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda one: replace(split, knobs=one)),
+    wgmma_candidate = replace(CANDIDATE, op="retnet", mask="explicit", knobs=WGMMA)
+    split = replace(wgmma_candidate, direction="backward", knobs=WGMMA_SPLIT)
+    chunk_candidate = replace(retention, knobs=WALK)
+    groups += [
+        names(WGMMA, WGMMA_FLIPS, lambda knobs_given: replace(wgmma_candidate, knobs=knobs_given)),
+        names(
+            WGMMA_SPLIT, WGMMA_SPLIT_FLIPS, lambda knobs_given: replace(split, knobs=knobs_given)
+        ),
         names(
             WGMMA_PASS,
             WGMMA_PASS_FLIPS,
-            lambda one: replace(split, knobs=replace(WGMMA_SPLIT, dk=one)),
+            lambda knobs_given: replace(split, knobs=replace(WGMMA_SPLIT, dk=knobs_given)),
         ),
-        names(WALK, WALK_FLIPS, lambda one: replace(walk, knobs=one)),
+        names(WALK, WALK_FLIPS, lambda knobs_given: replace(chunk_candidate, knobs=knobs_given)),
     ]
-    for each in found:
-        assert len(set(each)) == len(each)
+    for group in groups:
+        assert len(set(group)) == len(group)
 
 
 def test_values_that_look_alike_differ() -> None:

@@ -28,7 +28,7 @@ def _sm90(**options: Any) -> Candidate:
 
 CANDIDATES = [
     PLAIN,
-    *(backward(plan) for plan in ("fused", "pair", "split")),
+    *(backward(plan) for plan in ("one_pass", "two_kernels", "three_kernels")),
     *RETNET,
     *(retention(kind) for kind in RETENTION),
     _sm90(op="retnet", mask="explicit"),

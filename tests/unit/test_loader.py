@@ -34,8 +34,8 @@ def test_load_describes_the_kernel(fake_kernel: FakeKernel) -> None:
     kernel = loader.load(fake_kernel())
     assert kernel.info == loader.KernelDescription(
         name="fake",
-        class_qk=64,
-        class_v=48,
+        padded_dim_qk=64,
+        padded_dim_v=48,
         block_m=128,
         block_n=32,
         num_threads=256,

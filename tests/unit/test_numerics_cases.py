@@ -74,12 +74,16 @@ def test_the_list_needs_few_builds(direction: Direction, policy: str) -> None:
     # Both raster orders.
     assert len({candidate.knobs.cta_order for candidate in wanted}) == 2
     if direction == "backward":
-        assert {candidate.knobs.plan for candidate in wanted} == {"fused", "pair", "split"}
+        assert {candidate.knobs.plan for candidate in wanted} == {
+            "one_pass",
+            "two_kernels",
+            "three_kernels",
+        }
     for case in listed:
         candidate = case.candidate(present)
-        assert (candidate.class_qk, candidate.class_v) == (
-            case.problem.class_qk,
-            case.problem.class_v,
+        assert (candidate.padded_dim_qk, candidate.padded_dim_v) == (
+            case.problem.padded_dim_qk,
+            case.problem.padded_dim_v,
         )
         assert (candidate.dtype, candidate.copy_bytes) == (
             case.problem.dtype,
@@ -102,9 +106,9 @@ def test_the_sample_holds_every_value_of_every_knob(direction: Direction, policy
 def test_the_shapes_of_the_sample_fit_their_candidate(direction: Direction) -> None:
     for candidate in sampling.sample(POLICIES["H200"], direction):
         for case in sampling.cases_of(candidate):
-            assert (case.problem.class_qk, case.problem.class_v) == (
-                candidate.class_qk,
-                candidate.class_v,
+            assert (case.problem.padded_dim_qk, case.problem.padded_dim_v) == (
+                candidate.padded_dim_qk,
+                candidate.padded_dim_v,
             )
             assert case.problem.alignment_bytes == candidate.copy_bytes
             assert case.problem.direction == direction

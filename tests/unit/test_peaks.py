@@ -19,7 +19,7 @@ from attention_autotuner.tuning.peaks import (
 )
 from attention_autotuner.tuning.peaks_worker import PeakResult
 
-HEADER = template_root() / "include" / "attention_autotuner" / "peaks/ceilings.h"
+HEADER = template_root() / "include" / "attention_autotuner" / "peaks/peaks.h"
 SOURCE = template_root() / "ceilings" / "ceilings.cu"
 C_TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 
@@ -31,7 +31,7 @@ def library(fake_kernel: Callable[..., Path]) -> Path:
 
 def test_the_struct_matches_the_header() -> None:
     text = HEADER.read_text()
-    body = text[text.index("typedef struct") : text.index("} attention_autotuner_ceiling_result")]
+    body = text[text.index("typedef struct") : text.index("} attention_autotuner_peak_result")]
     declared = re.findall(r"^\s+(\w+) (\w+);", body, re.MULTILINE)
     assert [(name, C_TYPES[kind]) for kind, name in declared] == list(PeakResult._fields_)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.core.problem import Problem, bucket_seqlen, padded_class
+from attention_autotuner.core.problem import Problem, bucket_seqlen, padded_dim
 from attention_autotuner.errors import AttentionAutotunerError, UnsupportedProblemError
 
 
@@ -43,14 +43,14 @@ def test_values_at_the_limits_are_accepted() -> None:
     problem = Problem(
         dim_qk=256, dim_v=512, seqlen_q=1, seqlen_k=2**30, batch=1, heads_q=8, heads_kv=1
     )
-    assert (problem.class_qk, problem.class_v) == (256, 512)
+    assert (problem.padded_dim_qk, problem.padded_dim_v) == (256, 512)
 
 
 @pytest.mark.parametrize(
     ("dim", "expected"), [(8, 16), (16, 16), (24, 32), (40, 48), (72, 80), (512, 512)]
 )
-def test_padded_class(dim: int, expected: int) -> None:
-    assert padded_class(dim) == expected
+def test_padded_dim(dim: int, expected: int) -> None:
+    assert padded_dim(dim) == expected
 
 
 @pytest.mark.parametrize(

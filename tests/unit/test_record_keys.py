@@ -40,8 +40,8 @@ def test_the_schemas_of_kernels_are_those_of_the_picks_that_are_shipped() -> Non
         ("scores_backward_sm80", knob_schema("scores_backward_sm80")),
         ("chunks_sm80", knob_schema("chunks_sm80")),
     }
-    assert knob_schema("scores_forward_sm80") == "57c1d9167f54be56"
-    assert knob_schema("scores_backward_sm80") == "c8d42394fccdfd22"
+    assert knob_schema("scores_forward_sm80") == "0f1763f73559a52e"
+    assert knob_schema("scores_backward_sm80") == "cb0dee26737c064a"
 
 
 def test_schemas_of_kernels_differ() -> None:

@@ -27,8 +27,8 @@ from tests.candidates import ROWS, backward, forward
 GOLDEN = Path(__file__).with_name("golden")
 SMALL = Candidate(
     dtype="fp16",
-    class_qk=64,
-    class_v=64,
+    padded_dim_qk=64,
+    padded_dim_v=64,
     knobs=ForwardKnobs(
         block_m=128,
         block_n=64,
@@ -40,8 +40,8 @@ SMALL = Candidate(
 LARGE = forward(
     SMALL,
     dtype="bf16",
-    class_qk=256,
-    class_v=512,
+    padded_dim_qk=256,
+    padded_dim_v=512,
     block_m=64,
     block_n=32,
     warps_m=2,
@@ -52,25 +52,25 @@ LARGE = forward(
     k_slice=128,
     v_slices=2,
     persistent=True,
-    cta_order="heads_first",
+    cta_order="longest_first",
     ctas_per_sm=2,
     copy_bytes=2,
 )
 
 
-PAIR = backward("pair")
+PAIR = backward("two_kernels")
 SPLIT = backward(
-    "split",
+    "three_kernels",
     dtype="bf16",
-    class_v=512,
+    padded_dim_v=512,
     copy_bytes=2,
     dv=replace(ROWS, column_warps=2, slices=2),
-    cta_order="heads_first",
+    cta_order="longest_first",
 )
 
 
 @pytest.mark.parametrize(
-    "candidate", [SMALL, LARGE, PAIR, SPLIT], ids=["small", "large", "pair", "split"]
+    "candidate", [SMALL, LARGE, PAIR, SPLIT], ids=["small", "large", "two_kernels", "three_kernels"]
 )
 def test_golden(candidate: Candidate) -> None:
     """Rendered text is reviewed as a diff; `UPDATE_GOLDEN=1 pytest tests/unit/test_render.py` accepts a change."""
@@ -83,7 +83,7 @@ def test_golden(candidate: Candidate) -> None:
 
 def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == {
-        one.name for one in (SMALL, LARGE, PAIR, SPLIT)
+        selected.name for selected in (SMALL, LARGE, PAIR, SPLIT)
     }
 
 
@@ -95,7 +95,7 @@ def _nameless(candidate: Candidate) -> str:
 
 def test_every_forward_knob_reaches_the_text() -> None:
     texts = [_nameless(SMALL)]
-    changes = {each.name: getattr(LARGE, each.name) for each in fields(LARGE)}
+    changes = {field.name: getattr(LARGE, field.name) for field in fields(LARGE)}
     del changes["knobs"]
     for name, value in (changes | asdict(LARGE.knobs)).items():
         changed = forward(SMALL, **{name: value})
@@ -106,17 +106,20 @@ def test_every_forward_knob_reaches_the_text() -> None:
 
 
 def test_every_backward_knob_reaches_the_text() -> None:
-    ones = [PAIR, backward("fused"), backward("split")]
+    ones = [PAIR, backward("one_pass"), backward("three_kernels")]
     ones += [
-        backward("pair", **{name: replace(given, **{knob: 2 * value})})
-        for name, given in PAIR.knobs.passes.items()
-        for knob, value in asdict(given).items()
+        backward("two_kernels", **{name: replace(pass_knobs, **{knob: 2 * value})})
+        for name, pass_knobs in PAIR.knobs.passes.items()
+        for knob, value in asdict(pass_knobs).items()
     ]
-    ones += [backward("split", **{name: replace(ROWS, slices=3)}) for name in ("dq", "dk", "dv")]
     ones += [
-        backward("pair", **change) for change in ({"cta_order": "heads_first"}, {"class_v": 64})
+        backward("three_kernels", **{name: replace(ROWS, slices=3)}) for name in ("dq", "dk", "dv")
     ]
-    texts = [_nameless(one) for one in ones]
+    ones += [
+        backward("two_kernels", **change)
+        for change in ({"cta_order": "longest_first"}, {"padded_dim_v": 64})
+    ]
+    texts = [_nameless(selected) for selected in ones]
     assert len(set(texts)) == len(texts) > 20
 
 

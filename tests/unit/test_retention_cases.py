@@ -64,9 +64,9 @@ def test_the_lists_need_few_builds(policy: str) -> None:
     assert len(masked) <= 4 * len(retnet_cases.GROUPS)
     for case in CASES:
         for candidate in case.kernels_of(present):
-            assert (candidate.class_qk, candidate.class_v) == (
-                case.problem.class_qk,
-                case.problem.class_v,
+            assert (candidate.padded_dim_qk, candidate.padded_dim_v) == (
+                case.problem.padded_dim_qk,
+                case.problem.padded_dim_v,
             )
             assert (candidate.dtype, candidate.copy_bytes) == (
                 case.problem.dtype,
@@ -85,7 +85,10 @@ def test_samples_hold_every_value_of_every_knob(policy: str, kind: str) -> None:
     for candidate in candidates:
         for case in retention_sampling.cases_of(candidate):
             p = case.problem
-            assert (p.class_qk, p.class_v) == (candidate.class_qk, candidate.class_v)
+            assert (p.padded_dim_qk, p.padded_dim_v) == (
+                candidate.padded_dim_qk,
+                candidate.padded_dim_v,
+            )
             assert (p.op, p.direction, p.mask) == (
                 candidate.op,
                 candidate.direction,

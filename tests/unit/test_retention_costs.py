@@ -28,7 +28,7 @@ from benchmarks.exhaustive import stratum_of
 from tests.candidates import ROWS as BACKWARD_ROWS
 
 SPEC = resolve("H200").spec
-PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="given")
+PASS = ChunkPass(columns=64, column_warps=2, depth_warps=2, num_stages=1, scores="precomputed")
 CHUNKWISE = ChunksKnobs(chunk=64, output=PASS)
 ROWS = ForwardKnobs(block_m=128, block_n=64, warps_m=4, num_stages=2, k_slice=128)
 PARALLEL = replace(ROWS, chunk=64, states=ChunkPass(columns=64, column_warps=4, num_stages=1))
@@ -82,16 +82,16 @@ def test_scores_in_the_pass_cost_every_slice_and_save_a_kernel() -> None:
     assert (
         predicted(asked, inline).terms["tensor_us"] > predicted(asked, CHUNKWISE).terms["tensor_us"]
     )
-    assert predicted(asked, inline).terms["edges_us"] == 0.0
-    assert predicted(asked, CHUNKWISE).terms["edges_us"] > 0.0
+    assert predicted(asked, inline).terms["auxiliary_us"] == 0.0
+    assert predicted(asked, CHUNKWISE).terms["auxiliary_us"] > 0.0
 
 
 def test_decoding_is_bound_by_the_states_and_long_sequences_by_the_chain() -> None:
     decode = replace(problem(1, batch=64), form="recurrent", dim_qk=256, dim_v=512)
-    found = predicted(decode, RECURRENT)
+    prediction = predicted(decode, RECURRENT)
     states = 2 * 4 * 64 * 8 * 256 * 512
-    assert found.limiter == "hbm"
-    assert 1.0 < found.us / (states * 1e6 / SPEC.hbm_bytes_per_second) < 1.5
+    assert prediction.limiter == "hbm"
+    assert 1.0 < prediction.us / (states * 1e6 / SPEC.hbm_bytes_per_second) < 1.5
     long = predicted(problem(), RECURRENT)
     assert long.limiter == "chain"
     assert long.us > 5 * predicted(problem(), CHUNKWISE).us
@@ -103,13 +103,13 @@ def test_backward_has_three_passes_and_adds_up_groups() -> None:
     forward = predicted(problem(), CHUNKWISE)
     assert 2 < whole.us / forward.us < 4
     grouped = predicted(replace(asked, heads_kv=4), BACKWARD)
-    assert grouped.terms["edges_us"] > whole.terms["edges_us"]
+    assert grouped.terms["auxiliary_us"] > whole.terms["auxiliary_us"]
 
 
 def test_a_mask_is_read_and_costs_no_exponentials() -> None:
     plain = Problem(batch=8, heads_q=8, heads_kv=8, seqlen_q=2048, seqlen_k=2048)
     masked = replace(plain, op="retnet", mask="explicit")
-    with_softmax, with_mask = (predicted(each, ROWS) for each in (plain, masked))
+    with_softmax, with_mask = (predicted(variant, ROWS) for variant in (plain, masked))
     assert with_mask.terms["exp_us"] == 0.0 < with_softmax.terms["exp_us"]
     mask_us = 2 * 8 * 2048 * 2048 * 1e6 / SPEC.hbm_bytes_per_second
     assert with_mask.terms["hbm_us"] == pytest.approx(with_softmax.terms["hbm_us"] + mask_us)
@@ -121,26 +121,26 @@ def test_row_passes_of_retnet_do_without_scores_but_for_dv() -> None:
     decayed = replace(plain, op="retnet", mask="decay", causal=True)
     products = 2
     for name in ("dq", "dk", "dv"):
-        shape = RowShape(name=name, knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
-        counts = work_of(decayed, shape, 16, SPEC, heads_first=False).counts
+        shape = RowShape(name=name, knobs=BACKWARD_ROWS, padded_dim_qk=128, padded_dim_v=128)
+        counts = work_of(decayed, shape, 16, SPEC, longest_first=False).counts
         assert counts.flops == products * 2 * 128 * 32 * 128
-        softmax = work_of(plain, shape, 16, SPEC, heads_first=False).counts
+        softmax = work_of(plain, shape, 16, SPEC, longest_first=False).counts
         assert softmax.flops == (products + (name != "dv")) * 2 * 128 * 32 * 128
         assert (counts.reads < softmax.reads) == (name != "dv")
         assert counts.fill_bytes == softmax.fill_bytes
 
 
 def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
-    shape = RowShape(name="dq", knobs=BACKWARD_ROWS, class_qk=128, class_v=128)
+    shape = RowShape(name="dq", knobs=BACKWARD_ROWS, padded_dim_qk=128, padded_dim_v=128)
     for mask, batches in (("explicit", 6), ("decay", 1)):
         asked = Problem(op="retnet", mask=mask, causal=True, direction="backward", batch=6)  # type: ignore[arg-type]
-        work = work_of(asked, shape, 16, SPEC, heads_first=False)
+        work = work_of(asked, shape, 16, SPEC, longest_first=False)
         assert with_score_mod(work, asked, FITTED).batches == batches
     # Four blocks of two batches on two slots: each slot has a batch, or both have some of both.
     blocks = (5, 3, 2, 1)
     neighbours, apart = (
         makespan(
-            blocks, heads=heads, value_slices=slices, heads_first=False, persistent=True, slots=2
+            blocks, heads=heads, value_slices=slices, longest_first=False, persistent=True, slots=2
         )
         for heads, slices in ((1, 2), (2, 1))
     )
@@ -150,7 +150,7 @@ def test_batches_that_share_a_mask_are_neighbours_in_the_list() -> None:
 @pytest.mark.parametrize("knobs", [CHUNKWISE, PARALLEL, RECURRENT])
 def test_forms_are_shapes_and_strata_of_their_own(knobs: KernelKnobs) -> None:
     asked = problem()
-    others = [each for each in (CHUNKWISE, PARALLEL, RECURRENT) if each != knobs]
+    others = [variant for variant in (CHUNKWISE, PARALLEL, RECURRENT) if variant != knobs]
     candidate = Candidate.of(asked, knobs)
     for other in others:
         against = Candidate.of(asked, other)
@@ -161,10 +161,10 @@ def test_forms_are_shapes_and_strata_of_their_own(knobs: KernelKnobs) -> None:
 def test_stages_are_another_kind_and_bounds_are_not() -> None:
     asked = problem()
     bases = [
-        Candidate.of(asked, replace(CHUNKWISE, output=each))
-        for each in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
+        Candidate.of(asked, replace(CHUNKWISE, output=variant))
+        for variant in (PASS, replace(PASS, num_stages=2), replace(PASS, ctas_per_sm=2))
     ]
-    assert len({shape_of(each) for each in bases}) == 1
+    assert len({shape_of(variant) for variant in bases}) == 1
     assert kind_of(bases[0]) == kind_of(bases[2]) != kind_of(bases[1])
 
 
@@ -201,7 +201,7 @@ FORWARD_US: tuple[Measured, ...] = (
         8,
         2048,
         {
-            chunks(32, 128, (4, 2), 3, scores="given"): 354,
+            chunks(32, 128, (4, 2), 3, scores="precomputed"): 354,
             chunks(64, 128, (8, 1), 2): 380,  # between 353 and 410
             chunks(32, 64, (4, 1), 2): 395,
         },
@@ -253,7 +253,7 @@ FORWARD_US: tuple[Measured, ...] = (
     ),
 )
 UNDIVIDED = ("chunkwise_l32p0_", "chunkwise_l64p0_")
-DEEP = one_pass(64, (4, 2), 2, "given")
+DEEP = one_pass(64, (4, 2), 2, "precomputed")
 BACKWARD_US: tuple[Measured, ...] = (
     ((256, 512), 8, 8, 2048, {gradients(32, DEEP, one_pass(64, (4, 1), 2)): 1165}),
     (
@@ -291,14 +291,16 @@ def test_what_was_measured_is_offered_and_its_best_leads_the_ranking(direction: 
             heads_kv=heads,
         )
         ranked = rank(asked, resolve("H200").legal(asked), SPEC)
-        predicted_us = {each.knobs: found.us for each, found in ranked}
+        predicted_us = {variant.knobs: prediction.us for variant, prediction in ranked}
         for knobs, measured in times.items():
             assert 0.85 < predicted_us[knobs] / measured < 1.15, knobs
         # Of backward few were tried, none of them in super-chunks: what is ahead of them may be so in truth.
         best = min(times, key=lambda knobs: times[knobs])
         if direction == "forward":
-            narrow = [each.knobs for each, _ in ranked if each.family == "sm80"]
+            narrow = [variant.knobs for variant, _ in ranked if variant.family == "sm80"]
             assert best in narrow[:5]
         else:
-            whole = [each.knobs for each, _ in ranked if each.knobs.label.startswith(UNDIVIDED)]
+            whole = [
+                variant.knobs for variant, _ in ranked if variant.knobs.label.startswith(UNDIVIDED)
+            ]
             assert best in whole[:6]

@@ -1,4 +1,4 @@
-"""What policies offer for retnet and retention, and what its kernels take of an SM."""
+"""The candidates of retnet and retention, and the resources of their kernels."""
 
 from __future__ import annotations
 
@@ -50,25 +50,25 @@ def test_retnet_has_a_legal_default(name: str, direction: Any, mask: Any) -> Non
 def test_every_form_has_a_legal_default_of_its_own(name: str, form: Any) -> None:
     policy = resolve(name)
     for dims in DIMS:
-        found = policy.default(problem(dims, op="retention", causal=True, form=form))
-        assert found.form == form
-        assert check(found, policy.spec) is None
+        chosen = policy.default(problem(dims, op="retention", causal=True, form=form))
+        assert chosen.form == form
+        assert check(chosen, policy.spec) is None
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_candidates_are_distinct_legal_and_hold_the_default(direction: Any) -> None:
     policy = resolve("H100")
     asked = problem((128, 256), op="retention", causal=True, direction=direction)
-    found = policy.legal(asked)
-    assert policy.default(asked) in found
-    assert len({one.name for one in found}) == len(found)
-    assert all(check(one, policy.spec) is None for one in found)
+    chosen = policy.legal(asked)
+    assert policy.default(asked) in chosen
+    assert len({selected.name for selected in chosen}) == len(chosen)
+    assert all(check(selected, policy.spec) is None for selected in chosen)
 
 
 @pytest.mark.parametrize(("seqlen", "offered"), [(64, True), (65, False)])
 def test_the_recurrent_form_is_offered_for_few_tokens(seqlen: int, offered: bool) -> None:
     asked = problem((64, 64), op="retention", causal=True, seqlen_q=seqlen, seqlen_k=seqlen)
-    forms = {one.form for one in resolve("H100").legal(asked)}
+    forms = {selected.form for selected in resolve("H100").legal(asked)}
     assert ("recurrent" in forms) == offered
     assert {"parallel", "chunkwise"} <= forms
 
@@ -88,19 +88,21 @@ def test_shared_memory_of_a_pass_over_chunks() -> None:
     streamed = 2 * 2 * (2 * 64 * 64 + 64 * 64)
     scores = 2 * 64 * 64
     assert smem("chunkwise") == streamed + scores
-    assert smem("chunkwise", output=replace(CHUNKS, scores="given")) == streamed + 2 * scores
-    deep = replace(CHUNKS, scores="given", depth_warps=2)
+    assert smem("chunkwise", output=replace(CHUNKS, scores="precomputed")) == streamed + 2 * scores
+    deep = replace(CHUNKS, scores="precomputed", depth_warps=2)
     assert smem("chunkwise", output=deep) == streamed + 2 * scores + 4 * 64 * 64
     narrow = replace(CHUNKS, columns=32, depth_warps=2)  # the scores themselves are exchanged
     assert smem("chunkwise", output=narrow) == streamed - 2 * 2 * 64 * 32 + scores + 4 * 64 * 64
 
 
 def test_a_depth_that_warps_cannot_share_is_padded() -> None:
-    deep = replace(CHUNKS, scores="given", depth_warps=2)
+    deep = replace(CHUNKS, scores="precomputed", depth_warps=2)
     knobs = ChunksKnobs(chunk=64, output=deep)
-    wide, padded = (retention("chunkwise", class_qk=dim, knobs=knobs) for dim in (64, 48))
+    wide_chunks, padded = (
+        retention("chunkwise", padded_dim_qk=dim, knobs=knobs) for dim in (64, 48)
+    )
     assert check_kernel(padded) is None
-    assert resources.kernels(padded) == resources.kernels(wide)
+    assert resources.kernels(padded) == resources.kernels(wide_chunks)
 
 
 @pytest.mark.parametrize(
@@ -118,15 +120,18 @@ def test_a_depth_that_warps_cannot_share_is_padded() -> None:
             "chunk_divides_among_depth_warps",
         ),
         ({"chunk": 16, "output": replace(CHUNKS, column_warps=4)}, "inline_divides_chunk"),
-        ({"chunk": 16, "output": replace(CHUNKS, scores="given")}, "given_needs_chunk_of_32"),
+        (
+            {"chunk": 16, "output": replace(CHUNKS, scores="precomputed")},
+            "precomputed_needs_chunk_of_32",
+        ),
     ],
 )
 def test_rules_of_a_pass_over_chunks(changes: dict[str, Any], predicate: str) -> None:
     legal = retention("chunkwise")
     assert check_kernel(legal) is None
-    broken = check_kernel(replace(legal, knobs=replace(legal.knobs, **changes)))
-    assert broken is not None
-    assert broken.predicate == predicate
+    rejection = check_kernel(replace(legal, knobs=replace(legal.knobs, **changes)))
+    assert rejection is not None
+    assert rejection.predicate == predicate
 
 
 PAIRS = tuple(product(range(16, 257, 16), range(16, 513, 16)))
@@ -181,17 +186,17 @@ def test_spaces_are_small_enough_to_rank_and_hold_the_default(shape: Any) -> Non
     policy = resolve("H200")
     for direction in ("forward", "backward"):
         asked = asked_at(*shape, direction=direction)
-        found = policy.legal(asked)
-        assert 50 <= len(found) <= 300
-        assert policy.default(asked) in found
+        chosen = policy.legal(asked)
+        assert 50 <= len(chosen) <= 300
+        assert policy.default(asked) in chosen
 
 
 def test_super_chunks_divide_what_leaves_processors_idle() -> None:
     def sizes(*shape: Any) -> set[int]:
         return {
-            one.knobs.super_chunk
-            for one in resolve("H200").legal(asked_at(*shape, form="chunkwise"))
-            if isinstance(one.knobs, ChunksKnobs)
+            selected.knobs.super_chunk
+            for selected in resolve("H200").legal(asked_at(*shape, form="chunkwise"))
+            if isinstance(selected.knobs, ChunksKnobs)
         }
 
     assert sizes((256, 512), 1, 8, 16384) == {0, 2048, 4096, 8192}
@@ -200,15 +205,15 @@ def test_super_chunks_divide_what_leaves_processors_idle() -> None:
 
 
 def test_passes_of_a_backward_candidate_may_differ() -> None:
-    found = resolve("H200").legal(asked_at((256, 512), 8, 8, 2048, direction="backward"))
-    knobs = [one.knobs for one in found if isinstance(one.knobs, ChunksKnobs)]
-    assert any(one.dq != one.dv for one in knobs)
+    chosen = resolve("H200").legal(asked_at((256, 512), 8, 8, 2048, direction="backward"))
+    knobs = [selected.knobs for selected in chosen if isinstance(selected.knobs, ChunksKnobs)]
+    assert any(selected.dq != selected.dv for selected in knobs)
 
 
 def test_parallel_rows_obey_the_rules_of_attention() -> None:
     knobs = RETENTION["parallel"]
     assert isinstance(knobs, ForwardKnobs)
     wrong = replace(knobs, k_slice=64, num_stages=5)
-    broken = check_kernel(retention("parallel", knobs=wrong))
-    assert broken is not None
-    assert broken.predicate == "num_stages_range"
+    rejection = check_kernel(retention("parallel", knobs=wrong))
+    assert rejection is not None
+    assert rejection.predicate == "num_stages_range"

@@ -20,7 +20,7 @@ from attention_autotuner.codegen.report import parse_ptxas
 from attention_autotuner.core.outcome import BuildFailed
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.kernels.legality import check_kernel, check_limits
-from attention_autotuner.kernels.scores_backward_sm80.knobs import BACKWARD_PLANS
+from attention_autotuner.kernels.scores_backward_sm80.knobs import PASSES_OF_PLAN
 from attention_autotuner.kernels.shared.knobs import CTA_ORDERS
 from attention_autotuner.reference import attention, attention_backward
 from attention_autotuner.serving import loader
@@ -38,9 +38,9 @@ class HostMemory:
         self.held: dict[int, npt.NDArray[Any]] = {}
 
     def upload(self, data: npt.NDArray[Any]) -> int:
-        room = np.empty(data.nbytes + 256, np.uint8)
-        start = -room.ctypes.data % 256
-        copy = room[start : start + data.nbytes].view(data.dtype)
+        margin = np.empty(data.nbytes + 256, np.uint8)
+        start = -margin.ctypes.data % 256
+        copy = margin[start : start + data.nbytes].view(data.dtype)
         copy[:] = data.ravel()
         self.held[copy.ctypes.data] = copy
         return int(copy.ctypes.data)
@@ -54,44 +54,51 @@ class HostMemory:
 
 @pytest.mark.parametrize("kind", sanitize.KINDS)
 def test_every_kind_compiles_and_fits_every_gpu_that_runs_it(kind: str) -> None:
-    one = sanitize.KINDS[kind]
-    assert check_kernel(one) is None
-    gpu = "RTX4090" if one.family == "sm80" else "H100"
-    assert check_limits(one, resolve(gpu).spec) is None
+    candidate = sanitize.KINDS[kind]
+    assert check_kernel(candidate) is None
+    gpu = "RTX4090" if candidate.family == "sm80" else "H100"
+    assert check_limits(candidate, resolve(gpu).spec) is None
 
 
 def test_the_kinds_cover_every_loop_and_every_way_of_holding_operands() -> None:
     ones = sanitize.FORWARD.values()
-    assert {one.knobs.num_stages for one in ones} == {1, 2, 3}
+    assert {candidate.knobs.num_stages for candidate in ones} == {1, 2, 3}
     for knob in ("q_in_registers", "qk_ahead", "persistent"):
-        assert {getattr(one.knobs, knob) for one in ones} == {True, False}
+        assert {getattr(candidate.knobs, knob) for candidate in ones} == {True, False}
     for knob, values in (("warps_n", {1, 2}), ("v_slices", {1, 2})):
-        assert {getattr(one.knobs, knob) for one in ones} == values
-    assert {one.copy_bytes for one in ones} == {2, 16}
-    assert {one.knobs.block_m // one.knobs.warps_m for one in ones} == {16, 32}
-    sliced = [one for one in ones if one.knobs.k_slice < one.class_qk]
-    assert {one.knobs.warps_n for one in sliced} == {1, 2}
+        assert {getattr(candidate.knobs, knob) for candidate in ones} == values
+    assert {candidate.copy_bytes for candidate in ones} == {2, 16}
+    assert {candidate.knobs.block_m // candidate.knobs.warps_m for candidate in ones} == {16, 32}
+    sliced = [candidate for candidate in ones if candidate.knobs.k_slice < candidate.padded_dim_qk]
+    assert {candidate.knobs.warps_n for candidate in sliced} == {1, 2}
 
 
 def test_the_kinds_cover_every_plan_and_every_way_of_feeding_a_pass() -> None:
-    ones = [one.knobs for one in sanitize.BACKWARD.values()]
-    keys = [one.keys for one in ones if one.keys is not None]
-    rows = [each for one in ones for each in (one.dq, one.dk, one.dv) if each is not None]
-    assert {one.plan for one in ones} == set(BACKWARD_PLANS)
-    assert {one.cta_order for one in ones} == set(CTA_ORDERS)
-    assert {each.num_stages for each in keys} == {1, 2, 3}
-    assert {each.query_parts for each in keys} == {1, 2}
-    assert {each.num_stages for each in rows} == {1, 2}
-    assert {each.column_warps for each in rows} == {1, 2}
-    assert {each.slices for each in rows} == {1, 2}
-    for plan in BACKWARD_PLANS:
-        of_plan = [one for one in sanitize.BACKWARD.values() if one.knobs.plan == plan]
-        assert {one.copy_bytes for one in of_plan} == {2, 16}
-    assert {one.dtype for one in sanitize.BACKWARD.values()} == {"fp16", "bf16"}
+    ones = [candidate.knobs for candidate in sanitize.BACKWARD.values()]
+    keys = [candidate.keys for candidate in ones if candidate.keys is not None]
+    rows = [
+        pass_knobs
+        for candidate in ones
+        for pass_knobs in (candidate.dq, candidate.dk, candidate.dv)
+        if pass_knobs is not None
+    ]
+    assert {candidate.plan for candidate in ones} == set(PASSES_OF_PLAN)
+    assert {candidate.cta_order for candidate in ones} == set(CTA_ORDERS)
+    assert {pass_knobs.num_stages for pass_knobs in keys} == {1, 2, 3}
+    assert {pass_knobs.query_subtiles for pass_knobs in keys} == {1, 2}
+    assert {pass_knobs.num_stages for pass_knobs in rows} == {1, 2}
+    assert {pass_knobs.column_warps for pass_knobs in rows} == {1, 2}
+    assert {pass_knobs.slices for pass_knobs in rows} == {1, 2}
+    for plan in PASSES_OF_PLAN:
+        of_plan = [
+            candidate for candidate in sanitize.BACKWARD.values() if candidate.knobs.plan == plan
+        ]
+        assert {candidate.copy_bytes for candidate in of_plan} == {2, 16}
+    assert {candidate.dtype for candidate in sanitize.BACKWARD.values()} == {"fp16", "bf16"}
 
 
 def test_the_references_are_attention_and_its_gradients() -> None:
-    call = sanitize.calls_of(sanitize.KINDS["pair"])[1]
+    call = sanitize.calls_of(sanitize.KINDS["two_kernels"])[1]
     source = np.random.default_rng(0)
     values = {
         name: source.standard_normal(call.shapes[name], np.float32)
@@ -101,14 +108,14 @@ def test_the_references_are_attention_and_its_gradients() -> None:
     read = tuple(tensors[name] for name in ("q", "k", "v"))
     options: Any = {"softmax_scale": call.scale, "causal": True}
     o, lse = attention(*read, **options)
-    found = bare_launch.forward_reference(values, call)
-    np.testing.assert_allclose(found["o"], o.numpy(), atol=1e-5)
-    np.testing.assert_allclose(found["lse"], lse.numpy(), atol=1e-5)
+    computed = bare_launch.forward_reference(values, call)
+    np.testing.assert_allclose(computed["o"], o.numpy(), atol=1e-5)
+    np.testing.assert_allclose(computed["lse"], lse.numpy(), atol=1e-5)
     dlse = torch.randn(lse.shape)
     gradients = attention_backward(tensors["dout"], dlse, *read, **options)
-    given = values | {"o": o.numpy(), "dlse": dlse.numpy()}
+    host_values = values | {"o": o.numpy(), "dlse": dlse.numpy()}
     for (name, value), expected in zip(
-        bare_launch.backward_reference(given, call).items(), gradients, strict=True
+        bare_launch.backward_reference(host_values, call).items(), gradients, strict=True
     ):
         np.testing.assert_allclose(value, expected.numpy(), atol=1e-5, err_msg=name)
 
@@ -119,9 +126,9 @@ def test_the_references_are_attention_and_its_gradients() -> None:
 def test_rounding_is_torchs(dtype: str, torch_dtype: torch.dtype) -> None:
     values = np.random.default_rng(0).standard_normal(4096, np.float32) * 100
     rounded = torch.from_numpy(values).to(torch_dtype)
-    found = bare_launch.encode(values, dtype)
-    assert torch.equal(torch.from_numpy(found.view(np.int16)), rounded.view(torch.int16))
-    np.testing.assert_array_equal(bare_launch.decode(found, dtype), rounded.float().numpy())
+    computed = bare_launch.encode(values, dtype)
+    assert torch.equal(torch.from_numpy(computed.view(np.int16)), rounded.view(torch.int16))
+    np.testing.assert_array_equal(bare_launch.decode(computed, dtype), rounded.float().numpy())
 
 
 @pytest.mark.parametrize("kind", ["one-stage", "unaligned"])
@@ -135,9 +142,9 @@ def test_a_right_kernel_passes(fake_kernel: FakeKernel, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [*sanitize_retention.RETNET, *sanitize_retention.RETENTION])
 def test_a_right_kernel_of_retention_passes_and_a_wrong_one_is_told(kind: str) -> None:
-    one = sanitize.KINDS[kind]
-    dtype = torch.float16 if one.dtype == "fp16" else torch.bfloat16
-    base = HOSTS[one.op, one.direction]
+    candidate = sanitize.KINDS[kind]
+    dtype = torch.float16 if candidate.dtype == "fp16" else torch.bfloat16
+    base = HOSTS[candidate.op, candidate.direction]
 
     class Hardwired(base):  # type: ignore[misc, valid-type]  # one of four
         """Takes every scale for that of heads of 64."""
@@ -148,18 +155,18 @@ def test_a_right_kernel_of_retention_passes_and_a_wrong_one_is_told(kind: str) -
 
     right: Any = base(dtype)
     wrong: Any = Hardwired(dtype)
-    for call in sanitize_retention.retention_calls_of(one):
+    for call in sanitize_retention.retention_calls_of(candidate):
         memory = HostMemory()
         assert bare_retention.run(right, call, memory) == []
         assert memory.held == {}
-    (*_, call) = sanitize_retention.retention_calls_of(one)
+    (*_, call) = sanitize_retention.retention_calls_of(candidate)
     assert bare_retention.run(wrong, call, HostMemory()) != []
 
 
 @pytest.mark.parametrize("kind", ["fused-one-stage", "split-unaligned", "fused-three-stages-bf16"])
 def test_a_right_backward_kernel_passes_and_a_wrong_one_is_told(kind: str) -> None:
-    one = sanitize.KINDS[kind]
-    dtype = torch.float16 if one.dtype == "fp16" else torch.bfloat16
+    candidate = sanitize.KINDS[kind]
+    dtype = torch.float16 if candidate.dtype == "fp16" else torch.bfloat16
 
     class Forgetful(HostBackward):
         """Knows nothing of a gradient of LSE."""
@@ -170,22 +177,22 @@ def test_a_right_backward_kernel_passes_and_a_wrong_one_is_told(kind: str) -> No
 
     right: Any = HostBackward(dtype)
     wrong: Any = Forgetful(dtype)
-    for call in sanitize.calls_of(one):
+    for call in sanitize.calls_of(candidate):
         memory = HostMemory()
         assert bare_launch.run(right, call, memory) == []
         assert memory.held == {}
-    (_, call, *_) = sanitize.calls_of(one)
+    (_, call, *_) = sanitize.calls_of(candidate)
     said = bare_launch.run(wrong, call, HostMemory())
-    assert {each.split()[0] for each in said} == {"dq", "dk"}
+    assert {pass_knobs.split()[0] for pass_knobs in said} == {"dq", "dk"}
 
 
 def test_persistent_kernels_get_more_tiles_than_a_gpu_holds() -> None:
-    one = sanitize.KINDS["persistent"]
-    call = sanitize.calls_of(one)[-1]
+    candidate = sanitize.KINDS["persistent"]
+    call = sanitize.calls_of(candidate)[-1]
     p = call.problem
-    tiles = p.batch * p.heads_q * -(-p.seqlen_q // one.knobs.block_m)
+    tiles = p.batch * p.heads_q * -(-p.seqlen_q // candidate.knobs.block_m)
     spec = resolve("RTX4090").spec
-    resident = spec.num_sms * (spec.max_threads_per_sm // one.knobs.num_threads)
+    resident = spec.num_sms * (spec.max_threads_per_sm // candidate.knobs.num_threads)
     assert tiles > resident
 
 
@@ -202,7 +209,7 @@ def test_a_wrong_kernel_is_told(
 
 @dataclass(frozen=True)
 class Flags:
-    """What of a toolchain the sanitizer's builds change."""
+    """The fields of a toolchain that the sanitizer's builds change."""
 
     cuda_flags: tuple[str, ...] = ("-Lhere",)
 
@@ -231,7 +238,10 @@ def test_building_writes_a_manifest_and_running_reads_it(
             build_peak_bytes=0,
         )
         bad = sanitize.KINDS[failing].name
-        return [BuildFailed(reason="no") if each.name == bad else artifact for each in kernels]
+        return [
+            BuildFailed(reason="no") if pass_knobs.name == bad else artifact
+            for pass_knobs in kernels
+        ]
 
     monkeypatch.setattr(sanitize, "build", build)
     monkeypatch.setattr(sanitize, "find_toolchain", Flags)

@@ -51,8 +51,8 @@ TOOLCHAIN = Toolchain(
 KERNEL = render(
     Candidate(
         dtype="fp16",
-        class_qk=64,
-        class_v=64,
+        padded_dim_qk=64,
+        padded_dim_v=64,
         knobs=ForwardKnobs(
             block_m=64,
             block_n=64,

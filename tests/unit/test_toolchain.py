@@ -57,8 +57,8 @@ def _toolkit(root: Path, version: str = "13.0.88", *, lib64: bool = True) -> Pat
 
 def _headers(root: Path, version: str = PINNED_VERSION) -> Path:
     """A folder that looks like a CUTLASS checkout."""
-    parts = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
-    defines = "".join(f"#define CUTLASS_{name} {number}\n" for name, number in parts)
+    numbers_of = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    defines = "".join(f"#define CUTLASS_{name} {number}\n" for name, number in numbers_of)
     for name, text in {"cute/layout.hpp": "", "cutlass/version.h": defines}.items():
         path = root / "include" / name
         path.parent.mkdir(parents=True)
@@ -90,7 +90,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_nvcc_places_in_their_order(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wheels, from_path, home, cuda_path, given = (
+    wheels, from_path, home, cuda_path, named_place = (
         _toolkit(tmp_path / name, f"13.0.{number}")
         for number, name in enumerate(("wheels/nvidia/cu13", "a", "b", "c", "d"))
     )
@@ -103,15 +103,15 @@ def test_nvcc_places_in_their_order(
     assert find_nvcc().root == home
     monkeypatch.setenv("PATH", f"{from_path / 'bin'}:/usr/bin:/bin")
     assert find_nvcc().root == from_path
-    assert find_nvcc(given).root == given
-    assert find_nvcc(str(given / "bin" / "nvcc")).version == "13.0.4"
+    assert find_nvcc(named_place).root == named_place
+    assert find_nvcc(str(named_place / "bin" / "nvcc")).version == "13.0.4"
 
 
 def test_a_wrapper_is_asked_for_its_root(bare: Path, tmp_path: Path) -> None:
     real = _toolkit(tmp_path / "cuda")
     wrapper = _script(bare / "nvcc", f'#!/bin/sh\nexec {real}/bin/nvcc "$@"\n')
-    found = find_nvcc()
-    assert (found.path, found.root, found.flags) == (wrapper, real, ())
+    compiler = find_nvcc()
+    assert (compiler.path, compiler.root, compiler.flags) == (wrapper, real, ())
 
 
 def test_a_root_with_lib_alone_is_told_to_the_linker(bare: Path, tmp_path: Path) -> None:
@@ -260,14 +260,14 @@ def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
     assert (
         (root / "include" / "crt" / "host_config.h").resolve().is_relative_to(place / "cuda_nvcc")
     )
-    # Whoever finds it knows what it is, by its path, too.
+    # Its path, too, says what it is.
     answers = _toolkit(tmp_path / "answers") / "bin" / "nvcc"
     _script(answers, FAKE_NVCC.format(release="13.0", version="13.0.88", root=root))
     nvcc.unlink()
     nvcc.symlink_to(answers)
-    found = find_nvcc(nvcc)
-    assert (found.version, found.root) == ("12.9.86+13.0.88", root)
-    assert found.flags == (f"-L{root}/lib", "--no-compress")
+    compiler = find_nvcc(nvcc)
+    assert (compiler.version, compiler.root) == ("12.9.86+13.0.88", root)
+    assert compiler.flags == (f"-L{root}/lib", "--no-compress")
     # The code generator is called by its real name, blanks and all, after the PTX was renamed.
     real = place / "cuda_nvcc" / "bin" / "ptxas"
     _script(real, '#!/bin/sh\nhead -n 1 "$2"\n')
@@ -314,7 +314,7 @@ def test_the_wheels_named_are_those_of_the_packaging(repository: Path) -> None:
 
 
 def test_cutlass_places_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, checkout, given = (
+    package, checkout, named_place = (
         _headers(tmp_path / name) for name in ("package", "checkout", "given")
     )
     monkeypatch.setattr(cutlass, "package_dir", lambda: package / "include")
@@ -322,8 +322,8 @@ def test_cutlass_places_in_their_order(tmp_path: Path, monkeypatch: pytest.Monke
     assert find_cutlass() == (package / "include", PINNED_VERSION)
     monkeypatch.setattr(cutlass, "checkout_dir", lambda: checkout)
     assert find_cutlass()[0] == checkout / "include"
-    assert find_cutlass(given)[0] == given / "include"
-    assert find_cutlass(str(given / "include"))[0] == given / "include"
+    assert find_cutlass(named_place)[0] == named_place / "include"
+    assert find_cutlass(str(named_place / "include"))[0] == named_place / "include"
 
 
 def test_missing_cutlass_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,7 +365,7 @@ def test_cutlass_of_this_environment_is_the_pinned_one() -> None:
 
 
 def test_cmake_resolves_cutlass_as_python_does(tmp_path: Path, repository: Path) -> None:
-    given = _headers(tmp_path / "given")
+    named_place = _headers(tmp_path / "given")
     script = tmp_path / "resolve.cmake"
     script.write_text(
         f'include("{repository}/third_party/cutlass/resolve.cmake")\n'
@@ -383,8 +383,8 @@ def test_cmake_resolves_cutlass_as_python_does(tmp_path: Path, repository: Path)
 
     python = f"Python3_EXECUTABLE={sys.executable}"
     assert f"found={find_cutlass()[0]}\n" in resolve(python)
-    assert f"found={given}/include\n" in resolve(f"CUTLASS_DIR={given}")
-    assert f"found={given}/include\n" in resolve(f"CUTLASS_DIR={given}/include")
+    assert f"found={named_place}/include\n" in resolve(f"CUTLASS_DIR={named_place}")
+    assert f"found={named_place}/include\n" in resolve(f"CUTLASS_DIR={named_place}/include")
     output = resolve(f"CUTLASS_DIR={tmp_path}/nothing")
     assert "pip install --no-deps nvidia-cutlass==4.2.0.0" in output
     other = _headers(tmp_path / "other", "4.3.1")
@@ -449,10 +449,10 @@ def test_flags_from_outside_do_not_reach_builds(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on PATH")
 def test_the_toolchain_of_this_machine(tmp_path: Path) -> None:
     runtime.current().forget("toolchain")
-    found = find_toolchain(Settings(cache_dir=tmp_path))
-    assert re.fullmatch(r"\d+\.\d+\.\d+", found.nvcc_version)
-    assert (found.cuda_root / "nvvm" / "bin" / "cicc").exists()
-    assert found is find_toolchain(Settings(cache_dir=tmp_path / "other"))
-    assert not any("/" in value for value in (found.nvcc_version, found.cutlass_version))
+    compiler = find_toolchain(Settings(cache_dir=tmp_path))
+    assert re.fullmatch(r"\d+\.\d+\.\d+", compiler.nvcc_version)
+    assert (compiler.cuda_root / "nvvm" / "bin" / "cicc").exists()
+    assert compiler is find_toolchain(Settings(cache_dir=tmp_path / "other"))
+    assert not any("/" in value for value in (compiler.nvcc_version, compiler.cutlass_version))
     with pytest.raises(ToolchainError, match="no-such-nvcc"):
         find_toolchain(Settings(nvcc=tmp_path / "no-such-nvcc"))

@@ -35,8 +35,8 @@ PROBLEM = Problem(
 )
 INFO = KernelDescription(
     name="host",
-    class_qk=16,
-    class_v=32,
+    padded_dim_qk=16,
+    padded_dim_v=32,
     block_m=16,
     block_n=16,
     num_threads=128,

@@ -47,8 +47,8 @@ def knobs_of(candidate: Candidate) -> BackwardSm90Knobs:
 
 def test_a_masked_backward_has_it_first_on_an_h100_and_nowhere_else() -> None:
     assert POLICY.default(MASKED).family == "sm90"
-    assert {one.family for one in POLICY.legal(MASKED)} == {"sm80", "sm90"}
-    assert {one.family for one in A100().legal(MASKED)} == {"sm80"}
+    assert {selected.family for selected in POLICY.legal(MASKED)} == {"sm80", "sm90"}
+    assert {selected.family for selected in A100().legal(MASKED)} == {"sm80"}
     assert POLICY.on((12, 0)).default(MASKED).family == "sm80"
     for problem in (
         replace(MASKED, alignment_bytes=2),
@@ -67,65 +67,67 @@ def test_it_serves_deterministic_problems_with_the_same_kernels() -> None:
 @pytest.mark.parametrize("dims", [(16, 16), (80, 96), (128, 64), (256, 512), (248, 264), (64, 400)])
 def test_every_aligned_pair_of_head_dims_has_a_legal_default(dims: tuple[int, int]) -> None:
     problem = replace(MASKED, dim_qk=dims[0], dim_v=dims[1])
-    found = POLICY.default(problem)
-    assert found.family == "sm90"
-    assert check(found, POLICY.spec) is None
+    prediction = POLICY.default(problem)
+    assert prediction.family == "sm90"
+    assert check(prediction, POLICY.spec) is None
 
 
 def test_scores_of_wide_heads_come_in_parts_and_their_values_in_slices() -> None:
     knobs = knobs_of(POLICY.default(MASKED))
-    assert (knobs.dq.parts, knobs.dk.parts, knobs.dv.parts) == (8, 8, 1)
+    assert (knobs.dq.depth_slices, knobs.dk.depth_slices, knobs.dv.depth_slices) == (8, 8, 1)
     assert (knobs.dq.slices, knobs.dv.slices) == (1, 2)
-    assert not any(one.turns for one in knobs.passes.values())
+    assert not any(selected.ping_pong for selected in knobs.passes.values())
     narrow = knobs_of(POLICY.default(replace(MASKED, dim_qk=128, dim_v=128)))
-    assert narrow.dk.turns
-    assert narrow.dk.parts == 1
+    assert narrow.dk.ping_pong
+    assert narrow.dk.depth_slices == 1
 
 
 @pytest.mark.parametrize(("dim", "stages"), [(64, 3), (128, 2)])
 def test_a_pass_takes_all_the_stages_that_fit(dim: int, stages: int) -> None:
     narrow = POLICY.default(replace(MASKED, dim_qk=dim, dim_v=dim))
     for shape in shapes(narrow):
-        found = fit(shape, POLICY.spec)
-        assert found == shape.knobs
-        assert found.num_stages == found.part_slots == stages
-        more = replace(shape, knobs=replace(found, num_stages=stages + 1, part_slots=stages + 1))
+        prediction = fit(shape, POLICY.spec)
+        assert prediction == shape.knobs
+        assert prediction.num_stages == prediction.slice_stages == stages
+        more = replace(
+            shape, knobs=replace(prediction, num_stages=stages + 1, slice_stages=stages + 1)
+        )
         assert stages == MAX_STAGES or smem_bytes(more) > POLICY.spec.smem_per_block_bytes
 
 
 def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
     unaligned = POLICY.candidates(replace(MASKED, alignment_bytes=2))
     reasons = {
-        one.reason
-        for one in unaligned
-        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+        selected.reason
+        for selected in unaligned
+        if isinstance(selected, Rejection) and selected.config["family"] == "sm90"
     }
-    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert reasons == {"TMA needs tensors aligned to 16 bytes, got 2"}
     default = POLICY.default(MASKED)
     knobs = knobs_of(default)
-    turning = replace(default, knobs=replace(knobs, dq=replace(knobs.dq, turns=True)))
+    turning = replace(default, knobs=replace(knobs, dq=replace(knobs.dq, ping_pong=True)))
     rejection = check_kernel(turning)
     assert rejection is not None
-    assert rejection.predicate == "parts_have_no_turns"
-    assert "products of 8 parts" in rejection.reason
+    assert rejection.predicate == "sliced_depth_has_no_ping_pong"
+    assert "MMAs of 8 depth slices" in rejection.reason
 
 
 def test_it_is_told_in_its_own_words_and_told_apart() -> None:
-    one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
-    cells = names.knobs(one)
+    selected = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
+    cells = names.knobs(selected)
     assert len(cells) == len(names.knob_headings(MASKED))
-    assert cells[:2] == ["sm90", "split"]
+    assert cells[:2] == ["sm90", "three_kernels"]
     assert cells[2].startswith("dq:g2c128s2p1x2v1t dk:g2c128s2p1x2v1t dv:")
-    assert cells[3:] == ["rows first", "deterministic"]
-    known = knobs_of(one)
-    dq, dk, dv = (replace(each, turns=False) for each in known.passes.values())
+    assert cells[3:] == ["raster", "deterministic"]
+    known = knobs_of(selected)
+    dq, dk, dv = (replace(variant, ping_pong=False) for variant in known.passes.values())
     calm = replace(known, dq=dq, dk=dk, dv=dv)
-    other = replace(one, knobs=calm)
-    assert shape_of(one) == shape_of(other)
-    assert kind_of(one) != kind_of(other)
+    other = replace(selected, knobs=calm)
+    assert shape_of(selected) == shape_of(other)
+    assert kind_of(selected) != kind_of(other)
     small = POLICY.default(replace(MASKED, dim_qk=256, dim_v=256))
-    assert shape_of(one) != shape_of(small)
-    assert stratum_of(one) != stratum_of(small)
+    assert shape_of(selected) != shape_of(small)
+    assert stratum_of(selected) != stratum_of(small)
 
 
 def test_no_slices_at_all_are_refused_with_a_reason() -> None:
@@ -138,8 +140,8 @@ def test_no_slices_at_all_are_refused_with_a_reason() -> None:
 
 
 def test_its_candidates_survive_json_and_name_their_passes() -> None:
-    for one in POLICY.legal(MASKED):
-        assert candidate_from_config(one.config) == one
+    for selected in POLICY.legal(MASKED):
+        assert candidate_from_config(selected.config) == selected
     default = POLICY.default(MASKED)
     assert "_dq_g2c64s1p8x6v1_dk_" in default.name
     assert [kernel.name for kernel in resources.kernels(default)] == ["dq", "dk", "dv"]
@@ -150,9 +152,9 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "_ZN19attention_autotuner20scores_backward_sm90INS_14PassSm90TraitsINS0_6ConfigENS1_2Dk"
         "ELNS_6ResultE1EEEEEvNS_17PassSm90ArgumentsENS_8TileListE"
     )
-    one = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
-    assert pass_named(one, mangled) == "dk"
-    assert pass_named(one, mangled.replace("ResultE1", "ResultE0")) == "dq"
+    selected = POLICY.default(replace(MASKED, dim_qk=128, dim_v=128))
+    assert pass_named(selected, mangled) == "dk"
+    assert pass_named(selected, mangled.replace("ResultE1", "ResultE0")) == "dq"
 
 
 def test_it_stands_on_headers_of_its_own() -> None:
@@ -164,7 +166,7 @@ def test_it_stands_on_headers_of_its_own() -> None:
 def test_the_model_knows_that_warpgroups_are_faster() -> None:
     ranked = rank(MASKED, POLICY.legal(MASKED), POLICY.spec)
     assert ranked[0][0].family == "sm90"
-    best_old = next(found for one, found in ranked if one.family == "sm80")
+    best_old = next(prediction for selected, prediction in ranked if selected.family == "sm80")
     assert ranked[0][1].us < 0.7 * best_old.us
     best = ranked[0][1].us
     causal = replace(MASKED, causal=True)
@@ -174,14 +176,14 @@ def test_the_model_knows_that_warpgroups_are_faster() -> None:
 
 
 def test_shared_heads_walk_as_many_queries() -> None:
-    one = POLICY.default(MASKED)
+    selected = POLICY.default(MASKED)
     alone, shared = (
-        estimate(each, one, POLICY.spec).terms["tensor_us"]
-        for each in (MASKED, replace(MASKED, heads_kv=2))
+        estimate(variant, selected, POLICY.spec).terms["tensor_us"]
+        for variant in (MASKED, replace(MASKED, heads_kv=2))
     )
     assert shared == pytest.approx(alone)
 
 
 def test_a_gpu_without_such_products_takes_forever() -> None:
-    found = estimate(MASKED, POLICY.default(MASKED), A100().spec)
-    assert (found.us, found.limiter) == (inf, "residency")
+    prediction = estimate(MASKED, POLICY.default(MASKED), A100().spec)
+    assert (prediction.us, prediction.limiter) == (inf, "residency")

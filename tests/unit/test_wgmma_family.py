@@ -34,8 +34,8 @@ KNOBS = ForwardSm90Knobs(warpgroups=2, block_n=64, num_stages=2)
 def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
     default = H100().default(MASKED)
     assert default.family == "sm90"
-    assert {one.family for one in H100().legal(MASKED)} == {"sm80", "sm90"}
-    assert {one.family for one in A100().legal(MASKED)} == {"sm80"}
+    assert {selected.family for selected in H100().legal(MASKED)} == {"sm80", "sm90"}
+    assert {selected.family for selected in A100().legal(MASKED)} == {"sm80"}
     others = (
         replace(MASKED, mask="decay", causal=True),
         replace(MASKED, mask="decay", causal=True, direction="backward"),
@@ -43,19 +43,21 @@ def test_a_masked_forward_has_it_first_on_an_h100_and_nowhere_else() -> None:
         replace(MASKED, op="attention", mask="none"),
     )
     for problem in others:
-        assert {one.family for one in H100().legal(problem)} == {"sm80"}, problem.describe()
+        assert {selected.family for selected in H100().legal(problem)} == {"sm80"}, (
+            problem.describe()
+        )
         assert H100().default(problem).family == "sm80"
 
 
 def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
     narrow = replace(MASKED, alignment_bytes=2)
     reasons = [
-        one.reason
-        for one in H100().candidates(narrow)
-        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+        selected.reason
+        for selected in H100().candidates(narrow)
+        if isinstance(selected, Rejection) and selected.config["family"] == "sm90"
     ]
     assert reasons
-    assert set(reasons) == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert set(reasons) == {"TMA needs tensors aligned to 16 bytes, got 2"}
 
 
 @pytest.mark.parametrize("dims", [(16, 16), (80, 96), (256, 512), (248, 264), (64, 400)])
@@ -71,7 +73,7 @@ def test_a_policy_keeps_to_what_a_gpu_runs() -> None:
         there = policy.on(capability)
         assert there.families == ("sm80",)
         assert there.default(MASKED).family == "sm80"
-        assert {one.family for one in there.legal(MASKED)} == {"sm80"}
+        assert {selected.family for selected in there.legal(MASKED)} == {"sm80"}
     assert policy.families == ("sm90", "sm80")
     assert A100().on((7, 5)).families == ()
 
@@ -87,8 +89,8 @@ def test_a_search_keeps_to_what_the_gpu_at_hand_runs(tmp_path: Path) -> None:
     pipeline = FakePipeline()
     pipeline.environment = replace(pipeline.environment, compute_capability="12.0")
     records = RecordStore(tmp_path)
-    found = tune(MASKED, H100(), pipeline=pipeline, records=records, effort="none")
-    assert {row.candidate.family for row in found.rows} == {"sm80"}
+    prediction = tune(MASKED, H100(), pipeline=pipeline, records=records, effort="none")
+    assert {row.candidate.family for row in prediction.rows} == {"sm80"}
     pipeline.environment = replace(pipeline.environment, compute_capability="7.5")
     with pytest.raises(UnsupportedArchitectureError, match=r"H100 .* capability 7\.5"):
         tune(MASKED, H100(), pipeline=pipeline, records=records, effort="none")
@@ -97,8 +99,12 @@ def test_a_search_keeps_to_what_the_gpu_at_hand_runs(tmp_path: Path) -> None:
 def test_it_is_compiled_for_its_capability_alone_and_stands_on_headers_of_its_own() -> None:
     target = BuildTarget(arch="80")
     assert target.of_family("sm80") is target
-    own = target.of_family("sm90")
-    assert (own.arch, own.ptx, own.cmake_architecture) == ("90a", False, "90a-real")
+    own_target = target.of_family("sm90")
+    assert (own_target.arch, own_target.ptx, own_target.cmake_architecture) == (
+        "90a",
+        False,
+        "90a-real",
+    )
     closure = include_closure(render(H100().default(MASKED)).text)
     assert any(path.endswith("scores_forward_sm90/mainloop.cuh") for path in closure)
     assert not any("sm80" in path for path in closure)
@@ -121,13 +127,13 @@ def test_the_model_knows_that_warpgroups_are_faster_and_one_stage_is_not() -> No
     problem = replace(MASKED, seqlen_q=2048, seqlen_k=2048)
     ranked = rank(problem, policy.legal(problem), policy.spec)
     assert ranked[0][0].family == "sm90"
-    best_old = next(found for one, found in ranked if one.family == "sm80")
+    best_old = next(prediction for selected, prediction in ranked if selected.family == "sm80")
     assert ranked[0][1].us < 0.7 * best_old.us
-    two, one = (
+    two, selected = (
         estimate(problem, replace(policy.default(problem), knobs=knobs), policy.spec).us
         for knobs in (KNOBS, replace(KNOBS, num_stages=1))
     )
-    assert two < one
+    assert two < selected
     causal = replace(problem, causal=True)
     assert estimate(causal, policy.default(causal), policy.spec).us < 0.7 * two
     longer = replace(problem, seqlen_k=4096)
@@ -135,13 +141,15 @@ def test_the_model_knows_that_warpgroups_are_faster_and_one_stage_is_not() -> No
 
 
 def test_shared_heads_of_keys_and_values_are_moved_once() -> None:
-    one = H100().default(MASKED)
+    selected = H100().default(MASKED)
     shared = replace(MASKED, heads_kv=1)
-    whole, less = (estimate(each, one, H200_SPEC).terms["hbm_us"] for each in (MASKED, shared))
+    whole, less = (
+        estimate(variant, selected, H200_SPEC).terms["hbm_us"] for variant in (MASKED, shared)
+    )
     keys_and_values = 2 * 8 * 7 * MASKED.seqlen_k * (256 + 256)  # bytes of 7 heads, 8 batches
     assert whole - less == pytest.approx(keys_and_values * 1e6 / H200_SPEC.hbm_bytes_per_second)
 
 
 def test_a_gpu_without_such_products_takes_forever() -> None:
-    found = estimate(MASKED, H100().default(MASKED), A100().spec)
-    assert (found.us, found.limiter) == (inf, "residency")
+    prediction = estimate(MASKED, H100().default(MASKED), A100().spec)
+    assert (prediction.us, prediction.limiter) == (inf, "residency")

@@ -47,7 +47,7 @@ MEASURED_US: dict[tuple[int, int, int, int, int], dict[tuple[int, int, int, int]
 }
 
 
-def wide(problem: Problem, **changes: Any) -> Candidate:
+def wide_candidate(problem: Problem, **changes: Any) -> Candidate:
     candidate = POLICY.default(problem)
     assert isinstance(candidate.knobs, ChunkwiseSm90Knobs)
     return replace(candidate, knobs=replace(candidate.knobs, **changes))
@@ -70,8 +70,8 @@ def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> 
     for problem in (DECAYED, replace(DECAYED, form="chunkwise", dtype="bf16", heads_kv=2)):
         default = H100().default(problem)
         assert (default.family, default.form) == ("sm90", "chunkwise")
-        assert {one.family for one in H100().legal(problem)} == {"sm80", "sm90"}
-        assert {one.family for one in A100().legal(problem)} == {"sm80"}
+        assert {selected.family for selected in H100().legal(problem)} == {"sm80", "sm90"}
+        assert {selected.family for selected in A100().legal(problem)} == {"sm80"}
     others = (
         replace(DECAYED, direction="backward"),
         replace(DECAYED, form="parallel"),
@@ -80,7 +80,9 @@ def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> 
         replace(DECAYED, alignment_bytes=2),
     )
     for problem in others:
-        assert {one.family for one in H100().legal(problem)} == {"sm80"}, problem.describe()
+        assert {selected.family for selected in H100().legal(problem)} == {"sm80"}, (
+            problem.describe()
+        )
         assert H100().default(problem).family == "sm80"
     assert families("retention", "forward") == ("sm80", "sm90")
     assert families("retention", "backward") == ("sm80",)
@@ -89,15 +91,15 @@ def test_a_forward_of_some_length_has_it_first_on_an_h100_and_nowhere_else() -> 
 def test_what_it_cannot_take_is_rejected_with_the_reason() -> None:
     narrow = replace(DECAYED, alignment_bytes=2)
     reasons = {
-        one.reason
-        for one in H100().candidates(narrow)
-        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+        selected.reason
+        for selected in H100().candidates(narrow)
+        if isinstance(selected, Rejection) and selected.config["family"] == "sm90"
     }
-    assert reasons == {"tensor maps need tensors aligned to 16 bytes, got 2"}
+    assert reasons == {"TMA needs tensors aligned to 16 bytes, got 2"}
     refused = {
-        (one.predicate, one.reason)
-        for one in H100().candidates(DECAYED)
-        if isinstance(one, Rejection) and one.config["family"] == "sm90"
+        (selected.predicate, selected.reason)
+        for selected in H100().candidates(DECAYED)
+        if isinstance(selected, Rejection) and selected.config["family"] == "sm90"
     }
     assert {predicate for predicate, _ in refused} == {"state_fits_warpgroup", "smem_fits_block"}
     bound = "needs about 216 registers a thread, 2 CTAs of 1 warpgroups leave 184"
@@ -128,10 +130,10 @@ def test_every_aligned_pair_of_head_dims_has_a_candidate(dims: tuple[int, int]) 
 def test_few_heads_of_long_sequences_are_divided(
     batch: int, tokens: int, wanted: tuple[int, int]
 ) -> None:
-    found = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
-    assert isinstance(found, ChunkwiseSm90Knobs)
-    assert (found.warpgroups, found.super_chunk) == wanted
-    assert found.ctas_per_sm == 1
+    prediction = POLICY.default(sized(256, 512, batch, 8, tokens)).knobs
+    assert isinstance(prediction, ChunkwiseSm90Knobs)
+    assert (prediction.warpgroups, prediction.super_chunk) == wanted
+    assert prediction.ctas_per_sm == 1
 
 
 def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
@@ -140,11 +142,11 @@ def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
     assert kernel_of(default).entry(default).cpp_type == "ChunksSm90Entry"
     closure = include_closure(render(default).text)
     assert any(path.endswith("chunks_sm90/mainloop.cuh") for path in closure)
-    cells = knobs(wide(DECAYED, super_chunk=1024))
+    cells = knobs(wide_candidate(DECAYED, super_chunk=1024))
     assert len(cells) == len(knob_headings(DECAYED))
     assert cells == ["sm90", "chunkwise", "64 of 1024", "128 columns 2 groups 2 stages", "-"]
-    assert knobs(wide(DECAYED, ctas_per_sm=2))[-1] == "2 CTAs/SM"
-    other = wide(DECAYED, num_stages=3)
+    assert knobs(wide_candidate(DECAYED, ctas_per_sm=2))[-1] == "2 CTAs/SM"
+    other = wide_candidate(DECAYED, num_stages=3)
     assert shape_of(default) == shape_of(other)
     assert kind_of(default) != kind_of(other)
     assert stratum_of(default) != stratum_of(other)
@@ -154,16 +156,18 @@ def test_it_stands_on_headers_of_its_own_and_is_told_in_its_own_words() -> None:
 def test_the_model_meets_what_was_measured(shape: tuple[int, int, int, int, int]) -> None:
     problem = sized(*shape)
     for (groups, stages, ctas, size), us in MEASURED_US[shape].items():
-        one = wide(
+        selected = wide_candidate(
             problem, warpgroups=groups, num_stages=stages, ctas_per_sm=ctas, super_chunk=size
         )
-        assert 0.9 < estimate(problem, one, POLICY.spec).us / us < 1.1, one.name
+        assert 0.9 < estimate(problem, selected, POLICY.spec).us / us < 1.1, selected.name
 
 
 def test_the_model_knows_that_warpgroups_are_faster_than_warps() -> None:
     ranked = rank(DECAYED, POLICY.legal(DECAYED), POLICY.spec)
     assert ranked[0][0] == POLICY.default(DECAYED)
-    best_old = next(found for one, found in ranked if isinstance(one.knobs, ChunksKnobs))
+    best_old = next(
+        prediction for selected, prediction in ranked if isinstance(selected.knobs, ChunksKnobs)
+    )
     assert ranked[0][1].us < 0.7 * best_old.us
 
 
@@ -171,15 +175,16 @@ def test_states_of_super_chunks_cost_what_pays_only_where_sms_are_idle() -> None
     busy, idle = DECAYED, sized(256, 512, 1, 8, 16384)
     for problem, pays in ((busy, False), (idle, True)):
         whole, divided = (
-            estimate(problem, wide(problem, super_chunk=size), POLICY.spec) for size in (0, 4096)
+            estimate(problem, wide_candidate(problem, super_chunk=size), POLICY.spec)
+            for size in (0, 4096)
         )
         if problem is busy:  # one stretch: there is nothing to divide
             assert whole == divided
-            divided = estimate(problem, wide(problem, super_chunk=1024), POLICY.spec)
+            divided = estimate(problem, wide_candidate(problem, super_chunk=1024), POLICY.spec)
         assert (divided.us < whole.us) == pays
-        assert divided.terms["edges_us"] > 0
+        assert divided.terms["auxiliary_us"] > 0
 
 
 def test_a_gpu_without_such_products_takes_forever() -> None:
-    found = estimate(DECAYED, H100().default(DECAYED), A100().spec)
-    assert (found.us, found.limiter) == (inf, "residency")
+    prediction = estimate(DECAYED, H100().default(DECAYED), A100().spec)
+    assert (prediction.us, prediction.limiter) == (inf, "residency")

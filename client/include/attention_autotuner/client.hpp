@@ -105,8 +105,8 @@ struct Problem {
   // Throws UnsupportedProblemError, naming the field and its value, where kernels cannot solve it.
   void check() const;
   // The head dims that kernels are compiled for.
-  int64_t class_qk() const { return (dim_qk + 15) / 16 * 16; }
-  int64_t class_v() const { return (dim_v + 15) / 16 * 16; }
+  int64_t padded_dim_qk() const { return (dim_qk + 15) / 16 * 16; }
+  int64_t padded_dim_v() const { return (dim_v + 15) / 16 * 16; }
   // Row i sees keys j <= i + causal_offset().
   int64_t causal_offset() const { return causal_alignment == CausalAlignment::kBottomRight ? seqlen_k - seqlen_q : 0; }
   // Floating-point operations by the field's convention, and the fewest bytes through device memory.
@@ -185,7 +185,7 @@ inline Tensor contiguous(void* data, int64_t heads, int64_t rows, int64_t column
 // What a library says of itself.
 struct KernelInfo {
   std::string name;
-  int32_t class_qk, class_v, block_m, block_n, num_threads, static_smem_bytes, dynamic_smem_bytes, copy_bytes;
+  int32_t padded_dim_qk, padded_dim_v, block_m, block_n, num_threads, static_smem_bytes, dynamic_smem_bytes, copy_bytes;
 };
 
 // A loaded kernel library. Copies share it; it stays loaded as long as the process lives, as CUDA keeps referring to

@@ -146,7 +146,7 @@ def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Pla
             for row in said["problems"]
         ],
     )
-    classes = len({(p.class_qk, p.class_v) for p in problems})
+    classes = len({(p.padded_dim_qk, p.padded_dim_v) for p in problems})
     pairs = "one pair" if classes == 1 else f"{classes} pairs"
     print_line(
         f"{len(problems)} problems of {pairs} of head dims: {len(plan.candidates)} kernels in "

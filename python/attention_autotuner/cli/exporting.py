@@ -181,7 +181,7 @@ def _report(
         )
         return
     kinds = Counter(
-        (c.op, c.direction, c.dtype, f"{c.class_qk}/{c.class_v}")
+        (c.op, c.direction, c.dtype, f"{c.padded_dim_qk}/{c.padded_dim_v}")
         for c in (kernel.candidate for kernel in bundle.kernels)
     )
     rows = [[*kind, str(count)] for kind, count in sorted(kinds.items())]

@@ -200,14 +200,14 @@ class RetentionBackwardParams(ctypes.Structure):
 
 
 class KernelInfo(ctypes.Structure):
-    """What an artifact is: its name, tile, threads, shared memory and copy width."""
+    """An artifact's description: its name, tile, threads, shared memory and copy width."""
 
     _fields_ = (
         ("struct_size", ctypes.c_uint32),
         ("abi_version", ctypes.c_uint32),
         ("name", ctypes.c_char_p),
-        ("class_qk", ctypes.c_int32),
-        ("class_v", ctypes.c_int32),
+        ("padded_dim_qk", ctypes.c_int32),
+        ("padded_dim_v", ctypes.c_int32),
         ("block_m", ctypes.c_int32),
         ("block_n", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),

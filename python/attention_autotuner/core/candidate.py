@@ -1,18 +1,20 @@
 """The candidate: one way to solve a problem, as a kernel with every knob set.
 
-A candidate depends on the padded classes of the head dims only, never on the true dims or lengths, so one compiled
-candidate serves every problem of its class. Which candidates are legal on which GPU is for their kernel to say.
+A candidate depends on padded head dims only, never on the true dims or lengths, so one compiled candidate serves every
+problem that pads to them. Which candidates are legal on which GPU is for their kernel to say.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
 
 Family = Literal["sm80", "sm90"]
 Service = tuple[Op, Direction, Score]  # what a kernel computes
+K = TypeVar("K", bound="KernelKnobs")
 
 
 class KernelKnobs:
@@ -41,12 +43,12 @@ class KernelKnobs:
 
     @property
     def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
+        """True where two runs on equal inputs give equal bits."""
         return True
 
     @property
     def form(self) -> Form:
-        """How retention forward is computed; ``auto`` where there is no choice."""
+        """The form that retention forward is computed in; ``auto`` where there is no choice."""
         return "auto"
 
 
@@ -71,7 +73,7 @@ class Candidate:
 
     Attributes:
         op, direction, dtype: as in :class:`~.problem.Problem`.
-        class_qk, class_v: padded head dims that the kernel is compiled for, elements.
+        padded_dim_qk, padded_dim_v: padded head dims that the kernel is compiled for, elements.
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
         mask: as in :class:`~.problem.Problem`.
         knobs: the :class:`KernelKnobs` of one kernel, which they name.
@@ -83,8 +85,8 @@ class Candidate:
     op: Op = "attention"
     direction: Direction = "forward"
     dtype: DType
-    class_qk: int
-    class_v: int
+    padded_dim_qk: int
+    padded_dim_v: int
     copy_bytes: Literal[2, 16] = 16
     mask: Mask = "none"
     knobs: Any
@@ -99,7 +101,7 @@ class Candidate:
 
     @classmethod
     def of(cls, problem: Problem, knobs: KernelKnobs) -> Candidate:
-        """A candidate of a problem's kind and padded classes.
+        """A candidate of a problem's kind and padded head dims.
 
         Raises:
             TypeError: the knobs are of a kernel that does not compute it.
@@ -125,30 +127,30 @@ class Candidate:
 
     @property
     def form(self) -> Form:
-        """How retention forward is computed; ``auto`` where there is no choice."""
+        """The form that retention forward is computed in; ``auto`` where there is no choice."""
         form: Form = self.knobs.form
         return form
 
     @property
     def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
+        """True where two runs on equal inputs give equal bits."""
         return bool(self.knobs.deterministic)
 
     @property
     def name(self) -> str:
         """A readable, unique name made from every field; also a valid C++ and file-system identifier."""
         mask = [] if self.mask == "none" else [self.mask]
-        parts = [
+        words = [
             self.op,
             self.direction,
             *mask,
             self.family,
             self.dtype,
-            f"d{self.class_qk}x{self.class_v}",
+            f"d{self.padded_dim_qk}x{self.padded_dim_v}",
             self.knobs.label,
             f"c{self.copy_bytes}",
         ]
-        return "_".join(parts)
+        return "_".join(words)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -159,21 +161,32 @@ class Candidate:
         )
 
 
+def knobs_as(kind: type[K]) -> Callable[[Candidate], K]:
+    """A function that returns the knobs of one kernel's candidates; a TypeError for a candidate of another kernel."""
+
+    def knobs_of(candidate: Candidate) -> K:
+        if not isinstance(candidate.knobs, kind):
+            raise TypeError(f"{candidate.name} has no {kind.__name__}")
+        return candidate.knobs
+
+    return knobs_of
+
+
 def fields_of(problem: Problem) -> dict[str, Any]:
     """The fields of a candidate that its problem decides: all but the knobs."""
     return {
         "op": problem.op,
         "direction": problem.direction,
         "dtype": problem.dtype,
-        "class_qk": problem.class_qk,
-        "class_v": problem.class_v,
+        "padded_dim_qk": problem.padded_dim_qk,
+        "padded_dim_v": problem.padded_dim_v,
         "copy_bytes": problem.alignment_bytes,
         "mask": problem.mask,
     }
 
 
 def rejected(
-    problem: Problem, kind: type[KernelKnobs], knobs: dict[str, Any], broken: tuple[str, str]
+    problem: Problem, kind: type[KernelKnobs], knobs: dict[str, Any], violation: tuple[str, str]
 ) -> Rejection:
     """The rejection of all candidates of a problem that would have some knobs.
 
@@ -181,7 +194,7 @@ def rejected(
         problem: what they would compute.
         kind: the knobs' class.
         knobs: those that the rule is about, by name.
-        broken: the rule's name and its reason.
+        violation: the rule's name and its reason.
     """
     config = {"kernel": kind.kernel, "family": kind.family} | fields_of(problem) | {"knobs": knobs}
-    return Rejection(config=config, predicate=broken[0], reason=broken[1])
+    return Rejection(config=config, predicate=violation[0], reason=violation[1])

@@ -85,7 +85,7 @@ def cpp_name(name: str) -> str:
 
 
 def cpp_enumerator(word: str, enum: str) -> str:
-    """The enumerator of a word: ``attention_autotuner::CtaOrder::kRowsFirst`` of ``rows_first`` and ``cta_order``.
+    """The enumerator of a word: ``attention_autotuner::CtaOrder::kRaster`` of ``raster`` and ``cta_order``.
 
     Raises:
         ValueError: one of the two is no such name.

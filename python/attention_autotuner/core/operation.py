@@ -20,7 +20,7 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Semantics:
-    """What problems of one operation mean.
+    """The semantics of problems of one operation.
 
     Attributes:
         op: the operation's name.
@@ -67,15 +67,15 @@ class Semantics:
         return next(iter(self.scores))
 
     def is_causal(self, mask: Mask) -> bool:
-        """Whether every problem with a mask is causal: a decay is; a mask that the operation does not take is not."""
+        """True where every problem with a mask is causal: a decay; not a mask that the operation does not take."""
         return self.scores.get(mask) == "decayed"
 
     def has_forms(self, problem: Problem) -> bool:
-        """Whether a problem may say in which form it is computed."""
+        """True where a problem may name the form that it is computed in."""
         return False
 
     def decodes(self, problem: Problem) -> bool:
-        """Whether a call reads and writes states, as a step of decoding does."""
+        """True where a call reads and writes states, as a step of decoding does."""
         return False
 
     def scale(self, problem: Problem) -> float:

@@ -1,4 +1,4 @@
-"""What became of a candidate: typed, with the reason, and kept. Never None, never a sentinel time."""
+"""Outcomes of candidates: typed, with the reason, and kept. Never None, never a sentinel time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the candidate may go on to the next stage."""
+        """True where the candidate may go on to the next stage."""
         return isinstance(self, Ok)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The problem: what a caller wants computed, as plain numbers, before anyone decides how.
+"""The problem: the computation that a caller wants, as plain numbers, before the choice of a kernel.
 
 A :class:`Problem` is frozen, hashable and free of torch. Two problems that are equal may share a tuned pick; two that
-round to the same padded class (:attr:`Problem.class_qk`, :attr:`Problem.class_v`) may share a compiled kernel.
+round to the same padded head dims (:attr:`Problem.padded_dim_qk`, :attr:`Problem.padded_dim_v`) may share a compiled
+kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 
 EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
-DIM_CLASS = (
+DIM_PADDING = (
     16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
 )
 MAX_DIM_QK = 256
@@ -65,9 +66,9 @@ def score_of(op: Op, mask: Mask) -> Score:
     return semantics.scores[mask]
 
 
-def padded_class(dim: int) -> int:
+def padded_dim(dim: int) -> int:
     """The compiled head dim that serves a true head dim: the next multiple of 16."""
-    return -(-dim // DIM_CLASS) * DIM_CLASS
+    return -(-dim // DIM_PADDING) * DIM_PADDING
 
 
 def bucket_seqlen(seqlen: int) -> int:
@@ -167,7 +168,7 @@ class Problem:
 
     @property
     def semantics(self) -> Semantics:
-        """What its operation means."""
+        """The semantics of its operation."""
         return _semantics()[self.op]
 
     @property
@@ -177,18 +178,18 @@ class Problem:
 
     @property
     def decodes(self) -> bool:
-        """Whether a call reads and writes states, as a step of decoding does."""
+        """True where a call reads and writes states, as a step of decoding does."""
         return self.semantics.decodes(self)
 
     @property
-    def class_qk(self) -> int:
+    def padded_dim_qk(self) -> int:
         """Compiled head dim of q and k, elements."""
-        return padded_class(self.dim_qk)
+        return padded_dim(self.dim_qk)
 
     @property
-    def class_v(self) -> int:
+    def padded_dim_v(self) -> int:
         """Compiled head dim of v and o, elements."""
-        return padded_class(self.dim_v)
+        return padded_dim(self.dim_v)
 
     @property
     def causal_offset(self) -> int:

@@ -1,4 +1,4 @@
-"""Candidates as JSON: what a kernel's knobs can say, and how a config that was written before is read."""
+"""Candidates as JSON: the values that a kernel's knobs can hold, and the reading of configs in earlier forms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .registry import KERNELS
 
 
 def knob_schema(kernel: str) -> str:
-    """Digest of what the knobs of a kernel can say: their names, those of nested ones, and the words that some take.
+    """Digest of what the knobs of a kernel can hold: their names, those of nested ones, and the words that some take.
 
     A change of one kernel's knobs changes no other's.
 
@@ -28,7 +28,7 @@ def knob_schema(kernel: str) -> str:
 
 @cache
 def schema_of(kind: type[KernelKnobs]) -> str:
-    """Digest of what knobs of a class can say; see :func:`knob_schema`."""
+    """Digest of what knobs of a class can hold; see :func:`knob_schema`."""
     return digest16("knobs", kind.kernel, list(_vocabulary(kind)))
 
 
@@ -39,7 +39,7 @@ def _vocabulary(kind: type[Any]) -> Iterator[object]:
 
 
 def _words(hint: Any) -> Iterator[object]:
-    """What a field can hold: words, or a nested knob class's vocabulary."""
+    """The values that a field can hold: words, or a nested knob class's vocabulary."""
     if isinstance(hint, type) and is_dataclass(hint):
         yield from _vocabulary(hint)
     elif get_origin(hint) is Literal:
@@ -121,6 +121,7 @@ def encode(knobs: KernelKnobs) -> dict[str, Any]:
     return {"kernel": knobs.kernel, "knobs": asdict(cast("Any", knobs))}
 
 
+RENAMED_FIELDS = {"class_qk": "padded_dim_qk", "class_v": "padded_dim_v"}
 _VARIANTS = ("scores", "parallel", "forward", "backward")
 # Configs from before kernels had names tell theirs by operation, direction and family; of retention forward, whose
 # knobs are a closed list, by a field that each had and the others lacked.
@@ -147,6 +148,7 @@ def with_kernel(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: nothing was ever written for such an operation or variant.
     """
+    config = {RENAMED_FIELDS.get(name, name): value for name, value in config.items()}
     if "kernel" in config:
         # Two kernels had two knob classes each for a while, and a config said of which it was.
         named = {name: value for name, value in config.items() if name != "variant"}

@@ -1,4 +1,4 @@
-"""The protocol of a kernel family: what the rest of the package asks of one without naming it.
+"""The protocol of a kernel family: all that the rest of the package needs of one without naming it.
 
 A family is a folder here, a folder of the same name in ``templates/include``, and an entry in
 :data:`~.registry.KERNELS`.
@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, TypeVar
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate, Family, KernelKnobs, Rejection, Service
 from ..core.problem import Problem
+from .shared.cells import FORWARD_COLUMNS
 from .shared.coefficients import Coefficients
 from .shared.estimates import Estimate, Usage
 from .shared.passes import Pass
@@ -46,7 +47,7 @@ class Traits:
         feed: what makes two candidates of one tile worth trying both: how they feed the MMAs and order the tiles.
         stratum: what candidates of one stratum of a sample share: tiles, warps and stages of every pass.
         cells: heading -> cell of the tables that the command line prints.
-        persistent: whether the kernels loop over tiles around their main loop.
+        persistent: the kernels loop over tiles around their main loop.
         companion: knobs that are worth measuring only beside another candidate's same ones, by name; see
             ``tuning.class_pools``.
     """
@@ -66,6 +67,7 @@ class Kernel(Protocol[K]):
         knobs: its knob class, which has its name, its family and what it serves.
         renamed: old -> new names of knobs and words, for records that were written before.
         pruning: named rules for what never pays, so that the space stays small enough to rank.
+        headings: of the cells that candidates have in tables.
         spills_in_loop: whether every spill counts as one inside a loop: its loop holds no MMAs to find it by.
     """
 
@@ -73,6 +75,7 @@ class Kernel(Protocol[K]):
     renamed: ClassVar[Mapping[str, str]] = {}
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = {}
     spills_in_loop: ClassVar[bool] = False
+    headings: ClassVar[tuple[str, ...]] = FORWARD_COLUMNS
 
     @property
     def name(self) -> str:
@@ -90,7 +93,7 @@ class Kernel(Protocol[K]):
         return self.knobs.serves
 
     def serves_problem(self, problem: Problem) -> bool:
-        """Whether it computes a problem's operation."""
+        """True where it computes a problem's operation."""
         return (problem.op, problem.direction, problem.score) in self.serves
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -102,7 +105,7 @@ class Kernel(Protocol[K]):
         raise NotImplementedError
 
     def default(self, problem: Problem, spec: ArchSpec) -> K | None:
-        """What serves a problem that nobody tuned; None where the kernel has nothing for it."""
+        """The knobs that serve a problem without tuning; None where the kernel has none for it."""
         raise NotImplementedError
 
     def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
@@ -125,7 +128,7 @@ class Kernel(Protocol[K]):
 
         Of a call that wants no more than it must: without a final state, the gradient of gamma or that of r.
         """
-        raise NotImplementedError
+        return 0
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -133,4 +136,4 @@ class Kernel(Protocol[K]):
 
     def columns(self, problem: Problem) -> tuple[str, ...]:
         """The headings of the cells that :meth:`describe` gives for a problem's candidates."""
-        raise NotImplementedError
+        return self.headings

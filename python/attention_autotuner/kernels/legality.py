@@ -1,4 +1,4 @@
-"""Whether a candidate may exist on a GPU: the rules of its kernel, and the limits of the GPU."""
+"""The legality of a candidate on a GPU: the rules of its kernel, and the limits of the GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def check(candidate: Candidate, spec: ArchSpec) -> Rejection | None:
 
 
 def check_kernel(candidate: Candidate) -> Rejection | None:
-    """The first rule of the kernel headers that a candidate breaks, or None: whether it can be compiled at all."""
+    """The first rule of the kernel headers that a candidate breaks, or None where it can be compiled."""
     passes = kernel_of(candidate).passes(candidate)
     return rejection_of(candidate, kernel_violation(candidate, passes))
 

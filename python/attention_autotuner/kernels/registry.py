@@ -67,7 +67,7 @@ def candidates(
 
 
 def default(problem: Problem, families: tuple[Family, ...], spec: ArchSpec) -> Candidate | None:
-    """What serves a problem that nobody tuned: the default of the first kernel that has one; None where none has."""
+    """The candidate that serves a problem without tuning: the default of the first kernel that has one; else None."""
     for kernel in kernels_for(problem, families):
         knobs = kernel.default(problem, spec)
         if knobs is not None:

@@ -1,4 +1,4 @@
-"""What a candidate costs an SM: its passes, each with shared memory, threads and registers."""
+"""Resources that a candidate takes from an SM: its passes, each with shared memory, threads and registers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .registry import kernel_of
 
 def kernels(candidate: Candidate) -> tuple[KernelNeeds, ...]:
     """The launches that a candidate's tiles size, in the order they run."""
-    return tuple(one.needs for one in kernel_of(candidate).passes(candidate))
+    return tuple(launch.needs for launch in kernel_of(candidate).passes(candidate))
 
 
 def smem_bytes(candidate: Candidate) -> int:

@@ -147,7 +147,15 @@ def choose_picks(
 
 def kind_of(problem: Problem) -> tuple[Any, ...]:
     """The fields that a problem shares with all that its default serves."""
-    names = ("op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes")
+    names = (
+        "op",
+        "direction",
+        "dtype",
+        "padded_dim_qk",
+        "padded_dim_v",
+        "causal",
+        "alignment_bytes",
+    )
     return tuple(getattr(problem, name) for name in (*names, "deterministic", "mask", "form"))
 
 

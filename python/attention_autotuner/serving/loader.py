@@ -39,7 +39,7 @@ class KernelDescription:
 
     Attributes:
         name: the candidate's name.
-        class_qk, class_v: head dims it was compiled for, elements.
+        padded_dim_qk, padded_dim_v: head dims it was compiled for, elements.
         block_m, block_n: tile, rows of queries and of keys.
         num_threads: threads of one CTA.
         static_smem_bytes, dynamic_smem_bytes: shared memory of one CTA.
@@ -47,8 +47,8 @@ class KernelDescription:
     """
 
     name: str
-    class_qk: int
-    class_v: int
+    padded_dim_qk: int
+    padded_dim_v: int
     block_m: int
     block_n: int
     num_threads: int
@@ -171,8 +171,8 @@ class LoadedKernel:
             raise ArtifactError(f"{self.path} does not describe itself: status {status}")
         return KernelDescription(
             name=(raw.name or b"").decode(errors="replace"),
-            class_qk=raw.class_qk,
-            class_v=raw.class_v,
+            padded_dim_qk=raw.padded_dim_qk,
+            padded_dim_v=raw.padded_dim_v,
             block_m=raw.block_m,
             block_n=raw.block_n,
             num_threads=raw.num_threads,

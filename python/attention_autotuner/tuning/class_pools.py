@@ -32,7 +32,7 @@ def class_of(problem: Problem) -> ClassKey:
     """The fields that problems share which can run the same kernels."""
     p = problem
     kind = (p.op, p.mask, p.direction, p.form, p.dtype)
-    return (*kind, p.class_qk, p.class_v, p.alignment_bytes)
+    return (*kind, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
 def pools(
@@ -87,7 +87,12 @@ def known_pools(
     for problem in problems:
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for candidate in known:
-        dims = (candidate.dtype, candidate.class_qk, candidate.class_v, candidate.copy_bytes)
+        dims = (
+            candidate.dtype,
+            candidate.padded_dim_qk,
+            candidate.padded_dim_v,
+            candidate.copy_bytes,
+        )
         for form in dict.fromkeys(("auto", candidate.form)):
             key = (candidate.op, candidate.mask, candidate.direction, form, *dims)
             if key in pool_of and check(candidate, policy.spec) is None:
@@ -137,8 +142,8 @@ def small_problem(candidate: Candidate) -> Problem:
         heads_kv=2,
         seqlen_q=seqlen,
         seqlen_k=seqlen,
-        dim_qk=candidate.class_qk,
-        dim_v=candidate.class_v,
+        dim_qk=candidate.padded_dim_qk,
+        dim_v=candidate.padded_dim_v,
         causal=candidate.score == "decayed",
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,

@@ -112,7 +112,7 @@ class Query:
 def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE) -> float | None:
     """The distance of a record's problem from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
-        "op", "direction", "dtype", "class_qk", "class_v", "causal", "alignment_bytes",
+        "op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal", "alignment_bytes",
         "deterministic", "mask", "form",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):

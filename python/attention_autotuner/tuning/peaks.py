@@ -1,6 +1,6 @@
 """The peaks of a GPU, measured: a small CUDA library is compiled for it and run in a process of its own.
 
-The library is ``templates/ceilings/ceilings.cu``; it lies in the cache under ``ceilings/<arch>.<digest16>`` and, like a
+The library is ``templates/peaks/peaks.cu``; it lies in the cache under ``ceilings/<arch>.<digest16>`` and, like a
 kernel's, its folder's existence is its validity.
 """
 
@@ -101,7 +101,7 @@ def build_library(target: BuildTarget, *, toolchain: Toolchain, store: Store) ->
         BuildError: it does not compile; the message ends with what the compiler said.
         StoreError: the cache cannot be written.
     """
-    source = template_root() / "ceilings" / "ceilings.cu"
+    source = template_root() / "peaks" / "peaks.cu"
     text = source.read_text(encoding="utf-8")
     identity = digest16("peaks", text, include_closure(text), target.flags(), toolchain.identity())
     folder = store.root / "ceilings" / f"{target.arch}.{identity}"

@@ -2,7 +2,7 @@
 
 Run as ``python -m attention_autotuner.tuning.peaks_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
 each name as soon as that is known, and ends after one at which CUDA failed. The library's interface is
-``templates/include/attention_autotuner/peaks/ceilings.h``.
+``templates/include/attention_autotuner/peaks/peaks.h``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GO_ON_IN_ANOTHER = 3  # exit status: CUDA failed, and what is left deserves a co
 
 
 class PeakResult(ctypes.Structure):
-    """``attention_autotuner_ceiling_result`` of the header; a test compares the two."""
+    """``attention_autotuner_peak_result`` of the header; a test compares the two."""
 
     _fields_ = (
         ("struct_size", ctypes.c_uint32),
@@ -33,12 +33,12 @@ class PeakResult(ctypes.Structure):
 def open_library(path: str) -> ctypes.CDLL:
     """The library with its prototypes set."""
     library = ctypes.CDLL(path)
-    measure = getattr(library, PREFIX + "measure_ceiling")
+    measure = getattr(library, PREFIX + "measure_peak")
     measure.restype = ctypes.c_int32
     measure.argtypes = (ctypes.c_char_p, ctypes.c_double, ctypes.POINTER(PeakResult))
-    unit = getattr(library, PREFIX + "ceiling_unit")
+    unit = getattr(library, PREFIX + "peak_unit")
     unit.restype, unit.argtypes = ctypes.c_char_p, (ctypes.c_char_p,)
-    text = getattr(library, PREFIX + "ceiling_status_string")
+    text = getattr(library, PREFIX + "peak_status_string")
     text.restype, text.argtypes = ctypes.c_char_p, (ctypes.c_int32,)
     return library
 
@@ -47,11 +47,11 @@ def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
     """One peak as a JSON-ready object: its figures, or the status and what that means."""
     result = PeakResult(struct_size=ctypes.sizeof(PeakResult))
     name = which.encode()
-    status = getattr(library, PREFIX + "measure_ceiling")(name, seconds, ctypes.byref(result))
+    status = getattr(library, PREFIX + "measure_peak")(name, seconds, ctypes.byref(result))
     if status != 0:
-        text = getattr(library, PREFIX + "ceiling_status_string")(status)
+        text = getattr(library, PREFIX + "peak_status_string")(status)
         return {"which": which, "status": status, "reason": text.decode(errors="replace")}
-    unit = getattr(library, PREFIX + "ceiling_unit")(name)
+    unit = getattr(library, PREFIX + "peak_unit")(name)
     return {
         "which": which,
         "status": 0,

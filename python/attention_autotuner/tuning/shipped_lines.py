@@ -144,8 +144,8 @@ def _entry_document(
         "op": whole.op,
         "direction": whole.direction,
         "dtype": whole.dtype,
-        "class_qk": whole.class_qk,
-        "class_v": whole.class_v,
+        "padded_dim_qk": whole.padded_dim_qk,
+        "padded_dim_v": whole.padded_dim_v,
         "copy_bytes": whole.alignment_bytes,
         "mask": whole.mask,
     }

@@ -97,7 +97,7 @@ class Plan:
         """A JSON-ready form."""
         return {
             "problems": len(self.problems),
-            "classes": len({(p.class_qk, p.class_v) for p in self.problems}),
+            "classes": len({(p.padded_dim_qk, p.padded_dim_v) for p in self.problems}),
             "groups": [
                 {
                     "problems": [problem.describe() for problem in group.problems],

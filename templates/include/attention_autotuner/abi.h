@@ -57,7 +57,7 @@ typedef struct attention_autotuner_attention_forward_params {
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
- * what is read. The workspace holds every row's statistics and, for some artifacts, dq in fp32. */
+ * what is read. The workspace holds every row's LSE and delta and, for some artifacts, dq in fp32. */
 typedef struct attention_autotuner_attention_backward_params {
   uint32_t struct_size;
   uint32_t abi_version;
@@ -195,8 +195,8 @@ typedef struct attention_autotuner_kernel_info {
   uint32_t struct_size;
   uint32_t abi_version;
   const char* name; /* the candidate's name */
-  int32_t class_qk;
-  int32_t class_v;
+  int32_t padded_dim_qk;
+  int32_t padded_dim_v;
   int32_t block_m;
   int32_t block_n;
   int32_t num_threads;

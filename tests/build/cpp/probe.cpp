@@ -55,18 +55,18 @@ void show(at::json::Value const& value) {
 }
 
 void bucket(at::Problem const& problem) {
-  at::Problem const found = problem.bucketed();
-  std::printf("%lld %lld %lld %lld %lld %.17g %.17g %s", static_cast<long long>(found.seqlen_q),
-              static_cast<long long>(found.seqlen_k), static_cast<long long>(problem.class_qk()),
-              static_cast<long long>(problem.class_v()), static_cast<long long>(problem.causal_offset()),
+  at::Problem const bucketed = problem.bucketed();
+  std::printf("%lld %lld %lld %lld %lld %.17g %.17g %s", static_cast<long long>(bucketed.seqlen_q),
+              static_cast<long long>(bucketed.seqlen_k), static_cast<long long>(problem.padded_dim_qk()),
+              static_cast<long long>(problem.padded_dim_v()), static_cast<long long>(problem.causal_offset()),
               problem.flops(), problem.bytes_moved(), problem.describe().c_str());
 }
 
 std::vector<double> values_of(std::string const& text) {
   std::istringstream stream(text);
-  std::vector<double> found;
-  for (double value; stream >> value;) found.push_back(value);
-  return found;
+  std::vector<double> values;
+  for (double value; stream >> value;) values.push_back(value);
+  return values;
 }
 
 void place(std::vector<double> const& sizes) {

@@ -1,4 +1,4 @@
-"""How long a toy candidate takes: a multiply-add at a time, or its bytes through L2."""
+"""The time of a toy candidate: a multiply-add at a time, or its bytes through L2."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def predict(
     to_us = 1 / spec.sm_clock_mhz
     keys = -(-problem.seqlen_k // LANES) * LANES
     pairs = heads * problem.seqlen_q * keys // (2 if problem.causal else 1)
-    width = problem.dim_qk + candidate.class_v
+    width = problem.dim_qk + candidate.padded_dim_v
     lanes = spec.num_sms * spec.fp32_lanes_per_clk_per_sm
     terms = {
         "alu_us": (1 + CONVERSIONS) * pairs * width / lanes * to_us,

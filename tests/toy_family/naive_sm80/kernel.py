@@ -14,7 +14,7 @@ from attention_autotuner.kernels.shared.coefficients import Coefficients
 from attention_autotuner.kernels.shared.estimates import Estimate, Usage
 from attention_autotuner.kernels.shared.passes import Pass
 
-from . import cost, passes, space
+from . import cost, rules, space
 from .knobs import NaiveKnobs, knobs_of
 
 
@@ -38,7 +38,7 @@ class NaiveSm80(Kernel[NaiveKnobs]):
 
     def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
         """The one launch."""
-        return passes.passes_of(candidate)
+        return rules.passes_of(candidate)
 
     def predict(
         self,
@@ -73,7 +73,3 @@ class NaiveSm80(Kernel[NaiveKnobs]):
                 more=(knobs.exponential, bound_words(knobs.ctas_per_sm)),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return FORWARD_COLUMNS

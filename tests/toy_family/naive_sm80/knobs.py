@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from attention_autotuner.core.candidate import Candidate, Service
+from attention_autotuner.core.candidate import Service, knobs_as
 from attention_autotuner.kernels.shared.knobs import Sm80Knobs
 
 Exponential = Literal["exact", "approximate"]
@@ -39,12 +39,4 @@ class NaiveKnobs(Sm80Knobs):
         return f"naive_w{self.warps}_{self.exponential}_b{self.ctas_per_sm}"
 
 
-def knobs_of(candidate: Candidate) -> NaiveKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, NaiveKnobs):
-        raise TypeError(f"{candidate.name} has no NaiveKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(NaiveKnobs)

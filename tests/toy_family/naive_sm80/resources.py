@@ -1,4 +1,4 @@
-"""What a toy candidate costs an SM: registers and nothing shared."""
+"""Resources that a toy candidate takes from an SM: registers and nothing shared."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LANES = 32
 
 def columns(candidate: Candidate) -> int:
     """Columns of the output that a lane has."""
-    return -(-candidate.class_v // LANES)
+    return -(-candidate.padded_dim_v // LANES)
 
 
 def needs(candidate: Candidate) -> KernelNeeds:
-    """What the one kernel takes."""
+    """Resources that the one kernel takes."""
     knobs = knobs_of(candidate)
     return KernelNeeds(
         threads=knobs.num_threads,

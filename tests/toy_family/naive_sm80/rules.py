@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.kernels.shared.passes import Pass
 from attention_autotuner.kernels.shared.rules import Rule
 
-from .knobs import knobs_of
+from .knobs import NaiveKnobs, knobs_of
+from .resources import needs
 
 MAX_WARPS = 8
 MAX_CLASS = 64
@@ -17,12 +19,21 @@ def _naive_warps_range(c: Candidate) -> str | None:
 
 
 def _naive_head_dims_small(c: Candidate) -> str | None:
-    if max(c.class_qk, c.class_v) <= MAX_CLASS:
+    if max(c.padded_dim_qk, c.padded_dim_v) <= MAX_CLASS:
         return None
-    return f"padded head dims must be at most {MAX_CLASS}, got {c.class_qk} and {c.class_v}"
+    return (
+        f"padded head dims must be at most {MAX_CLASS}, got {c.padded_dim_qk} and {c.padded_dim_v}"
+    )
 
 
 NAIVE_PREDICATES: dict[str, Rule[Candidate]] = {
     "naive_warps_range": _naive_warps_range,
     "naive_head_dims_small": _naive_head_dims_small,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The one launch."""
+    return (
+        Pass(kernel=NaiveKnobs.kernel, subject=candidate, rules=NAIVE_PREDICATES, needs_of=needs),
+    )

@@ -11,7 +11,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.shared.passes import check_passes
 
 from .knobs import Exponential, NaiveKnobs
-from .passes import passes_of
+from .rules import passes_of
 
 WARPS = (4, 8, 16)  # one of them illegal, which a problem's rejections then show
 EXPONENTIALS: tuple[Exponential, ...] = ("exact", "approximate")

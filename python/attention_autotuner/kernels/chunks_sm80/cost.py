@@ -17,7 +17,7 @@ from ..shared.engine import AuxiliaryWork, in_sequence
 from ..shared.estimates import Estimate, Usage
 from ..shared.super_chunks import STATE_BYTES, pieces_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from .knobs import ChunkPass, knobs_of
+from .knobs import knobs_of
 from .pass_cost import ChunkPassWork, predict_pass
 
 MAX_DEPTH_WARPS = 4  # as StatesPass in the traits has it
@@ -31,33 +31,17 @@ def predict(
     fit: Coefficients,
 ) -> Estimate:
     """The time of a candidate's kernels; ``usages`` of its passes."""
-    knobs = knobs_of(candidate)
-    passes = {
-        name: (chunk_pass, usage)
-        for (name, chunk_pass), usage in zip(knobs.passes.items(), usages, strict=True)
-    }
-    return _plan(problem, candidate, knobs.chunk, knobs.super_chunk, passes, spec, fit)
-
-
-def _plan(
-    problem: Problem,
-    candidate: Candidate,
-    chunk: int,
-    super_chunk: int,
-    passes: dict[str, tuple[ChunkPass, Usage]],
-    spec: ArchSpec,
-    fit: Coefficients,
-) -> Estimate:
-    """All kernels of a plan, one after the other."""
+    plan = knobs_of(candidate)
+    chunk, super_chunk = plan.chunk, plan.super_chunk
     heads, tokens = problem.batch * problem.heads_q, problem.seqlen_q
     split = 0 < super_chunk < tokens
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
     launches: list[tuple[ChunkPassWork, Usage]] = []
     auxiliary = AuxiliaryWork()
     scored: set[int] = set()
-    for name, (knobs, usage) in passes.items():
+    for (name, knobs), usage in zip(plan.passes.items(), usages, strict=True):
         over_values = name in ("output", "dv")  # its CTAs slice dim_v, else dim_qk
-        qk, v = candidate.class_qk, candidate.class_v
+        qk, v = candidate.padded_dim_qk, candidate.padded_dim_v
         work = ChunkPassWork(
             knobs=knobs,
             chunk=chunk,
@@ -75,7 +59,7 @@ def _plan(
             launches.append((summing, usage))
             moved = 4 * states * summing.stretches  # written, scanned, read
             auxiliary = auxiliary.plus(moved, spec, fit)
-        if knobs.scores == "given" and work.depth not in scored:
+        if knobs.scores == "precomputed" and work.depth not in scored:
             scored.add(work.depth)
             rows = heads * tokens
             auxiliary = auxiliary.plus(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words
-from . import cost, passes, space, workspace
-from .knobs import ChunkPass, ChunksKnobs, knobs_of
+from . import cost, resources, rules, space
+from .knobs import RENAMED_SCORES, ChunkPass, ChunksKnobs, knobs_of
 
 
 class ChunksSm80(Kernel[ChunksKnobs]):
@@ -16,18 +18,17 @@ class ChunksSm80(Kernel[ChunksKnobs]):
     knobs = ChunksKnobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_SCORES
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         if candidate.direction == "forward":
             return Entry(cpp_type="ChunksEntry")
         return Entry(cpp_type="ChunksBackwardEntry", header="backward_entry.cuh")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -36,12 +37,12 @@ class ChunksSm80(Kernel[ChunksKnobs]):
         start = ("chunkwise", knobs.chunk, knobs.super_chunk)
         return Traits(
             tile=(*start, *map(_tile, all_passes)),
-            feed=tuple((one.scores, one.num_stages) for one in all_passes),
+            feed=tuple((knobs.scores, knobs.num_stages) for knobs in all_passes),
             stratum=(
                 *start,
                 *(
-                    (one.columns, one.depth_warps, one.num_threads // 32, one.num_stages)
-                    for one in all_passes
+                    (knobs.columns, knobs.depth_warps, knobs.num_threads // 32, knobs.num_stages)
+                    for knobs in all_passes
                 ),
             ),
             cells=cells(
@@ -49,15 +50,11 @@ class ChunksSm80(Kernel[ChunksKnobs]):
                 candidate,
                 "chunkwise",
                 chunk_words(knobs.chunk, knobs.super_chunk),
-                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+                " ".join(f"{name}:{knobs.label}" for name, knobs in knobs.passes.items()),
             ),
         )
 
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return RETENTION_COLUMNS
 
-
-def _tile(one: ChunkPass) -> tuple[int, ...]:
+def _tile(knobs: ChunkPass) -> tuple[int, ...]:
     """Columns and warps of a pass."""
-    return (one.columns, one.column_warps, one.depth_warps)
+    return (knobs.columns, knobs.column_warps, knobs.depth_warps)

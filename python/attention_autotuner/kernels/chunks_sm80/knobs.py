@@ -12,13 +12,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..shared.knobs import Sm80Knobs
 
-Scores = Literal["inline", "given"]
+Scores = Literal["inline", "precomputed"]
 
-SCORES: tuple[str, ...] = ("inline", "given")
+SCORES: tuple[str, ...] = ("inline", "precomputed")
+RENAMED_SCORES: dict[str, str] = {"given": "precomputed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +29,9 @@ class ChunkPass:
     Attributes:
         columns: columns of Z, of the state and of the output that a CTA takes.
         column_warps: warps along these columns; each owns ``columns / column_warps``.
-        depth_warps: warps that share columns, each with its part of D; their outputs meet in shared memory.
+        depth_warps: warps that share columns, each with a slice of D; their outputs are added in shared memory.
         num_stages: shared-memory stages of X, Y and Z.
-        scores: ``inline``: X Y^T is computed in the pass, by every CTA; ``given``: it is computed once, by a kernel of
+        scores: ``inline``: X Y^T is computed in the pass, by every CTA; ``precomputed``: once, by a kernel of
             its own, and read.
         ctas_per_sm: resident CTAs that the compiler must leave registers for.
     """
@@ -109,12 +110,4 @@ class ChunksKnobs(Sm80Knobs):
         return "_".join([start, *(f"{name}_{knobs.label}" for name, knobs in self.passes.items())])
 
 
-def knobs_of(candidate: Candidate) -> ChunksKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ChunksKnobs):
-        raise TypeError(f"{candidate.name} has no ChunksKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(ChunksKnobs)

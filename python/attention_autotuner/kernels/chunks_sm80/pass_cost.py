@@ -39,8 +39,8 @@ class ChunkPassWork:
     Attributes:
         knobs: of the pass.
         chunk: tokens of one step.
-        depth: D, the inner dim class.
-        width: the dim class that CTAs slice into columns.
+        depth: D, the padded inner dim.
+        width: the padded dim that CTAs slice into columns.
         states_only: it only sums states: no X, no scores, no output.
         gradient: its result is a gradient.
         heads: query heads, batch included.
@@ -209,5 +209,5 @@ def _hbm_bytes(work: ChunkPassWork) -> int:
     rows = work.heads * work.tokens
     if work.states_only:
         return rows * (work.depth + work.width) * ELEMENT_BYTES
-    score_columns = work.chunk if work.knobs.scores == "given" else 0
+    score_columns = work.chunk if work.knobs.scores == "precomputed" else 0
     return rows * (2 * work.depth + 2 * work.width + score_columns) * ELEMENT_BYTES

@@ -1,6 +1,6 @@
-"""What the passes over chunks of a retention candidate cost an SM, as pure formulas over their knobs.
+"""Resources that the passes over chunks of a retention candidate take from an SM, as pure formulas over their knobs.
 
-Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler has spoken.
+Shared memory is what the traits of the pass compute; register counts are estimates made before the compiler's report.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arch.occupancy import KernelNeeds
-from .knobs import ChunkPass
-
-ELEMENT_BYTES = 2  # fp16 and bf16
-SUM_BYTES = 4  # fp32
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
+from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, layout_bytes, states_bytes
+from .knobs import ChunkPass, ChunksKnobs, knobs_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class ChunkShape:
         name: ``output``, ``states`` (of the parallel form, which uses Y and Z alone), ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
         chunk: tokens of one step.
-        super_chunk: tokens that one CTA walks; 0 for all.
+        super_chunk: tokens that one CTA takes; 0 for all.
         depth: head dim of X and Y, padded to whole tiles of 16 columns for every depth warp.
         width: padded head dim of Z, of which a CTA takes ``columns``.
     """
@@ -46,16 +47,18 @@ class ChunkShape:
 
     @property
     def state_registers(self) -> int:
-        """Registers of a thread for its part of the fp32 state."""
+        """Registers of a thread for its elements of the fp32 state."""
         return self.columns_per_warp * (self.depth // self.knobs.depth_warps) // 32
 
 
 def shape_of(
-    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, classes: tuple[int, int]
+    name: str, knobs: ChunkPass, chunk: int, super_chunk: int, padded_dims: tuple[int, int]
 ) -> ChunkShape:
     """A pass for padded head dims (of q and k, of v): dq and dk have the deep side in v, all others in q and k."""
-    class_qk, class_v = classes
-    inner, width = (class_v, class_qk) if name in ("dq", "dk") else (class_qk, class_v)
+    padded_dim_qk, padded_dim_v = padded_dims
+    inner, width = (
+        (padded_dim_v, padded_dim_qk) if name in ("dq", "dk") else (padded_dim_qk, padded_dim_v)
+    )
     step = 16 * max(1, knobs.depth_warps)
     return ChunkShape(
         name=name,
@@ -70,23 +73,23 @@ def shape_of(
 def smem_bytes(shape: ChunkShape) -> int:
     """Dynamic shared memory of one CTA, bytes; a launch for states alone takes as much."""
     knobs, chunk = shape.knobs, shape.chunk
-    given = knobs.scores == "given"
+    precomputed = knobs.scores == "precomputed"
     tiles = 2 * chunk * shape.depth + chunk * knobs.columns
     scores = chunk * chunk
-    stages = knobs.num_stages * (tiles + (scores if given else 0))
-    exchanged = knobs.columns if given else max(knobs.columns, chunk)
+    stages = knobs.num_stages * (tiles + (scores if precomputed else 0))
+    exchanged = knobs.columns if precomputed else max(knobs.columns, chunk)
     sums = SUM_BYTES * chunk * exchanged * (knobs.depth_warps - 1)
-    return (stages + (0 if given else scores)) * ELEMENT_BYTES + sums
+    return (stages + (0 if precomputed else scores)) * ELEMENT_BYTES + sums
 
 
 def output_registers(shape: ChunkShape) -> int:
-    """Registers of a thread for its part of the output."""
+    """Registers of a thread for its elements of the output."""
     return shape.chunk * shape.columns_per_warp // 32
 
 
 def score_registers(shape: ChunkShape) -> int:
     """Registers of a thread for the scores that it computes."""
-    if shape.knobs.scores == "given":
+    if shape.knobs.scores == "precomputed":
         return 0
     return shape.chunk * shape.chunk // (32 * shape.knobs.column_warps)
 
@@ -103,7 +106,7 @@ def wanted_registers(shape: ChunkShape) -> int:
 
 
 def needs(shape: ChunkShape) -> KernelNeeds:
-    """What a pass takes."""
+    """Resources that a pass takes."""
     return KernelNeeds(
         name=shape.name,
         threads=shape.knobs.num_threads,
@@ -111,3 +114,75 @@ def needs(shape: ChunkShape) -> KernelNeeds:
         smem_bytes=smem_bytes(shape),
         fragment_registers=fragment_registers(shape),
     )
+
+
+PAIR_ROWS, PAIR_WARPS = 64, 4  # of the kernel over pairs of tokens; see chunks_sm80/gamma.cuh
+MIN_GAMMA_SUPER_CHUNK = 128
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate, *, dgamma: bool = False) -> int:
+    """Bytes of a candidate's workspace.
+
+    Args:
+        problem: gives the sizes.
+        candidate: of either direction.
+        dgamma: whether the gradient of log2 gamma is wanted.
+    """
+    if candidate.direction == "forward":
+        return _forward_bytes(problem, candidate)
+    return _backward_bytes(problem, candidate, dgamma)
+
+
+def gamma_super_chunk(candidate: Candidate) -> int:
+    """Tokens of a super-chunk where the gradient of gamma is wanted."""
+    tokens = MIN_GAMMA_SUPER_CHUNK
+    while tokens < max(candidate.padded_dim_qk, candidate.padded_dim_v):
+        tokens *= 2
+    return min(tokens, knobs_of(candidate).super_chunk or tokens)
+
+
+def _slices(candidate: Candidate, name: str, knobs: ChunkPass) -> int:
+    padded_dims = (candidate.padded_dim_qk, candidate.padded_dim_v)
+    return shape_of(name, knobs, knobs_of(candidate).chunk, 0, padded_dims).slices
+
+
+def _score_bytes(problem: Problem, cut: SuperChunks, knobs: ChunksKnobs) -> int:
+    """Bytes of the scores of all chunks."""
+    return ELEMENT_BYTES * problem.batch * problem.heads_q * cut.chunks * knobs.chunk**2
+
+
+def _forward_bytes(problem: Problem, candidate: Candidate) -> int:
+    knobs = knobs_of(candidate)
+    ((name, output),) = knobs.passes.items()
+    ctas = problem.batch * problem.heads_q * _slices(candidate, name, output)
+    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, ctas)
+    states = states_bytes(problem, cut) if cut.supers > 1 else 0
+    scores = _score_bytes(problem, cut, knobs) if output.scores == "precomputed" else 0
+    return layout_bytes((states, scores))
+
+
+def _backward_bytes(problem: Problem, candidate: Candidate, dgamma: bool) -> int:
+    knobs = knobs_of(candidate)
+    sequences = problem.batch * problem.heads_q
+    slices = {name: _slices(candidate, name, item) for name, item in knobs.passes.items()}
+    if dgamma:
+        wanted, ctas = gamma_super_chunk(candidate), ENOUGH_PIECES
+    else:
+        wanted, ctas = knobs.super_chunk, sequences * min(slices["dq"], slices["dv"])
+    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, wanted, ctas)
+    sizes = []
+    if dgamma or cut.supers > 1:
+        sizes += [states_bytes(problem, cut)] * 2  # and their gradients
+    if problem.heads_q != problem.heads_kv:
+        rows = sequences * problem.seqlen_q
+        sizes += [SUM_BYTES * rows * problem.dim_qk, SUM_BYTES * rows * problem.dim_v]
+    if dgamma:
+        pass_warps = {name: item.num_threads // 32 for name, item in knobs.passes.items()}
+        warps = [-(-cut.super_chunk // PAIR_ROWS) * PAIR_WARPS]
+        warps += [slices[name] * pass_warps[name] for name in ("dv", "dq")]
+        sizes += [SUM_BYTES * sequences * cut.supers * count for count in warps]
+    precomputed = {name for name, item in knobs.passes.items() if item.scores == "precomputed"}
+    sizes += [
+        _score_bytes(problem, cut, knobs) for names in ({"dv"}, {"dq", "dk"}) if precomputed & names
+    ]
+    return layout_bytes(sizes)

@@ -1,4 +1,4 @@
-"""Which passes over chunks may exist: named predicates, each giving the reason when it says no.
+"""Which passes over chunks may exist: named predicates, each giving the reason of a rejection.
 
 They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in the
 traits of the pass over chunks.
@@ -6,32 +6,23 @@ traits of the pass over chunks.
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
-from .resources import ChunkShape
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, divides, known, within
+from .knobs import ChunkPass, ChunksKnobs, knobs_of
+from .resources import ChunkShape, needs, shape_of
 
 CHUNKS = (16, 32, 64, 128)
 DEPTH_WARPS = (1, 2, 4)
 MAX_STAGES = 3
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
-MIN_GIVEN_CHUNK = 32  # rows of scores that a copy of all threads fills whole
+MIN_PRECOMPUTED_CHUNK = 32  # rows of scores that a copy of all threads fills whole
 MAX_STATE_REGISTERS = 128
 
 
 def _chunk_range(s: ChunkShape) -> str | None:
     return None if s.chunk in CHUNKS else f"chunk must be one of {CHUNKS}, got {s.chunk}"
-
-
-def _chunk_stages_range(s: ChunkShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {s.knobs.num_stages}"
-
-
-def _depth_warps_range(s: ChunkShape) -> str | None:
-    if s.knobs.depth_warps in DEPTH_WARPS:
-        return None
-    return f"depth_warps must be one of {DEPTH_WARPS}, got {s.knobs.depth_warps}"
 
 
 def _chunk_warps_range(s: ChunkShape) -> str | None:
@@ -41,15 +32,6 @@ def _chunk_warps_range(s: ChunkShape) -> str | None:
     return (
         f"column_warps * depth_warps must be even and in {MIN_WARPS}..{MAX_WARPS}, got "
         f"{along} * {deep}"
-    )
-
-
-def _columns_divide_among_warps(s: ChunkShape) -> str | None:
-    if s.knobs.columns % (16 * s.knobs.column_warps) == 0:
-        return None
-    return (
-        f"columns must be a multiple of 16 * column_warps, got {s.knobs.columns} for "
-        f"{s.knobs.column_warps} warps"
     )
 
 
@@ -63,7 +45,7 @@ def _chunk_divides_among_depth_warps(s: ChunkShape) -> str | None:
 
 
 def _inline_divides_chunk(s: ChunkShape) -> str | None:
-    if s.knobs.scores == "given" or s.chunk % (8 * s.knobs.column_warps) == 0:
+    if s.knobs.scores == "precomputed" or s.chunk % (8 * s.knobs.column_warps) == 0:
         return None
     return (
         "inline scores need a chunk that is a multiple of 8 * column_warps, got "
@@ -71,10 +53,10 @@ def _inline_divides_chunk(s: ChunkShape) -> str | None:
     )
 
 
-def _given_needs_chunk_of_32(s: ChunkShape) -> str | None:
-    if s.knobs.scores == "inline" or s.chunk >= MIN_GIVEN_CHUNK:
+def _precomputed_needs_chunk_of_32(s: ChunkShape) -> str | None:
+    if s.knobs.scores == "inline" or s.chunk >= MIN_PRECOMPUTED_CHUNK:
         return None
-    return f"given scores need a chunk of at least {MIN_GIVEN_CHUNK}, got {s.chunk}"
+    return f"precomputed scores need a chunk of at least {MIN_PRECOMPUTED_CHUNK}, got {s.chunk}"
 
 
 def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
@@ -87,20 +69,48 @@ def _state_fits_registers(s: ChunkShape) -> str | None:
     if s.state_registers <= MAX_STATE_REGISTERS:
         return None
     return (
-        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
         f"{s.state_registers}"
     )
 
 
 CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "chunk_range": _chunk_range,
-    "chunk_stages_range": _chunk_stages_range,
-    "depth_warps_range": _depth_warps_range,
+    "chunk_stages_range": within("num_stages", 1, MAX_STAGES),
+    "depth_warps_range": known("depth_warps", DEPTH_WARPS),
     "chunk_warps_range": _chunk_warps_range,
-    "columns_divide_among_warps": _columns_divide_among_warps,
+    "columns_divide_among_warps": divides("columns", "column_warps", "warps"),
     "chunk_divides_among_depth_warps": _chunk_divides_among_depth_warps,
     "inline_divides_chunk": _inline_divides_chunk,
-    "given_needs_chunk_of_32": _given_needs_chunk_of_32,
+    "precomputed_needs_chunk_of_32": _precomputed_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
     "state_fits_registers": _state_fits_registers,
 }
+
+
+def pass_of(shape: ChunkShape) -> Pass:
+    """The launch of a pass over chunks."""
+    return Pass(
+        kernel=ChunksKnobs.kernel,
+        subject=shape,
+        rules=CHUNK_PREDICATES,
+        needs_of=needs,
+        prefix=f"{shape.name}: ",
+    )
+
+
+def chunk_pass(
+    candidate: Candidate, name: str, knobs: ChunkPass, chunk: int, super_chunk: int
+) -> Pass:
+    """The launch of a candidate's pass over chunks, by the pass's name."""
+    padded_dims = (candidate.padded_dim_qk, candidate.padded_dim_v)
+    return pass_of(shape_of(name, knobs, chunk, super_chunk, padded_dims))
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    return tuple(
+        chunk_pass(candidate, name, item, knobs.chunk, knobs.super_chunk)
+        for name, item in knobs.passes.items()
+    )

@@ -1,6 +1,6 @@
 """The passes over chunks that retention's candidates are made of, in a fixed order, and which to try first.
 
-Passes are judged one by one and then combined. Those that a combination has several of come in a few kinds only.
+Passes are checked one by one and then combined. Of those that a combination has several of, only a few are tried.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from ...core.problem import Problem
 from ..shared.forms import default_form, forms
 from ..shared.rules import Violation
 from .knobs import ChunkPass, ChunksKnobs, Scores
-from .passes import pass_of
 from .resources import ChunkShape, needs, shape_of, wanted_registers
-from .rules import MAX_STATE_REGISTERS
+from .rules import MAX_STATE_REGISTERS, pass_of
 
 FULL_CTAS = 2  # CTAs an SM from which a sequence need not be divided
 EMPLOYED = 0.75  # of the SMs, that a division which needs no tuning gives a CTA
@@ -36,8 +35,8 @@ class ChunkSpace:
         super_chunks: tokens of a CTA where not all.
         super_shares: the same as shares of a sequence, rounded to a power of two.
         columns: of Z, of a CTA.
-        warp_columns: of them, of a warp. As many depth warps as its part of the state needs go with it.
-        num_stages: of shared memory; a single one only where two find no room.
+        warp_columns: of them, of a warp. As many depth warps as its state needs go with it.
+        num_stages: of shared memory; a single one only where two do not fit.
         ctas_per_sm: launch bounds.
         backward_choices: how many kinds of each pass backward candidates have, for each chunk.
     """
@@ -102,10 +101,10 @@ BACKWARD_CHUNKS: tuple[ChunkPreference, ...] = (
     _row(256, 32, 64, (4, 1), 2),
     _row(256, 32, 64, (4, 1), 1),
     _row(256, 32, 32, (2, 1), 2),
-    _row(512, 32, 64, (4, 2), 2, scores="given"),
-    _row(512, 32, 64, (4, 2), 1, scores="given"),
-    _row(512, 32, 32, (2, 2), 2, scores="given"),
-    _row(512, 32, 32, (2, 2), 1, scores="given"),
+    _row(512, 32, 64, (4, 2), 2, scores="precomputed"),
+    _row(512, 32, 64, (4, 2), 1, scores="precomputed"),
+    _row(512, 32, 32, (2, 2), 2, scores="precomputed"),
+    _row(512, 32, 32, (2, 2), 1, scores="precomputed"),
 )
 
 
@@ -117,52 +116,52 @@ class ChunkPasses:
 
     Attributes:
         space: the values of the knobs.
-        refused: the others, with the rule that each breaks.
+        rejected: the others, with the rule that they break.
     """
 
     def __init__(self, problem: Problem, spec: ArchSpec) -> None:
         self.space = SPACES.get(spec.name, ChunkSpace())
-        self._classes = (problem.class_qk, problem.class_v)
+        self._padded_dims = (problem.padded_dim_qk, problem.padded_dim_v)
         self._problem = problem
         self._spec = spec
         self._rows = FORWARD_CHUNKS if problem.direction == "forward" else BACKWARD_CHUNKS
-        self.refused: list[tuple[ChunkShape, Violation]] = []
+        self.rejected: list[tuple[ChunkShape, Violation]] = []
 
     def legal(self, name: str, chunk: int) -> list[ChunkPass]:
         """All legal passes of a name, for a chunk, in the space's order."""
-        found: dict[ChunkPass, None] = {}
+        passes: dict[ChunkPass, None] = {}
         for knobs in self._tiles(name, chunk):
             deep = [replace(knobs, num_stages=stages) for stages in self.space.num_stages]
-            legal = [one for one in deep if self._is_legal(name, chunk, one)]
+            legal = [deeper for deeper in deep if self._is_legal(name, chunk, deeper)]
             if not legal:
                 single = replace(knobs, num_stages=1)
                 legal = [single] if self._is_legal(name, chunk, single) else []
-            found |= dict.fromkeys(one for each in legal for one in self._bounds(name, chunk, each))
-        return [*found]
+            for staged in legal:
+                passes |= dict.fromkeys(self._bounds(name, chunk, staged))
+        return [*passes]
 
     def few(self, name: str, chunk: int) -> list[ChunkPass]:
         """The most promising of them: those of the default table, then those that leave the compiler registers."""
-        found = self.legal(name, chunk)
         listed = [row.knobs for row in self._rows_for(name, chunk)]
 
-        def taste(knobs: ChunkPass) -> tuple[int, bool, int, int]:
-            shape = shape_of(name, knobs, chunk, 0, self._classes)
+        def promise(knobs: ChunkPass) -> tuple[int, bool, int, int]:
+            shape = shape_of(name, knobs, chunk, 0, self._padded_dims)
             place = listed.index(knobs) if knobs in listed else len(listed)
-            return place, not self._has_room(shape), knobs.ctas_per_sm, shape.slices
+            return place, not self._fits_registers(shape), knobs.ctas_per_sm, shape.slices
 
-        return sorted(found, key=taste)[: self.space.backward_choices]
+        return sorted(self.legal(name, chunk), key=promise)[: self.space.backward_choices]
 
     def first(self, name: str, chunk: int) -> ChunkPass | None:
-        """What to use untuned: the first legal row of the default table for this chunk, else the most promising."""
+        """The pass without tuning: the first legal row of the default table for this chunk, else the most promising."""
         for row in self._rows_for(name, chunk):
-            shape = shape_of(name, row.knobs, chunk, 0, self._classes)
+            shape = shape_of(name, row.knobs, chunk, 0, self._padded_dims)
             within = row.knobs.columns <= max(shape.width, MIN_COLUMNS)
             if within and pass_of(shape).violation_on(self._spec) is None:
                 return row.knobs
         return next(iter(self.few(name, chunk)), None)
 
     def super_chunks(self, columns: int, width: int) -> list[int]:
-        """How a sequence may be divided: not at all, and if that leaves SMs idle, by each size below its length."""
+        """Sizes of super-chunks: none, and if that leaves SMs idle, by each size below its length."""
         seqlen = self._problem.seqlen_q
         if self.ctas(columns, width) >= FULL_CTAS * self._spec.num_sms:
             return [0]
@@ -187,15 +186,15 @@ class ChunkPasses:
         )
 
     def rejections(self) -> list[Rejection]:
-        """What was refused, each with what is known of the candidates that would have it."""
+        """Rejections of the passes that are not legal, each for all candidates that would have it."""
         return [
             rejected(
                 self._problem,
                 ChunksKnobs,
                 {"chunk": shape.chunk, shape.name: asdict(shape.knobs)},
-                broken,
+                violation,
             )
-            for shape, broken in dict.fromkeys(self.refused)
+            for shape, violation in dict.fromkeys(self.rejected)
         ]
 
     def ctas(self, columns: int, width: int) -> int:
@@ -204,19 +203,19 @@ class ChunkPasses:
 
     def _rows_for(self, name: str, chunk: int) -> list[ChunkPreference]:
         """Rows of the default table that speak of a pass, the first the most."""
-        depth = shape_of(name, self._rows[0].knobs, chunk, 0, self._classes).depth
+        depth = shape_of(name, self._rows[0].knobs, chunk, 0, self._padded_dims).depth
         return [row for row in self._rows if row.chunk == chunk and depth <= row.up_to]
 
     def _tiles(self, name: str, chunk: int) -> Iterator[ChunkPass]:
         """Passes that differ in more than stages and launch bounds, legal or not.
 
-        Scores are given where depth warps would have to share the work on them, or where slices would repeat it.
+        Scores are precomputed where depth warps would have to share the work on them, or where slices would repeat it.
         """
         for columns, warp_columns in product(self.space.columns, self.space.warp_columns):
             if columns % warp_columns:
                 continue
             knobs = ChunkPass(columns=columns, column_warps=columns // warp_columns, num_stages=2)
-            shape = shape_of(name, knobs, chunk, 0, self._classes)
+            shape = shape_of(name, knobs, chunk, 0, self._padded_dims)
             if columns > max(shape.width, MIN_COLUMNS):
                 continue
             deep = 1
@@ -225,29 +224,29 @@ class ChunkPasses:
             if deep == 1:
                 yield knobs
             if name != "states" and (deep > 1 or shape.slices > 1):
-                yield replace(knobs, depth_warps=deep, scores="given")
+                yield replace(knobs, depth_warps=deep, scores="precomputed")
 
     def _bounds(self, name: str, chunk: int, knobs: ChunkPass) -> list[ChunkPass]:
-        """A pass with every launch bound that leaves its registers room; the first of them whatever it leaves."""
+        """A pass with every launch bound that its registers fit; the first of them in any case."""
         first, *others = (replace(knobs, ctas_per_sm=ctas) for ctas in self.space.ctas_per_sm)
-        shapes = [shape_of(name, one, chunk, 0, self._classes) for one in others]
+        shapes = [shape_of(name, bounded, chunk, 0, self._padded_dims) for bounded in others]
         return [first] + [
             shape.knobs
             for shape in shapes
-            if self._has_room(shape) and pass_of(shape).violation_on(self._spec) is None
+            if self._fits_registers(shape) and pass_of(shape).violation_on(self._spec) is None
         ]
 
-    def _has_room(self, shape: ChunkShape) -> bool:
-        """Whether all that is live at once finds registers."""
+    def _fits_registers(self, shape: ChunkShape) -> bool:
+        """True where all that is live at once fits the registers."""
         wanted = wanted_registers(shape) + REGISTERS_BESIDE_FRAGMENTS_MIN
         return wanted <= register_cap(needs(shape), self._spec)
 
     def _is_legal(self, name: str, chunk: int, knobs: ChunkPass) -> bool:
-        shape = shape_of(name, knobs, chunk, 0, self._classes)
-        broken = pass_of(shape).violation_on(self._spec)
-        if broken is not None:
-            self.refused.append((shape, broken))
-        return broken is None
+        shape = shape_of(name, knobs, chunk, 0, self._padded_dims)
+        violation = pass_of(shape).violation_on(self._spec)
+        if violation is not None:
+            self.rejected.append((shape, violation))
+        return violation is None
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunksKnobs | Rejection]:
@@ -258,11 +257,11 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunksKnobs | Rejection
     for chunk in passes.space.chunks:
         if problem.direction == "forward":
             for output in passes.legal("output", chunk):
-                for size in passes.super_chunks(output.columns, problem.class_v):
+                for size in passes.super_chunks(output.columns, problem.padded_dim_v):
                     yield ChunksKnobs(chunk=chunk, super_chunk=size, output=output)
             continue
         for same, dv in product(passes.few("dq", chunk), passes.few("dv", chunk)):
-            for size in passes.super_chunks(same.columns, problem.class_qk):
+            for size in passes.super_chunks(same.columns, problem.padded_dim_qk):
                 yield ChunksKnobs(chunk=chunk, super_chunk=size, dq=same, dk=same, dv=dv)
     yield from passes.rejections()
 
@@ -273,15 +272,15 @@ def default(problem: Problem, spec: ArchSpec) -> ChunksKnobs | None:
         return None
     passes = ChunkPasses(problem, spec)
     if problem.direction == "forward":
-        for chunk in passes.chunk_order(problem.class_qk):
+        for chunk in passes.chunk_order(problem.padded_dim_qk):
             output = passes.first("output", chunk)
             if output is not None:
-                size = passes.default_super_chunk(output.columns, problem.class_v)
+                size = passes.default_super_chunk(output.columns, problem.padded_dim_v)
                 return ChunksKnobs(chunk=chunk, super_chunk=size, output=output)
         return None
-    for chunk in passes.chunk_order(max(problem.class_qk, problem.class_v)):
+    for chunk in passes.chunk_order(max(problem.padded_dim_qk, problem.padded_dim_v)):
         same, dv = passes.first("dq", chunk), passes.first("dv", chunk)
         if same is not None and dv is not None:
-            size = passes.default_super_chunk(same.columns, problem.class_qk)
+            size = passes.default_super_chunk(same.columns, problem.padded_dim_qk)
             return ChunksKnobs(chunk=chunk, super_chunk=size, dq=same, dk=same, dv=dv)
     return None

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells, chunk_words
-from . import cost, passes, space, workspace
+from . import cost, resources, rules, space
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 
@@ -16,16 +17,14 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
     knobs = ChunkwiseSm90Knobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         return Entry(cpp_type="ChunksSm90Entry")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -44,7 +43,3 @@ class ChunksSm90(Kernel[ChunkwiseSm90Knobs]):
                 more=(bound_words(knobs.ctas_per_sm),),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return RETENTION_COLUMNS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..shared.knobs import Sm90Knobs, Warpgroups
 
@@ -14,7 +14,7 @@ from ..shared.knobs import Sm90Knobs, Warpgroups
 class ChunkwiseSm90Knobs(Warpgroups, Sm90Knobs):
     """Retention forward, chunk by chunk, by a kernel of family ``sm90``.
 
-    Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by tensor maps.
+    Some warpgroups have the state for 64 columns of V each; one more computes scores and loads by TMA.
 
     Attributes:
         super_chunk: as in :class:`~.ChunksKnobs`.
@@ -53,12 +53,4 @@ class ChunkwiseSm90Knobs(Warpgroups, Sm90Knobs):
         return f"chunkwise_l{self.chunk}p{self.super_chunk}_{tile}"
 
 
-def knobs_of(candidate: Candidate) -> ChunkwiseSm90Knobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ChunkwiseSm90Knobs):
-        raise TypeError(f"{candidate.name} has no ChunkwiseSm90Knobs")
-    return candidate.knobs
+knobs_of = knobs_as(ChunkwiseSm90Knobs)

@@ -1,4 +1,4 @@
-"""What a chunkwise retention candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
+"""Resources that a chunkwise retention candidate of family ``sm90`` takes from an SM, as pure formulas over its knobs.
 
 ``smem_bytes`` and the registers are exact and the twins of ``WgmmaChunkTraits`` (a test compares them).
 """
@@ -13,7 +13,17 @@ from ...arch.occupancy import (
     KernelNeeds,
 )
 from ...core.candidate import Candidate
-from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, SWIZZLE_COLUMNS
+from ...core.problem import Problem
+from ..shared.sm90_tiles import (
+    ALIGNMENT_BYTES,
+    BARRIER_BYTES,
+    ELEMENT_BYTES,
+    SWIZZLE_COLUMNS,
+    Sm90Shape,
+    whole_columns,
+)
+from ..shared.super_chunks import SuperChunks
+from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
 
 SCORE_STAGES = 2  # tiles of decayed scores
@@ -28,26 +38,20 @@ SM_REGISTERS = 65536  # of every GPU that the family runs on
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkSm90Shape:
-    """A candidate of the kind with its knobs at hand.
+class ChunkSm90Shape(Sm90Shape):
+    """A candidate of the kernel."""
 
-    Attributes:
-        candidate: the candidate.
-        knobs: its knobs.
-    """
-
-    candidate: Candidate
     knobs: ChunkwiseSm90Knobs
 
     @property
     def depth(self) -> int:
-        """Columns of Q and K that are multiplied."""
-        return -(-self.candidate.class_qk // SWIZZLE_COLUMNS) * SWIZZLE_COLUMNS
+        """Columns of Q and K in the MMA."""
+        return whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def slices(self) -> int:
         """CTAs that share a stretch."""
-        return -(-self.candidate.class_v // self.knobs.columns)
+        return -(-self.candidate.padded_dim_v // self.knobs.columns)
 
     @property
     def fragment_registers(self) -> int:
@@ -81,7 +85,7 @@ def smem_bytes(shape: ChunkSm90Shape) -> int:
 
 
 def needs(shape: ChunkSm90Shape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     wanted = groups * (shape.fragment_registers + REGISTERS_BESIDE) + SCORE_REGISTERS[1]
     return KernelNeeds(
@@ -90,3 +94,11 @@ def needs(shape: ChunkSm90Shape) -> KernelNeeds:
         smem_bytes=smem_bytes(shape),
         fragment_registers=max(0, wanted // (groups + 1) - REGISTERS_BESIDE_FRAGMENTS_MIN),
     )
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of the states of super-chunks, where there are several."""
+    shape = shape_of(candidate)
+    knobs, heads = shape.knobs, problem.batch * problem.heads_q
+    cut = SuperChunks.of(problem.seqlen_q, knobs.chunk, knobs.super_chunk, heads * shape.slices)
+    return layout_bytes([states_bytes(problem, cut)]) if cut.supers > 1 else 0

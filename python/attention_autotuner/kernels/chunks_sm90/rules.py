@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
-from ..shared.sm90_rules import tensor_maps_need_alignment
-from .resources import REGISTERS_BESIDE, ChunkSm90Shape
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, known
+from ..shared.sm90_rules import tma_needs_alignment
+from .resources import REGISTERS_BESIDE, ChunkSm90Shape, needs, shape_of
 
 WARPGROUPS = (1, 2, 3)
 STAGES = (2, 3, 4)
 CTAS_PER_SM = (1, 2)
-
-
-def _state_warpgroups_range(s: ChunkSm90Shape) -> str | None:
-    if s.knobs.warpgroups in WARPGROUPS:
-        return None
-    return f"warpgroups must be one of {WARPGROUPS}, got {s.knobs.warpgroups}"
-
-
-def _wgmma_chunk_stages_range(s: ChunkSm90Shape) -> str | None:
-    if s.knobs.num_stages in STAGES:
-        return None
-    return f"num_stages must be one of {STAGES}, got {s.knobs.num_stages}"
-
-
-def _wgmma_ctas_range(s: ChunkSm90Shape) -> str | None:
-    if s.knobs.ctas_per_sm in CTAS_PER_SM:
-        return None
-    return f"ctas_per_sm must be one of {CTAS_PER_SM}, got {s.knobs.ctas_per_sm}"
 
 
 def _super_chunk_multiple_of_wgmma_chunk(s: ChunkSm90Shape) -> str | None:
@@ -36,20 +20,32 @@ def _super_chunk_multiple_of_wgmma_chunk(s: ChunkSm90Shape) -> str | None:
 
 
 def _state_fits_warpgroup(s: ChunkSm90Shape) -> str | None:
-    wanted, given = s.fragment_registers + REGISTERS_BESIDE, s.state_registers
-    if wanted <= given:
+    wanted, available = s.fragment_registers + REGISTERS_BESIDE, s.state_registers
+    if wanted <= available:
         return None
     return (
         f"needs about {wanted} registers a thread, {s.knobs.ctas_per_sm} CTAs of "
-        f"{s.knobs.warpgroups} warpgroups leave {given}"
+        f"{s.knobs.warpgroups} warpgroups leave {available}"
     )
 
 
 CHUNK_SM90_PREDICATES: dict[str, Rule[ChunkSm90Shape]] = {
-    "tensor_maps_need_alignment": tensor_maps_need_alignment,
-    "state_warpgroups_range": _state_warpgroups_range,
-    "wgmma_chunk_stages_range": _wgmma_chunk_stages_range,
-    "wgmma_ctas_range": _wgmma_ctas_range,
+    "tma_needs_alignment": tma_needs_alignment,
+    "state_warpgroups_range": known("warpgroups", WARPGROUPS),
+    "wgmma_chunk_stages_range": known("num_stages", STAGES),
+    "wgmma_ctas_range": known("ctas_per_sm", CTAS_PER_SM),
     "super_chunk_multiple_of_wgmma_chunk": _super_chunk_multiple_of_wgmma_chunk,
     "state_fits_warpgroup": _state_fits_warpgroup,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launch of a candidate that its knobs size; that for the states of super-chunks takes no more."""
+    return (
+        Pass(
+            kernel=candidate.kernel,
+            subject=shape_of(candidate),
+            rules=CHUNK_SM90_PREDICATES,
+            needs_of=needs,
+        ),
+    )

@@ -14,7 +14,7 @@ from ..shared.forms import forms
 from ..shared.passes import check_passes
 from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseSm90Knobs
-from .passes import passes_of
+from .rules import passes_of
 
 MIN_TOKENS = 64  # of a sequence: with less than a chunk, other forms and tiles do less
 # The states of divided sequences are a pass of their own. By the cost model, over 120 shapes, it does not pay where
@@ -50,7 +50,7 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseSm90Knobs | Re
         if rejection is not None:
             yield rejection
             continue
-        for size in passes.super_chunks(knobs.columns, problem.class_v):
+        for size in passes.super_chunks(knobs.columns, problem.padded_dim_v):
             if size % knobs.chunk == 0:
                 yield replace(knobs, super_chunk=size)
 
@@ -65,7 +65,7 @@ def default(problem: Problem, spec: ArchSpec) -> ChunkwiseSm90Knobs | None:
     space = SPACES.get(spec.name, ChunkSm90Space())
     passes = ChunkPasses(problem, spec)
     for knobs in _points(problem, space):
-        size = passes.default_super_chunk(knobs.columns, problem.class_v)
+        size = passes.default_super_chunk(knobs.columns, problem.padded_dim_v)
         whole: Iterable[ChunkwiseSm90Knobs] = _whole(passes, problem, space, spec) if size else ()
         for chosen in (*whole, replace(knobs, super_chunk=size)):
             if check_passes(Candidate.of(problem, chosen), passes_of, spec) is None:
@@ -80,7 +80,7 @@ def _whole(
     tiles = tuple(tile for tile in WHOLE_TILES if tile in space.tiles)
     for knobs in _points(problem, replace(space, tiles=tiles)):
         short = problem.seqlen_q <= WHOLE_TOKENS and knobs.warpgroups == 1
-        ctas = passes.ctas(knobs.columns, problem.class_v)
+        ctas = passes.ctas(knobs.columns, problem.padded_dim_v)
         if short or ctas >= WHOLE_EMPLOYED * spec.num_sms:
             yield knobs
 
@@ -91,7 +91,7 @@ def _is_taken(problem: Problem) -> bool:
 
 def _points(problem: Problem, space: ChunkSm90Space) -> Iterator[ChunkwiseSm90Knobs]:
     """Knobs without super-chunks."""
-    most = -(-problem.class_v // SWIZZLE_COLUMNS)
+    most = -(-problem.padded_dim_v // SWIZZLE_COLUMNS)
     for (groups, ctas), stages in product(space.tiles, space.num_stages):
         if groups <= most:
             yield ChunkwiseSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)

@@ -24,14 +24,14 @@ def predict(
     knobs = knobs_of(candidate)
     (usage,) = usages
     heads = problem.batch * problem.heads_q
-    slices = -(-candidate.class_v // knobs.columns)
+    slices = -(-candidate.padded_dim_v // knobs.columns)
     ctas = heads * slices
     placed = residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
     if placed is None:
         return infeasible()
     resident, to_us = placed.per_sm, 1 / spec.sm_clock_mhz
     lanes = spec.fp32_lanes_per_clk_per_sm
-    busy = fit.recurrent_element_instructions * candidate.class_qk * knobs.columns / lanes
+    busy = fit.recurrent_element_instructions * candidate.padded_dim_qk * knobs.columns / lanes
     spilled = spill_clk(usage, knobs.num_threads, fit)
     token_clk = max(resident * (busy + spilled), busy + spilled + fit.recurrent_token_clk)
     waves = -(-ctas // placed.slots)
@@ -39,7 +39,9 @@ def predict(
 
     rows = heads * problem.seqlen_q * (problem.dim_qk + problem.dim_v) * 2 * ELEMENT_BYTES
     states = 2 * STATE_BYTES * heads * problem.dim_qk * problem.dim_v if problem.decodes else 0
-    in_flight = ctas / (waves * spec.num_sms) * knobs.columns * candidate.class_qk * STATE_BYTES
+    in_flight = (
+        ctas / (waves * spec.num_sms) * knobs.columns * candidate.padded_dim_qk * STATE_BYTES
+    )
     share = fit.recurrent_bandwidth * min(1.0, in_flight / fit.recurrent_bytes_to_fill)
     # Every slice reads all of q and k again, out of L2.
     again = slices * heads * problem.seqlen_q * problem.dim_qk * 2 * ELEMENT_BYTES

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import RETENTION_COLUMNS, bound_words, cells
-from . import cost, passes, space
+from . import cost, rules, space
 from .knobs import RecurrentKnobs, knobs_of
 
 
@@ -18,17 +17,14 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
     knobs = RecurrentKnobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = RETENTION_COLUMNS
     spills_in_loop: ClassVar[bool] = True
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         return Entry(cpp_type="RecurrentEntry")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """0: states stay in registers."""
-        return 0
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -46,7 +42,3 @@ class RecurrentSm80(Kernel[RecurrentKnobs]):
                 more=(bound_words(knobs.ctas_per_sm),),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return RETENTION_COLUMNS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..shared.knobs import Sm80Knobs
 
@@ -43,12 +43,4 @@ class RecurrentKnobs(Sm80Knobs):
         return f"recurrent_v{self.columns}w{self.warps}b{self.ctas_per_sm}"
 
 
-def knobs_of(candidate: Candidate) -> RecurrentKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, RecurrentKnobs):
-        raise TypeError(f"{candidate.name} has no RecurrentKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(RecurrentKnobs)

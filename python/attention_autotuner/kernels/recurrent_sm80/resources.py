@@ -1,4 +1,4 @@
-"""What retention's recurrent kernel costs an SM: a state in registers, four columns a thread, and no shared tiles."""
+"""Resources of retention's recurrent kernel on an SM: a state in registers, four columns a thread, no shared tiles."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RecurrentShape:
     """Recurrent knobs and the padded head dim of q and k."""
 
     knobs: RecurrentKnobs
-    class_qk: int
+    padded_dim_qk: int
 
 
 def row_groups(knobs: RecurrentKnobs) -> int:
@@ -24,17 +24,17 @@ def row_groups(knobs: RecurrentKnobs) -> int:
     return knobs.num_threads * THREAD_COLUMNS // knobs.columns
 
 
-def thread_rows(class_qk: int, knobs: RecurrentKnobs) -> int:
+def thread_rows(padded_dim_qk: int, knobs: RecurrentKnobs) -> int:
     """Rows of the state that one thread holds; at least 1 where there are groups to spare."""
-    return -(-class_qk // max(1, row_groups(knobs)))
+    return -(-padded_dim_qk // max(1, row_groups(knobs)))
 
 
 def needs(shape: RecurrentShape) -> KernelNeeds:
-    """What the kernel takes; its shared memory is the warps' sums of one token's output."""
+    """Resources that the kernel takes; its shared memory is the warps' sums of one token's output."""
     knobs = shape.knobs
     return KernelNeeds(
         threads=knobs.num_threads,
         ctas_per_sm=knobs.ctas_per_sm,
         smem_bytes=knobs.warps * knobs.columns * SUM_BYTES,
-        fragment_registers=THREAD_COLUMNS * thread_rows(shape.class_qk, knobs),
+        fragment_registers=THREAD_COLUMNS * thread_rows(shape.padded_dim_qk, knobs),
     )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
-from .resources import THREAD_COLUMNS, RecurrentShape, row_groups, thread_rows
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, within
+from .knobs import knobs_of
+from .resources import THREAD_COLUMNS, RecurrentShape, needs, row_groups, thread_rows
 
 MAX_WARPS = 32
 MAX_COLUMNS = 128  # a warp's, four a thread
 MAX_STATE_REGISTERS = 128
-
-
-def _recurrent_warps_range(s: RecurrentShape) -> str | None:
-    if 1 <= s.knobs.warps <= MAX_WARPS:
-        return None
-    return f"warps must be in 1..{MAX_WARPS}, got {s.knobs.warps}"
 
 
 def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
@@ -30,24 +27,38 @@ def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
 def _recurrent_rows_divide(s: RecurrentShape) -> str | None:
     groups = row_groups(s.knobs)
     whole = s.knobs.num_threads * THREAD_COLUMNS % s.knobs.columns == 0
-    if groups >= 1 and whole and s.class_qk % groups == 0:
+    if groups >= 1 and whole and s.padded_dim_qk % groups == 0:
         return None
-    return f"groups of threads must divide class_qk, got {groups} and {s.class_qk}"
+    return f"groups of threads must divide padded_dim_qk, got {groups} and {s.padded_dim_qk}"
 
 
 def _recurrent_state_fits_registers(s: RecurrentShape) -> str | None:
-    registers = THREAD_COLUMNS * thread_rows(s.class_qk, s.knobs)
+    registers = THREAD_COLUMNS * thread_rows(s.padded_dim_qk, s.knobs)
     if registers <= MAX_STATE_REGISTERS:
         return None
     return (
-        f"a thread's part of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
         f"{registers}"
     )
 
 
 RECURRENT_PREDICATES: dict[str, Rule[RecurrentShape]] = {
-    "recurrent_warps_range": _recurrent_warps_range,
+    "recurrent_warps_range": within("warps", 1, MAX_WARPS),
     "recurrent_columns_share_warps": _recurrent_columns_share_warps,
     "recurrent_rows_divide": _recurrent_rows_divide,
     "recurrent_state_fits_registers": _recurrent_state_fits_registers,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The one launch of a candidate."""
+    knobs = knobs_of(candidate)
+    shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
+    return (
+        Pass(
+            kernel=knobs.kernel,
+            subject=shape,
+            rules=RECURRENT_PREDICATES,
+            needs_of=needs,
+        ),
+    )

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from itertools import product
 
 from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.forms import default_form, forms
-from ..shared.passes import check_passes
+from ..shared.passes import points_of
 from .knobs import RecurrentKnobs
-from .passes import passes_of
+from .rules import passes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,18 +34,24 @@ SPACES: dict[str, RecurrentSpace] = {}  # by the spec's name; the others have th
 def points(problem: Problem, spec: ArchSpec) -> Iterator[RecurrentKnobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     if "recurrent" in forms(problem):
-        yield from _points(problem, spec)
+        yield from points_of(problem, spec, _points(spec), passes_of)
 
 
 def default(problem: Problem, spec: ArchSpec) -> RecurrentKnobs | None:
     """The first legal point, where the form serves untuned."""
     if default_form(problem) != "recurrent":
         return None
-    return next((one for one in _points(problem, spec) if isinstance(one, RecurrentKnobs)), None)
+    return next(
+        (
+            knobs
+            for knobs in points_of(problem, spec, _points(spec), passes_of)
+            if isinstance(knobs, RecurrentKnobs)
+        ),
+        None,
+    )
 
 
-def _points(problem: Problem, spec: ArchSpec) -> Iterator[RecurrentKnobs | Rejection]:
+def _points(spec: ArchSpec) -> Iterator[RecurrentKnobs]:
     space = SPACES.get(spec.name, RecurrentSpace())
     for (columns, warps), ctas in product(space.tiles, space.ctas_per_sm):
-        knobs = RecurrentKnobs(columns=columns, warps=warps, ctas_per_sm=ctas)
-        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
+        yield RecurrentKnobs(columns=columns, warps=warps, ctas_per_sm=ctas)

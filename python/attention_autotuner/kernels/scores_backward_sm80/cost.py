@@ -1,6 +1,6 @@
 """The work of a backward candidate, counted for the cost model: its passes, and what comes before and after them.
 
-Preparation reads O and its gradient once for the row statistics, and clears the sums of dQ where the plan has them;
+The preprocess reads O and its gradient once for LSE and delta, and clears the sums of dQ where the plan has them;
 conversion reads those and writes dQ. Both are bound by device memory.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...arch.rtx4090 import RTX4090_SPEC
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
@@ -19,11 +18,10 @@ from ..shared.kernel_cost import KernelWork, predict_kernel
 from ..shared.schedule import tiles_of
 from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
-from ..shared.workspace import count_head_splits
+from ..shared.workspace import SUM_BYTES
 from .knobs import knobs_of
 from .resources import (
-    STATISTICS_BYTES,
-    SUM_BYTES,
+    LSE_DELTA_BYTES,
     KeyShape,
     PassShape,
     RowShape,
@@ -31,9 +29,9 @@ from .resources import (
     dq_tile,
     flops_per_score,
     shapes,
+    shares_of_group,
 )
 
-ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 
 
@@ -45,37 +43,33 @@ def predict(
     fit: Coefficients,
 ) -> Estimate:
     """The time of all kernels of a candidate, one after the other."""
-    heads_first = knobs_of(candidate).cta_order == "heads_first"
+    longest_first = knobs_of(candidate).cta_order == "longest_first"
     shares = shares_of_group(problem, candidate)
     passes = [
-        _pass_time(problem, shape, candidate.copy_bytes, heads_first, shares, spec, usage, fit)
+        _pass_time(problem, shape, candidate.copy_bytes, longest_first, shares, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
-    auxiliary = _auxiliary_bytes(problem, fused=knobs_of(candidate).plan == "fused", shares=shares)
+    auxiliary = _auxiliary_bytes(
+        problem, one_pass=knobs_of(candidate).plan == "one_pass", shares=shares
+    )
     return in_sequence(passes, AuxiliaryWork.through_memory(auxiliary, spec), spec)
 
 
-def shares_of_group(problem: Problem, candidate: Candidate) -> int:
-    """CTAs that share a block of keys where those are too few for a GPU, each with a part of the query heads."""
-    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
-    return count_head_splits(problem, block, ENOUGH_CTAS)
-
-
-def _auxiliary_bytes(problem: Problem, *, fused: bool, shares: int) -> tuple[int, ...]:
+def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[int, ...]:
     """Bytes through device memory of each kernel around the passes: the preprocess, and what adds sums up."""
     rows = problem.batch * problem.heads_q * problem.seqlen_q
-    sums = rows * problem.class_qk * SUM_BYTES
-    # O, its gradient, the LSE and its gradient; out come the statistics. Retnet has r alone.
+    sums = rows * problem.padded_dim_qk * SUM_BYTES
+    # O, its gradient, the LSE and its gradient; out come LSE and delta. Retnet reads r alone.
     read = 2 * problem.dim_v * ELEMENT_BYTES if problem.score == "softmax" else 0
-    preprocess = rows * (read + 2 * STATISTICS_BYTES)
+    preprocess = rows * (read + 2 * LSE_DELTA_BYTES)
     reductions: tuple[int, ...] = ()
     if shares > 1:
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
-        once = rows_k * (problem.class_qk + problem.class_v)
+        once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
         reductions = (
             once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),
         )  # written, read, and added up
-    if not fused:
+    if not one_pass:
         return preprocess, *reductions
     return preprocess + sums, *reductions, sums + rows * problem.dim_qk * ELEMENT_BYTES
 
@@ -85,14 +79,14 @@ def _pass_time(
     problem: Problem,
     shape: PassShape,
     copy_bytes: int,
-    heads_first: bool,
+    longest_first: bool,
     shares: int,
     spec: ArchSpec,
     usage: Usage,
     fit: Coefficients,
 ) -> Estimate:
     """The time of one pass; plans share passes, so most are asked for many times."""
-    work = work_of(problem, shape, copy_bytes, spec, heads_first=heads_first, shares=shares)
+    work = work_of(problem, shape, copy_bytes, spec, longest_first=longest_first, shares=shares)
     work = with_score_mod(work, problem, fit)
     return predict_kernel(work, spec, usage, fit)
 
@@ -100,10 +94,10 @@ def _pass_time(
 def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
     """One tile of queries of a key pass."""
     m, n, pairs = shape.knobs.block_m, shape.knobs.block_n, shape.knobs.warp_pairs
-    qk, v, rows = shape.class_qk, shape.class_v, shape.rows_per_warp
+    qk, v, rows = shape.padded_dim_qk, shape.padded_dim_v, shape.rows_per_warp
     scores = m * n * ELEMENT_BYTES
     # Of a pair: K and Q for S, V and dO for dP, dO for dV, Q for dK; and all P, from one warp to the other.
-    first = shape.knobs.query_parts * rows + m
+    first = shape.knobs.query_subtiles * rows + m
     reads = pairs * (first * (qk + v) + m * (v + qk)) * ELEMENT_BYTES + scores
     writes, instructions = scores, scores / VECTOR_BYTES
     if shape.knobs.num_stages > 2:
@@ -113,7 +107,7 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
         instructions += scores / STORE_BYTES
     staged = shape.knobs.num_stages > 1
     sum_bytes, lookahead = 0, 1.0 if staged else 0.0
-    if shape.fused:
+    if shape.one_pass:
         along_rows, along_columns = dq_split(shape)
         reads += along_rows * along_columns * n * sum(dq_tile(shape)) * ELEMENT_BYTES
         sum_bytes = m * qk * SUM_BYTES
@@ -126,7 +120,7 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
         flops=2 * m * n * flops_per_score(shape),
         reads=reads,
         writes=writes,
-        fill_bytes=m * ((qk + v) * ELEMENT_BYTES + STATISTICS_BYTES),
+        fill_bytes=m * ((qk + v) * ELEMENT_BYTES + LSE_DELTA_BYTES),
         copy_bytes=copy_bytes,
         sum_bytes=sum_bytes,
         scores=m * n,
@@ -142,12 +136,12 @@ def row_step(shape: RowShape, copy_bytes: int, *, scored: bool = True) -> StepCo
     """One tile of keys (for dQ) or of queries (for dK and dV) of a row pass, which may do without S."""
     knobs = shape.knobs
     rows, columns = knobs.block_rows // knobs.warps, knobs.block_columns // knobs.column_warps
-    unscored = 0 if scored else shape.class_qk
+    unscored = 0 if scored else shape.padded_dim_qk
     inner = shape.resident_columns - unscored
     of_warp = (rows + columns) * inner + columns * shape.result_columns
     warps = knobs.warps * knobs.column_warps
-    statistics = 0 if shape.name == "dq" else STATISTICS_BYTES
-    row_bytes = (shape.class_qk + shape.other_columns) * ELEMENT_BYTES + statistics
+    row_values = 0 if shape.name == "dq" else LSE_DELTA_BYTES
+    row_bytes = (shape.padded_dim_qk + shape.other_columns) * ELEMENT_BYTES + row_values
     scores = knobs.block_rows * knobs.block_columns
     staged = knobs.num_stages > 1
     return StepCounts(
@@ -170,7 +164,7 @@ def work_of(
     copy_bytes: int,
     spec: ArchSpec,
     *,
-    heads_first: bool,
+    longest_first: bool,
     shares: int = 1,
 ) -> KernelWork:
     """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
@@ -188,15 +182,15 @@ def work_of(
     if by_queries:
         stream_bytes = problem.seqlen_k * row_bytes
     else:
-        # A CTA takes the queries of all heads, or of its part of them.
+        # A CTA takes the queries of all heads, or of its share of them.
         steps = tuple(group // shares * count for count in steps)
-        stream_bytes = group * problem.seqlen_q * (row_bytes + STATISTICS_BYTES)
+        stream_bytes = group * problem.seqlen_q * (row_bytes + LSE_DELTA_BYTES)
     return KernelWork(
         counts=counts,
         steps=steps,
         heads=heads_kv * (group if by_queries else shares),
         slices=shape.slices,
-        heads_first=heads_first,
+        longest_first=longest_first,
         causal=problem.causal,
         outer_bytes=shape.block * shape.outer_columns * ELEMENT_BYTES,
         once_bytes=_once_bytes(problem, shape),
@@ -211,11 +205,11 @@ def _once_bytes(problem: Problem, shape: PassShape) -> int:
     rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
     both = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)
     if isinstance(shape, KeyShape):
-        sums = 2 * rows_q * shape.class_qk * SUM_BYTES if shape.fused else 0
+        sums = 2 * rows_q * shape.padded_dim_qk * SUM_BYTES if shape.one_pass else 0
         return 2 * rows_k * both + sums
     if shape.name == "dv":
         return rows_k * both  # K in, dV out
     result = ELEMENT_BYTES * problem.dim_qk
     if shape.name == "dq":
-        return rows_q * (both + result + STATISTICS_BYTES)
+        return rows_q * (both + result + LSE_DELTA_BYTES)
     return rows_k * (both + result)

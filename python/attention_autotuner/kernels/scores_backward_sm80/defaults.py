@@ -18,13 +18,13 @@ from .space import Passes
 PassKnobs = TypeVar("PassKnobs", KeyPass, RowPass)
 
 
-def _keys(*, m: int, n: int, pairs: int, stages: int, parts: int = 1, ctas: int = 1) -> KeyPass:
+def _keys(*, m: int, n: int, pairs: int, stages: int, subtiles: int = 1, ctas: int = 1) -> KeyPass:
     return KeyPass(
         block_m=m,
         block_n=n,
         warp_pairs=pairs,
         num_stages=stages,
-        query_parts=parts,
+        query_subtiles=subtiles,
         ctas_per_sm=ctas,
     )
 
@@ -35,11 +35,11 @@ def _rows(*, rows: int, columns: int, warps: int, stages: int) -> RowPass:
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardPreferences:
-    """Passes to try in order: the first legal one wins whose number covers both head-dim classes.
+    """Passes to try in order: the first legal one wins whose number covers both padded head dims.
 
     Attributes:
-        keys: (greatest class, key pass).
-        dq: (greatest class, row pass for dQ beside a key pass).
+        keys: (greatest padded head dim, key pass).
+        dq: (greatest padded head dim, row pass for dQ beside a key pass).
     """
 
     keys: tuple[tuple[int, KeyPass], ...] = (
@@ -66,7 +66,7 @@ class BackwardPreferences:
 
 
 def _covering(table: Sequence[tuple[int, PassKnobs]], problem: Problem) -> Iterator[PassKnobs]:
-    widest = max(problem.class_qk, problem.class_v)
+    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
     return (knobs for up_to, knobs in table if widest <= up_to)
 
 
@@ -78,24 +78,26 @@ PREFERENCES: dict[
 def default(problem: Problem, spec: ArchSpec) -> BackwardKnobs | None:
     """The first passes of the tables that are legal, or None.
 
-    Fused where the problem allows and any key pass fits so, else the pair, else the split plan; passes that the tables
-    do not have are those of the space that compile most easily.
+    One pass where the problem allows atomics and any key pass fits so, else two kernels, else three; passes that the
+    tables do not have are those of the space that compile most easily.
     """
     preferences = PREFERENCES.get(spec.name, BackwardPreferences())
     passes = Passes(problem, spec)
-    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
-    fused = None
+    order: CtaOrder = "longest_first" if problem.causal else "raster"
+    one_pass = None
     if not problem.deterministic:
-        fused = passes.first_keys(_covering(preferences.keys, problem), "fused")
-    if fused is not None:
-        return BackwardKnobs(plan="fused", keys=fused, cta_order=order)
-    if keys := passes.first_keys(_covering(preferences.keys, problem), "pair"):
+        one_pass = passes.first_keys(_covering(preferences.keys, problem), "one_pass")
+    if one_pass is not None:
+        return BackwardKnobs(plan="one_pass", keys=one_pass, cta_order=order)
+    if keys := passes.first_keys(_covering(preferences.keys, problem), "two_kernels"):
         dq = passes.first_rows(_covering(preferences.dq, problem), "dq")
         dq = dq or passes.easiest("dq", passes.space.dq_choices)
         if dq is None:
             return None
-        return BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
-    dq, dk, dv = (passes.easiest(name, passes.space.split_choices) for name in ("dq", "dk", "dv"))
+        return BackwardKnobs(plan="two_kernels", keys=keys, dq=dq, cta_order=order)
+    dq, dk, dv = (
+        passes.easiest(name, passes.space.three_kernels_choices) for name in ("dq", "dk", "dv")
+    )
     if dq is None or dk is None or dv is None:
         return None
-    return BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
+    return BackwardKnobs(plan="three_kernels", dq=dq, dk=dk, dv=dv, cta_order=order)

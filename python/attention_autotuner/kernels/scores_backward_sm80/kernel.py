@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
-from . import cost, defaults, passes, space, workspace
+from ..shared.knobs import RENAMED_ORDERS
+from . import cost, defaults, resources, rules, space
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
 
 
@@ -16,8 +19,16 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
     knobs = BackwardKnobs
     points = staticmethod(space.points)
     default = staticmethod(defaults.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
+    workspace_bytes = staticmethod(resources.workspace_bytes)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | {
+        "fused": "one_pass",
+        "pair": "two_kernels",
+        "split": "three_kernels",
+        "query_parts": "query_subtiles",
+    }
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
@@ -25,17 +36,13 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
             return Entry(
                 cpp_type="AttentionBackwardEntry",
                 header="attention_entry.cuh",
-                enough_ctas=cost.ENOUGH_CTAS,
+                enough_ctas=resources.ENOUGH_CTAS,
             )
         return Entry(
             cpp_type="RetNetBackwardEntry",
             header="retnet_entry.cuh",
-            enough_ctas=cost.ENOUGH_CTAS,
+            enough_ctas=resources.ENOUGH_CTAS,
         )
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -47,31 +54,30 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
             tile=(knobs.plan, *map(_tile, main)),
             feed=(
                 knobs.cta_order,
-                tuple(one.num_stages for one in all_passes),
+                tuple(knobs.num_stages for knobs in all_passes),
                 *map(_tile, all_passes),
             ),
             stratum=(
                 knobs.plan,
-                *((*_tile(one)[:2], one.num_threads // 32, one.num_stages) for one in all_passes),
+                *(
+                    (*_tile(item)[:2], item.num_threads // 32, item.num_stages)
+                    for item in all_passes
+                ),
             ),
             cells=cells(
                 BACKWARD_COLUMNS,
                 candidate,
                 knobs.plan,
-                " ".join(f"{name}:{one.label}" for name, one in knobs.passes.items()),
+                " ".join(f"{name}:{item.label}" for name, item in knobs.passes.items()),
                 order_words(knobs.cta_order),
                 more=("deterministic" if knobs.deterministic else "",),
             ),
-            companion=knobs.dq if knobs.plan == "pair" else None,
+            companion=knobs.dq if knobs.plan == "two_kernels" else None,
         )
 
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return BACKWARD_COLUMNS
 
-
-def _tile(one: KeyPass | RowPass) -> tuple[int, ...]:
+def _tile(knobs: KeyPass | RowPass) -> tuple[int, ...]:
     """Rows, columns, warps and slices of a pass."""
-    if isinstance(one, KeyPass):
-        return (one.block_m, one.block_n, one.warp_pairs, one.query_parts)
-    return (one.block_rows, one.block_columns, one.warps, one.column_warps, one.slices)
+    if isinstance(knobs, KeyPass):
+        return (knobs.block_m, knobs.block_n, knobs.warp_pairs, knobs.query_subtiles)
+    return (knobs.block_rows, knobs.block_columns, knobs.warps, knobs.column_warps, knobs.slices)

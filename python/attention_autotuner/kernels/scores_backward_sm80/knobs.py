@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.candidate import Candidate, Service
-from ..shared.knobs import CtaOrder, Sm80Knobs
+from ...core.candidate import Service, knobs_as
+from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
 
-BackwardPlan = Literal["fused", "pair", "split"]
+BackwardPlan = Literal["one_pass", "two_kernels", "three_kernels"]
 
-BACKWARD_PLANS: tuple[str, ...] = ("fused", "pair", "split")
+PASSES_OF_PLAN: dict[str, tuple[str, ...]] = {
+    "one_pass": ("keys",),
+    "two_kernels": ("keys", "dq"),
+    "three_kernels": ("dq", "dk", "dv"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +29,7 @@ class KeyPass:
         warp_pairs: pairs of warps along the keys; each owns ``block_n / warp_pairs`` rows.
         num_stages: shared-memory stages of Q and dO. 3 is two of both and a third of Q: a tile's dK then waits for the
             next step, where it runs under the exponentials.
-        query_parts: how many parts a step's queries are taken in; a warp holds the scores of one.
+        query_subtiles: of a step's queries; a warp holds the scores of one at a time.
         ctas_per_sm: resident CTAs that the compiler must leave registers for.
     """
 
@@ -33,7 +37,7 @@ class KeyPass:
     block_n: int
     warp_pairs: int
     num_stages: int
-    query_parts: int = 1
+    query_subtiles: int = 1
     ctas_per_sm: int = 1
 
     @property
@@ -46,7 +50,7 @@ class KeyPass:
         """This part of the candidate's name."""
         return (
             f"m{self.block_m}n{self.block_n}p{self.warp_pairs}s{self.num_stages}"
-            f"q{self.query_parts}b{self.ctas_per_sm}"
+            f"q{self.query_subtiles}b{self.ctas_per_sm}"
         )
 
 
@@ -58,9 +62,9 @@ class RowPass:
         block_rows: rows of the result that one CTA computes.
         block_columns: rows of the other side (keys for dQ, queries for dK and dV) of one step of the main loop.
         warps: warps along the rows; each owns ``block_rows / warps``.
-        column_warps: warps that share rows, each taking its part of every step's columns; their sums meet at the end.
+        column_warps: warps that share rows and split every step's columns; their sums are added at the end.
         num_stages: shared-memory stages of what is streamed.
-        slices: CTAs that share rows, each computing its part of the result's head dim.
+        slices: CTAs that share rows and split the result's head dim.
         ctas_per_sm: resident CTAs that the compiler must leave registers for.
     """
 
@@ -88,15 +92,15 @@ class RowPass:
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardKnobs(Sm80Knobs):
-    """Attention backward: a plan of passes between a common preparation and, for ``fused``, a conversion of dQ.
+    """Attention backward: a plan of passes between a common preprocess and, for ``one_pass``, a conversion of dQ.
 
     Attributes:
-        plan: ``fused``: one key pass that adds its shares of dQ to an fp32 workspace by atomics (not deterministic).
-            ``pair``: a key pass for dK and dV, a row pass for dQ. ``split``: a row pass each for dQ, dK and dV, for
-            head dims that a key pass has no room for.
-        keys: the key pass; None for ``split``.
-        dq: the row pass for dQ; None for ``fused``.
-        dk, dv: the row passes for dK and dV; None but for ``split``.
+        plan: ``one_pass``: one key pass that adds its shares of dQ to an fp32 workspace by atomics (not
+            deterministic). ``two_kernels``: a key pass for dK and dV, a row pass for dQ. ``three_kernels``: a row pass
+            each for dQ, dK and dV, for head dims that do not fit a key pass.
+        keys: the key pass; None for ``three_kernels``.
+        dq: the row pass for dQ; None for ``one_pass``.
+        dk, dv: the row passes for dK and dV; None but for ``three_kernels``.
         cta_order: as in forward, for every pass.
     """
 
@@ -114,21 +118,18 @@ class BackwardKnobs(Sm80Knobs):
     dq: RowPass | None = None
     dk: RowPass | None = None
     dv: RowPass | None = None
-    cta_order: CtaOrder = "rows_first"
+    cta_order: CtaOrder = "raster"
 
     def __post_init__(self) -> None:
-        wanted = {"fused": ("keys",), "pair": ("keys", "dq"), "split": ("dq", "dk", "dv")}
-        given = tuple(
-            name for name in ("keys", "dq", "dk", "dv") if getattr(self, name) is not None
-        )
-        if wanted.get(self.plan) != given:
-            raise ValueError(f"plan {self.plan!r} takes other passes than {given}")
+        names = tuple(self.passes)
+        if PASSES_OF_PLAN.get(self.plan) != names:
+            raise ValueError(f"plan {self.plan!r} takes other passes than {names}")
 
     @property
     def passes(self) -> dict[str, KeyPass | RowPass]:
         """The passes that the plan has, by name, in the order they run."""
-        found = ((name, getattr(self, name)) for name in ("keys", "dq", "dk", "dv"))
-        return {name: knobs for name, knobs in found if knobs is not None}
+        named = ((name, getattr(self, name)) for name in ("keys", "dq", "dk", "dv"))
+        return {name: knobs for name, knobs in named if knobs is not None}
 
     @property
     def num_threads(self) -> int:
@@ -137,23 +138,14 @@ class BackwardKnobs(Sm80Knobs):
 
     @property
     def deterministic(self) -> bool:
-        """Whether two runs on equal inputs give equal bits."""
-        return self.plan != "fused"
+        """True where two runs on equal inputs give equal bits."""
+        return self.plan != "one_pass"
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        order = "rows" if self.cta_order == "rows_first" else "heads"
         passes = [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
-        return "_".join([self.plan, *passes, order])
+        return "_".join([self.plan, *passes, ORDER_LABELS[self.cta_order]])
 
 
-def knobs_of(candidate: Candidate) -> BackwardKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, BackwardKnobs):
-        raise TypeError(f"{candidate.name} has no BackwardKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(BackwardKnobs)

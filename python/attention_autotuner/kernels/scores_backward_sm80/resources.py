@@ -1,21 +1,30 @@
-"""What the passes of a backward candidate cost an SM, as pure formulas over their knobs.
+"""Resources that the passes of a backward candidate take from an SM, as pure formulas over their knobs.
 
 Shared memory is exact: the twins of ``KeyPassTraits::kSmemBytes`` and ``RowPassTraits::kSmemBytes`` in
 ``templates/include/attention_autotuner/scores_backward_sm80/traits.cuh`` (a test compares them). Register counts are
-estimates made before the compiler has spoken.
+estimates made before the compiler's report.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...arch.occupancy import KernelNeeds
+from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.workspace import (
+    SUM_BYTES,
+    count_head_splits,
+    lse_delta_bytes,
+    shared_gradient_bytes,
+)
 from .knobs import KeyPass, RowPass, knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
-STATISTICS_BYTES = 8  # of a query: its LSE and delta in fp32
-SUM_BYTES = 4  # fp32
+ENOUGH_CTAS = 2 * RTX4090_SPEC.num_sms  # two a SM of the GPU with most that the family is tuned for
+LSE_DELTA_BYTES = 8  # of a query: its LSE and delta in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +34,16 @@ class KeyShape:
     Attributes:
         name: of the pass.
         knobs: the pass.
-        class_qk, class_v: padded head dims.
-        fused: whether it adds its share of dQ.
-        masked: whether a tile of an explicit mask streams beside dO.
+        padded_dim_qk, padded_dim_v: padded head dims.
+        one_pass: it adds its share of dQ.
+        masked: a tile of an explicit mask streams beside dO.
     """
 
     name: str = "keys"
     knobs: KeyPass
-    class_qk: int
-    class_v: int
-    fused: bool
+    padded_dim_qk: int
+    padded_dim_v: int
+    one_pass: bool
     masked: bool = False
 
     @property
@@ -55,17 +64,17 @@ class KeyShape:
     @property
     def outer_columns(self) -> int:
         """Columns that a row moves before and after the steps: of K and V, and of their gradients."""
-        return 2 * (self.class_qk + self.class_v)
+        return 2 * (self.padded_dim_qk + self.padded_dim_v)
 
     @property
     def stores_ds(self) -> bool:
-        """Whether dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
-        return self.fused or self.knobs.num_stages > 2
+        """True where dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
+        return self.one_pass or self.knobs.num_stages > 2
 
     @property
-    def part_rows(self) -> int:
+    def subtile_rows(self) -> int:
         """Queries of a step whose scores a warp holds at a time."""
-        return self.knobs.block_m // self.knobs.query_parts
+        return self.knobs.block_m // self.knobs.query_subtiles
 
     @property
     def rows_per_warp(self) -> int:
@@ -80,14 +89,14 @@ class RowShape:
     Attributes:
         name: of the pass, which is the result's: ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
-        class_qk, class_v: padded head dims.
-        masked: whether a tile of an explicit mask streams with each step.
+        padded_dim_qk, padded_dim_v: padded head dims.
+        masked: a tile of an explicit mask streams with each step.
     """
 
     name: str
     knobs: RowPass
-    class_qk: int
-    class_v: int
+    padded_dim_qk: int
+    padded_dim_v: int
     masked: bool = False
 
     @property
@@ -112,65 +121,67 @@ class RowShape:
 
     @property
     def needs_dp(self) -> bool:
-        """Whether it computes dP beside S; only dV does without."""
+        """True where it computes dP beside S; only dV does without."""
         return self.name != "dv"
 
     @property
     def resident_columns(self) -> int:
         """Columns of the rows that stay: of Q and dO, or of K and V."""
-        return self.class_qk + (self.class_v if self.needs_dp else 0)
+        return self.padded_dim_qk + (self.padded_dim_v if self.needs_dp else 0)
 
     @property
-    def result_class(self) -> int:
+    def result_dim(self) -> int:
         """Padded head dim of the result."""
-        return self.class_qk if self.needs_dp else self.class_v
+        return self.padded_dim_qk if self.needs_dp else self.padded_dim_v
 
     @property
     def result_columns(self) -> int:
         """Columns of the result that one CTA computes; the last slice may have fewer that count."""
-        return -(-self.result_class // 16 // self.knobs.slices) * 16
+        return -(-self.result_dim // 16 // self.knobs.slices) * 16
 
     @property
     def other_columns(self) -> int:
         """Columns that stream beside Q (or K): dO's (or V's), of which dV needs its slice alone."""
-        return self.class_v if self.needs_dp else self.result_columns
+        return self.padded_dim_v if self.needs_dp else self.result_columns
 
 
 PassShape = KeyShape | RowShape
 
 
-def shape_of(candidate: Candidate, name: str, knobs: KeyPass | RowPass) -> PassShape:
-    """A pass of a candidate."""
-    masked = candidate.mask == "explicit"
-    if isinstance(knobs, KeyPass):
-        return KeyShape(
-            knobs=knobs,
-            class_qk=candidate.class_qk,
-            class_v=candidate.class_v,
-            fused=knobs_of(candidate).plan == "fused",
-            masked=masked,
-        )
-    return RowShape(
-        name=name,
-        knobs=knobs,
-        class_qk=candidate.class_qk,
-        class_v=candidate.class_v,
-        masked=masked,
-    )
+def key_shape(source: Candidate | Problem, knobs: KeyPass, *, one_pass: bool) -> KeyShape:
+    """A key pass of a candidate or for a problem, which adds its shares of dQ or does not."""
+    return KeyShape(knobs=knobs, one_pass=one_pass, **_dims(source))
+
+
+def row_shape(source: Candidate | Problem, name: str, knobs: RowPass) -> RowShape:
+    """A row pass of a candidate or for a problem."""
+    return RowShape(name=name, knobs=knobs, **_dims(source))
+
+
+def _dims(source: Candidate | Problem) -> dict[str, Any]:
+    dims = {"padded_dim_qk": source.padded_dim_qk, "padded_dim_v": source.padded_dim_v}
+    return {**dims, "masked": source.mask == "explicit"}
 
 
 def shapes(candidate: Candidate) -> tuple[PassShape, ...]:
     """The passes of a candidate, in the order they run."""
-    return tuple(shape_of(candidate, *item) for item in knobs_of(candidate).passes.items())
+    plan = knobs_of(candidate)
+    one_pass = plan.plan == "one_pass"
+    return tuple(
+        key_shape(candidate, knobs, one_pass=one_pass)
+        if isinstance(knobs, KeyPass)
+        else row_shape(candidate, name, knobs)
+        for name, knobs in plan.passes.items()
+    )
 
 
 def dq_split(shape: KeyShape) -> tuple[int, int]:
-    """How the warps of a fused key pass share dQ's tile: (warps along its rows, along its columns).
+    """The split of dQ's tile among the warps of a one-pass key pass: (warps along its rows, along its columns).
 
     None has more 16x16 tiles than it must, and then each reads least; the twin of ``split_dq`` in the traits.
     """
     warps, keys = 2 * shape.knobs.warp_pairs, shape.knobs.block_n // 16
-    row_tiles, column_tiles = shape.knobs.block_m // 16, shape.class_qk // 16
+    row_tiles, column_tiles = shape.knobs.block_m // 16, shape.padded_dim_qk // 16
     best = (1, warps)
     least: tuple[int, int] | None = None
     along_rows = 1
@@ -189,17 +200,17 @@ def dq_tile(shape: KeyShape) -> tuple[int, int]:
     along_rows, along_columns = dq_split(shape)
     return (
         shape.knobs.block_m // along_rows,
-        -(-shape.class_qk // 16 // along_columns) * 16,
+        -(-shape.padded_dim_qk // 16 // along_columns) * 16,
     )
 
 
 def _key_smem_bytes(shape: KeyShape) -> int:
     m, n, stages = shape.knobs.block_m, shape.knobs.block_n, shape.knobs.num_stages
-    resident = n * (shape.class_qk + shape.class_v) * ELEMENT_BYTES
+    resident = n * (shape.padded_dim_qk + shape.padded_dim_v) * ELEMENT_BYTES
     scores = n * m * ELEMENT_BYTES
     exchange = scores  # P, from one warp of a pair to the other
-    q = stages * m * shape.class_qk * ELEMENT_BYTES
-    do = m * (shape.class_v * ELEMENT_BYTES + STATISTICS_BYTES)
+    q = stages * m * shape.padded_dim_qk * ELEMENT_BYTES
+    do = m * (shape.padded_dim_v * ELEMENT_BYTES + LSE_DELTA_BYTES)
     ds = scores if shape.stores_ds else 0
     mask = scores if shape.masked else 0
     return resident + exchange + q + min(stages, 2) * (do + ds + mask)
@@ -208,10 +219,10 @@ def _key_smem_bytes(shape: KeyShape) -> int:
 def _key_fragment_registers(shape: KeyShape) -> int:
     """Each warp of a pair holds dV or dK, and scores; its share of dQ comes when the scores are gone."""
     row_tiles = shape.rows_per_warp // 16
-    result = row_tiles * max(shape.class_qk, shape.class_v) // 8 * 4
-    scores = row_tiles * shape.part_rows // 8 * 4
+    result = row_tiles * max(shape.padded_dim_qk, shape.padded_dim_v) // 8 * 4
+    scores = row_tiles * shape.subtile_rows // 8 * 4
     dq = 0
-    if shape.fused:
+    if shape.one_pass:
         rows, columns = dq_tile(shape)
         dq = rows // 16 * (columns // 8) * 4
     return result + max(scores, dq)
@@ -224,12 +235,12 @@ def _row_smem_bytes(shape: RowShape) -> int:
         shape.knobs.num_stages,
     )
     resident = rows * shape.resident_columns * ELEMENT_BYTES
-    streamed = columns * (shape.class_qk + shape.other_columns) * ELEMENT_BYTES
-    statistics = 0 if shape.name == "dq" else columns * STATISTICS_BYTES
+    streamed = columns * (shape.padded_dim_qk + shape.other_columns) * ELEMENT_BYTES
+    row_values = 0 if shape.name == "dq" else columns * LSE_DELTA_BYTES
     mask = rows * columns * ELEMENT_BYTES if shape.masked else 0
     result = rows * shape.result_columns
     sums = result * SUM_BYTES * (shape.knobs.column_warps - 1)
-    return max(resident + stages * (streamed + statistics + mask), sums, result * ELEMENT_BYTES)
+    return max(resident + stages * (streamed + row_values + mask), sums, result * ELEMENT_BYTES)
 
 
 def _row_fragment_registers(shape: RowShape) -> int:
@@ -240,7 +251,7 @@ def _row_fragment_registers(shape: RowShape) -> int:
 
 
 def needs(shape: PassShape) -> KernelNeeds:
-    """What a pass takes."""
+    """Resources that a pass takes."""
     if isinstance(shape, KeyShape):
         smem_bytes, registers = _key_smem_bytes(shape), _key_fragment_registers(shape)
     else:
@@ -256,7 +267,24 @@ def needs(shape: PassShape) -> KernelNeeds:
 
 def flops_per_score(shape: PassShape) -> int:
     """Multiply-adds of a pass for one pair of query and key, over all slices; by padded head dims."""
-    qk, v = shape.class_qk, shape.class_v
+    qk, v = shape.padded_dim_qk, shape.padded_dim_v
     if isinstance(shape, KeyShape):
-        return 2 * qk + 2 * v + (qk if shape.fused else 0)
+        return 2 * qk + 2 * v + (qk if shape.one_pass else 0)
     return shape.knobs.slices * (shape.resident_columns + shape.result_columns)
+
+
+def shares_of_group(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys where those are too few for a GPU, each with some of the query heads."""
+    block = max(shape.block for shape in shapes(candidate) if shape.name != "dq")
+    return count_head_splits(problem, block, ENOUGH_CTAS)
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of LSE and delta, sums of dQ, and partial dK and dV."""
+    sums = 0
+    for shape in shapes(candidate):
+        if isinstance(shape, KeyShape) and shape.one_pass:
+            rows = -(-problem.seqlen_q // shape.knobs.block_m) * shape.knobs.block_m
+            sums = SUM_BYTES * problem.batch * problem.heads_q * rows * problem.padded_dim_qk
+    shared = shared_gradient_bytes(problem, shares_of_group(problem, candidate))
+    return lse_delta_bytes(problem) + sums + shared

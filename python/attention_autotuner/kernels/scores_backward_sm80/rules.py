@@ -1,4 +1,4 @@
-"""Which passes of backward candidates may exist: named predicates, each giving the reason when it says no.
+"""Which passes of backward candidates may exist: named predicates, each giving the reason of a rejection.
 
 They are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the same name in
 ``templates/include/attention_autotuner/scores_backward_sm80/traits.cuh`` (a test compares the names).
@@ -6,8 +6,13 @@ They are what the kernel headers can compile at all; each is the twin of the ``s
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
-from .resources import KeyShape, RowShape
+from typing import Any
+
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, divides, within
+from .knobs import BackwardKnobs
+from .resources import KeyShape, PassShape, RowShape, needs, shapes
 
 MAX_BLOCK_M = 128
 MAX_BLOCK_COLUMNS = 128
@@ -26,35 +31,14 @@ def _keys_block_m_multiple_of_16(s: KeyShape) -> str | None:
     return f"block_m must be a multiple of 16 in 16..{MAX_BLOCK_M}, got {s.knobs.block_m}"
 
 
-def _keys_warps_range(s: KeyShape) -> str | None:
-    if 1 <= s.knobs.warp_pairs <= MAX_PAIRS:
-        return None
-    return f"warp_pairs must be in 1..{MAX_PAIRS}, got {s.knobs.warp_pairs}"
-
-
-def _keys_block_n_divides_among_pairs(s: KeyShape) -> str | None:
-    if s.knobs.block_n % (16 * s.knobs.warp_pairs) == 0:
+def _keys_query_subtiles_divide(s: KeyShape) -> str | None:
+    subtiles, pairs = s.knobs.query_subtiles, s.knobs.warp_pairs
+    whole = s.knobs.block_m % (16 * subtiles) == 0
+    if whole and pairs * subtiles <= MAX_BARRIERS and (subtiles == 1 or s.knobs.num_stages < 3):
         return None
     return (
-        f"block_n must be a multiple of 16 * warp_pairs, got {s.knobs.block_n} for "
-        f"{s.knobs.warp_pairs} pairs"
-    )
-
-
-def _keys_num_stages_range(s: KeyShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_KEY_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_KEY_STAGES}, got {s.knobs.num_stages}"
-
-
-def _keys_query_parts_divide(s: KeyShape) -> str | None:
-    parts, pairs = s.knobs.query_parts, s.knobs.warp_pairs
-    whole = s.knobs.block_m % (16 * parts) == 0
-    if whole and pairs * parts <= MAX_BARRIERS and (parts == 1 or s.knobs.num_stages < 3):
-        return None
-    return (
-        f"query_parts must divide block_m by multiples of 16, be 1 with 3 stages, and times warp_pairs "
-        f"be at most {MAX_BARRIERS}, got {parts} for block_m {s.knobs.block_m}, {pairs} pairs and "
+        f"query_subtiles must divide block_m by multiples of 16, be 1 with 3 stages, and times warp_pairs "
+        f"be at most {MAX_BARRIERS}, got {subtiles} for block_m {s.knobs.block_m}, {pairs} pairs and "
         f"{s.knobs.num_stages} stages"
     )
 
@@ -68,21 +52,6 @@ def _rows_warps_range(s: RowShape) -> str | None:
     )
 
 
-def _rows_column_warps_range(s: RowShape) -> str | None:
-    if 1 <= s.knobs.column_warps <= MAX_COLUMN_WARPS:
-        return None
-    return f"column_warps must be in 1..{MAX_COLUMN_WARPS}, got {s.knobs.column_warps}"
-
-
-def _rows_block_rows_divides_among_warps(s: RowShape) -> str | None:
-    if s.knobs.block_rows % (16 * s.knobs.warps) == 0:
-        return None
-    return (
-        f"block_rows must be a multiple of 16 * warps, got {s.knobs.block_rows} for "
-        f"{s.knobs.warps} warps"
-    )
-
-
 def _rows_block_columns_divides_among_warps(s: RowShape) -> str | None:
     columns, warps = s.knobs.block_columns, s.knobs.column_warps
     if columns % (16 * warps) == 0 and columns <= MAX_BLOCK_COLUMNS:
@@ -93,35 +62,54 @@ def _rows_block_columns_divides_among_warps(s: RowShape) -> str | None:
     )
 
 
-def _rows_num_stages_range(s: RowShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_ROW_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_ROW_STAGES}, got {s.knobs.num_stages}"
-
-
-def _rows_slices_divide_class(s: RowShape) -> str | None:
+def _rows_slices_divide_padded_dim(s: RowShape) -> str | None:
     slices, columns = s.knobs.slices, s.result_columns
-    even = slices * columns == s.result_class
-    # Only dV reads its slice alone, so only there may the last slice reach beyond the class.
-    if even or (s.name == "dv" and (slices - 1) * columns < s.result_class):
+    even = slices * columns == s.result_dim
+    # Only dV reads its slice alone, so only there may the last slice reach beyond the padded head dim.
+    if even or (s.name == "dv" and (slices - 1) * columns < s.result_dim):
         return None
     return (
-        f"slices must share {s.result_class} columns of {s.name} by whole tiles of 16, got {slices}"
+        f"slices must share {s.result_dim} columns of {s.name} by whole tiles of 16, got {slices}"
     )
 
 
 KEY_PREDICATES: dict[str, Rule[KeyShape]] = {
     "keys_block_m_multiple_of_16": _keys_block_m_multiple_of_16,
-    "keys_warps_range": _keys_warps_range,
-    "keys_block_n_divides_among_pairs": _keys_block_n_divides_among_pairs,
-    "keys_num_stages_range": _keys_num_stages_range,
-    "keys_query_parts_divide": _keys_query_parts_divide,
+    "keys_warps_range": within("warp_pairs", 1, MAX_PAIRS),
+    "keys_block_n_divides_among_pairs": divides("block_n", "warp_pairs", "pairs"),
+    "keys_num_stages_range": within("num_stages", 1, MAX_KEY_STAGES),
+    "keys_query_subtiles_divide": _keys_query_subtiles_divide,
 }
 ROW_PREDICATES: dict[str, Rule[RowShape]] = {
     "rows_warps_range": _rows_warps_range,
-    "rows_column_warps_range": _rows_column_warps_range,
-    "rows_block_rows_divides_among_warps": _rows_block_rows_divides_among_warps,
+    "rows_column_warps_range": within("column_warps", 1, MAX_COLUMN_WARPS),
+    "rows_block_rows_divides_among_warps": divides("block_rows", "warps", "warps"),
     "rows_block_columns_divides_among_warps": _rows_block_columns_divides_among_warps,
-    "rows_num_stages_range": _rows_num_stages_range,
-    "rows_slices_divide_class": _rows_slices_divide_class,
+    "rows_num_stages_range": within("num_stages", 1, MAX_ROW_STAGES),
+    "rows_slices_divide_padded_dim": _rows_slices_divide_padded_dim,
 }
+
+
+# Lb0: the kernels whose CTAs do not share a group of query heads; the others are for problems with few CTAs.
+KEYS_SYMBOL = r"backward_keysI.*Lb0E"
+ROWS_SYMBOL = r"backward_rowsI.*6ResultE{}E.*Lb0E"
+RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
+
+
+def pass_of(shape: PassShape) -> Pass:
+    """The launch of a pass."""
+    is_keys = isinstance(shape, KeyShape)
+    rules: dict[str, Rule[Any]] = {**KEY_PREDICATES} if is_keys else {**ROW_PREDICATES}
+    symbol = KEYS_SYMBOL if is_keys else ROWS_SYMBOL.format(RESULTS.index(shape.name))
+    return Pass(
+        kernel=BackwardKnobs.kernel,
+        subject=shape,
+        rules=rules,
+        needs_of=needs,
+        symbol=symbol,
+    )
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    return tuple(map(pass_of, shapes(candidate)))

@@ -1,7 +1,7 @@
 """The backward candidates that a policy offers, in a fixed order.
 
-Passes are judged one by one and then combined, so the space is a product of passes that are legal by themselves. To
-keep it small enough to rank, a pass that a plan has beside its main one comes in a few kinds only: those nearest to the
+Passes are checked one by one and then combined, so the space is a product of passes that are legal by themselves. To
+keep it small enough to rank, of a pass that a plan has beside its main one only a few are tried: those nearest to the
 first value of every knob, by the number of steps that they are away from it (:func:`_by_distance`).
 """
 
@@ -20,14 +20,13 @@ from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
 from ..shared.rules import Violation
 from .knobs import BackwardKnobs, BackwardPlan, KeyPass, RowPass
-from .passes import pass_of
-from .resources import KeyShape, PassShape, RowShape, needs
-from .rules import MAX_PAIRS, MIN_WARPS
+from .resources import KeyShape, PassShape, RowShape, key_shape, needs, row_shape
+from .rules import MAX_PAIRS, MIN_WARPS, pass_of
 
 Shape = TypeVar("Shape", KeyShape, RowShape)
 
 MIN_PAIRS = 2  # a key pass with fewer leaves schedulers of an SM idle
-MIN_PART_ROWS = 32  # queries of one of several parts: each part reads all of the keys' operands
+MIN_SUBTILE_ROWS = 32  # queries of one of several subtiles: each reads all of the keys' operands
 FULL_WARPS = 4  # so does a row pass with fewer
 MAX_WHOLE_COLUMNS = (
     256  # a result as wide as this fits the registers of its warps, so it is not sliced
@@ -44,13 +43,13 @@ class BackwardSpace:
         rows_per_warp: key rows that a pair of warps owns.
         row_tiles: (block_rows, warps, column_warps) of row passes.
         block_columns: columns of a row pass's step.
-        query_parts: parts of a key pass's step whose scores are held at a time.
+        query_subtiles: subtiles of a key pass's step whose scores are held at a time.
         key_stages, row_stages: stages of what streams.
         slices: CTAs that share rows of a row pass.
         ctas_per_sm: launch bounds.
         cta_orders: the orders of the list of CTAs.
-        dq_choices: how many kinds of dQ pass a key pass is paired with.
-        split_choices: how many kinds of each pass the split plan has.
+        dq_choices: dQ passes that a key pass is combined with.
+        three_kernels_choices: passes of each result in a plan of three kernels.
     """
 
     block_m: tuple[int, ...] = (64, 128, 32, 96, 16)
@@ -67,14 +66,14 @@ class BackwardSpace:
         (32, 2, 1),
     )
     block_columns: tuple[int, ...] = (64, 32, 128, 16)
-    query_parts: tuple[int, ...] = (1, 2)
+    query_subtiles: tuple[int, ...] = (1, 2)
     key_stages: tuple[int, ...] = (2, 1, 3)
     row_stages: tuple[int, ...] = (2, 1)
     slices: tuple[int, ...] = (1, 2, 3, 4)
     ctas_per_sm: tuple[int, ...] = (1, 2, 3)
-    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
     dq_choices: int = 4
-    split_choices: int = 4
+    three_kernels_choices: int = 4
 
 
 SPACES: dict[str, BackwardSpace] = {}  # by the spec's name; the others have the values above
@@ -89,26 +88,26 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardKnobs | Rejecti
     space = passes.space
     for order in space.cta_orders:
         if not problem.deterministic:
-            for keys in passes.keys("fused"):
-                yield BackwardKnobs(plan="fused", keys=keys, cta_order=order)
-        for keys in passes.keys("pair"):
+            for keys in passes.keys("one_pass"):
+                yield BackwardKnobs(plan="one_pass", keys=keys, cta_order=order)
+        for keys in passes.keys("two_kernels"):
             for dq in passes.rows("dq", space.dq_choices):
-                yield BackwardKnobs(plan="pair", keys=keys, dq=dq, cta_order=order)
+                yield BackwardKnobs(plan="two_kernels", keys=keys, dq=dq, cta_order=order)
         for dq, dk, dv in product(
-            *(passes.rows(name, space.split_choices) for name in ("dq", "dk", "dv"))
+            *(passes.rows(name, space.three_kernels_choices) for name in ("dq", "dk", "dv"))
         ):
-            yield BackwardKnobs(plan="split", dq=dq, dk=dk, dv=dv, cta_order=order)
-    for shape, broken in passes.refused:
-        plan = {"plan": "fused"} if isinstance(shape, KeyShape) and shape.fused else {}
-        yield rejected(problem, BackwardKnobs, plan | {shape.name: asdict(shape.knobs)}, broken)
+            yield BackwardKnobs(plan="three_kernels", dq=dq, dk=dk, dv=dv, cta_order=order)
+    for shape, violation in passes.rejected:
+        plan = {"plan": "one_pass"} if isinstance(shape, KeyShape) and shape.one_pass else {}
+        yield rejected(problem, BackwardKnobs, plan | {shape.name: asdict(shape.knobs)}, violation)
 
 
 class Passes:
-    """The legal passes of a problem, judged once each.
+    """The legal passes of a problem, each checked once.
 
     Attributes:
         space: the values of the knobs.
-        refused: the others, with the rule that each breaks.
+        rejected: the others, with the rule that they break.
     """
 
     def __init__(self, problem: Problem, spec: ArchSpec) -> None:
@@ -117,27 +116,21 @@ class Passes:
         self._spec = spec
         self._rows: dict[str, list[RowPass]] = {}
         self._keys: dict[BackwardPlan, list[KeyPass]] = {}
-        self.refused: list[tuple[PassShape, Violation]] = []
+        self.rejected: list[tuple[PassShape, Violation]] = []
 
     def first_keys(self, choices: Iterable[KeyPass], plan: BackwardPlan) -> KeyPass | None:
         """The first key pass that is legal under a plan, or None."""
-        found = next(self._legal(self._key_shape(keys, plan) for keys in choices), None)
-        return None if found is None else found.knobs
+        shape = next(self._legal(self._key_shape(keys, plan) for keys in choices), None)
+        return None if shape is None else shape.knobs
 
     def first_rows(self, choices: Iterable[RowPass], name: str) -> RowPass | None:
         """The first row pass that is legal for a result, or None."""
-        found = next(self._legal(self._row_shape(name, rows) for rows in choices), None)
-        return None if found is None else found.knobs
+        shape = next(self._legal(row_shape(self._problem, name, rows) for rows in choices), None)
+        return None if shape is None else shape.knobs
 
     def _key_shape(self, keys: KeyPass, plan: BackwardPlan) -> KeyShape:
         """A key pass under a plan."""
-        return KeyShape(
-            knobs=keys,
-            class_qk=self._problem.class_qk,
-            class_v=self._problem.class_v,
-            fused=plan == "fused",
-            masked=self._problem.mask == "explicit",
-        )
+        return key_shape(self._problem, keys, one_pass=plan == "one_pass")
 
     def keys(self, plan: BackwardPlan) -> list[KeyPass]:
         """All legal key passes under a plan."""
@@ -149,17 +142,15 @@ class Passes:
     def rows(self, name: str, count: int) -> list[RowPass]:
         """The ``count`` legal row passes for a result that stand first by distance."""
         if name not in self._rows:
-            shapes = [self._row_shape(name, rows) for rows in _row_points(self.space)]
-            shapes = [
-                s for s in shapes if s.knobs.slices == 1 or s.result_class > MAX_WHOLE_COLUMNS
-            ]
+            shapes = [row_shape(self._problem, name, rows) for rows in _row_points(self.space)]
+            shapes = [s for s in shapes if s.knobs.slices == 1 or s.result_dim > MAX_WHOLE_COLUMNS]
             self._rows[name] = _in_few_kinds(list(self._legal(shapes)))
         return self._rows[name][:count]
 
     def easiest(self, name: str, count: int) -> RowPass | None:
         """The first of :meth:`rows` that leaves the compiler the registers it likes, or just the first."""
         choices = self.rows(name, count)
-        easy = (rows for rows in choices if self._is_easy(self._row_shape(name, rows)))
+        easy = (rows for rows in choices if self._is_easy(row_shape(self._problem, name, rows)))
         return next(easy, choices[0] if choices else None)
 
     def _is_easy(self, shape: RowShape) -> bool:
@@ -167,22 +158,13 @@ class Passes:
         wanted = kernel.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_TYPICAL
         return wanted <= register_cap(kernel, self._spec)
 
-    def _row_shape(self, name: str, rows: RowPass) -> RowShape:
-        return RowShape(
-            name=name,
-            knobs=rows,
-            class_qk=self._problem.class_qk,
-            class_v=self._problem.class_v,
-            masked=self._problem.mask == "explicit",
-        )
-
     def _legal(self, shapes: Iterable[Shape]) -> Iterator[Shape]:
         for shape in shapes:
-            broken = pass_of(shape).violation_on(self._spec)
-            if broken is None:
+            violation = pass_of(shape).violation_on(self._spec)
+            if violation is None:
                 yield shape
             else:
-                self.refused.append((shape, broken))
+                self.rejected.append((shape, violation))
 
 
 @lru_cache
@@ -191,7 +173,7 @@ def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
         space.block_m,
         space.block_n,
         space.rows_per_warp,
-        space.query_parts,
+        space.query_subtiles,
         space.key_stages,
         space.ctas_per_sm,
     )
@@ -201,14 +183,14 @@ def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
             block_n=block_n,
             warp_pairs=block_n // rows,
             num_stages=stages,
-            query_parts=parts,
+            query_subtiles=subtiles,
             ctas_per_sm=ctas,
         )
-        for block_m, block_n, rows, parts, stages, ctas in points
+        for block_m, block_n, rows, subtiles, stages, ctas in points
         if block_n % rows == 0
         and MIN_PAIRS <= block_n // rows <= MAX_PAIRS
-        # Whole steps only where dK waits for the next one: see keys_query_parts_divide.
-        and (parts == 1 or (block_m // parts >= MIN_PART_ROWS and stages < 3))
+        # Whole steps only where dK waits for the next one: see keys_query_subtiles_divide.
+        and (subtiles == 1 or (block_m // subtiles >= MIN_SUBTILE_ROWS and stages < 3))
     )
 
 
@@ -237,7 +219,7 @@ def _row_points(space: BackwardSpace) -> tuple[RowPass, ...]:
 
 
 def _by_distance(*knobs: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """The product of the knobs' values, ordered by how many steps all of them together are from their first."""
+    """The product of the knobs' values, ordered by the steps that all of them together are from their first."""
     places = product(*(range(len(values)) for values in knobs))
     return [
         tuple(values[place] for values, place in zip(knobs, point, strict=True))
@@ -246,9 +228,9 @@ def _by_distance(*knobs: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def _in_few_kinds(shapes: list[RowShape]) -> list[RowPass]:
-    """What of the legal row passes is worth a try.
+    """The legal row passes that are worth a try.
 
-    Warps share rows only where the rows do not employ an SM's schedulers, and schedulers are idle only where that fails
+    Warps share rows only where the rows do not fill an SM's schedulers, and schedulers are idle only where that fails
     too. Slices repeat the scores, so only the two least numbers of them are tried.
     """
     for column_warps, least in ((1, FULL_WARPS), (2, FULL_WARPS), (1, MIN_WARPS)):

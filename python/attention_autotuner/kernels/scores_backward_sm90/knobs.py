@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
-from ..shared.knobs import CtaOrder, Sm90Knobs, Warpgroups
+from ...core.candidate import Service, knobs_as
+from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm90Knobs, Warpgroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,22 +14,22 @@ class Sm90Pass(Warpgroups):
     """A pass of retnet backward with one result: dQ by blocks of queries, or dK or dV by blocks of keys.
 
     Attributes:
-        warpgroups: that multiply; each owns 64 rows of the result.
+        warpgroups: consumers; each owns 64 rows of the result.
         block_columns: rows of the other side (keys for dQ, queries for dK and dV) of one step of the main loop.
-        num_stages: shared-memory stages of the second product's tiles and of the mask.
-        parts: how many parts the head dim of the first product's streamed tiles comes in.
-        part_slots: shared-memory slots of such parts.
-        slices: CTAs that share rows, each computing its part of the result's head dim.
-        turns: whether warpgroups issue their products in turns, so that one weighs while another multiplies.
+        num_stages: shared-memory stages of the second MMA's tiles and of the mask.
+        depth_slices: slices of the head dim in which the first MMA's streamed tiles arrive.
+        slice_stages: shared-memory stages of such slices.
+        slices: CTAs that share rows and split the result's head dim.
+        ping_pong: consumer warpgroups issue their MMAs by turns, so that one modifies scores while another's MMAs run.
     """
 
     warpgroups: int
     block_columns: int
     num_stages: int
-    parts: int = 1
-    part_slots: int
+    depth_slices: int = 1
+    slice_stages: int
     slices: int = 1
-    turns: bool = False
+    ping_pong: bool = False
 
     @property
     def block_rows(self) -> int:
@@ -40,13 +40,13 @@ class Sm90Pass(Warpgroups):
     def label(self) -> str:
         """This part of the candidate's name."""
         tile = f"g{self.warpgroups}c{self.block_columns}s{self.num_stages}"
-        turns = "t" if self.turns else ""
-        return f"{tile}p{self.parts}x{self.part_slots}v{self.slices}{turns}"
+        ping_pong = "t" if self.ping_pong else ""
+        return f"{tile}p{self.depth_slices}x{self.slice_stages}v{self.slices}{ping_pong}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardSm90Knobs(Sm90Knobs):
-    """Retnet backward in family ``sm90``: after a common preparation, a pass for each result.
+    """Retnet backward in family ``sm90``: after a common preprocess, a pass for each result.
 
     Attributes:
         dq, dk, dv: the passes.
@@ -59,7 +59,7 @@ class BackwardSm90Knobs(Sm90Knobs):
     dq: Sm90Pass
     dk: Sm90Pass
     dv: Sm90Pass
-    cta_order: CtaOrder = "rows_first"
+    cta_order: CtaOrder = "raster"
 
     @property
     def passes(self) -> dict[str, Sm90Pass]:
@@ -69,22 +69,13 @@ class BackwardSm90Knobs(Sm90Knobs):
     @property
     def num_threads(self) -> int:
         """Threads of one CTA of the widest pass."""
-        return max(one.num_threads for one in self.passes.values())
+        return max(knobs.num_threads for knobs in self.passes.values())
 
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        order = "rows" if self.cta_order == "rows_first" else "heads"
-        passes = [f"{name}_{one.label}" for name, one in self.passes.items()]
-        return "_".join([*passes, order])
+        passes = [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
+        return "_".join([*passes, ORDER_LABELS[self.cta_order]])
 
 
-def knobs_of(candidate: Candidate) -> BackwardSm90Knobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, BackwardSm90Knobs):
-        raise TypeError(f"{candidate.name} has no BackwardSm90Knobs")
-    return candidate.knobs
+knobs_of = knobs_as(BackwardSm90Knobs)

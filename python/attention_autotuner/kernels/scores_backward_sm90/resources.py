@@ -1,75 +1,71 @@
-"""What the passes of a backward candidate of family ``sm90`` cost an SM, as pure formulas over their knobs.
+"""Resources of the passes of a backward candidate of family ``sm90`` on an SM, as pure formulas over their knobs.
 
 ``smem_bytes`` is exact and the twin of ``WgmmaPassTraits::kSmemBytes`` (a test compares the two).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from ...arch.h100 import H100_SPEC
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
+from ...core.problem import Problem
 from ..shared.sm90_tiles import (
     ALIGNMENT_BYTES,
     BARRIER_BYTES,
     ELEMENT_BYTES,
     SWIZZLE_COLUMNS,
+    Sm90Shape,
     whole_columns,
 )
+from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import Sm90Pass, knobs_of
 
 FACTOR_BYTES = 4
 PRODUCER_REGISTERS = 40
-CONSUMER_REGISTERS = {2: 232, 3: 152}  # by multiplying warpgroups
 
 Result = Literal["dq", "dk", "dv"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm90PassShape:
+class Sm90PassShape(Sm90Shape):
     """A pass with the candidate that it is of.
 
     Attributes:
-        candidate: the candidate.
-        result: what the pass computes.
-        knobs: the pass.
+        result: the gradient that the pass computes.
     """
 
-    candidate: Candidate
     result: Result
     knobs: Sm90Pass
+    registers_by_warpgroups: ClassVar[Mapping[int, int]] = {2: 232, 3: 152}
 
     @property
     def depth(self) -> int:
-        """Columns that the first product sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
-        class_qk, class_v = self.candidate.class_qk, self.candidate.class_v
-        return whole_columns(class_qk if self.result == "dv" else max(class_qk, class_v))
+        """Columns that the first MMA sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
+        padded_dim_qk, padded_dim_v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        return whole_columns(
+            padded_dim_qk if self.result == "dv" else max(padded_dim_qk, padded_dim_v)
+        )
 
     @property
     def columns(self) -> int:
         """Columns of the result that one CTA computes."""
-        wide = self.candidate.class_v if self.result == "dv" else self.candidate.class_qk
-        return whole_columns(-(-wide // self.knobs.slices))
-
-    @property
-    def allowed_warpgroups(self) -> tuple[int, ...]:
-        """Counts of consumer warpgroups that registers can be shared out among."""
-        return tuple(CONSUMER_REGISTERS)
-
-    @property
-    def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
-        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
+        padded = (
+            self.candidate.padded_dim_v if self.result == "dv" else self.candidate.padded_dim_qk
+        )
+        return whole_columns(-(-padded // self.knobs.slices))
 
     @property
     def fragment_registers(self) -> int:
-        """Registers that a thread's fragments of the result, the scores and their weights take."""
+        """Registers that a thread's fragments of the result, the scores and P take."""
         return self.columns // 2 + self.knobs.block_columns * 3 // 4
 
     @property
     def kept_registers(self) -> int:
-        """Registers of a thread that the first product's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
+        """Registers of a thread that the first MMA's left tensor takes, if it stays there (twin of ``kKeepsX``)."""
         kept = self.depth // 4
         taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
         fits = taken <= (self.consumer_registers or 0)
@@ -78,39 +74,47 @@ class Sm90PassShape:
     @property
     def barriers(self) -> int:
         """Barriers in shared memory."""
-        return 2 + 2 * self.knobs.part_slots + 4 * self.knobs.num_stages
+        return 2 + 2 * self.knobs.slice_stages + 4 * self.knobs.num_stages
 
 
 def shapes(candidate: Candidate) -> tuple[Sm90PassShape, ...]:
     """The passes of a candidate, in the order they run."""
     knobs = knobs_of(candidate)
-    return (
-        Sm90PassShape(candidate=candidate, result="dq", knobs=knobs.dq),
-        Sm90PassShape(candidate=candidate, result="dk", knobs=knobs.dk),
-        Sm90PassShape(candidate=candidate, result="dv", knobs=knobs.dv),
+    results: tuple[Result, ...] = ("dq", "dk", "dv")
+    return tuple(
+        Sm90PassShape(candidate=candidate, result=result, knobs=knobs.passes[result])
+        for result in results
     )
 
 
 def smem_bytes(shape: Sm90PassShape) -> int:
     """Dynamic shared memory of one CTA, bytes."""
     knobs = shape.knobs
-    part = knobs.block_columns * (shape.depth // knobs.parts)
+    depth_slice = knobs.block_columns * (shape.depth // knobs.depth_slices)
     stage = knobs.block_columns * (shape.columns + knobs.block_rows)
-    tiles = knobs.block_rows * shape.depth + knobs.part_slots * part + knobs.num_stages * stage
+    tiles = (
+        knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + knobs.num_stages * stage
+    )
     factors = 0 if shape.result == "dq" else knobs.num_stages * knobs.block_columns * FACTOR_BYTES
     return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + BARRIER_BYTES + factors
 
 
 def needs(shape: Sm90PassShape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
-    groups = shape.knobs.warpgroups
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     fragments = shape.fragment_registers + shape.kept_registers
-    consumer = fragments + REGISTERS_BESIDE_FRAGMENTS_MIN
-    even = (groups * consumer + PRODUCER_REGISTERS) // (groups + 1)
     return KernelNeeds(
         name=shape.result,
         threads=shape.knobs.num_threads,
         ctas_per_sm=1,
         smem_bytes=smem_bytes(shape),
-        fragment_registers=max(0, even - REGISTERS_BESIDE_FRAGMENTS_MIN),
+        fragment_registers=shape.even_fragments(fragments, PRODUCER_REGISTERS),
     )
+
+
+ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of LSE and delta, and of partial dK and dV."""
+    splits = count_head_splits(problem, knobs_of(candidate).dk.block_rows, ENOUGH_CTAS)
+    return lse_delta_bytes(problem) + shared_gradient_bytes(problem, splits)

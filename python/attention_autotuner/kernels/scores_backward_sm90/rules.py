@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-from ..shared.rules import Rule
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, known, within
 from ..shared.sm90_rules import (
     fragments_fit_warpgroup,
-    tensor_maps_need_alignment,
+    tma_needs_alignment,
     warpgroups_range,
 )
 from ..shared.sm90_tiles import BARRIER_BYTES, BLOCK_COLUMNS, MAX_COLUMNS, SWIZZLE_COLUMNS
-from .resources import Sm90PassShape
+from .knobs import BackwardSm90Knobs
+from .resources import Sm90PassShape, needs, shapes
 
 MAX_STAGES = 3
-MAX_SLOTS = 8
+MAX_SLICE_STAGES = 8
 
 
-def _block_columns_known(s: Sm90PassShape) -> str | None:
-    if s.knobs.block_columns in BLOCK_COLUMNS:
+def _sliced_depth_has_no_ping_pong(s: Sm90PassShape) -> str | None:
+    if s.knobs.depth_slices == 1 or not s.knobs.ping_pong:
         return None
-    return f"block_columns must be one of {BLOCK_COLUMNS}, got {s.knobs.block_columns}"
+    return f"MMAs of {s.knobs.depth_slices} depth slices cannot ping-pong: they wait for each other"
 
 
-def _pass_stages_range(s: Sm90PassShape) -> str | None:
-    if 1 <= s.knobs.num_stages <= MAX_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {s.knobs.num_stages}"
-
-
-def _parts_have_no_turns(s: Sm90PassShape) -> str | None:
-    if s.knobs.parts == 1 or not s.knobs.turns:
-        return None
-    return f"products of {s.knobs.parts} parts cannot be issued in turns: they wait for each other"
-
-
-def _result_columns_fit_product(s: Sm90PassShape) -> str | None:
+def _result_columns_fit_mma(s: Sm90PassShape) -> str | None:
     if s.knobs.slices < 1:
         return f"slices must be at least 1, got {s.knobs.slices}"
     if s.columns <= MAX_COLUMNS:
@@ -41,34 +32,54 @@ def _result_columns_fit_product(s: Sm90PassShape) -> str | None:
     return f"a CTA computes at most {MAX_COLUMNS} columns of a result, got {s.columns}"
 
 
-def _parts_divide_depth(s: Sm90PassShape) -> str | None:
-    if s.knobs.parts >= 1 and s.depth % (SWIZZLE_COLUMNS * s.knobs.parts) == 0:
+def _slices_divide_depth(s: Sm90PassShape) -> str | None:
+    if s.knobs.depth_slices >= 1 and s.depth % (SWIZZLE_COLUMNS * s.knobs.depth_slices) == 0:
         return None
-    return f"parts must be of whole blocks of {SWIZZLE_COLUMNS} columns, got {s.knobs.parts} of {s.depth}"
+    return f"depth_slices must be whole blocks of {SWIZZLE_COLUMNS} columns, got {s.knobs.depth_slices} of {s.depth}"
 
 
-def _part_slots_range(s: Sm90PassShape) -> str | None:
-    least = 2 if s.knobs.parts == 1 else 3
-    if least <= s.knobs.part_slots <= MAX_SLOTS:
+def _slice_stages_range(s: Sm90PassShape) -> str | None:
+    least = 2 if s.knobs.depth_slices == 1 else 3
+    if least <= s.knobs.slice_stages <= MAX_SLICE_STAGES:
         return None
-    return f"part_slots must be in {least}..{MAX_SLOTS}, got {s.knobs.part_slots}"
+    return f"slice_stages must be in {least}..{MAX_SLICE_STAGES}, got {s.knobs.slice_stages}"
 
 
-def _barriers_have_room(s: Sm90PassShape) -> str | None:
+def _barriers_fit(s: Sm90PassShape) -> str | None:
     if 8 * s.barriers <= BARRIER_BYTES:
         return None
     return f"{s.barriers} barriers need {8 * s.barriers} bytes, there are {BARRIER_BYTES}"
 
 
 PASS_SM90_PREDICATES: dict[str, Rule[Sm90PassShape]] = {
-    "tensor_maps_need_alignment": tensor_maps_need_alignment,
+    "tma_needs_alignment": tma_needs_alignment,
     "warpgroups_range": warpgroups_range,
-    "block_columns_known": _block_columns_known,
-    "pass_stages_range": _pass_stages_range,
-    "parts_have_no_turns": _parts_have_no_turns,
-    "result_columns_fit_product": _result_columns_fit_product,
-    "parts_divide_depth": _parts_divide_depth,
-    "part_slots_range": _part_slots_range,
+    "block_columns_known": known("block_columns", BLOCK_COLUMNS),
+    "pass_stages_range": within("num_stages", 1, MAX_STAGES),
+    "sliced_depth_has_no_ping_pong": _sliced_depth_has_no_ping_pong,
+    "result_columns_fit_mma": _result_columns_fit_mma,
+    "slices_divide_depth": _slices_divide_depth,
+    "slice_stages_range": _slice_stages_range,
     "fragments_fit_warpgroup": fragments_fit_warpgroup,
-    "barriers_have_room": _barriers_have_room,
+    "barriers_fit": _barriers_fit,
 }
+
+
+SYMBOL = r"scores_backward_sm90I.*6ResultE{}E"
+RESULTS = ("dq", "dk", "dv")  # attention_autotuner::Result, in the order of its values
+
+
+def pass_of(shape: Sm90PassShape) -> Pass:
+    """The launch of a pass."""
+    return Pass(
+        kernel=BackwardSm90Knobs.kernel,
+        subject=shape,
+        rules=PASS_SM90_PREDICATES,
+        needs_of=needs,
+        symbol=SYMBOL.format(RESULTS.index(shape.result)),
+    )
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    return tuple(map(pass_of, shapes(candidate)))

@@ -1,7 +1,7 @@
 """The retnet backward candidates of family ``sm90`` that a policy offers, and the one that needs no tuning.
 
 A candidate takes one kind of tile for its three passes. What follows from a tile, each pass has as its own head dims
-allow: as many stages as fit, and where not even two do, streamed tiles of the first product in parts.
+allow: as many stages as fit, and where not even two do, streamed tiles of the first MMA in slices of their depth.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import check_passes
+from ..shared.passes import points_of
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs, Sm90Pass
-from .passes import pass_of, passes_of
 from .resources import Sm90PassShape, shapes, smem_bytes
-from .rules import MAX_SLOTS, MAX_STAGES
+from .rules import MAX_SLICE_STAGES, MAX_STAGES, pass_of, passes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +27,13 @@ class BackwardSm90Space:
 
     Attributes:
         tiles: (warpgroups, block_columns) pairs.
-        turns: whether products are issued in turns, where a pass can.
+        ping_pong: values of that knob, where a pass can.
         cta_orders: orders of the list of CTAs.
     """
 
     tiles: tuple[tuple[int, int], ...] = ((2, 128), (3, 64), (2, 64))
-    turns: tuple[bool, ...] = (True, False)
-    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    ping_pong: tuple[bool, ...] = (True, False)
+    cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
 
 
 SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have the values above
@@ -42,35 +41,37 @@ SPACES: dict[str, BackwardSm90Space] = {}  # by the spec's name; the others have
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[BackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
-    for knobs in _points(problem, SPACES.get(spec.name, BackwardSm90Space()), spec):
-        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
+    space = SPACES.get(spec.name, BackwardSm90Space())
+    return points_of(problem, spec, _points(problem, space, spec), passes_of)
 
 
 def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     """The first legal point, in the order of CTAs that suits the mask; None where there is none.
 
-    Wide results do without turns: their warpgroups have little to do beside the MMAs.
+    Wide results do without ping-pong: their warpgroups have little to do beside the MMAs.
     """
-    order: CtaOrder = "heads_first" if problem.causal else "rows_first"
-    widest = max(problem.class_qk, problem.class_v)
+    order: CtaOrder = "longest_first" if problem.causal else "raster"
+    widest = max(problem.padded_dim_qk, problem.padded_dim_v)
     space = SPACES.get(spec.name, BackwardSm90Space())
-    chosen = replace(space, turns=(widest < MAX_COLUMNS,), cta_orders=(order,))
-    legal = (
-        knobs
-        for knobs in _points(problem, chosen, spec)
-        if check_passes(Candidate.of(problem, knobs), passes_of, spec) is None
-    )
-    return next(legal, None)
+    chosen = replace(space, ping_pong=(widest < MAX_COLUMNS,), cta_orders=(order,))
+    every = points_of(problem, spec, _points(problem, chosen, spec), passes_of)
+    return next((knobs for knobs in every if isinstance(knobs, BackwardSm90Knobs)), None)
 
 
 def _points(
     problem: Problem, space: BackwardSm90Space, spec: ArchSpec
 ) -> Iterator[BackwardSm90Knobs]:
     seen: set[BackwardSm90Knobs] = set()
-    for (groups, columns), turns, order in product(space.tiles, space.turns, space.cta_orders):
-        slices = -(-problem.class_v // MAX_COLUMNS)
+    for (groups, columns), ping_pong, order in product(
+        space.tiles, space.ping_pong, space.cta_orders
+    ):
+        slices = -(-problem.padded_dim_v // MAX_COLUMNS)
         plain = Sm90Pass(
-            warpgroups=groups, block_columns=columns, num_stages=1, part_slots=2, turns=turns
+            warpgroups=groups,
+            block_columns=columns,
+            num_stages=1,
+            slice_stages=2,
+            ping_pong=ping_pong,
         )
         whole = BackwardSm90Knobs(
             dq=plain, dk=plain, dv=replace(plain, slices=slices), cta_order=order
@@ -84,22 +85,22 @@ def _points(
 
 
 def fit(shape: Sm90PassShape, spec: ArchSpec) -> Sm90Pass | None:
-    """A pass with all the stages that shared memory has room for; None where it has none for one."""
+    """A pass with all the stages that fit shared memory; None where not even one does."""
     for stages in range(MAX_STAGES, 1, -1):
-        found = replace(shape.knobs, num_stages=stages, part_slots=stages)
-        if _fits(shape, found, spec):
-            return found
+        fitted = replace(shape.knobs, num_stages=stages, slice_stages=stages)
+        if _fits(shape, fitted, spec):
+            return fitted
     blocks = shape.depth // SWIZZLE_COLUMNS
-    for slots in range(MAX_SLOTS, 2, -1):
-        found = replace(
+    for stages in range(MAX_SLICE_STAGES, 2, -1):
+        fitted = replace(
             shape.knobs,
             num_stages=1,
-            parts=blocks,
-            part_slots=slots,
-            turns=shape.knobs.turns and blocks == 1,
+            depth_slices=blocks,
+            slice_stages=stages,
+            ping_pong=shape.knobs.ping_pong and blocks == 1,
         )
-        if _fits(shape, found, spec):
-            return found
+        if _fits(shape, fitted, spec):
+            return fitted
     return None
 
 

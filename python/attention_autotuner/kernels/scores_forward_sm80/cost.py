@@ -23,7 +23,7 @@ from .knobs import knobs_of
 def step_counts(candidate: Candidate, fit: Coefficients) -> StepCounts:
     """One K/V tile of a CTA."""
     knobs = knobs_of(candidate)
-    m, n, dim = knobs.block_m, knobs.block_n, candidate.class_qk
+    m, n, dim = knobs.block_m, knobs.block_n, candidate.padded_dim_qk
     columns = forward_resources.value_columns(candidate)
 
     # Every warp along the rows reads all of K and V; warps along the keys share them but each reads all of P.
@@ -74,10 +74,10 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
         steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
         heads=problem.batch * problem.heads_q,
         slices=knobs.v_slices,
-        heads_first=knobs.cta_order == "heads_first",
+        longest_first=knobs.cta_order == "longest_first",
         persistent=knobs.persistent,
         causal=problem.causal,
-        outer_bytes=knobs.block_m * (candidate.class_qk + columns) * ELEMENT_BYTES,
+        outer_bytes=knobs.block_m * (candidate.padded_dim_qk + columns) * ELEMENT_BYTES,
         once_bytes=ELEMENT_BYTES * rows_q * (problem.dim_qk + problem.dim_v),
         streams=problem.batch * problem.heads_kv,
         stream_bytes=ELEMENT_BYTES * problem.seqlen_k * (problem.dim_qk + problem.dim_v),
@@ -100,8 +100,8 @@ def predict(
     work_of_states = ChunkPassWork(
         knobs=knobs.states,
         chunk=knobs.chunk,
-        depth=candidate.class_qk,
-        width=candidate.class_v,
+        depth=candidate.padded_dim_qk,
+        width=candidate.padded_dim_v,
         states_only=True,
         heads=problem.batch * problem.heads_q,
         tokens=problem.seqlen_q,

@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..chunks_sm80.knobs import RENAMED_SCORES
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, RETENTION_COLUMNS, bound_words, cells, order_words
+from ..shared.knobs import RENAMED_ORDERS
 from ..shared.rules import Rule
-from . import cost, passes, space, workspace
+from . import cost, resources, rules, space
 from .knobs import ForwardKnobs, knobs_of
 from .rules import PRUNING_PREDICATES
 
@@ -21,8 +23,10 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
     knobs = ForwardKnobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    workspace_bytes = staticmethod(resources.workspace_bytes)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS | RENAMED_SCORES
     pruning: ClassVar[Mapping[str, Rule[Candidate]]] = PRUNING_PREDICATES
 
     def entry(self, candidate: Candidate) -> Entry:
@@ -32,10 +36,6 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
         if candidate.score == "softmax":
             return Entry(cpp_type="AttentionForwardEntry", header="attention_entry.cuh")
         return Entry(cpp_type="RetNetForwardEntry", header="retnet_entry.cuh")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """Bytes of device memory that a launch takes beside its tensors."""
-        return workspace.workspace_bytes(problem, candidate)
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -60,7 +60,7 @@ def _cells(candidate: Candidate, knobs: ForwardKnobs) -> Mapping[str, str]:
         kernels = f"rows:{knobs.row_label} states:{knobs.states.label}"
         return cells(RETENTION_COLUMNS, candidate, "parallel", str(knobs.chunk), kernels)
     slices = []
-    if knobs.k_slice != candidate.class_qk:
+    if knobs.k_slice != candidate.padded_dim_qk:
         slices.append(f"k{knobs.k_slice}")
     if knobs.v_slices > 1:
         slices.append(f"v/{knobs.v_slices}")

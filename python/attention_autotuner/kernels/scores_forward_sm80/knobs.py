@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
+from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
 from ..chunks_sm80.knobs import ChunkPass
-from ..shared.knobs import CtaOrder, Sm80Knobs
+from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,16 +19,16 @@ class ForwardKnobs(Sm80Knobs):
         block_m: query rows of one CTA tile.
         block_n: key rows of one step of the main loop.
         warps_m: warps along the query rows; each owns ``block_m / warps_m`` rows.
-        warps_n: warps along keys (first product) and value columns (second product). 1 keeps P in registers; more
-            pass P through shared memory.
+        warps_n: warps along keys (Q K^T) and value columns (P V). 1 keeps P in registers; more pass P through shared
+            memory.
         num_stages: shared-memory stages of the K/V pipeline.
         q_in_registers: Q fragments are loaded once into registers and Q's shared memory is reused for K/V.
         qk_ahead: the next tile's Q K^T is issued before this tile's softmax, so the two can overlap.
-        k_slice: columns of K loaded per step of the first product; equal to ``class_qk`` when K is not sliced.
-        v_slices: number of CTAs that share one row block, each computing ``class_v / v_slices`` output columns.
+        k_slice: columns of K loaded per step of Q K^T; equal to ``padded_dim_qk`` when K is not sliced.
+        v_slices: number of CTAs that share one row block, each computing ``padded_dim_v / v_slices`` output columns.
         persistent: one CTA per resident slot loops over tiles, instead of one CTA per tile.
-        cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
-            heads for one row block, the longest causal row blocks first.
+        cta_order: ``raster``: all row blocks of a head before the next head; ``longest_first``: all heads for one row
+            block, the longest causal row blocks first (LPT).
         ctas_per_sm: resident CTAs that the compiler must leave registers for (the launch bound).
         chunk: tokens of one step of the pass over chunks; None without it.
         states: that pass, of kernel ``chunks_sm80``, which gives retention's parallel form its states; None for others.
@@ -54,7 +54,7 @@ class ForwardKnobs(Sm80Knobs):
     k_slice: int
     v_slices: int = 1
     persistent: bool = False
-    cta_order: CtaOrder = "rows_first"
+    cta_order: CtaOrder = "raster"
     ctas_per_sm: int = 1
     chunk: int | None = None
     states: ChunkPass | None = None
@@ -91,7 +91,7 @@ class ForwardKnobs(Sm80Knobs):
                 "qreg" if self.q_in_registers else "qsmem",
                 "ahead" if self.qk_ahead else "inorder",
                 "persistent" if self.persistent else "grid",
-                "rows" if self.cta_order == "rows_first" else "heads",
+                ORDER_LABELS[self.cta_order],
                 f"b{self.ctas_per_sm}",
             ]
         )
@@ -104,12 +104,4 @@ class ForwardKnobs(Sm80Knobs):
         return f"parallel_{self.row_label}_l{self.chunk}_{self.states.label}"
 
 
-def knobs_of(candidate: Candidate) -> ForwardKnobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ForwardKnobs):
-        raise TypeError(f"{candidate.name} has no ForwardKnobs")
-    return candidate.knobs
+knobs_of = knobs_as(ForwardKnobs)

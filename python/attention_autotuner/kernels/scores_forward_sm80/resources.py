@@ -1,13 +1,16 @@
-"""What a forward candidate costs an SM, as pure formulas over its knobs.
+"""Resources that a forward candidate takes from an SM, as pure formulas over its knobs.
 
 ``smem_bytes`` is exact and the twin of ``ForwardTraits::kSmemBytes`` (a test compares the two); the register count is
-an estimate made before the compiler has spoken.
+an estimate made before the compiler's report.
 """
 
 from __future__ import annotations
 
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
+from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -16,16 +19,16 @@ ROW_PADDING = 8  # elements; see templates/include/attention_autotuner/common/ti
 
 def value_columns(candidate: Candidate) -> int:
     """Output columns that one CTA computes."""
-    return candidate.class_v // knobs_of(candidate).v_slices
+    return candidate.padded_dim_v // knobs_of(candidate).v_slices
 
 
 def k_slices(candidate: Candidate) -> int:
     """Slices that K's columns arrive in."""
-    return candidate.class_qk // knobs_of(candidate).k_slice
+    return candidate.padded_dim_qk // knobs_of(candidate).k_slice
 
 
 def padded_rows(candidate: Candidate) -> bool:
-    """Whether shared-memory rows are padded, not permuted: where two row tiles of a wide output fill the registers."""
+    """True where shared-memory rows are padded, not permuted: two row tiles of a wide output fill the registers."""
     knobs = knobs_of(candidate)
     row_tiles = knobs.block_m // knobs.warps_m // 16
     column_tiles = value_columns(candidate) // knobs.warps_n // 8
@@ -40,18 +43,18 @@ def smem_bytes(candidate: Candidate) -> int:
     def tile_bytes(rows: int, columns: int) -> int:
         return rows * (columns + padding) * ELEMENT_BYTES
 
-    q = tile_bytes(knobs.block_m, candidate.class_qk)
+    q = tile_bytes(knobs.block_m, candidate.padded_dim_qk)
     k = knobs.num_stages * tile_bytes(knobs.block_n, knobs.k_slice)
     v_stages = knobs.num_stages if k_slices(candidate) == 1 else 1
     v = v_stages * tile_bytes(knobs.block_n, value_columns(candidate))
-    p = statistics = 0
+    p = row_values = 0
     if knobs.warps_n > 1:
         p = tile_bytes(knobs.block_m, knobs.block_n)
-        statistics = 4 * knobs.warps_n * knobs.block_m
+        row_values = 4 * knobs.warps_n * knobs.block_m
     mask = 0
     if candidate.mask == "explicit":
         mask = v_stages * tile_bytes(knobs.block_m, knobs.block_n)
-    main = (0 if knobs.q_in_registers else q) + v + k + mask + p + statistics
+    main = (0 if knobs.q_in_registers else q) + v + k + mask + p + row_values
     return max(main, q, tile_bytes(knobs.block_m, value_columns(candidate)))
 
 
@@ -61,7 +64,7 @@ def fragment_registers(candidate: Candidate) -> int:
     row_tiles = knobs.block_m // knobs.warps_m // 16
     o = row_tiles * (value_columns(candidate) // knobs.warps_n // 8) * 4
     s = row_tiles * (knobs.block_n // knobs.warps_n // 8) * 4
-    q = row_tiles * (candidate.class_qk // 16) * 4 if knobs.q_in_registers else 0
+    q = row_tiles * (candidate.padded_dim_qk // 16) * 4 if knobs.q_in_registers else 0
     ahead = (
         s * 3 // 4 if knobs.qk_ahead else 0
     )  # the next scores grow while these shrink to packed P
@@ -69,7 +72,7 @@ def fragment_registers(candidate: Candidate) -> int:
 
 
 def needs(candidate: Candidate) -> KernelNeeds:
-    """What the kernel over blocks of rows takes."""
+    """Resources that the kernel over blocks of rows takes."""
     knobs = knobs_of(candidate)
     return KernelNeeds(
         name="" if knobs.states is None else "rows",
@@ -78,3 +81,21 @@ def needs(candidate: Candidate) -> KernelNeeds:
         smem_bytes=smem_bytes(candidate),
         fragment_registers=fragment_registers(candidate),
     )
+
+
+SUPER_CHUNK = 512  # tokens; see ParallelEntry in scores_forward_sm80/retention_entry.cuh
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate, *, final_state: bool = False) -> int:
+    """Bytes of the states of super-chunks, from which retention's final one is made.
+
+    Args:
+        problem: gives the sizes.
+        candidate: of any operation.
+        final_state: whether it is wanted.
+    """
+    chunk = knobs_of(candidate).chunk
+    if not final_state or chunk is None:
+        return 0
+    cut = SuperChunks.of(problem.seqlen_q, chunk, SUPER_CHUNK, ENOUGH_PIECES)
+    return layout_bytes([states_bytes(problem, cut)])

@@ -1,4 +1,4 @@
-"""Which forward candidates may exist: named predicates, each giving the reason when it says no.
+"""Which forward candidates may exist: named predicates, each giving the reason of a rejection.
 
 ``KERNEL_PREDICATES`` are what the kernel headers can compile at all; each is the twin of the ``static_assert`` of the
 same name in ``templates/include/attention_autotuner/scores_forward_sm80/traits.cuh`` (a test compares the names).
@@ -8,18 +8,18 @@ same name in ``templates/include/attention_autotuner/scores_forward_sm80/traits.
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule
+from ..chunks_sm80.rules import chunk_pass
+from ..shared.passes import Pass
+from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, divides
 from .knobs import knobs_of
-from .resources import value_columns
+from .resources import needs, value_columns
 
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
 MAX_STAGES = 4
 MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go through shared memory
 MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
-MIN_ODD_CLASS = (
-    400  # value class from which a row block's output takes too many registers to stay whole
-)
+MIN_ODD_DIM = 400  # padded value head dim from which a row block's output takes too many registers to stay whole
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
 
 
@@ -35,37 +35,28 @@ def _row_barriers_available(c: Candidate) -> str | None:
     return f"warps_m must be at most {MAX_ROW_BARRIERS} with warps_n > 1, got {knobs_of(c).warps_m}"
 
 
-def _block_m_divides_among_warps(c: Candidate) -> str | None:
-    if knobs_of(c).block_m % (16 * knobs_of(c).warps_m) == 0:
+def _v_slices_divide_padded_dim_v(c: Candidate) -> str | None:
+    if c.padded_dim_v % knobs_of(c).v_slices == 0:
         return None
-    return f"block_m must be a multiple of 16 * warps_m, got {knobs_of(c).block_m} for {knobs_of(c).warps_m} warps"
-
-
-def _block_n_divides_among_warps(c: Candidate) -> str | None:
-    if knobs_of(c).block_n % (16 * knobs_of(c).warps_n) == 0:
-        return None
-    return f"block_n must be a multiple of 16 * warps_n, got {knobs_of(c).block_n} for {knobs_of(c).warps_n} warps"
-
-
-def _v_slices_divide_class_v(c: Candidate) -> str | None:
-    if c.class_v % knobs_of(c).v_slices == 0:
-        return None
-    return f"v_slices must divide class_v, got {knobs_of(c).v_slices} and {c.class_v}"
+    return f"v_slices must divide padded_dim_v, got {knobs_of(c).v_slices} and {c.padded_dim_v}"
 
 
 def _value_columns_divide_among_warps(c: Candidate) -> str | None:
     if value_columns(c) % (16 * knobs_of(c).warps_n) == 0:
         return None
     return (
-        f"class_v / v_slices must be a multiple of 16 * warps_n, got {value_columns(c)} "
+        f"padded_dim_v / v_slices must be a multiple of 16 * warps_n, got {value_columns(c)} "
         f"for {knobs_of(c).warps_n} warps"
     )
 
 
-def _k_slice_divides_class_qk(c: Candidate) -> str | None:
-    if knobs_of(c).k_slice % 16 == 0 and c.class_qk % knobs_of(c).k_slice == 0:
+def _k_slice_divides_padded_dim_qk(c: Candidate) -> str | None:
+    if knobs_of(c).k_slice % 16 == 0 and c.padded_dim_qk % knobs_of(c).k_slice == 0:
         return None
-    return f"k_slice must be a multiple of 16 that divides class_qk, got {knobs_of(c).k_slice} and {c.class_qk}"
+    return (
+        f"k_slice must be a multiple of 16 that divides padded_dim_qk, got {knobs_of(c).k_slice} and "
+        f"{c.padded_dim_qk}"
+    )
 
 
 def _num_stages_range(c: Candidate) -> str | None:
@@ -77,19 +68,19 @@ def _num_stages_range(c: Candidate) -> str | None:
 def _qk_ahead_needs_two_whole_stages(c: Candidate) -> str | None:
     if not knobs_of(c).qk_ahead or (
         knobs_of(c).num_stages == 2
-        and knobs_of(c).k_slice == c.class_qk
+        and knobs_of(c).k_slice == c.padded_dim_qk
         and knobs_of(c).warps_n == 1
     ):
         return None
     knobs = knobs_of(c)
     return (
         "qk_ahead needs num_stages == 2, unsliced K and warps_n == 1, got "
-        f"num_stages {knobs.num_stages}, k_slice {knobs.k_slice} of {c.class_qk}, warps_n {knobs.warps_n}"
+        f"num_stages {knobs.num_stages}, k_slice {knobs.k_slice} of {c.padded_dim_qk}, warps_n {knobs.warps_n}"
     )
 
 
 def _sliced_k_needs_two_stages(c: Candidate) -> str | None:
-    if knobs_of(c).k_slice == c.class_qk or knobs_of(c).num_stages >= 2:
+    if knobs_of(c).k_slice == c.padded_dim_qk or knobs_of(c).num_stages >= 2:
         return None
     return f"sliced K needs num_stages >= 2, got {knobs_of(c).num_stages}"
 
@@ -102,23 +93,23 @@ def _p_in_registers_where_it_fits(c: Candidate) -> str | None:
     )
 
 
-def narrow_slices(class_v: int) -> int | None:
-    """The fewest value slices of a class too wide for one whose halves are no multiples of 16; None for the others."""
-    if class_v < MIN_ODD_CLASS or class_v % 32 == 0:
+def narrow_slices(padded_dim_v: int) -> int | None:
+    """The fewest value slices of a padded head dim too wide for one, whose halves are no multiples of 16; else None."""
+    if padded_dim_v < MIN_ODD_DIM or padded_dim_v % 32 == 0:
         return None
-    return next(s for s in range(2, class_v) if class_v % (16 * s) == 0)
+    return next(s for s in range(2, padded_dim_v) if padded_dim_v % (16 * s) == 0)
 
 
 def _slices_only_for_wide_heads(c: Candidate) -> str | None:
     narrow = value_columns(c) < MIN_SLICE_COLUMNS and knobs_of(c).v_slices != narrow_slices(
-        c.class_v
+        c.padded_dim_v
     )
     if knobs_of(c).v_slices > 1 and narrow:
         return (
             f"value slices narrower than 128 columns repeat Q K^T too often, got {value_columns(c)}"
         )
-    if knobs_of(c).k_slice < c.class_qk and c.class_qk < 128:
-        return f"K is sliced only from class_qk 128 on, got {c.class_qk}"
+    if knobs_of(c).k_slice < c.padded_dim_qk and c.padded_dim_qk < 128:
+        return f"K is sliced only from padded_dim_qk 128 on, got {c.padded_dim_qk}"
     return None
 
 
@@ -131,11 +122,11 @@ KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     **CLASS_PREDICATES,
     "warps_range": _warps_range,
     "row_barriers_available": _row_barriers_available,
-    "block_m_divides_among_warps": _block_m_divides_among_warps,
-    "block_n_divides_among_warps": _block_n_divides_among_warps,
-    "v_slices_divide_class_v": _v_slices_divide_class_v,
+    "block_m_divides_among_warps": divides("block_m", "warps_m", "warps"),
+    "block_n_divides_among_warps": divides("block_n", "warps_n", "warps"),
+    "v_slices_divide_padded_dim_v": _v_slices_divide_padded_dim_v,
     "value_columns_divide_among_warps": _value_columns_divide_among_warps,
-    "k_slice_divides_class_qk": _k_slice_divides_class_qk,
+    "k_slice_divides_padded_dim_qk": _k_slice_divides_padded_dim_qk,
     "num_stages_range": _num_stages_range,
     "qk_ahead_needs_two_whole_stages": _qk_ahead_needs_two_whole_stages,
     "sliced_k_needs_two_stages": _sliced_k_needs_two_stages,
@@ -146,3 +137,12 @@ PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
     "p_in_registers_where_it_fits": _p_in_registers_where_it_fits,
     "slices_only_for_wide_heads": _slices_only_for_wide_heads,
 }
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    rows = Pass(kernel=knobs.kernel, subject=candidate, rules=KERNEL_PREDICATES, needs_of=needs)
+    if knobs.states is None or knobs.chunk is None:
+        return (rows,)
+    return (rows, chunk_pass(candidate, "states", knobs.states, knobs.chunk, 0))

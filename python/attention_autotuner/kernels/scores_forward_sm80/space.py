@@ -15,8 +15,13 @@ from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
 from ..shared.passes import check_passes
 from .knobs import ForwardKnobs
-from .passes import passes_of
-from .rules import MIN_SHARED_P_COLUMNS, MIN_SLICE_COLUMNS, PRUNING_PREDICATES, narrow_slices
+from .rules import (
+    MIN_SHARED_P_COLUMNS,
+    MIN_SLICE_COLUMNS,
+    PRUNING_PREDICATES,
+    narrow_slices,
+    passes_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +53,9 @@ class ForwardSpace:
     k_slice: tuple[int, ...] = (0, 64, 32)
     v_slices: tuple[int, ...] = (1, 2, 4)
     schedules: tuple[tuple[bool, CtaOrder], ...] = (
-        (False, "rows_first"),
-        (False, "heads_first"),
-        (True, "heads_first"),
+        (False, "raster"),
+        (False, "longest_first"),
+        (True, "longest_first"),
     )
     ctas_per_sm: tuple[int, ...] = (1, 2, 3, 4)
 
@@ -78,11 +83,11 @@ class ForwardPreference:
 
     def covers(self, problem: Problem) -> bool:
         """True for a problem of its head dims and score modification."""
-        dims = (problem.class_qk, problem.class_v)
+        dims = (problem.padded_dim_qk, problem.padded_dim_v)
         return self.above < min(dims) and max(dims) <= self.up_to and problem.score in self.scores
 
 
-# Tried in order, the first legal row whose `up_to` covers both head-dim classes wins. Which rows lead was measured on
+# Tried in order, the first legal row whose `up_to` covers both padded head dims wins. Which rows lead was measured on
 # an H200 (docs/kernel_log.md); the smaller ones are for GPUs with less shared memory and follow FlashAttention-2's
 # choices.
 FORWARD_PREFERENCES: tuple[ForwardPreference, ...] = (
@@ -107,7 +112,7 @@ AUTO_ROWS = ForwardSpace(
     block_n=(64, 32),
     num_stages=(2, 1),
     k_slice=(0,),
-    schedules=((False, "heads_first"),),
+    schedules=((False, "longest_first"),),
     ctas_per_sm=(1, 2),
 )
 SPACES: dict[str, ForwardSpace] = {}  # by the spec's name; the others have the values above
@@ -154,12 +159,12 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     """The first row of the default table that is legal, or None."""
     chunk, states = None, None
     if problem.semantics.carries_state:
-        found = None
+        chosen_states = None
         if default_form(problem) == "parallel":
-            found = _states(problem, ChunkPasses(problem, spec))
-        if found is None:
+            chosen_states = _states(problem, ChunkPasses(problem, spec))
+        if chosen_states is None:
             return None
-        chunk, states = found
+        chunk, states = chosen_states
     space = SPACES.get(spec.name, ForwardSpace())
     for row in PREFERENCES.get(spec.name, FORWARD_PREFERENCES):
         if not row.covers(problem):
@@ -170,9 +175,9 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
                 block_n=row.block_n,
                 warps_m=row.warps_m,
                 num_stages=row.num_stages,
-                k_slice=problem.class_qk,
+                k_slice=problem.padded_dim_qk,
                 v_slices=v_slices,
-                cta_order="heads_first" if problem.causal else "rows_first",
+                cta_order="longest_first" if problem.causal else "raster",
                 q_in_registers=row.q_in_registers,
                 ctas_per_sm=row.ctas_per_sm,
                 chunk=chunk,
@@ -194,9 +199,9 @@ def _row_points(
     states: ChunkPass | None = None,
 ) -> Iterator[ForwardKnobs | Rejection]:
     """The points of the kernel over blocks of rows, each with the same pass for the states."""
-    k_slices = [s or problem.class_qk for s in space.k_slice if s < problem.class_qk]
+    k_slices = [s or problem.padded_dim_qk for s in space.k_slice if s < problem.padded_dim_qk]
     v_slices = _v_slices(problem, space)
-    warps_n = [w for w in space.warps_n if w == 1 or problem.class_v >= MIN_SHARED_P_COLUMNS]
+    warps_n = [w for w in space.warps_n if w == 1 or problem.padded_dim_v >= MIN_SHARED_P_COLUMNS]
     for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
         space.tiles,
         space.block_n,
@@ -207,7 +212,7 @@ def _row_points(
         space.ctas_per_sm,
     ):
         for q_in_registers, qk_ahead in product((False, True), repeat=2):
-            if qk_ahead and (stages != 2 or k != problem.class_qk or n > 1):
+            if qk_ahead and (stages != 2 or k != problem.padded_dim_qk or n > 1):
                 continue  # not a point of the space: see qk_ahead_needs_two_whole_stages
             knobs = ForwardKnobs(
                 block_m=block_m,
@@ -234,15 +239,15 @@ def _row_points(
 
 
 def _v_slices(problem: Problem, space: ForwardSpace) -> list[int]:
-    """The space's slices that leave columns enough, and those that a class needs which has no such."""
-    enough = [s for s in space.v_slices if s == 1 or problem.class_v // s >= MIN_SLICE_COLUMNS]
-    narrow = narrow_slices(problem.class_v)
+    """The space's slices that leave columns enough, and those that a padded head dim needs which has no such."""
+    enough = [s for s in space.v_slices if s == 1 or problem.padded_dim_v // s >= MIN_SLICE_COLUMNS]
+    narrow = narrow_slices(problem.padded_dim_v)
     return enough if narrow is None else [*enough, narrow]
 
 
 def _states(problem: Problem, passes: ChunkPasses) -> tuple[int, ChunkPass] | None:
     """The chunk and the pass that every parallel candidate gives the states: they are no part of its usual work."""
-    for chunk in passes.chunk_order(problem.class_qk):
+    for chunk in passes.chunk_order(problem.padded_dim_qk):
         states = passes.first("states", chunk)
         if states is not None:
             return chunk, states

@@ -28,7 +28,7 @@ def predict(
         heads=problem.batch * problem.heads_q,
         batches=problem.batch,
         slices=knobs.v_slices,
-        heads_first=knobs.cta_order == "heads_first",
+        longest_first=knobs.cta_order == "longest_first",
         threads=knobs.num_threads,
         scores=knobs.block_m * knobs.block_n,
         columns=shape.depth + shape.columns,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from ...core.candidate import Candidate
-from ...core.problem import Problem
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import FORWARD_COLUMNS, cells, order_words
-from . import cost, passes, space
+from ..shared.knobs import RENAMED_ORDERS
+from . import cost, rules, space
 from .knobs import ForwardSm90Knobs, knobs_of
 
 
@@ -16,16 +19,13 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
     knobs = ForwardSm90Knobs
     points = staticmethod(space.points)
     default = staticmethod(space.default)
-    passes = staticmethod(passes.passes_of)
+    passes = staticmethod(rules.passes_of)
     predict = staticmethod(cost.predict)
+    renamed: ClassVar[Mapping[str, str]] = RENAMED_ORDERS
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
         return Entry(cpp_type="ForwardSm90Entry")
-
-    def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
-        """0: nothing is kept."""
-        return 0
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
@@ -45,7 +45,3 @@ class ScoresForwardSm90(Kernel[ForwardSm90Knobs]):
                 order_words(knobs.cta_order),
             ),
         )
-
-    def columns(self, problem: Problem) -> tuple[str, ...]:
-        """The headings of the cells."""
-        return FORWARD_COLUMNS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ...core.candidate import Candidate, Service
-from ..shared.knobs import CtaOrder, Sm90Knobs, Warpgroups
+from ...core.candidate import Service, knobs_as
+from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm90Knobs, Warpgroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +14,12 @@ class ForwardSm90Knobs(Warpgroups, Sm90Knobs):
     """A forward kernel of family ``sm90``.
 
     Attributes:
-        warpgroups: that multiply; each owns 64 query rows.
+        warpgroups: consumers; each owns 64 query rows.
         block_n: key rows of one step of the main loop.
         num_stages: shared-memory stages of K, V and the mask.
         v_slices: number of CTAs that share one row block, each computing its part of the value columns.
-        cta_order: ``rows_first`` walks the row blocks of a head before the next head; ``heads_first`` walks all
-            heads for one row block, the longest causal row blocks first.
+        cta_order: ``raster``: all row blocks of a head before the next head; ``longest_first``: all heads for one row
+            block, the longest causal row blocks first (LPT).
     """
 
     kernel: ClassVar[str] = "scores_forward_sm90"
@@ -29,7 +29,7 @@ class ForwardSm90Knobs(Warpgroups, Sm90Knobs):
     block_n: int
     num_stages: int
     v_slices: int = 1
-    cta_order: CtaOrder = "rows_first"
+    cta_order: CtaOrder = "raster"
 
     @property
     def block_m(self) -> int:
@@ -39,17 +39,8 @@ class ForwardSm90Knobs(Warpgroups, Sm90Knobs):
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        order = "rows" if self.cta_order == "rows_first" else "heads"
         tile = f"g{self.warpgroups}n{self.block_n}"
-        return f"{tile}_s{self.num_stages}_v{self.v_slices}_{order}"
+        return f"{tile}_s{self.num_stages}_v{self.v_slices}_{ORDER_LABELS[self.cta_order]}"
 
 
-def knobs_of(candidate: Candidate) -> ForwardSm90Knobs:
-    """The knobs of a candidate of this kernel.
-
-    Raises:
-        TypeError: the candidate is of another kernel.
-    """
-    if not isinstance(candidate.knobs, ForwardSm90Knobs):
-        raise TypeError(f"{candidate.name} has no ForwardSm90Knobs")
-    return candidate.knobs
+knobs_of = knobs_as(ForwardSm90Knobs)

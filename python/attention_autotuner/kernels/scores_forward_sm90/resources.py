@@ -1,53 +1,45 @@
-"""What a candidate of family ``sm90`` costs an SM, as pure formulas over its knobs.
+"""Resources that a candidate of family ``sm90`` takes from an SM, as pure formulas over its knobs.
 
 ``smem_bytes`` is exact and the twin of ``WgmmaForwardTraits::kSmemBytes`` (a test compares the two).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
+from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
-from ..shared.sm90_tiles import ALIGNMENT_BYTES, BARRIER_BYTES, ELEMENT_BYTES, whole_columns
+from ..shared.sm90_tiles import (
+    ALIGNMENT_BYTES,
+    BARRIER_BYTES,
+    ELEMENT_BYTES,
+    Sm90Shape,
+    whole_columns,
+)
 from .knobs import ForwardSm90Knobs, knobs_of
 
-PRODUCER_REGISTERS = {2: 40, 3: 32}  # by multiplying warpgroups
-CONSUMER_REGISTERS = {2: 232, 3: 160}
+PRODUCER_REGISTERS = {2: 40, 3: 32}  # by consumer warpgroups
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForwardSm90Shape:
-    """A candidate of the family with its knobs at hand.
+class ForwardSm90Shape(Sm90Shape):
+    """A candidate of the kernel."""
 
-    Attributes:
-        candidate: the candidate.
-        knobs: its knobs.
-    """
-
-    candidate: Candidate
     knobs: ForwardSm90Knobs
+    registers_by_warpgroups: ClassVar[Mapping[int, int]] = {2: 232, 3: 160}
 
     @property
     def depth(self) -> int:
-        """Columns of Q and K that are multiplied."""
-        return whole_columns(self.candidate.class_qk)
+        """Columns of Q and K in the MMA."""
+        return whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def columns(self) -> int:
-        """Columns of V that one CTA multiplies."""
-        per_slice = -(-self.candidate.class_v // self.knobs.v_slices)
+        """Columns of V of one CTA."""
+        per_slice = -(-self.candidate.padded_dim_v // self.knobs.v_slices)
         return whole_columns(per_slice)
-
-    @property
-    def allowed_warpgroups(self) -> tuple[int, ...]:
-        """Counts of consumer warpgroups that registers can be shared out among."""
-        return tuple(CONSUMER_REGISTERS)
-
-    @property
-    def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
-        return CONSUMER_REGISTERS.get(self.knobs.warpgroups)
 
     @property
     def fragment_registers(self) -> int:
@@ -70,13 +62,11 @@ def smem_bytes(shape: ForwardSm90Shape) -> int:
 
 
 def needs(shape: ForwardSm90Shape) -> KernelNeeds:
-    """What the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
-    groups = shape.knobs.warpgroups
-    consumer = shape.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
-    even = (groups * consumer + PRODUCER_REGISTERS.get(groups, 32)) // (groups + 1)
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    producer = PRODUCER_REGISTERS.get(shape.knobs.warpgroups, 32)
     return KernelNeeds(
         threads=shape.knobs.num_threads,
         ctas_per_sm=1,
         smem_bytes=smem_bytes(shape),
-        fragment_registers=max(0, even - REGISTERS_BESIDE_FRAGMENTS_MIN),
+        fragment_registers=shape.even_fragments(shape.fragment_registers, producer),
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 
 from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import check_passes
+from ..shared.passes import points_of
 from ..shared.sm90_tiles import MAX_COLUMNS
 from .knobs import ForwardSm90Knobs
-from .passes import passes_of
+from .rules import passes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ForwardSm90Space:
 
     tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 128), (3, 64))
     num_stages: tuple[int, ...] = (3, 2, 1, 4)
-    cta_orders: tuple[CtaOrder, ...] = ("rows_first", "heads_first")
+    cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
 
 
 SPACES: dict[str, ForwardSm90Space] = {}  # by the spec's name; the others have the values above
@@ -36,25 +36,19 @@ SPACES: dict[str, ForwardSm90Space] = {}  # by the spec's name; the others have 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
-    for knobs in _points(problem, spec):
-        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
+    return points_of(problem, spec, _points(problem, spec), passes_of)
 
 
 def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
     """The first legal point, in the order of CTAs that suits the mask; None where there is none."""
-    order = "heads_first" if problem.causal else "rows_first"
-    legal = (
-        knobs
-        for knobs in _points(problem, spec)
-        if knobs.cta_order == order
-        and check_passes(Candidate.of(problem, knobs), passes_of, spec) is None
-    )
-    return next(legal, None)
+    order = "longest_first" if problem.causal else "raster"
+    legal = (knobs for knobs in points(problem, spec) if isinstance(knobs, ForwardSm90Knobs))
+    return next((knobs for knobs in legal if knobs.cta_order == order), None)
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs]:
     space = SPACES.get(spec.name, ForwardSm90Space())
-    slices = -(-problem.class_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
+    slices = -(-problem.padded_dim_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
     for (warpgroups, block_n), stages, order in product(
         space.tiles, space.num_stages, space.cta_orders
     ):

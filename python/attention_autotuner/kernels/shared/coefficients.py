@@ -37,7 +37,7 @@ class Coefficients:
         tensor_efficiency: share of the spec's mma rate that a dense stream of mma.sync reaches.
         smem_efficiency: share of the spec's shared-memory rate that ldmatrix and cp.async reach.
         unit_sharpness: exponent p of (a^p + b^p)^(1/p), the time of two units that feed each other (tensor and shared
-            memory; exp and ALU): large when the lesser vanishes behind the greater, 1 when they take turns.
+            memory; exp and ALU): large when the lesser vanishes behind the greater, 1 when they alternate.
         warp_overlap_power: how fast the part that one warp cannot overlap vanishes as warps per scheduler grow.
         ahead_exposure: factor of the softmax where the next Q K^T is issued before it: below 1 where the overlap gains,
             above where a second score tile's registers cost more.

@@ -80,7 +80,7 @@ class TileList:
         heads: how many times the blocks repeat, batch included.
         slices: CTAs that share one block.
         batches: of the heads, those whose CTAs for one block are neighbours in the list: they share a part of a mask.
-        heads_first: the order of the list.
+        longest_first: the order of the list.
         persistent: one CTA per slot loops over tiles.
     """
 
@@ -88,7 +88,7 @@ class TileList:
     heads: int
     slices: int
     batches: int = 1
-    heads_first: bool
+    longest_first: bool
     persistent: bool = False
 
     @property
@@ -122,7 +122,7 @@ def span_of(tiles: TileList, slots: int, *, step_clk: float, cta_clk: float) -> 
         tuple(COST_UNITS * count + overhead for count in tiles.steps),
         heads=tiles.heads // tiles.batches,
         value_slices=tiles.slices * tiles.batches,
-        heads_first=tiles.heads_first,
+        longest_first=tiles.longest_first,
         persistent=tiles.persistent,
         slots=slots,
     )
@@ -209,7 +209,7 @@ def in_sequence(launches: Sequence[Estimate], auxiliary: AuxiliaryWork, spec: Ar
     terms = {name: sum(launch.terms.get(name, 0.0) for launch in launches) for name in names}
     auxiliary_launch_us = auxiliary.kernels * spec.launch_overhead_us
     terms["launch_us"] += auxiliary_launch_us
-    terms["edges_us"] = auxiliary.us
+    terms["auxiliary_us"] = auxiliary.us
     return Estimate(
         us=sum(launch.us for launch in launches) + auxiliary.us + auxiliary_launch_us,
         limiter=limiter_of(terms),

@@ -102,8 +102,8 @@ class Estimate:
     Attributes:
         us: time of all kernels in microseconds, launches included; infinite when no CTA of one fits an SM.
         limiter: the largest of ``terms``, without its unit: ``tensor``, ``smem``, ``exp``, ``alu``, ``issue``, ``l2``,
-            ``hbm``, ``exposed``, ``latency``, ``chain``, ``spill``, ``cta``, ``imbalance``, ``edges``, ``launch``; or
-            ``residency``.
+            ``hbm``, ``exposed``, ``latency``, ``chain``, ``spill``, ``cta``, ``imbalance``, ``auxiliary``, ``launch``;
+            or ``residency``.
         terms: microseconds by cause. The first seven are each unit's busy time, of which the largest counts; the others
             are added to it. Of several kernels, the sums.
         occupancy: resident CTAs per SM, as far as the grid fills them; of several kernels, the longest one's.

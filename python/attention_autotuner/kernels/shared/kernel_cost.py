@@ -18,7 +18,7 @@ from .engine import (
     spill_clk,
 )
 from .estimates import Estimate, Usage
-from .tile_costs import WARP, RoundCost, StepCounts, TileCost, round_cost, tile_cost
+from .tile_costs import WARP, StepCounts, round_cost, tile_cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +68,11 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
 
     fills = work.all_steps * work.counts.fill_bytes
     through_l2 = fills + work.all_steps * (work.counts.sum_bytes + work.counts.mask_bytes)
-    terms = _terms(tile, full, rounds * resident * to_us, rounds * to_us)
+    units = ("tensor", "smem", "exp", "alu", "issue")
+    terms = {f"{u}_us": getattr(tile, f"{u}_clk") * (rounds * resident * to_us) for u in units}
     terms |= {
+        "exposed_us": full.exposed_clk * (rounds * to_us),
+        "latency_us": full.latency_clk * (rounds * to_us),
         "l2_us": l2_us(through_l2, spec),
         "hbm_us": hbm_us(_hbm_bytes(work, fills, placed, spec, fit), spec),
         "spill_us": rounds * spilled_clk * to_us,
@@ -78,21 +81,6 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
     }
     compute = rounds * round_clk * to_us + terms["cta_us"] + terms["imbalance_us"]
     return launch_estimate(terms, compute, placed, spec, overlap_loss=fit.memory_overlap_loss)
-
-
-def _terms(
-    tile: TileCost, full: RoundCost, us_per_tile: float, us_per_round: float
-) -> dict[str, float]:
-    """The in-loop terms, microseconds."""
-    return {
-        "tensor_us": tile.tensor_clk * us_per_tile,
-        "smem_us": tile.smem_clk * us_per_tile,
-        "exp_us": tile.exp_clk * us_per_tile,
-        "alu_us": tile.alu_clk * us_per_tile,
-        "issue_us": tile.issue_clk * us_per_tile,
-        "exposed_us": full.exposed_clk * us_per_round,
-        "latency_us": full.latency_clk * us_per_round,
-    }
 
 
 def _cta_clk(work: KernelWork, spec: ArchSpec, resident: int, fit: Coefficients) -> float:
@@ -117,7 +105,7 @@ def _hbm_bytes(
     """
     slots, per_stream = placed.slots, placed.ctas // work.streams
     in_turn = work.batches * -(-slots // (per_stream * work.batches))
-    active = min(work.streams, slots if work.heads_first else in_turn)
+    active = min(work.streams, slots if work.longest_first else in_turn)
     together = max(1.0, min(per_stream, slots / active))
     once = work.streams * work.stream_bytes
     held = fit.kv_cache_share * spec.l2_bytes / (active * work.stream_bytes)

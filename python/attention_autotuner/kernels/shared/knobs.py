@@ -1,4 +1,4 @@
-"""Knobs that several kernels share: the raster order of CTAs, and consumer warpgroups beside a producer."""
+"""Knobs that several kernels share: the order of CTAs, and consumer warpgroups beside a producer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Family, KernelKnobs
 
-CtaOrder = Literal["rows_first", "heads_first"]
+CtaOrder = Literal["raster", "longest_first"]
 
-CTA_ORDERS: tuple[str, ...] = ("rows_first", "heads_first")
+CTA_ORDERS: tuple[str, ...] = ("raster", "longest_first")
+ORDER_LABELS: dict[str, str] = {"raster": "raster", "longest_first": "lpt"}  # in candidates' names
+RENAMED_ORDERS: dict[str, str] = {"rows_first": "raster", "heads_first": "longest_first"}
 
 
 class Warpgroups:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...arch.occupancy import KernelNeeds
 from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
-from .rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, Violation, first_broken, limit_broken
+from ...core.candidate import Candidate, KernelKnobs, Rejection
+from ...core.problem import Problem
+from .rules import (
+    CLASS_PREDICATES,
+    COPY_PREDICATES,
+    Rule,
+    Violation,
+    first_violation,
+    needs_violation,
+)
+
+K = TypeVar("K", bound=KernelKnobs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +30,7 @@ class Pass:
         kernel: name of the kernel that it is a launch of; an entry may launch passes of several.
         subject: what its rules and formulas read: the candidate, or the pass with what it needs of the candidate.
         rules: what the kernel's headers can compile, by the name of the ``static_assert`` that is each one's twin.
-        needs_of: what the pass takes from an SM, of a subject that obeys the rules.
+        needs_of: gives the resources that the pass takes from an SM, of a subject that obeys the rules.
         symbol: pattern of the mangled name of its kernel, where a unit has several; empty where it has one.
         prefix: what reasons begin with.
     """
@@ -34,29 +44,29 @@ class Pass:
 
     @property
     def needs(self) -> KernelNeeds:
-        """What the pass takes from an SM."""
+        """The resources that the pass takes from an SM."""
         return self.needs_of(self.subject)
 
     @property
     def violation(self) -> Violation | None:
-        """The first of its rules that is broken, with the reason."""
-        broken = first_broken(self.rules, self.subject)
-        return None if broken is None else (broken[0], self.prefix + broken[1])
+        """The first of its rules that it breaks, with the reason."""
+        violation = first_violation(self.rules, self.subject)
+        return None if violation is None else (violation[0], self.prefix + violation[1])
 
     def violation_on(self, spec: ArchSpec) -> Violation | None:
-        """The first of its rules, or limit of a GPU, that is broken."""
-        return self.violation or limit_broken(self.needs, spec)
+        """The first of its rules, or limit of a GPU, that it breaks."""
+        return self.violation or needs_violation(self.needs, spec)
 
 
 def kernel_violation(candidate: Candidate, passes: Iterable[Pass]) -> Violation | None:
-    """The first rule of the kernel headers that a candidate breaks: whether it can be compiled at all."""
-    broken = first_broken(CLASS_PREDICATES | COPY_PREDICATES, candidate)
-    return broken or next(filter(None, (one.violation for one in passes)), None)
+    """The first rule of the kernel headers that a candidate breaks: None where it can be compiled."""
+    violation = first_violation(CLASS_PREDICATES | COPY_PREDICATES, candidate)
+    return violation or next(filter(None, (launch.violation for launch in passes)), None)
 
 
 def limit_violation(passes: Iterable[Pass], spec: ArchSpec) -> Violation | None:
     """The first limit of a GPU that a pass breaks."""
-    return next(filter(None, (limit_broken(one.needs, spec) for one in passes)), None)
+    return next(filter(None, (needs_violation(launch.needs, spec) for launch in passes)), None)
 
 
 def check_passes(
@@ -69,17 +79,17 @@ def check_passes(
 
     Args:
         candidate: the candidate.
-        passes_of: gives its launches. Their rules come first, and last whether a GPU has room for them.
+        passes_of: gives its launches. Their rules come first, the GPU's limits last.
         spec: the GPU.
         pruning: rules for what never pays, between the two.
     """
     passes = passes_of(candidate)
-    broken = (
+    violation = (
         kernel_violation(candidate, passes)
-        or first_broken(pruning or {}, candidate)
+        or first_violation(pruning or {}, candidate)
         or limit_violation(passes, spec)
     )
-    return rejection_of(candidate, broken)
+    return rejection_of(candidate, violation)
 
 
 def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection | None:
@@ -87,3 +97,14 @@ def rejection_of(candidate: Candidate, violation: Violation | None) -> Rejection
     if violation is None:
         return None
     return Rejection(config=candidate.config, predicate=violation[0], reason=violation[1])
+
+
+def points_of(
+    problem: Problem,
+    spec: ArchSpec,
+    space: Iterable[K],
+    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+) -> Iterator[K | Rejection]:
+    """Every point of a space: knobs, or the rejection that says why not."""
+    for knobs in space:
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs

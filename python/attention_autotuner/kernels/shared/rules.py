@@ -1,9 +1,9 @@
-"""Rules that candidates of every operation obey, and how rules are asked."""
+"""Rules that candidates of every operation obey, and how they are checked."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...arch.occupancy import KernelNeeds, least_registers, register_cap
 from ...arch.spec import ArchSpec
@@ -13,11 +13,11 @@ from ...core.problem import MAX_DIM_QK, MAX_DIM_V
 Subject = TypeVar("Subject")
 Rule = Callable[[Subject], "str | None"]  # the reason why not, or None
 ArchRule = Callable[[KernelNeeds, ArchSpec], "str | None"]
-Violation = tuple[str, str]  # the name of a rule that is broken, and the reason
+Violation = tuple[str, str]  # the name of the rule, and the reason
 
 
-def first_broken(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
-    """The first of the rules that says no."""
+def first_violation(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
+    """The first of the rules that a subject breaks."""
     for name, rule in rules.items():
         reason = rule(subject)
         if reason is not None:
@@ -25,16 +25,48 @@ def first_broken(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violat
     return None
 
 
-def _class_qk_range(c: Candidate) -> str | None:
-    if c.class_qk % 16 == 0 and 16 <= c.class_qk <= MAX_DIM_QK:
-        return None
-    return f"class_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.class_qk}"
+def within(knob: str, least: int, most: int) -> Rule[Any]:
+    """A rule: a knob lies between two values, both included."""
+
+    def rule(subject: Any) -> str | None:
+        value = getattr(subject.knobs, knob)
+        return None if least <= value <= most else f"{knob} must be in {least}..{most}, got {value}"
+
+    return rule
 
 
-def _class_v_range(c: Candidate) -> str | None:
-    if c.class_v % 16 == 0 and 16 <= c.class_v <= MAX_DIM_V:
+def known(knob: str, values: tuple[int, ...]) -> Rule[Any]:
+    """A rule: a knob has one of some values."""
+
+    def rule(subject: Any) -> str | None:
+        value = getattr(subject.knobs, knob)
+        return None if value in values else f"{knob} must be one of {values}, got {value}"
+
+    return rule
+
+
+def divides(knob: str, count: str, parties: str) -> Rule[Any]:
+    """A rule: a knob is so many times 16, or a multiple, as another knob counts parties that share it."""
+
+    def rule(subject: Any) -> str | None:
+        value, number = getattr(subject.knobs, knob), getattr(subject.knobs, count)
+        if value % (16 * number) == 0:
+            return None
+        return f"{knob} must be a multiple of 16 * {count}, got {value} for {number} {parties}"
+
+    return rule
+
+
+def _padded_dim_qk_range(c: Candidate) -> str | None:
+    if c.padded_dim_qk % 16 == 0 and 16 <= c.padded_dim_qk <= MAX_DIM_QK:
         return None
-    return f"class_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.class_v}"
+    return f"padded_dim_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.padded_dim_qk}"
+
+
+def _padded_dim_v_range(c: Candidate) -> str | None:
+    if c.padded_dim_v % 16 == 0 and 16 <= c.padded_dim_v <= MAX_DIM_V:
+        return None
+    return f"padded_dim_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.padded_dim_v}"
 
 
 def _copy_bytes_known(c: Candidate) -> str | None:
@@ -83,8 +115,8 @@ def _registers_fit(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
 
 
 CLASS_PREDICATES: dict[str, Rule[Candidate]] = {
-    "class_qk_range": _class_qk_range,
-    "class_v_range": _class_v_range,
+    "padded_dim_qk_range": _padded_dim_qk_range,
+    "padded_dim_v_range": _padded_dim_v_range,
 }
 COPY_PREDICATES: dict[str, Rule[Candidate]] = {"copy_bytes_known": _copy_bytes_known}
 ARCH_PREDICATES: dict[str, ArchRule] = {
@@ -95,7 +127,7 @@ ARCH_PREDICATES: dict[str, ArchRule] = {
 }
 
 
-def limit_broken(kernel: KernelNeeds, spec: ArchSpec) -> Violation | None:
+def needs_violation(kernel: KernelNeeds, spec: ArchSpec) -> Violation | None:
     """The first limit of a GPU that a kernel breaks."""
     for name, rule in ARCH_PREDICATES.items():
         reason = rule(kernel, spec)

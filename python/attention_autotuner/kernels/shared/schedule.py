@@ -2,12 +2,12 @@
 
 Costs are in arbitrary units (the cost model uses sixteenths of one K/V tile). The order of the list is that of
 ``templates/include/attention_autotuner/common/scheduler.cuh``: value slices of a row block are neighbours, causal row
-blocks go longest first, ``heads_first`` takes all heads for one row block and ``rows_first`` all row blocks of one
+blocks go longest first, ``longest_first`` takes all heads for one row block and ``raster`` all row blocks of one
 head. Where heads of a batch share a mask, the batches of a block follow its value slices: to this list they are slices
 as well.
 
 Ordinary grids are dispatched greedily (a free slot takes the next tile); persistent ones statically (slot i takes tiles
-i, i + slots, ...). Both are exact, except that a greedy ``rows_first`` list longer than :data:`EXACT_TILES` has whole
+i, i + slots, ...). Both are exact, except that a greedy ``raster`` list longer than :data:`EXACT_TILES` has whole
 heads taken off its front at the average rate: by then the slots are evenly loaded.
 """
 
@@ -20,7 +20,7 @@ from math import gcd
 
 from ...core.problem import Problem
 
-EXACT_TILES = 2048  # tiles that a greedy rows_first list simulates one by one
+EXACT_TILES = 2048  # tiles that a greedy raster list simulates one by one
 EXACT_WAVES = 4  # and at least this many per slot
 
 
@@ -91,7 +91,7 @@ def makespan(
     *,
     heads: int,
     value_slices: int,
-    heads_first: bool,
+    longest_first: bool,
     persistent: bool,
     slots: int,
 ) -> int | float:
@@ -101,7 +101,7 @@ def makespan(
         row_costs: cost of one tile of each row block, in list order.
         heads: heads times batch: how many times the row blocks repeat.
         value_slices: neighbours in the list that share one row block.
-        heads_first: the order of the list.
+        longest_first: the order of the list.
         persistent: static striding instead of greedy dispatch.
         slots: resident CTAs of the whole GPU.
 
@@ -111,11 +111,11 @@ def makespan(
     tiles = len(row_costs) * heads * value_slices
     if min(row_costs) == max(row_costs):
         return row_costs[0] * -(-tiles // slots)
-    if persistent and heads_first:
+    if persistent and longest_first:
         return _static_sorted(row_costs, heads * value_slices, slots)
     if persistent:
         return _static_periodic(row_costs, heads, value_slices, slots)
-    if heads_first:
+    if longest_first:
         return _greedy_groups(row_costs, heads * value_slices, slots)
     return _greedy_rows(row_costs, heads, value_slices, slots)
 

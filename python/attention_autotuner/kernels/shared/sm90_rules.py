@@ -2,64 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN
-from ...core.candidate import Candidate
+from .sm90_tiles import Sm90Shape
 
 
-class OfCandidate(Protocol):
-    """What a candidate's kernels are shaped like."""
-
-    @property
-    def candidate(self) -> Candidate:
-        """The candidate."""
-
-
-class HasWarpgroups(Protocol):
-    """Knobs of a kernel whose warpgroups multiply."""
-
-    @property
-    def warpgroups(self) -> int:
-        """How many do."""
-
-
-class OverScores(Protocol):
-    """The shape of a kernel over scores."""
-
-    @property
-    def knobs(self) -> HasWarpgroups:
-        """Its knobs."""
-
-    @property
-    def allowed_warpgroups(self) -> tuple[int, ...]:
-        """Counts of consumer warpgroups that registers can be shared out among."""
-
-    @property
-    def consumer_registers(self) -> int | None:
-        """Registers of a thread that multiplies; None where there are not so many warpgroups."""
-
-    @property
-    def fragment_registers(self) -> int:
-        """Registers that a thread's fragments take."""
-
-
-def tensor_maps_need_alignment(s: OfCandidate) -> str | None:
-    """Maps are of tensors whose rows can be read 16 bytes at a time."""
+def tma_needs_alignment(s: Sm90Shape) -> str | None:
+    """TMA descriptors are of tensors whose rows can be read 16 bytes at a time."""
     if s.candidate.copy_bytes == 16:
         return None
-    return f"tensor maps need tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
+    return f"TMA needs tensors aligned to 16 bytes, got {s.candidate.copy_bytes}"
 
 
-def warpgroups_range(s: OverScores) -> str | None:
+def warpgroups_range(s: Sm90Shape) -> str | None:
     """Registers can be shared out among so many warpgroups."""
     if s.consumer_registers is not None:
         return None
-    return f"warpgroups must be one of {s.allowed_warpgroups}, got {s.knobs.warpgroups}"
+    return f"warpgroups must be one of {tuple(s.registers_by_warpgroups)}, got {s.knobs.warpgroups}"
 
 
-def fragments_fit_warpgroup(s: OverScores) -> str | None:
-    """A thread has registers for its fragments and for what stands beside them."""
+def fragments_fit_warpgroup(s: Sm90Shape) -> str | None:
+    """A thread has registers for its fragments and for the values beside them."""
     registers = s.consumer_registers or 0
     wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN
     if wanted <= registers:

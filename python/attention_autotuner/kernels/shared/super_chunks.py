@@ -1,4 +1,4 @@
-"""Super-chunks of retention: how a sequence is cut, and how the pass that sums their states divides them."""
+"""Super-chunks of retention: the cuts of a sequence, and the pieces in which their states are summed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pieces_of(super_chunk: int, *, chunk: int, ctas: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class SuperChunks:
-    """How a sequence is cut; the twin of ``SuperChunks`` in ``host/super_chunks.cuh``.
+    """The cuts of a sequence; the twin of ``SuperChunks`` in ``host/super_chunks.cuh``.
 
     Attributes:
         chunks: of the sequence.

@@ -40,7 +40,7 @@ class StepCounts:
         mask_bytes: of an explicit mask, read from L2 and, once, from shared memory.
         warps: of the CTA.
         other_instructions: warp instructions beside MMAs, operand reads, copies and the work per score: stores,
-            sums, row statistics.
+            sums, row maxima.
         sharing_warps: warps that meet within a step because they share rows, and so count as one.
         barriers: CTA-wide barriers.
         waits: how often the step waits for loads.
@@ -119,13 +119,11 @@ class RoundCost:
 
     Attributes:
         clk: how long the round takes.
-        bottleneck_clk: the busiest units' share of it.
         exposed_clk: what the design cannot overlap.
         latency_clk: barriers and loads that arrive late.
     """
 
     clk: float
-    bottleneck_clk: float
     exposed_clk: float
     latency_clk: float
 
@@ -162,7 +160,6 @@ def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
     latency = (counts.barriers * fit.barrier_clk + late) / residents
     return RoundCost(
         clk=busy + latency,
-        bottleneck_clk=bottleneck,
         exposed_clk=busy - bottleneck,
         latency_clk=latency,
     )

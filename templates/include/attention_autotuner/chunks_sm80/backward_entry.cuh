@@ -1,9 +1,9 @@
 // Host side of a retention backward artifact: workspace, checks, preparation, and the launches of its three passes.
 //
-// dq walks forward with the states computed again, dk and dv walk backward with the gradient of the state. Where a
+// dq goes forward in time with the states computed again, dk and dv go backward with the gradient of the state. Where a
 // sequence is cut into super-chunks, states and their gradients at the cuts come first, each from a pass of its own:
 // they are all that is ever stored of either, and the gradient of gamma is computed from them and the inputs. Gradients
-// of K and V under a group of query heads go through fp32 parts.
+// of K and V under a group of query heads go through fp32 partial sums, one for each head.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -20,7 +20,7 @@
 
 namespace attention_autotuner {
 
-inline constexpr int kAddPartsBlocks = 512;
+inline constexpr int kReduceHeadsBlocks = 512;
 
 template <typename Config>
 struct ChunksBackwardEntry {
@@ -29,13 +29,13 @@ struct ChunksBackwardEntry {
   using Dq = ChunkTraits<Config, typename Config::Dq, ChunkResult::kDq>;
   using Dk = ChunkTraits<Config, typename Config::Dk, ChunkResult::kDk>;
   using Dv = ChunkTraits<Config, typename Config::Dv, ChunkResult::kDv>;
-  using ScoresQK = ScoresTraits<Config, Config::kClassQK>;
-  using ScoresV = ScoresTraits<Config, Config::kClassV>;
+  using ScoresQK = ScoresTraits<Config, Config::kPaddedDimQK>;
+  using ScoresV = ScoresTraits<Config, Config::kPaddedDimV>;
   using Pairs = GammaPairsTraits<Config>;
-  static constexpr bool kGivenQK = Dv::kGiven;
-  static constexpr bool kGivenV = Dq::kGiven || Dk::kGiven;
+  static constexpr bool kPrecomputedQK = Dv::kPrecomputed;
+  static constexpr bool kPrecomputedV = Dq::kPrecomputed || Dk::kPrecomputed;
   static_assert(Config::kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
-  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kClassQK, Config::kClassV);
+  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kPaddedDimQK, Config::kPaddedDimV);
   static constexpr int kGammaSuperChunk =
       Config::kSuperChunk == 0 ? kLongestForGamma : minimum(Config::kSuperChunk, kLongestForGamma);
   static inline std::atomic<bool> prepared[kMaxDevices];
@@ -43,7 +43,7 @@ struct ChunksBackwardEntry {
   static int32_t prepare(int32_t device) {
     if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
     int resident = 0;
-    auto prepare_one = [&](auto kernel, int threads, int smem_bytes) {
+    auto prepare_kernel_of = [&](auto kernel, int threads, int smem_bytes) {
       return prepare_kernel(kernel, threads, smem_bytes, device, &resident);
     };
     Steps steps;
@@ -52,15 +52,15 @@ struct ChunksBackwardEntry {
         .then([&] { return prepare_chunks<Dk, false>(device); })
         .then([&] { return prepare_chunks<Dv, false>(device); })
         .then([&] { return prepare_chunks<StatesTraits<Config, Dv>, true>(device); })
-        .then([&] { return prepare_one(retention_scan<false>, kStateThreads, 0); })
-        .then([&] { return prepare_one(retention_scan<true>, kStateThreads, 0); })
-        .then([&] { return prepare_one(retention_add_parts<Element>, kStateThreads, 0); })
-        .then([&] { return prepare_one(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
-        .then([&] { return prepare_one(retention_gamma_walk<Dq>, Dq::kThreads, Dq::kSmemBytes); })
-        .then([&] { return prepare_one(retention_gamma_walk<Dv>, Dv::kThreads, Dv::kSmemBytes); })
-        .then([&] { return prepare_one(retention_gamma_sum, kGammaSumThreads, 0); });
-    if constexpr (kGivenQK) steps.then([&] { return prepare_scores<ScoresQK>(device); });
-    if constexpr (kGivenV) steps.then([&] { return prepare_scores<ScoresV>(device); });
+        .then([&] { return prepare_kernel_of(retention_scan<false>, kStateThreads, 0); })
+        .then([&] { return prepare_kernel_of(retention_scan<true>, kStateThreads, 0); })
+        .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
+        .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
+        .then([&] { return prepare_kernel_of(retention_gamma_pass<Dq>, Dq::kThreads, Dq::kSmemBytes); })
+        .then([&] { return prepare_kernel_of(retention_gamma_pass<Dv>, Dv::kThreads, Dv::kSmemBytes); })
+        .then([&] { return prepare_kernel_of(retention_gamma_sum, kGammaSumThreads, 0); });
+    if constexpr (kPrecomputedQK) steps.then([&] { return prepare_scores<ScoresQK>(device); });
+    if constexpr (kPrecomputedV) steps.then([&] { return prepare_scores<ScoresV>(device); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
   }
@@ -74,7 +74,7 @@ struct ChunksBackwardEntry {
     SuperChunks cut;
     bool stores_states;
     float *states, *gradients, *dk, *dv;
-    int gamma_tiles, pair_parts, query_parts, key_parts;  // of a sequence
+    int gamma_tiles, pair_sums, query_sums, key_sums;  // of a sequence
     float *gamma_pairs, *gamma_queries, *gamma_keys;
     Element *scores_qk, *scores_v;
     int64_t bytes;
@@ -85,30 +85,32 @@ struct ChunksBackwardEntry {
                                        : int64_t(p.batch) * p.heads_q * minimum(Dq::kSlices, Dv::kSlices)) {
       bool const gamma_too = p.dlog2_gamma != nullptr, grouped = p.heads_q != p.heads_kv;
       stores_states = cut.supers > 1 || gamma_too;
-      WorkspaceParts parts(base);
+      WorkspaceLayout layout(base);
       int64_t const sequences = int64_t(p.batch) * p.heads_q, rows = sequences * p.seqlen;
       int64_t const elements = int64_t(p.dim_qk) * p.dim_v;
-      states = parts.take<float>(stores_states, sequences * cut.slots * elements);
-      gradients = parts.take<float>(stores_states, sequences * cut.slots * elements);
-      dk = parts.take<float>(grouped, rows * p.dim_qk);
-      dv = parts.take<float>(grouped, rows * p.dim_v);
+      states = layout.take<float>(stores_states, sequences * cut.slots * elements);
+      gradients = layout.take<float>(stores_states, sequences * cut.slots * elements);
+      dk = layout.take<float>(grouped, rows * p.dim_qk);
+      dv = layout.take<float>(grouped, rows * p.dim_v);
       gamma_tiles = divide_up(cut.super_chunk, Pairs::kRows);
-      pair_parts = cut.supers * gamma_tiles * Pairs::kWarps;
-      query_parts = cut.supers * Dv::kSlices * Dv::kWarps;
-      key_parts = cut.supers * Dq::kSlices * Dq::kWarps;
-      gamma_pairs = parts.take<float>(gamma_too, sequences * pair_parts);
-      gamma_queries = parts.take<float>(gamma_too, sequences * query_parts);
-      gamma_keys = parts.take<float>(gamma_too, sequences * key_parts);
-      scores_qk = parts.take<Element>(kGivenQK, score_elements(sequences, cut, Config::kChunk));
-      scores_v = parts.take<Element>(kGivenV, score_elements(sequences, cut, Config::kChunk));
-      bytes = parts.used();
+      pair_sums = cut.supers * gamma_tiles * Pairs::kWarps;
+      query_sums = cut.supers * Dv::kSlices * Dv::kWarps;
+      key_sums = cut.supers * Dq::kSlices * Dq::kWarps;
+      gamma_pairs = layout.take<float>(gamma_too, sequences * pair_sums);
+      gamma_queries = layout.take<float>(gamma_too, sequences * query_sums);
+      gamma_keys = layout.take<float>(gamma_too, sequences * key_sums);
+      scores_qk = layout.take<Element>(kPrecomputedQK, score_elements(sequences, cut, Config::kChunk));
+      scores_v = layout.take<Element>(kPrecomputedV, score_elements(sequences, cut, Config::kChunk));
+      bytes = layout.used();
     }
   };
 
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
   }
-  static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
+  static int32_t check_shape(Params const& p) {
+    return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+  }
   static int32_t check(Params const& p, void* workspace, int64_t bytes) {
     bool const pointers = takes_retention_inputs(p, Config::kCopyBytes) &&
                           aligned(p.dout, Config::kCopyBytes, p.batch, p.heads_q, p.seqlen) &&
@@ -119,13 +121,14 @@ struct ChunksBackwardEntry {
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
-  static int32_t add_parts(float const* parts, attention_autotuner_tensor const& out, int group, Params const& p,
-                           int columns, cudaStream_t stream) {
-    if (parts == nullptr) return ATTENTION_AUTOTUNER_OK;
+  static int32_t reduce_heads(float const* partial, attention_autotuner_tensor const& out, int group, Params const& p,
+                              int columns, cudaStream_t stream) {
+    if (partial == nullptr) return ATTENTION_AUTOTUNER_OK;
     int const sequences = p.batch * p.heads_q / group;
     int64_t const blocks = (int64_t(p.seqlen) * columns / 2 + kStateThreads - 1) / kStateThreads;
-    dim3 const grid(blocks < kAddPartsBlocks ? int(blocks) : kAddPartsBlocks, sequences);
-    retention_add_parts<Element><<<grid, kStateThreads, 0, stream>>>(parts, out, group, p.heads_q, p.seqlen, columns);
+    dim3 const grid(blocks < kReduceHeadsBlocks ? int(blocks) : kReduceHeadsBlocks, sequences);
+    retention_reduce_heads<Element>
+        <<<grid, kStateThreads, 0, stream>>>(partial, out, group, p.heads_q, p.seqlen, columns);
     return cuda_status(cudaGetLastError());
   }
 
@@ -133,13 +136,13 @@ struct ChunksBackwardEntry {
   template <typename T>
   static int32_t launch_pass(ChunkArguments arguments, Params const& p, attention_autotuner_tensor const& x,
                              attention_autotuner_tensor const& y, attention_autotuner_tensor const& z,
-                             attention_autotuner_tensor const& out, float* parts, Element const* scores,
+                             attention_autotuner_tensor const& out, float* partial, Element const* scores,
                              cudaStream_t stream) {
     arguments.x = x;
     arguments.y = y;
     arguments.z = z;
     arguments.out = out;
-    arguments.parts = parts;
+    arguments.partial = partial;
     arguments.scores = scores;
     return launch_chunks<T, false>(arguments, p.dim_qk, p.dim_v, p.batch, stream);
   }
@@ -153,10 +156,10 @@ struct ChunksBackwardEntry {
     if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     ChunkArguments forward = common_arguments(p, w.cut), reversed = forward;
     Steps steps;
-    if constexpr (kGivenQK) {
+    if constexpr (kPrecomputedQK) {
       steps.then([&] { return launch_scores<ScoresQK>(p.q, p.k, p.dim_qk, forward, w.scores_qk, p.batch, stream); });
     }
-    if constexpr (kGivenV) {
+    if constexpr (kPrecomputedV) {
       steps.then([&] { return launch_scores<ScoresV>(p.dout, p.v, p.dim_v, forward, w.scores_v, p.batch, stream); });
     }
     forward.first_states = p.initial_state;
@@ -164,18 +167,18 @@ struct ChunksBackwardEntry {
     ChunkArguments reversed_dv = reversed;
     reversed_dv.last_states = p.dinitial_state;
     if (w.stores_states) {
-      ChunkArguments walk = forward;
-      walk.y = p.v;
-      walk.z = p.k;
+      ChunkArguments summing = forward;
+      summing.y = p.v;
+      summing.z = p.k;
       steps.then([&] {
-        return launch_states<Config, Dq>(walk, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch,
+        return launch_states<Config, Dq>(summing, w.cut, w.states, p.initial_state, nullptr, p.dim_qk, p.dim_v, p.batch,
                                          stream);
       });
-      walk.y = p.q;
-      walk.z = p.dout;
+      summing.y = p.q;
+      summing.z = p.dout;
       steps.then([&] {
-        return launch_states<Config, Dv>(walk, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk, p.dim_v,
-                                         p.batch, stream);
+        return launch_states<Config, Dv>(summing, w.cut, w.gradients, p.dfinal_state, p.dinitial_state, p.dim_qk,
+                                         p.dim_v, p.batch, stream);
       });
       forward.first_states = w.states;
       forward.first_slots = w.cut.slots;
@@ -188,8 +191,8 @@ struct ChunksBackwardEntry {
         .then([&] { return launch_pass<Dk>(reversed, p, p.v, p.dout, p.q, p.dk, w.dk, w.scores_v, stream); })
         .then([&] { return launch_pass<Dv>(reversed_dv, p, p.k, p.q, p.dout, p.dv, w.dv, w.scores_qk, stream); });
     if (p.dlog2_gamma != nullptr) steps.then([&] { return launch_gamma(p, w, stream); });
-    return steps.then([&] { return add_parts(w.dk, p.dk, group, p, p.dim_qk, stream); })
-        .then([&] { return add_parts(w.dv, p.dv, group, p, p.dim_v, stream); })
+    return steps.then([&] { return reduce_heads(w.dk, p.dk, group, p, p.dim_qk, stream); })
+        .then([&] { return reduce_heads(w.dv, p.dv, group, p, p.dim_v, stream); })
         .status();
   }
 
@@ -209,24 +212,24 @@ struct ChunksBackwardEntry {
     retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
     Steps steps;
     return steps.then([] { return cuda_status(cudaGetLastError()); })
-        .then([&] { return launch_gamma_walk<Dv>(queries, p, w, w.gamma_queries, stream); })
-        .then([&] { return launch_gamma_walk<Dq>(keys, p, w, w.gamma_keys, stream); })
+        .then([&] { return launch_gamma_pass<Dv>(queries, p, w, w.gamma_queries, stream); })
+        .then([&] { return launch_gamma_pass<Dq>(keys, p, w, w.gamma_keys, stream); })
         .then([&] {
           retention_gamma_sum<<<sequences, kGammaSumThreads, 0, stream>>>(
-              w.gamma_pairs, w.pair_parts, w.gamma_queries, w.query_parts, w.gamma_keys, w.key_parts, p.dlog2_gamma);
+              w.gamma_pairs, w.pair_sums, w.gamma_queries, w.query_sums, w.gamma_keys, w.key_sums, p.dlog2_gamma);
           return cuda_status(cudaGetLastError());
         })
         .status();
   }
   template <typename T>
-  static int32_t launch_gamma_walk(ChunkArguments arguments, Params const& p, Workspace const& w, float* parts,
+  static int32_t launch_gamma_pass(ChunkArguments arguments, Params const& p, Workspace const& w, float* partial,
                                    cudaStream_t stream) {
     arguments.depth = T::kTransposed ? p.dim_v : p.dim_qk;
     arguments.columns = T::kTransposed ? p.dim_qk : p.dim_v;
     int64_t const ctas = int64_t(p.batch) * p.heads_q * w.cut.supers * T::kSlices;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    GammaWalkArguments const mine{arguments, w.states, w.gradients, parts};
-    retention_gamma_walk<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
+    GammaPassArguments const mine{arguments, w.states, w.gradients, partial};
+    retention_gamma_pass<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
     return cuda_status(cudaGetLastError());
   }
 

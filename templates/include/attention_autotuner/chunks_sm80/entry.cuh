@@ -1,7 +1,7 @@
 // Host side of a chunkwise retention artifact: workspace, checks, preparation and launches.
 //
 // One pass over chunks, and before it, where a sequence is cut into super-chunks, the states at their starts; where
-// scores are given, a kernel that computes them.
+// scores are precomputed, a kernel that computes them.
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/launch.cuh"
@@ -17,7 +17,7 @@ template <typename Config>
 struct ChunksEntry {
   using Params = RetentionForwardParams;
   using T = ChunkTraits<Config, typename Config::Output, ChunkResult::kOutput>;
-  using Scores = ScoresTraits<Config, Config::kClassQK>;
+  using Scores = ScoresTraits<Config, Config::kPaddedDimQK>;
   static_assert(Config::kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
   static inline std::atomic<bool> prepared[kMaxDevices];
 
@@ -28,7 +28,7 @@ struct ChunksEntry {
     if constexpr (Config::kSuperChunk != 0) {
       if (status == ATTENTION_AUTOTUNER_OK) status = prepare_chunks<StatesTraits<Config, T>, true>(device);
     }
-    if constexpr (T::kGiven) {
+    if constexpr (T::kPrecomputed) {
       if (status == ATTENTION_AUTOTUNER_OK) {
         status = prepare_kernel(retention_scores<Scores>, Scores::kThreads, Scores::kSmemBytes, device, &resident);
       }
@@ -48,18 +48,20 @@ struct ChunksEntry {
 
     Workspace(Params const& p, void* base)
         : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
-      WorkspaceParts parts(base);
+      WorkspaceLayout layout(base);
       int64_t const sequences = int64_t(p.batch) * p.heads_q;
-      states = parts.take<float>(cut.supers > 1, sequences * cut.slots * p.dim_qk * p.dim_v);
-      scores = parts.take<typename T::Element>(T::kGiven, score_elements(sequences, cut, T::kChunk));
-      bytes = parts.used();
+      states = layout.take<float>(cut.supers > 1, sequences * cut.slots * p.dim_qk * p.dim_v);
+      scores = layout.take<typename T::Element>(T::kPrecomputed, score_elements(sequences, cut, T::kChunk));
+      bytes = layout.used();
     }
   };
 
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
   }
-  static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
+  static int32_t check_shape(Params const& p) {
+    return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+  }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t status = check_shape(p);
@@ -77,7 +79,7 @@ struct ChunksEntry {
     arguments.first_states = p.initial_state;
     arguments.last_states = p.final_state;
     Steps steps;
-    if constexpr (T::kGiven) {
+    if constexpr (T::kPrecomputed) {
       steps.then([&] { return launch_scores<Scores>(p.q, p.k, p.dim_qk, arguments, places.scores, p.batch, stream); });
     }
     if constexpr (Config::kSuperChunk != 0) {

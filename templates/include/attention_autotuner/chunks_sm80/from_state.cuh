@@ -1,7 +1,7 @@
 // What an initial state adds to the output of retention's parallel form: O += scale gamma^(i+1) Q S.
 //
-// The output of a pass over chunks without its keys: a CTA walks a super-chunk of one head for some columns, the state
-// in registers.
+// The output of a pass over chunks without its keys: a CTA loops over a super-chunk of one head for some columns, the
+// state in registers.
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/mainloop.cuh"
@@ -51,7 +51,7 @@ struct FromStateWarp : ChunkWarp<T, true> {
       Accumulators<T::kTokenTiles, 1> unused;
       for (int attempt = 0; attempt < 2; ++attempt) {
         clear(out);
-        this->multiply_x(out, unused, this->smem, [](int) {});
+        this->gemm_x(out, unused, this->smem, [](int) {});
         if (attempt > 0 || !this->overflows(out)) break;
         this->raise_scale();
       }

@@ -10,9 +10,9 @@
 //   the key, for what is in G    <G, sum of (L - 1 - j) gamma^(L-1-j) k_j^T v_j>
 //   neither                      <G, L gamma^L S>
 //
-// The first is scores of the super-chunk's pairs, in fp32; the others are walks over its chunks as for the states, with
-// other weights of its tokens, and they end in a product with a stored state instead of a store. Parts of all sums go
-// to places of their own, and are added in a fixed order.
+// The first is scores of the super-chunk's pairs, in fp32; the others are passes over its chunks as for the states,
+// with other factors of its tokens, and they end in an inner product with a stored state instead of a store. Partial
+// sums are stored apart, and added in a fixed order.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -32,9 +32,9 @@ inline constexpr int kGammaSumThreads = 256;
 
 // Tokens of a super-chunk where the gradient of gamma is wanted and the kernel has no shorter ones: as many as there
 // are columns, so that pairs of tokens cost no more than states. A multiple of every chunk.
-constexpr int gamma_super_chunk(int class_qk, int class_v) {
+constexpr int gamma_super_chunk(int padded_dim_qk, int padded_dim_v) {
   int tokens = 128;
-  while (tokens < class_qk || tokens < class_v) tokens *= 2;
+  while (tokens < padded_dim_qk || tokens < padded_dim_v) tokens *= 2;
   return tokens;
 }
 
@@ -44,15 +44,15 @@ __device__ __forceinline__ float warp_sum(float value) {
   return value;
 }
 
-// --- both ends in the super-chunk -----------------------------------------------------------------------------------
+// --- both ends in the super-chunk ------------------------------------------------------------------------------------
 
 template <typename Config>
 struct GammaPairsTraits {
   using Element = typename Config::Element;
   static constexpr int kRows = 64;   // tokens of a tile, of queries and of keys
   static constexpr int kSlice = 64;  // of the inner dimensions, one after the other
-  static constexpr int kSlicesQK = divide_up(Config::kClassQK, kSlice);
-  static constexpr int kSlices = kSlicesQK + divide_up(Config::kClassV, kSlice);
+  static constexpr int kSlicesQK = divide_up(Config::kPaddedDimQK, kSlice);
+  static constexpr int kSlices = kSlicesQK + divide_up(Config::kPaddedDimV, kSlice);
   static constexpr int kStages = 3;
   static constexpr int kWarps = kRows / 16;
   static constexpr int kThreads = 32 * kWarps;
@@ -64,7 +64,7 @@ struct GammaPairsTraits {
 
 struct GammaPairsArguments {
   attention_autotuner_tensor q, k, v, dout;
-  float* parts;  // [batch, heads, supers, tiles of a super-chunk, warps]
+  float* partial;  // [batch, heads, supers, tiles of a super-chunk, warps]
   float const* log2_gamma;
   int seqlen, super_chunk, dim_qk, dim_v;
   float scale;
@@ -134,9 +134,9 @@ __global__ void __launch_bounds__(T::kThreads)
     uint32_t const b = stage + Tile::kBytes + Tile::offset(at_b.row, at_b.column);
     int const slice = step % T::kSlices;
     if (slice < T::kSlicesQK) {
-      multiply_rows<Element, Tile, Tile, T::kSlice / 16>(scores, a, b, [](int) {});
+      gemm<Element, Tile, Tile, T::kSlice / 16>(scores, a, b, [](int) {});
     } else {
-      multiply_rows<Element, Tile, Tile, T::kSlice / 16>(gradients, a, b, [](int) {});
+      gemm<Element, Tile, Tile, T::kSlice / 16>(gradients, a, b, [](int) {});
     }
     if (slice != T::kSlices - 1) continue;
     int const nearest = row0 + 16 * warp + lane / 4 - step / T::kSlices * T::kRows - 2 * (lane & 3);
@@ -153,19 +153,19 @@ __global__ void __launch_bounds__(T::kThreads)
     clear(gradients);
   }
   sum = warp_sum(sum);
-  if (lane == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + warp] = arguments.scale * sum;
+  if (lane == 0) arguments.partial[int64_t(blockIdx.x) * T::kWarps + warp] = arguments.scale * sum;
 }
 
-// --- beyond the super-chunk -----------------------------------------------------------------------------------------
+// --- beyond the super-chunk ------------------------------------------------------------------------------------------
 
-struct GammaWalkArguments {
+struct GammaPassArguments {
   ChunkArguments chunks;   // but for the states
   float const* states;     // [batch, heads, supers, dim_qk, dim_v], before each super-chunk
   float const* gradients;  // the same of the states after each
-  float* parts;            // [batch, heads, supers, slices, warps]
+  float* partial;          // [batch, heads, supers, slices, warps]
 };
 
-// The walk of dv, whose Z are output gradients, sums over queries; that of dq, whose Z are keys, over keys.
+// The pass of dv, whose Z are output gradients, sums over queries; that of dq, whose Z are keys, over keys.
 template <typename T>
 struct GammaWarp : ChunkWarp<T, true> {
   using Base = ChunkWarp<T, true>;
@@ -173,7 +173,7 @@ struct GammaWarp : ChunkWarp<T, true> {
   __device__ __forceinline__ GammaWarp(ChunkArguments const& arguments, uint32_t smem, int index)
       : Base(arguments, smem, index) {}
 
-  __device__ __forceinline__ float run(GammaWalkArguments const& mine) {
+  __device__ __forceinline__ float run(GammaPassArguments const& mine) {
     constexpr int kStages = minimum(T::kStages, 2);
     ChunkArguments const& arguments = this->arguments;
     int const start = super * arguments.super_chunk;
@@ -232,29 +232,29 @@ struct GammaWarp : ChunkWarp<T, true> {
 
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
-    retention_gamma_walk(GammaWalkArguments const __grid_constant__ arguments) {
+    retention_gamma_pass(GammaPassArguments const __grid_constant__ arguments) {
   extern __shared__ __align__(128) char smem_bytes[];
   GammaWarp<T> warp(arguments.chunks, shared_address(smem_bytes), int(blockIdx.x));
   float const sum = warp.run(arguments);
   int const index = thread_index() / 32;
-  if ((lane_here()) == 0) arguments.parts[int64_t(blockIdx.x) * T::kWarps + index] = sum;
+  if ((lane_here()) == 0) arguments.partial[int64_t(blockIdx.x) * T::kWarps + index] = sum;
 }
 
-// --- all of it ------------------------------------------------------------------------------------------------------
+// --- all of it -------------------------------------------------------------------------------------------------------
 
-// The sum of a sequence's `count` parts, times ln 2. A block for a sequence.
+// The sum of a sequence's partial sums, times ln 2. A block for a sequence.
 inline __global__ void __launch_bounds__(kGammaSumThreads)
-    retention_gamma_sum(float const* pairs, int pair_parts, float const* queries, int query_parts, float const* keys,
-                        int key_parts, float* dlog2_gamma) {
+    retention_gamma_sum(float const* pairs, int pair_sums, float const* queries, int query_sums, float const* keys,
+                        int key_sums, float* dlog2_gamma) {
   __shared__ double sums[kGammaSumThreads];
   double sum = 0.0;
-  auto add = [&](float const* parts, int count) {
+  auto add = [&](float const* partial, int count) {
     for (int part = threadIdx.x; part < count; part += kGammaSumThreads)
-      sum += parts[int64_t(blockIdx.x) * count + part];
+      sum += partial[int64_t(blockIdx.x) * count + part];
   };
-  add(pairs, pair_parts);
-  add(queries, query_parts);
-  add(keys, key_parts);
+  add(pairs, pair_sums);
+  add(queries, query_sums);
+  add(keys, key_sums);
   sums[threadIdx.x] = sum;
   for (int half = kGammaSumThreads / 2; half > 0; half /= 2) {
     __syncthreads();

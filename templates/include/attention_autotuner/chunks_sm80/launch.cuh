@@ -31,7 +31,7 @@ inline int32_t launch_chunks(ChunkArguments arguments, int dim_qk, int dim_v, in
 }
 
 // States of super-chunks into `states`, [batch, heads, cut.slots, dim_qk, dim_v], by a pass over Y and Z and a scan:
-// before each piece in the order of time that is walked. What the last super-chunk adds is left out where no `last`
+// before each piece in the pass's order of time. What the last super-chunk adds is left out where no `last`
 // state is wanted.
 template <typename Config, typename T>
 inline int32_t launch_states(ChunkArguments arguments, SuperChunks const& cut, float* states, float const* first,

@@ -1,19 +1,19 @@
-// The pass over chunks of retention, for compute capability 8.0 and newer: a CTA walks a super-chunk of one head for
-// some columns of Z, with the state in registers.
+// The pass over chunks of retention, for compute capability 8.0 and newer: a CTA loops over a super-chunk of one
+// head for some columns of Z, with the state in registers.
 //
 // The state is kept transposed, columns of Z as rows: S^T += Z^T Y accumulates it, and the accumulators of S^T are,
 // once rounded, the B operand of X S. So a warp needs no state but its own, and no copy of it anywhere. Warps own 16 or
 // more columns each and all of D; where D is too deep for that, depth warps share columns, and their outputs meet in
 // shared memory. Scores X Y^T are computed along with X S, from the same fragments of X, each warp the scores of its
-// share of the chunk's tokens, and pass through shared memory; or they are given.
+// share of the chunk's tokens, and pass through shared memory; or they are precomputed.
 //
 // What registers hold is the state over a scale: the decay of a chunk goes to the scale, which is one number, and
 // only when it has fallen below 1 do the registers take it over. So what is added to them is never scaled up. States
-// grow with the sequence and may exceed what fp16 holds: that shows in the product with X, which is then done again
-// with a greater scale. Decays are powers of gamma with exponents of at most a chunk, never negative.
+// grow with the sequence and may exceed what fp16 holds: that shows in the MMA with X, which is then done again with a
+// greater scale. Decays are powers of gamma with exponents of at most a chunk, never negative.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which
-// tensor is which).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (which tensor
+// is which).
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/state.cuh"
@@ -32,7 +32,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using typename Base::Element;
   using typename Base::Fetch;
   using Output = Accumulators<T::kTokenTiles, 2 * T::kRowTiles>;
-  static constexpr bool kComputesScores = !StatesOnly && !T::kGiven;
+  static constexpr bool kComputesScores = !StatesOnly && !T::kPrecomputed;
   static constexpr int kDepthSteps = T::kDepth / 16;
   static constexpr int kOwned = T::kTokenTiles / T::kDepthWarps;  // token tiles that a warp writes
   using Base::arguments;
@@ -62,14 +62,14 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
   using Base::warp_depth;
 
   // Pairs of 8x8 tiles of scores with the same lag share their factors.
-  static constexpr int kLagsATurn = T::kDepthWarps > 1 ? T::kScoreTiles + 1 : 2;
-  static constexpr int kLags = kComputesScores ? kLagsATurn * (kOwned - 1) + T::kScoreTiles + 1 : 1;
+  static constexpr int kLagsPerRound = T::kDepthWarps > 1 ? T::kScoreTiles + 1 : 2;
+  static constexpr int kLags = kComputesScores ? kLagsPerRound * (kOwned - 1) + T::kScoreTiles + 1 : 1;
 
   float factors[kLags][2];
 
-  // --- products ------------------------------------------------------------------------------------------------------
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
 
-  // Whether the registers hold something that the 16-bit type does not, as a product with them shows. What comes from
+  // Whether the registers hold something that the 16-bit type does not, as an MMA with them shows. What comes from
   // inputs that are not finite shows alike, and stays: the scale is raised once.
   __device__ __forceinline__ static bool overflows(Output const& out) {
     if constexpr (!std::is_same_v<Element, __half>) return false;
@@ -81,7 +81,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // out = X S over the scale, and the scores of this warp's tokens; `between(step)` is other work.
   template <typename Scores, typename Between>
-  __device__ __forceinline__ void multiply_x(Output& out, Scores& scores, uint32_t stage, Between&& between) const {
+  __device__ __forceinline__ void gemm_x(Output& out, Scores& scores, uint32_t stage, Between&& between) const {
     LaneRow const a = lane_row_a(lane_here());
     Operand<typename T::TileX, T::kDepth> const x_tile(stage, a.row, warp_depth() + a.column);
     // Where a warp has eight tokens, lanes 16 and on repeat what 0 to 15 point at.
@@ -131,23 +131,23 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
   }
 
-  // Which factors belong to eight rows of a token tile that this warp writes, by its turn, and eight columns.
-  __device__ __forceinline__ static constexpr int lag(int turn, int half, int j) {
-    return kLagsATurn * turn + half + T::kScoreTiles - 1 - j;
+  // Which factors belong to eight rows of a token tile that this warp writes, by its round, and eight columns.
+  __device__ __forceinline__ static constexpr int lag(int round, int half, int j) {
+    return kLagsPerRound * round + half + T::kScoreTiles - 1 - j;
   }
   // Scale times gamma to the distance of the tokens of each score that this lane holds, 0 above the diagonal.
   __device__ __forceinline__ void prepare_factors() {
     constexpr int kSign = T::kReversed ? -1 : 1;
 #pragma unroll
-    for (int turn = 0; turn < kOwned; ++turn) {
+    for (int round = 0; round < kOwned; ++round) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
 #pragma unroll
         for (int j = 0; j < T::kScoreTiles; ++j) {
-          int const token = 16 * (T::kDepthWarps * turn + depth_warp()) + 8 * half + lane_here() / 4;
+          int const token = 16 * (T::kDepthWarps * round + depth_warp()) + 8 * half + lane_here() / 4;
           int const distance = kSign * (token - warp_token() - 8 * j - 2 * (lane_here() & 3)), next = distance - kSign;
-          factors[lag(turn, half, j)][0] = distance < 0 ? 0.0f : arguments.scale * power(distance);
-          factors[lag(turn, half, j)][1] = next < 0 ? 0.0f : arguments.scale * power(next);
+          factors[lag(round, half, j)][0] = distance < 0 ? 0.0f : arguments.scale * power(distance);
+          factors[lag(round, half, j)][1] = next < 0 ? 0.0f : arguments.scale * power(next);
         }
       }
     }
@@ -178,20 +178,20 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
   }
 
-  // out += P Z. Depth warps take turns along the tokens. Tiles of scores that are zeros are left out.
-  __device__ __forceinline__ void multiply_z(Output& out, uint32_t stage) const {
+  // out += P Z. Depth warps alternate along the tokens. Tiles of scores that are zeros are left out.
+  __device__ __forceinline__ void gemm_z(Output& out, uint32_t stage) const {
     LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
-    constexpr bool kStoredTransposed = T::kGiven && T::kReversed;
-    uint32_t const tile = T::kGiven ? stage + T::kPOffset : smem + T::kScoresOffset;
+    constexpr bool kStoredTransposed = T::kPrecomputed && T::kReversed;
+    uint32_t const tile = T::kPrecomputed ? stage + T::kPOffset : smem + T::kScoresOffset;
     Operand<typename T::TileP, T::kChunk> const p(tile, kStoredTransposed ? b.row : a.row,
                                                   kStoredTransposed ? b.column : a.column);
     Operand<typename T::TileZ, T::kWarpColumns> const z_tile(stage + T::kZOffset, a.row, warp_column() + a.column);
 #pragma unroll
-    for (int turn = 0; turn < T::kTokenTiles; turn += T::kDepthWarps) {
+    for (int round = 0; round < T::kTokenTiles; round += T::kDepthWarps) {
 #pragma unroll
       for (int warp = 0; warp < T::kDepthWarps; ++warp) {
         if (T::kDepthWarps > 1 && depth_warp() != warp) continue;
-        int const step = turn + warp;
+        int const step = round + warp;
         uint32_t v[T::kRowTiles][4];
 #pragma unroll
         for (int r = 0; r < T::kRowTiles; ++r) load_matrix_x4_transposed(v[r], z_tile.at(16 * step, 16 * r));
@@ -216,13 +216,13 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // --- output --------------------------------------------------------------------------------------------------------
 
-  // Adds what the warps that share columns have of the same tiles: each gets the token tiles of its turn.
+  // Adds what the warps that share columns have of the same tiles: each gets its own token tiles.
   template <int Tiles>
   __device__ __forceinline__ void add_depth_warps(Accumulators<T::kTokenTiles, Tiles>& sum) const {
-    auto place = [&](int giver, int turn, int owner, int n) {  // of this lane's part of a tile for `owner`
-      int const rank = (owner - giver + T::kDepthWarps) % T::kDepthWarps - 1;
-      int const group = (column_warp() * T::kDepthWarps + giver) * (T::kDepthWarps - 1) + rank;
-      return smem + T::kExchangeOffset + ((group * kOwned + turn) * Tiles + n) * 512 + lane_here() * 16;
+    auto place = [&](int sender, int round, int owner, int n) {  // of this lane's part of a tile for `owner`
+      int const rank = (owner - sender + T::kDepthWarps) % T::kDepthWarps - 1;
+      int const group = (column_warp() * T::kDepthWarps + sender) * (T::kDepthWarps - 1) + rank;
+      return smem + T::kExchangeOffset + ((group * kOwned + round) * Tiles + n) * 512 + lane_here() * 16;
     };
     int const me = depth_warp();
 #pragma unroll
@@ -257,14 +257,14 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     }
   }
 
-  // Writes the token tiles of this warp's turn as pairs of neighbours, rounded, or to the parts.
+  // Writes this warp's token tiles as pairs of neighbours, rounded, or to the partial sums.
   __device__ __forceinline__ void write(Output const& out, int chunk) const {
     int const row0 = chunk * T::kChunk, lane_row = lane_here() / 4, column0 = slice * T::kColumns + warp_column();
-    if (arguments.parts != nullptr) {
+    if (arguments.partial != nullptr) {
       int64_t const first_row = (int64_t(batch) * arguments.heads.divisor + head) * arguments.seqlen + row0;
-      float* const parts =
-          arguments.parts + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane_here() & 3);
-      write_pairs<true>(out, parts, arguments.columns, row0, column0, [](float* to, float low, float high) {
+      float* const partial =
+          arguments.partial + (first_row + lane_row) * arguments.columns + column0 + 2 * (lane_here() & 3);
+      write_pairs<true>(out, partial, arguments.columns, row0, column0, [](float* to, float low, float high) {
         *reinterpret_cast<float2*>(to) = make_float2(low, high);
       });
       return;
@@ -304,14 +304,14 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
 
   // --- main loop -----------------------------------------------------------------------------------------------------
 
-  // The output of one chunk, in registers; `between` as in multiply_x.
+  // The output of one chunk, in registers; `between` as in gemm_x.
   template <typename Between>
-  __device__ __forceinline__ void take_output(Output& out, int length, uint32_t stage, Between&& between) {
+  __device__ __forceinline__ void compute_output(Output& out, int length, uint32_t stage, Between&& between) {
     Accumulators<T::kTokenTiles, maximum(T::kScoreTiles, 1)> scores;
     for (int attempt = 0; attempt < 2; ++attempt) {
       clear(out);
       clear(scores);
-      multiply_x(out, scores, stage, between);
+      gemm_x(out, scores, stage, between);
       if (attempt > 0 || !overflows(out)) break;
       raise_scale();
     }
@@ -334,7 +334,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
       }
     }
     if constexpr (kComputesScores) __syncthreads();
-    multiply_z(out, stage);
+    gemm_z(out, stage);
     if constexpr (T::kDepthWarps > 1) add_depth_warps(out);
   }
 
@@ -356,8 +356,8 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
     for (int index = 0; index < count; ++index) {
       int const chunk = chunk_at(index);
       int const length = minimum(T::kChunk, arguments.seqlen - chunk * T::kChunk);
-      int const free_stage = stage == 0 ? T::kStages - 1 : stage - 1, ahead = chunk_at(index + kAhead);
-      Fetch const fetch = plan_fetch(kAhead > 0 && index + kAhead < count, ahead, free_stage);
+      int const empty_stage = stage == 0 ? T::kStages - 1 : stage - 1, ahead = chunk_at(index + kAhead);
+      Fetch const fetch = plan_fetch(kAhead > 0 && index + kAhead < count, ahead, empty_stage);
       cute::cp_async_wait<maximum(kAhead - 1, 0)>();
       __syncthreads();
       start_fetch(fetch, ahead);
@@ -368,7 +368,7 @@ struct ChunkWarp : StateWarp<T, StatesOnly> {
         update_state(base, length);
       } else {
         Output out;
-        take_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
+        compute_output(out, length, base, [&](int step) { fetch_part(fetch, step, kDepthSteps); });
         cute::cp_async_fence();
         write(out, chunk);
         update_state(base, length);

@@ -1,4 +1,4 @@
-// Decayed scores of every chunk, scale gamma^(i-j) (a_i b_j) for i >= j and 0 above, for passes that are given them.
+// Decayed scores of every chunk, scale gamma^(i-j) (a_i b_j) for i >= j and 0 above, for passes that read them.
 //
 // A CTA computes one chunk of one head, a warp sixteen of its rows; the inner dimension streams through shared memory
 // in slices. The result is [batch, heads, chunks, chunk, chunk] in the 16-bit type.
@@ -76,9 +76,8 @@ __global__ void __launch_bounds__(T::kThreads) retention_scores(ScoresArguments 
     __syncthreads();
     fetch(slice + T::kStages - 1);
     uint32_t const stage = smem + slice % T::kStages * 2 * Tile::kBytes;
-    multiply_rows<Element, Tile, Tile, T::kSlice / 16>(s, stage + Tile::offset(row0 + at_a.row, at_a.column),
-                                                       stage + Tile::kBytes + Tile::offset(at_b.row, at_b.column),
-                                                       [](int) {});
+    gemm<Element, Tile, Tile, T::kSlice / 16>(s, stage + Tile::offset(row0 + at_a.row, at_a.column),
+                                              stage + Tile::kBytes + Tile::offset(at_b.row, at_b.column), [](int) {});
   }
   float const log2_gamma = arguments.log2_gamma[head];
   auto* const out = static_cast<uint32_t*>(arguments.scores) +

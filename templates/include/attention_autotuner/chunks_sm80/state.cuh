@@ -1,8 +1,8 @@
 // The part of a pass over chunks of retention that holds the state: where a warp stands, its registers, the tiles it
 // loads, and the step from one chunk's state to the next.
 //
-// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (map, which
-// tensor is which).
+// Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), chunks_sm80/traits.cuh (which tensor
+// is which).
 #pragma once
 
 #include "attention_autotuner/chunks_sm80/traits.cuh"
@@ -25,7 +25,7 @@ struct StateWarp {
   using CopyX = TileCopy<T::kChunk, T::kD, T::kThreads, T::kCopyBytes, false>;
   using CopyZ = TileCopy<T::kChunk, T::kColumns, T::kThreads, T::kCopyBytes, false>;
   using CopyP = TileCopy<T::kChunk, T::kChunk, T::kThreads, 16, false>;
-  static constexpr bool kReadsScores = !StatesOnly && T::kGiven;
+  static constexpr bool kReadsScores = !StatesOnly && T::kPrecomputed;
   static constexpr float kFreshScale = 4.0f;
   static constexpr float kLeastUnit = 1e-15f;
 
@@ -89,7 +89,7 @@ struct StateWarp {
     int64_t const sequence = int64_t(batch) * arguments.heads.divisor + head;
     return (sequence * slots + (slots > 1 ? slot : 0)) * arguments.depth * arguments.columns;
   }
-  // Of the pieces of this super-chunk, the one that is walked first.
+  // Of the pieces of this super-chunk, the first in the pass's order.
   __device__ __forceinline__ int first_slot() const {
     int const slot = super * arguments.pieces;
     return T::kReversed ? minimum(slot + arguments.pieces, arguments.first_slots) - 1 : slot;
@@ -165,20 +165,20 @@ struct StateWarp {
       CopyZ::copy(fetch.z_target, fetch.z, arguments.z.stride_row, rows, arguments.columns - slice * T::kColumns);
     }
   }
-  __device__ __forceinline__ void fetch_part(Fetch const& fetch, int part, int parts) const {
+  __device__ __forceinline__ void fetch_part(Fetch const& fetch, int part, int num_parts) const {
     if constexpr (T::kCopyBytes == 16) {
       bool const depth = fetch.wanted && fetch.exact_depth;
-      if constexpr (!StatesOnly) CopyX::copy_part(depth, fetch.xy, fetch.x, arguments.x.stride_row, part, parts);
-      CopyX::copy_part(depth, fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, part, parts);
+      if constexpr (!StatesOnly) CopyX::copy_part(depth, fetch.xy, fetch.x, arguments.x.stride_row, part, num_parts);
+      CopyX::copy_part(depth, fetch.xy + T::kYOffset, fetch.y, arguments.y.stride_row, part, num_parts);
       CopyZ::copy_part(fetch.wanted && fetch.exact_columns, fetch.z_target, fetch.z, arguments.z.stride_row, part,
-                       parts);
+                       num_parts);
     }
     if constexpr (kReadsScores) {
-      CopyP::copy_part(fetch.wanted, fetch.scores_target, fetch.scores, T::kChunk, part, parts);
+      CopyP::copy_part(fetch.wanted, fetch.scores_target, fetch.scores, T::kChunk, part, num_parts);
     }
   }
 
-  // --- the registers -----------------------------------------------------------------------------------------------
+  // --- the registers -------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void scale_state(float factor) {
 #pragma unroll
@@ -244,7 +244,7 @@ struct StateWarp {
           w[r][e] = pack_pair<Element>(pair.x * factors[e / 2 * 2], pair.y * factors[e / 2 * 2 + 1]);
         }
       }
-      multiply_step<Element>(
+      gemm_step<Element>(
           state, w,
           [&](int j, uint32_t (&registers)[4]) { load_matrix_x4_transposed(registers, y_tile.at(16 * step, 8 * j)); },
           [](int) {});

@@ -1,4 +1,4 @@
-// Compile-time shape of one pass over chunks of retention, and what its launches are given.
+// Compile-time shape of one pass over chunks of retention, and the arguments of its launches.
 //
 // For tiles X and Y of [chunk, D], Z of [chunk, columns] and a state S of [D, columns] in registers, a pass computes
 // Out = decayed(X Y^T) Z + decayed(X S) and S' = gamma^chunk S + decayed(Y)^T Z, chunk after chunk:
@@ -21,7 +21,7 @@ namespace attention_autotuner {
 enum class ChunkResult { kOutput, kDq, kDk, kDv };
 
 // Scores are computed in the pass by every CTA, or once by a kernel of their own, and read.
-enum class Scores { kInline, kGiven };
+enum class Scores { kInline, kPrecomputed };
 
 template <typename Config, typename PassType, ChunkResult kResultOf, bool kStatesOf = false>
 struct ChunkTraits {
@@ -33,22 +33,24 @@ struct ChunkTraits {
   static constexpr bool kTransposed = kResult == ChunkResult::kDq || kResult == ChunkResult::kDk;  // D is dim_v
   static constexpr int kCopyBytes = Config::kCopyBytes;
   static constexpr int kChunk = Config::kChunk;
-  static constexpr int kDepthClass = kTransposed ? Config::kClassV : Config::kClassQK;
-  static constexpr int kD = divide_up(kDepthClass, 16 * Pass::kDepthWarps) * 16 * Pass::kDepthWarps;
-  static constexpr int kColumnClass = kTransposed ? Config::kClassQK : Config::kClassV;
+  static constexpr int kPaddedDepth = kTransposed ? Config::kPaddedDimV : Config::kPaddedDimQK;
+  static constexpr int kD = divide_up(kPaddedDepth, 16 * Pass::kDepthWarps) * 16 * Pass::kDepthWarps;
+  static constexpr int kPaddedColumns = kTransposed ? Config::kPaddedDimQK : Config::kPaddedDimV;
   static constexpr int kColumns = Pass::kColumns;
   static constexpr int kColumnWarps = Pass::kColumnWarps;
   static constexpr int kDepthWarps = Pass::kDepthWarps;
   static constexpr int kStages = Pass::kNumStages;
-  static constexpr bool kGiven = Pass::kScores == Scores::kGiven;  // scores are read, not computed
+  static constexpr bool kPrecomputed = Pass::kScores == Scores::kPrecomputed;  // scores are read, not computed
   static constexpr bool kStates = kStatesOf;  // the pass moves the state only, and has neither X nor scores
   static constexpr int kCtasPerSm = Pass::kCtasPerSm;
   static constexpr int kWarps = kColumnWarps * kDepthWarps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kSlices = divide_up(kColumnClass, kColumns);
+  static constexpr int kSlices = divide_up(kPaddedColumns, kColumns);
 
-  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
-  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
+  static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
+                "padded_dim_qk_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
   static_assert(kCopyBytes == 16 || kCopyBytes == 2, "copy_bytes_known");
   static_assert(kChunk == 16 || kChunk == 32 || kChunk == 64 || kChunk == 128, "chunk_range");
   static_assert(kStages >= 1 && kStages <= 3, "chunk_stages_range");
@@ -56,8 +58,8 @@ struct ChunkTraits {
   static_assert(kDepthWarps == 1 || kDepthWarps == 2 || kDepthWarps == 4, "depth_warps_range");
   static_assert(kColumns % (16 * kColumnWarps) == 0, "columns_divide_among_warps");
   static_assert(kChunk % (16 * kDepthWarps) == 0, "chunk_divides_among_depth_warps");
-  static_assert(kStates || kGiven || kChunk % (8 * kColumnWarps) == 0, "inline_divides_chunk");
-  static_assert(!kGiven || kChunk >= 32, "given_needs_chunk_of_32");
+  static_assert(kStates || kPrecomputed || kChunk % (8 * kColumnWarps) == 0, "inline_divides_chunk");
+  static_assert(!kPrecomputed || kChunk >= 32, "precomputed_needs_chunk_of_32");
 
   static constexpr int kTokenTiles = kChunk / 16;
   static constexpr int kRowTiles = kColumns / kColumnWarps / 16;  // of a warp's state, whose rows are columns of Z
@@ -65,22 +67,22 @@ struct ChunkTraits {
   static constexpr int kDepth = kD / kDepthWarps;  // of a warp
   static constexpr int kDepthTiles = kDepth / 8;
   static constexpr int kScoreTiles =
-      kGiven || kStates ? 0 : kChunk / 8 / kColumnWarps;  // of a warp, 8 tokens of Y each
+      kPrecomputed || kStates ? 0 : kChunk / 8 / kColumnWarps;  // of a warp, 8 tokens of Y each
   static_assert(4 * kRowTiles * kDepthTiles <= 128, "state_fits_registers");
 
   using TileX = SmemTile<kChunk, kD, false>;  // and of Y
   using TileZ = SmemTile<kChunk, kColumns, false>;
   using TileP = SmemTile<kChunk, kChunk, false>;
 
-  // Stages of [X] [Y] [Z] [scores where given], then the scores where computed, then sums on their way between the
-  // warps that share columns.
+  // Stages of [X] [Y] [Z] [scores where precomputed], then the scores where computed, then sums on their way between
+  // the warps that share columns.
   static constexpr int kYOffset = kStates ? 0 : TileX::kBytes;
   static constexpr int kZOffset = kYOffset + TileX::kBytes;
   static constexpr int kPOffset = kZOffset + TileZ::kBytes;
-  static constexpr int kStageBytes = kPOffset + (kGiven ? TileP::kBytes : 0);
+  static constexpr int kStageBytes = kPOffset + (kPrecomputed ? TileP::kBytes : 0);
   static constexpr int kScoresOffset = kStages * kStageBytes;
-  static constexpr int kExchangeOffset = kScoresOffset + (kGiven || kStates ? 0 : TileP::kBytes);
-  static constexpr int kExchangeColumns = kGiven ? kColumns : maximum(kColumns, kChunk);
+  static constexpr int kExchangeOffset = kScoresOffset + (kPrecomputed || kStates ? 0 : TileP::kBytes);
+  static constexpr int kExchangeColumns = kPrecomputed ? kColumns : maximum(kColumns, kChunk);
   static constexpr int kExchangeBytes =
       kStates ? 0 : kChunk * kExchangeColumns * int(sizeof(float)) * (kDepthWarps - 1);
   static constexpr int kSmemBytes = kExchangeOffset + kExchangeBytes;

@@ -48,16 +48,18 @@ struct ChunksSm90Entry {
 
     Workspace(Params const& p, void* base)
         : cut(p.seqlen, T::kChunk, Config::kSuperChunk, int64_t(p.batch) * p.heads_q * T::kSlices) {
-      WorkspaceParts parts(base);
-      states = parts.take<float>(cut.supers > 1, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
-      bytes = parts.used();
+      WorkspaceLayout layout(base);
+      states = layout.take<float>(cut.supers > 1, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
+      bytes = layout.used();
     }
   };
 
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
   }
-  static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
+  static int32_t check_shape(Params const& p) {
+    return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+  }
 
   template <typename Pass>
   static int32_t launch_pass(ChunkSm90Arguments const& arguments, int batch, cudaStream_t stream) {

@@ -5,7 +5,7 @@
 // rounded, is from the same registers the A operand of O^T = S^T Q^T. So the state is copied nowhere. One more
 // warpgroup computes the scores of the next chunk, decays them and puts them where the others multiply them with V;
 // one of its threads keeps the stages full. Outputs are transposed on their way through shared memory, while the next
-// chunk's first products run; V's tokens are decayed a step ahead of the products that take them.
+// chunk's first MMAs run; V's tokens are decayed a step ahead of the MMAs that read them.
 //
 // What registers hold is the state over a scale, as in the kernel of family sm80: the decay of a chunk goes to the
 // scale, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
@@ -31,8 +31,8 @@ namespace attention_autotuner {
 
 // A warpgroup that has the state for 64 columns.
 template <typename T>
-struct StateWarpgroup : ChunkWalk<T> {
-  using Base = ChunkWalk<T>;
+struct StateWarpgroup : ChunkSm90Stages<T> {
+  using Base = ChunkSm90Stages<T>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -97,7 +97,7 @@ struct StateWarpgroup : ChunkWalk<T> {
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
   }
-  // The decay of a chunk goes to the scale; answers what the registers have to take over, mostly 1.
+  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
   __device__ __forceinline__ float decay(int length) {
     state_scale *= exp2f(log2_gamma * float(length));
     if (state_scale >= 1.0f) return 1.0f;
@@ -126,24 +126,24 @@ struct StateWarpgroup : ChunkWalk<T> {
     state_scale *= __int_as_float((127 + exponent) << 23);
   }
 
-  // --- products ------------------------------------------------------------------------------------------------------
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
 
   using Packed = uint32_t[T::kPackedRegisters];
-  // The state, rounded, of a part of the depth.
-  __device__ __forceinline__ void pack_part(Packed& packed, int part) const {
+  // The state, rounded, of a slice of the depth.
+  __device__ __forceinline__ void pack_slice(Packed& packed, int slice_of_depth) const {
 #pragma unroll
     for (int i = 0; i < T::kPackedRegisters; ++i) {
-      int const at = 2 * (part * T::kPackedRegisters + i);
+      int const at = 2 * (slice_of_depth * T::kPackedRegisters + i);
       packed[i] = pack_pair<Element>(state[at], state[at + 1]);
     }
   }
-  // out (+)= S^T Q^T, of a part of the depth.
-  __device__ __forceinline__ void issue_part(Packed const& packed, int part, int stage) {
+  // out (+)= S^T Q^T, of a slice of the depth.
+  __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      int const step = part * kSteps + i;
+      int const step = slice_of_depth * kSteps + i;
       int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
       gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->q_tile(stage) + offset, 0), step > 0);
     }
@@ -193,7 +193,7 @@ struct StateWarpgroup : ChunkWalk<T> {
 
   // --- output --------------------------------------------------------------------------------------------------------
 
-  // What the state gives a token falls with its place in the chunk.
+  // The contribution of the state to a token decays with the token's place in the chunk.
   __device__ __forceinline__ void scale_output(float scale) {
     float const first = float(2 * (lane_here() & 3) + 1), eight = this->power(8);
     float factor[2] = {scale * this->power(first), scale * this->power(first + 1.0f)};
@@ -233,11 +233,12 @@ struct StateWarpgroup : ChunkWalk<T> {
 
   // --- main loops ----------------------------------------------------------------------------------------------------
 
-  // The state before a chunk, as far as its products start with it. Nothing but what ends the last chunk may run.
+  // The state before a chunk, as far as its MMAs start with it. No MMA but those that end the last chunk may be in
+  // flight.
   __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
     if constexpr (kGuarded) guard();
-    pack_part(packed[0], 0);
-    pack_part(packed[1], 1);
+    pack_slice(packed[0], 0);
+    pack_slice(packed[1], 1);
   }
   __device__ __forceinline__ void run() {
     load_state();
@@ -249,14 +250,14 @@ struct StateWarpgroup : ChunkWalk<T> {
       int const stage = Ring::stage(index), length = this->length(index);
       this->q_ring().consumer_wait(index);
 #pragma unroll
-      for (int part = 0; part < T::kParts; ++part) {
-        if (part > 1) {
+      for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
+        if (slice_of_depth > 1) {
           cute::warpgroup_wait<1>();
-          fence_operands(packed[part % 2]);
-          pack_part(packed[part % 2], part);
+          fence_operands(packed[slice_of_depth % 2]);
+          pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
-        issue_part(packed[part % 2], part, stage);
-        if (part == 1 && index > 0) store_output(rounded, index - 1);
+        issue_slice(packed[slice_of_depth % 2], slice_of_depth, stage);
+        if (slice_of_depth == 1 && index > 0) store_output(rounded, index - 1);
       }
       cute::warpgroup_wait<1>();
       fence_operands(packed[0]);
@@ -295,7 +296,7 @@ struct StateWarpgroup : ChunkWalk<T> {
   __device__ __forceinline__ void run_states() {
     load_state();
     Tokens tokens, next;
-    float taken = take_tokens(next, 0);
+    float taken = load_tokens(next, 0);
     for (int index = 0; index < count; ++index) {
       int const stage = Ring::stage(index);
 #pragma unroll
@@ -304,7 +305,7 @@ struct StateWarpgroup : ChunkWalk<T> {
       this->k_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
-      if (index + 1 < count) taken = take_tokens(next, index + 1);
+      if (index + 1 < count) taken = load_tokens(next, index + 1);
       cute::warpgroup_wait<0>();
       fence_operands(tokens);
       fence_accumulators(state);
@@ -312,7 +313,7 @@ struct StateWarpgroup : ChunkWalk<T> {
     }
     store_state();
   }
-  __device__ __forceinline__ float take_tokens(Tokens& tokens, int index) {
+  __device__ __forceinline__ float load_tokens(Tokens& tokens, int index) {
     int const stage = Ring::stage(index), length = this->length(index);
     float const taken = decay(length);
     this->v_ring().consumer_wait(index);
@@ -340,7 +341,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
       prefetch_descriptor(arguments.q.descriptor);
       prefetch_descriptor(arguments.o.descriptor);
     }
-    ChunkWalk<T>(arguments, smem, int(blockIdx.x)).init_barriers();
+    ChunkSm90Stages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroupThreads) {

@@ -1,5 +1,5 @@
-// What warpgroups of retention's pass over chunks have in common: where a CTA stands, its stages and their barriers;
-// and the warpgroup that computes scores, one of whose threads keeps the stages full.
+// What warpgroups of retention's pass over chunks have in common: the CTA's place, its stages and their barriers; and
+// the warpgroup that computes scores, of which one thread is the producer.
 //
 // Layouts: see sm90/wgmma.cuh.
 #pragma once
@@ -24,16 +24,16 @@ struct ChunkSm90Arguments {
   ChunkArguments pass;
 };
 
-// What all roles know: the walk and the barriers.
+// What all roles know: the chunks and the barriers.
 template <typename T>
-struct ChunkWalk {
+struct ChunkSm90Stages {
   ChunkSm90Arguments const& arguments;
   uint32_t const smem;
   int slice, super, head, batch;
   int first, count;  // chunks
   float log2_gamma;
 
-  __device__ __forceinline__ ChunkWalk(ChunkSm90Arguments const& arguments, uint32_t smem, int index)
+  __device__ __forceinline__ ChunkSm90Stages(ChunkSm90Arguments const& arguments, uint32_t smem, int index)
       : arguments(arguments), smem(smem) {
     auto take = [&index](Divider const& divider) {
       int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
@@ -96,10 +96,10 @@ struct ChunkWalk {
   }
 };
 
-// The warpgroup that computes scores, one of whose threads loads.
+// The warpgroup that computes scores; one thread of it is the producer.
 template <typename T>
-struct ScoreWarpgroup : ChunkWalk<T> {
-  using Base = ChunkWalk<T>;
+struct ScoreWarpgroup : ChunkSm90Stages<T> {
+  using Base = ChunkSm90Stages<T>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -110,7 +110,7 @@ struct ScoreWarpgroup : ChunkWalk<T> {
   using typename Base::Ring;
   using typename Base::ScoresRing;
 
-  // One thread: brings a chunk, as what was in its stage is done with.
+  // By the producer thread: loads a chunk, each tile once its stage is empty.
   __device__ __forceinline__ void load(int index) const {
     int const stage = Ring::stage(index), row = this->row(index);
     int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
@@ -125,7 +125,7 @@ struct ScoreWarpgroup : ChunkWalk<T> {
     fill_stage<T::kChunk, T::kColumns>(this->v_tile(stage), v, this->v_ring().full(stage), row, column, kv_head, batch);
   }
 
-  // Puts scores, scaled and decayed, where all find them: 0 where the row does not see the column. Rounded once, at the
+  // Stores scores, scaled and decayed, to shared memory: 0 where the row does not see the column. Rounded once, at the
   // end: a score between tokens that do not see each other may be beyond the 16-bit type.
   __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
     int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
@@ -145,7 +145,7 @@ struct ScoreWarpgroup : ChunkWalk<T> {
   __device__ __forceinline__ float apply_score_mod(float score, int distance) const {
     return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
   }
-  __device__ __forceinline__ void multiply(float (&s)[32], int stage) const {
+  __device__ __forceinline__ void gemm_scores(float (&s)[32], int stage) const {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
     cute::warpgroup_arrive();
 #pragma unroll
@@ -176,7 +176,7 @@ struct ScoreWarpgroup : ChunkWalk<T> {
       this->q_ring().consumer_wait(index);
       this->k_ring().consumer_wait(index);
       float s[32];
-      multiply(s, stage);
+      gemm_scores(s, stage);
       this->warp_release(this->q_ring().empty(stage));
       this->warp_release(this->k_ring().empty(stage));
       this->scores_ring().producer_acquire(index);

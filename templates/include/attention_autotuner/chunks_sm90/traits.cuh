@@ -13,17 +13,20 @@ struct ChunkSm90Traits {
   using Element = typename Config::Element;
   static constexpr bool kStatesOnly = kStatesOnlyOf;  // neither Q nor an output
   static constexpr int kChunk = 64;
-  static constexpr int kWarpgroups = Config::kWarpgroups;  // with 64 columns of V each; one more scores and loads
+  static constexpr int kWarpgroups =
+      Config::kWarpgroups;  // with 64 columns of V each; one more computes scores and loads
   static constexpr int kCtasPerSm = Config::kCtasPerSm;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
-  static constexpr int kDepth = divide_up(Config::kClassQK, 64) * 64;
+  static constexpr int kDepth = divide_up(Config::kPaddedDimQK, 64) * 64;
   static constexpr int kColumns = 64 * kWarpgroups;
-  static constexpr int kSlices = divide_up(Config::kClassV, kColumns);
+  static constexpr int kSlices = divide_up(Config::kPaddedDimV, kColumns);
 
-  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
-  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
-  static_assert(Config::kCopyBytes == 16, "tensor_maps_need_alignment");
+  static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
+                "padded_dim_qk_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
+  static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
   static_assert(kWarpgroups >= 1 && kWarpgroups <= 3, "state_warpgroups_range");
   static_assert(Config::kNumStages >= 2 && Config::kNumStages <= 4, "wgmma_chunk_stages_range");
   static_assert(kCtasPerSm == 1 || kCtasPerSm == 2, "wgmma_ctas_range");
@@ -32,9 +35,9 @@ struct ChunkSm90Traits {
   // Registers of a thread: what all have at launch is what the warpgroups share out between them.
   static constexpr int kLaunchRegisters = minimum(65536 / (kThreads * kCtasPerSm) / 8 * 8, 248);
   static constexpr int kPool = kLaunchRegisters * (1 + kWarpgroups);
-  static constexpr int kPackedRegisters = 8;  // of a part of the state, rounded
-  static constexpr int kParts = kDepth / 4 / kPackedRegisters;
-  // The state, the output, the tokens of V, and a part that products still read.
+  static constexpr int kPackedRegisters = 8;  // of a slice of the state, rounded
+  static constexpr int kDepthSlices = kDepth / 4 / kPackedRegisters;
+  // The state, the output, the tokens of V, and a slice that MMAs still read.
   static constexpr int kFragmentRegisters = kDepth / 2 + 32 + 16 + kPackedRegisters;
   static constexpr int kRegistersBesideFragments = 32;
   static constexpr int kAmpleRegisters = kFragmentRegisters + 48;
@@ -58,7 +61,7 @@ struct ChunkSm90Traits {
   static constexpr int kBarriers = 6 * kStages + 2 * kScoreStages;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
-  static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_have_room");
+  static_assert(Config::kNumStages > 4 || 8 * kBarriers <= 256, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

@@ -1,7 +1,8 @@
-// What the kernels of a backward are given, and the tiles that their CTAs visit.
+// The arguments of the kernels of a backward, and the tiles that their CTAs visit.
 //
-// Notation: S = Q K^T, P the weights that come of it, dP = dO V^T, dS the gradient of S but for its scale. Then dV =
-// P^T dO, dK = scale dS^T Q, dQ = scale dS K. A row has two statistics, which P and dS need beside S and dP:
+// Notation: S = Q K^T, P the modified scores, dP = dO V^T, dS the gradient of S but for its scale. Then dV =
+// P^T dO, dK = scale dS^T Q, dQ = scale dS K. A row has two values, called its LSE and delta after the softmax's,
+// which P and dS need beside S and dP:
 //
 //   softmax     P = exp2(c S - base), c = scale log2(e), base the LSE in base 2; dS = P (dP + shift), shift = -delta
 //   retention   P = c S M base, c = scale, base = 1 / r; dS = (dP base + sign(P) shift) M, shift = -delta / r, where r
@@ -19,26 +20,28 @@ namespace attention_autotuner {
 
 enum class Result { kDq, kDk, kDv };
 
-inline constexpr int kStatisticsPadding = 128;  // rows of statistics beyond the sequence that a tile may read
+inline constexpr int kLseDeltaPadding = 128;  // rows beyond the sequence whose LSE and delta a tile may read
 
-// What every kernel of one launch is given beside its list of tiles.
+// The arguments of every kernel of one launch beside its list of tiles.
 template <typename Params>
 struct BackwardArguments {
   Params params;
   float c;
-  float* base;    // workspace: [batch, heads_q, statistics_rows]
-  float* shift;   // alike
-  float* dq_sum;  // workspace: [batch, heads_q, dq_tiles, block_m x class_qk in fragment order]; fused plan only
-  int statistics_rows;
+  float* base;   // workspace: [batch, heads_q, lse_delta_rows]
+  float* shift;  // alike
+  float*
+      dq_sum;  // workspace: [batch, heads_q, dq_tiles, block_m x padded_dim_qk in fragment order]; one-pass plan only
+  int lse_delta_rows;
   int dq_tiles;
-  // CTAs that share a block of keys, each with its part of the group's query heads. Where they are more than one, their
-  // dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, class], and are added afterwards.
+  // CTAs that share a block of keys, each with some of the group's query heads (a split reduction). Where they are more
+  // than one, their dK and dV go to the workspace in fp32, [splits, batch, heads_kv, seqlen_k, padded dim], and are
+  // added by the postprocess.
   Divider splits;
-  float* dk_parts;
-  float* dv_parts;
+  float* dk_partial;
+  float* dv_partial;
 
-  __device__ __forceinline__ int64_t statistics_offset(int batch, int head) const {
-    return (int64_t(batch) * params.heads_q + head) * statistics_rows;
+  __device__ __forceinline__ int64_t lse_delta_offset(int batch, int head) const {
+    return (int64_t(batch) * params.heads_q + head) * lse_delta_rows;
   }
   // The first query that sees a key.
   __device__ __forceinline__ int first_query(int key) const {
@@ -57,8 +60,8 @@ struct Cursor {
   int tile;
 };
 
-// Which K/V head a CTA over keys works for, and which part of its query heads it takes: all of them, unless several
-// CTAs share it. `head` is that of the list of tiles.
+// The K/V head that a CTA over keys works for, and the query heads that it takes: all of the group, unless several CTAs
+// share it. `head` is that of the list of tiles.
 template <bool Shared>
 struct Share {
   int kv_head, split;
@@ -81,15 +84,15 @@ struct Share {
   }
 };
 
-// The tiles that a CTA walks: [first, end) of every head from `head` on.
-struct Walk {
+// The tiles that a CTA's main loop visits: [first, end) of every head from `head` on.
+struct TileRange {
   int first, end;
   int head, heads;
 
   // Over the queries, in tiles of `block`, that meet the keys from `key` on.
   template <typename Arguments>
-  __device__ __forceinline__ static Walk over_queries(Arguments const& arguments, int key, int block, int head,
-                                                      int heads) {
+  __device__ __forceinline__ static TileRange over_queries(Arguments const& arguments, int key, int block, int head,
+                                                           int heads) {
     return {arguments.first_query(key) / block, divide_up(arguments.params.seqlen_q, block), head, heads};
   }
   __device__ __forceinline__ int tiles() const { return heads * maximum(end - first, 0); }

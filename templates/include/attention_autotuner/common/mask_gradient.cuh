@@ -1,6 +1,6 @@
 // The gradient of an explicit mask: dM = sum over the batch of dX * scale S, also over the heads where they share it.
 //
-// One CTA computes a tile of 64 queries by 64 keys and walks the batch (and the heads): for each it multiplies Q K^T
+// One CTA computes a tile of 64 queries by 64 keys over the batch (and the heads): for each it computes Q K^T
 // and dO V^T, 64 columns of the head dims at a time through two buffers, and adds the product of the two in registers.
 // So every element is written once and always from the same sums.
 //
@@ -36,7 +36,7 @@ struct MaskGradient {
   int const first_head, heads;  // that share this tile
   int const row0, column0;
 
-  // One slice of the operands of one product.
+  // One slice of the operands of one GEMM.
   struct Step {
     int item;  // batch and head
     int slice;
@@ -80,21 +80,21 @@ struct MaskGradient {
     }
   }
 
-  __device__ __forceinline__ static void multiply(Scores& scores, uint32_t a, uint32_t b) {
-    multiply_rows<Element, Tile, Tile, kBlock / 16>(scores, a, b, [](int) {});
+  __device__ __forceinline__ static void gemm_tile(Scores& scores, uint32_t a, uint32_t b) {
+    gemm<Element, Tile, Tile, kBlock / 16>(scores, a, b, [](int) {});
   }
 
   // sum += dX * scale S.
   __device__ __forceinline__ void add(Scores& sum, Scores const& s, Scores const& dp, int item) const {
     auto const& p = arguments.params;
-    int64_t const statistics = arguments.statistics_offset(batch(item), head(item));
+    int64_t const lse_delta = arguments.lse_delta_offset(batch(item), head(item));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const row =
-            row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;  // statistics reach beyond the sequence
-        float const base = arguments.base[statistics + row], shift = arguments.shift[statistics + row];
+            row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;  // LSE and delta reach beyond the sequence
+        float const base = arguments.base[lse_delta + row], shift = arguments.shift[lse_delta + row];
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
 #pragma unroll
@@ -142,9 +142,9 @@ struct MaskGradient {
         __syncthreads();
         fetch_next(slot ^ 1);
         if (slice < slices_qk()) {
-          multiply(s, rows + slot * kStageBytes, columns + slot * kStageBytes);
+          gemm_tile(s, rows + slot * kStageBytes, columns + slot * kStageBytes);
         } else {
-          multiply(dp, rows + slot * kStageBytes, columns + slot * kStageBytes);
+          gemm_tile(dp, rows + slot * kStageBytes, columns + slot * kStageBytes);
         }
         slot ^= 1;
       }

@@ -1,5 +1,4 @@
-// What comes after the passes of a backward of either family: dK and dV from the parts of the CTAs that shared their
-// rows.
+// The postprocess of a backward of either family: dK and dV from the partial sums of the CTAs that shared their rows.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -12,12 +11,13 @@
 
 namespace attention_autotuner {
 
-inline constexpr int64_t kAddPartsCtas = 4096;
+inline constexpr int64_t kReduceSplitsCtas = 4096;
 
-// One result in 16 bits from the parts of the CTAs that shared its rows, always added in the same order.
+// One result in 16 bits from the partial sums of the CTAs that shared its rows, always added in the same order.
 template <typename Element, typename Arguments>
-__device__ __forceinline__ void add_parts(Arguments const& arguments, float const* parts, int columns, float scale,
-                                          attention_autotuner_tensor const& out, int dim, int64_t first, int64_t step) {
+__device__ __forceinline__ void reduce_splits(Arguments const& arguments, float const* partial, int columns,
+                                              float scale, attention_autotuner_tensor const& out, int dim,
+                                              int64_t first, int64_t step) {
   auto const& p = arguments.params;
   int64_t const rows = int64_t(p.batch) * p.heads_kv * p.seqlen_k;
   int const chunks = columns / kChunk;
@@ -27,11 +27,11 @@ __device__ __forceinline__ void add_parts(Arguments const& arguments, float cons
     if (column >= dim) continue;
     float values[kChunk] = {};
     for (int split = 0; split < arguments.splits.divisor; ++split) {
-      auto const* const source = reinterpret_cast<float4 const*>(parts + (split * rows + row) * columns + column);
+      auto const* const source = reinterpret_cast<float4 const*>(partial + (split * rows + row) * columns + column);
       float4 const low = source[0], high = source[1];
-      float const found[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      float const addends[kChunk] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) values[i] += found[i];
+      for (int i = 0; i < kChunk; ++i) values[i] += addends[i];
     }
     uint4 words;
     words.x = pack_pair<Element>(values[0] * scale, values[1] * scale);
@@ -46,13 +46,14 @@ __device__ __forceinline__ void add_parts(Arguments const& arguments, float cons
 }
 
 template <typename Config>
-__global__ void __launch_bounds__(kEdgeThreads)
-    attention_backward_add_parts(ArgumentsOf<Config> const __grid_constant__ arguments) {
+__global__ void __launch_bounds__(kRowThreads)
+    backward_reduce_splits(ArgumentsOf<Config> const __grid_constant__ arguments) {
   using Element = typename Config::Element;
   auto const& p = arguments.params;
-  int64_t const first = int64_t(blockIdx.x) * kEdgeThreads + threadIdx.x, step = int64_t(gridDim.x) * kEdgeThreads;
-  add_parts<Element>(arguments, arguments.dk_parts, Config::kClassQK, score_scale(p), p.dk, p.dim_qk, first, step);
-  add_parts<Element>(arguments, arguments.dv_parts, Config::kClassV, 1.0f, p.dv, p.dim_v, first, step);
+  int64_t const first = int64_t(blockIdx.x) * kRowThreads + threadIdx.x, step = int64_t(gridDim.x) * kRowThreads;
+  reduce_splits<Element>(arguments, arguments.dk_partial, Config::kPaddedDimQK, score_scale(p), p.dk, p.dim_qk, first,
+                         step);
+  reduce_splits<Element>(arguments, arguments.dv_partial, Config::kPaddedDimV, 1.0f, p.dv, p.dim_v, first, step);
 }
 
 }  // namespace attention_autotuner

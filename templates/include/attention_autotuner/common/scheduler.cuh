@@ -20,13 +20,14 @@ struct Divider {
   __device__ __forceinline__ int divide(int n) const { return int(uint64_t(uint32_t(n)) * multiplier >> shift); }
 };
 
-// rows_first walks the row blocks of a head before the next head, heads_first all heads for one row block.
-enum class CtaOrder { kRowsFirst, kHeadsFirst };
+// kRaster: all row blocks of a head before the next head. kLongestFirst: all heads for one row block, the longest
+// causal row blocks first (LPT).
+enum class CtaOrder { kRaster, kLongestFirst };
 
 // The list of output tiles of one launch, as its kernel gets it.
 struct TileList {
   int tiles;
-  bool longest_first;
+  bool reversed_rows;
   Divider row_blocks;
   Divider heads;
   Divider batches;
@@ -40,10 +41,10 @@ struct TileCoordinates {
   int value_slice;
 };
 
-// Value slices of one row block are neighbours in the list, so that they find Q and K in L2. HeadsFirst walks all heads
-// and batches for one row block before the next row block. BatchFirst walks the batches of a row block and head first,
-// which share a tile of a mask.
-template <bool HeadsFirst, int ValueSlices, bool BatchFirst = false>
+// Value slices of one row block are neighbours in the list, so that they find Q and K in L2. LongestFirst: all heads
+// and batches for one row block before the next row block. BatchFirst: the batches of a row block and head first, which
+// share a tile of a mask.
+template <bool LongestFirst, int ValueSlices, bool BatchFirst = false>
 __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList const& list) {
   auto take = [&index](Divider const& divider) {
     int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
@@ -54,7 +55,7 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList 
   tile.value_slice = index % ValueSlices;
   index /= ValueSlices;
   if constexpr (BatchFirst) tile.batch = take(list.batches);
-  if constexpr (HeadsFirst) {
+  if constexpr (LongestFirst) {
     tile.head = take(list.heads);
     if constexpr (!BatchFirst) tile.batch = take(list.batches);
     tile.row_block = index;
@@ -67,7 +68,7 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(int index, TileList 
       tile.batch = index;
     }
   }
-  if (list.longest_first) tile.row_block = list.row_blocks.divisor - 1 - tile.row_block;
+  if (list.reversed_rows) tile.row_block = list.row_blocks.divisor - 1 - tile.row_block;
   return tile;
 }
 

@@ -10,8 +10,8 @@ namespace attention_autotuner {
 
 inline constexpr int kStateThreads = 256;
 
-// Turns what each super-chunk adds to a state that starts from zero into the state before it, in the order of time that
-// is walked; the last `unknown` super-chunks of that order have added nothing yet, and only the first of them gets its
+// Turns what each super-chunk adds to a state that starts from zero into the state before it, in the pass's order of
+// time; the last `unknown` super-chunks of that order have added nothing yet, and only the first of them gets its
 // state. `states` is [sequences, supers, elements]. One thread per element of a state; blockIdx.y is the sequence.
 template <bool Reversed>
 __global__ void __launch_bounds__(kStateThreads)
@@ -36,13 +36,15 @@ __global__ void __launch_bounds__(kStateThreads)
   if (last != nullptr) last[int64_t(sequence) * elements + element] = state;
 }
 
-// Rounds sums over `group` heads of fp32 parts [batch, heads, rows, columns] into a tensor of batch x heads / group.
+// Rounds sums over `group` heads of fp32 partial sums [batch, heads, rows, columns] into a tensor of batch x heads /
+// group.
 template <typename Element>
-__global__ void __launch_bounds__(kStateThreads) retention_add_parts(float const* parts, attention_autotuner_tensor out,
-                                                                     int group, int heads, int rows, int columns) {
+__global__ void __launch_bounds__(kStateThreads)
+    retention_reduce_heads(float const* partial, attention_autotuner_tensor out, int group, int heads, int rows,
+                           int columns) {
   int64_t const head_elements = int64_t(rows) * columns;
   int const kv_heads = heads / group, batch = blockIdx.y / kv_heads, kv_head = blockIdx.y % kv_heads;
-  float const* const first = parts + (int64_t(batch) * heads + int64_t(kv_head) * group) * head_elements;
+  float const* const first = partial + (int64_t(batch) * heads + int64_t(kv_head) * group) * head_elements;
   auto* const target = static_cast<Element*>(out.data) + batch * out.stride_batch + kv_head * out.stride_head;
   for (int64_t pair = int64_t(blockIdx.x) * kStateThreads + threadIdx.x; pair < head_elements / 2;
        pair += int64_t(gridDim.x) * kStateThreads) {

@@ -128,15 +128,15 @@ struct TileCopy {
     }
   }
 
-  // The same for a tile that exists as a whole (or not at all: then it is not `wanted`), in `parts` parts that can be
-  // spread over other work.
+  // The same for a tile that exists as a whole (or not at all: then it is not `wanted`), in `num_parts` parts that can
+  // be spread over other work.
   template <typename Element>
   __device__ __forceinline__ static void copy_part(bool wanted, uint32_t target, Element const* pointer,
-                                                   int64_t stride_row, int part, int parts) {
+                                                   int64_t stride_row, int part, int num_parts) {
     static_assert(CopyBytes == 16, "only asynchronous copies can be spread");
     constexpr int kUnits = kPasses * kSteps;
 #pragma unroll
-    for (int unit = part * kUnits / parts; unit < (part + 1) * kUnits / parts; ++unit) {
+    for (int unit = part * kUnits / num_parts; unit < (part + 1) * kUnits / num_parts; ++unit) {
       int const first = unit / kSteps * kRowsPerPass, column = unit % kSteps * kThreadsPerRow * kChunk;
       bool const mine = first + kRowsPerPass <= Rows || row(thread_index()) + first < Rows;
       copy_chunk_if(wanted && mine, Tile::advance(target, first, column), pointer + first * stride_row + column);

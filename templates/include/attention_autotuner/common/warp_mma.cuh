@@ -1,10 +1,10 @@
-// MMAs of one warp: mma.sync m16n8k16 with fp32 accumulation, and products of tiles in shared memory made of them.
+// MMAs of one warp: mma.sync m16n8k16 with fp32 accumulation, and GEMMs of tiles in shared memory made of them.
 //
 // Family sm80 is built on them, and so are the kernels that serve both families.
 //
 // Fragment layouts are the PTX ones. Within a warp, lane l holds rows g = l / 4 and g + 8 and columns 2 (l % 4) + {0,
 // 1} of every 16x8 accumulator tile. Two neighbouring accumulator tiles, converted to 16 bits, are the A operand of a
-// 16x16 step: this is what keeps P in registers between the two products of attention.
+// 16x16 step: this is what keeps P in registers between the two MMAs of attention.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -71,8 +71,8 @@ __device__ __forceinline__ void clear(Accumulators<RowTiles, ColumnTiles>& accum
 // accumulators += A B over one step of 16: `b(j, registers)` loads B's fragments for column tiles j and j + 1;
 // `between(j / 2)` is other work to interleave.
 template <typename Element, int RowTiles, int ColumnTiles, typename LoadB, typename Between>
-__device__ __forceinline__ void multiply_step(Accumulators<RowTiles, ColumnTiles>& accumulators,
-                                              uint32_t const (&a)[RowTiles][4], LoadB&& load_b, Between&& between) {
+__device__ __forceinline__ void gemm_step(Accumulators<RowTiles, ColumnTiles>& accumulators,
+                                          uint32_t const (&a)[RowTiles][4], LoadB&& load_b, Between&& between) {
 #pragma unroll
   for (int j = 0; j < ColumnTiles; j += 2) {
     uint32_t b[4];
@@ -89,14 +89,14 @@ __device__ __forceinline__ void multiply_step(Accumulators<RowTiles, ColumnTiles
 // accumulators += A B over `Steps` steps, A's rows and B's columns both stored along the common dimension: A at
 // `a_address` (as lane_row_a points), B at `b_address` (as lane_row_b points); `between(step)` is other work.
 template <typename Element, typename TileA, typename TileB, int Steps, int RowTiles, int ColumnTiles, typename Between>
-__device__ __forceinline__ void multiply_rows(Accumulators<RowTiles, ColumnTiles>& accumulators, uint32_t a_address,
-                                              uint32_t b_address, Between&& between) {
+__device__ __forceinline__ void gemm(Accumulators<RowTiles, ColumnTiles>& accumulators, uint32_t a_address,
+                                     uint32_t b_address, Between&& between) {
 #pragma unroll
   for (int step = 0; step < Steps; ++step) {
     uint32_t a[RowTiles][4];
 #pragma unroll
     for (int i = 0; i < RowTiles; ++i) load_matrix_x4(a[i], TileA::advance(a_address, 16 * i, 16 * step));
-    multiply_step<Element>(
+    gemm_step<Element>(
         accumulators, a,
         [&](int j, uint32_t (&b)[4]) { load_matrix_x4(b, TileB::advance(b_address, 8 * j, 16 * step)); }, [](int) {});
     between(step);

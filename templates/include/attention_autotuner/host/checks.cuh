@@ -24,18 +24,19 @@ inline bool same_version(Params const& params) {
   return params.struct_size >= sizeof(Params) && params.abi_version / 1000 == ATTENTION_AUTOTUNER_ABI_VERSION / 1000;
 }
 
-// Whether true head dims are those of these classes.
-inline bool takes_dims(int dim_qk, int dim_v, int class_qk, int class_v) {
-  return dim_qk % kChunk == 0 && dim_qk > class_qk - 16 && dim_qk <= class_qk && dim_v % kChunk == 0 &&
-         dim_v > class_v - 16 && dim_v <= class_v;
+// True where head dims round up to these padded ones.
+inline bool takes_dims(int dim_qk, int dim_v, int padded_dim_qk, int padded_dim_v) {
+  return dim_qk % kChunk == 0 && dim_qk > padded_dim_qk - 16 && dim_qk <= padded_dim_qk && dim_v % kChunk == 0 &&
+         dim_v > padded_dim_v - 16 && dim_v <= padded_dim_v;
 }
 
-// Whether the sizes in attention's params are what kernels of these classes take.
+// Whether the sizes in attention's params are what kernels of these padded head dims take.
 template <typename Params>
-inline bool takes_shape(Params const& p, int class_qk, int class_v) {
+inline bool takes_shape(Params const& p, int padded_dim_qk, int padded_dim_v) {
   return p.batch >= 1 && p.heads_q >= 1 && p.heads_kv >= 1 && p.heads_q % p.heads_kv == 0 && p.seqlen_q >= 1 &&
          p.seqlen_q <= kMaxRows && p.seqlen_k >= 1 && p.seqlen_k <= kMaxRows &&
-         takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.causal_offset > -kMaxRows && p.causal_offset < kMaxRows;
+         takes_dims(p.dim_qk, p.dim_v, padded_dim_qk, padded_dim_v) && p.causal_offset > -kMaxRows &&
+         p.causal_offset < kMaxRows;
 }
 
 // Whether params bring what the score modification takes.

@@ -66,14 +66,14 @@ inline int32_t prepare_kernel(Kernel kernel, int threads, int smem_bytes, int32_
   return *resident < 1 ? ATTENTION_AUTOTUNER_BAD_DEVICE : ATTENTION_AUTOTUNER_OK;
 }
 
-// What an artifact says of itself: its tile, and what the widest of its kernels takes.
+// An artifact's description of itself: its tile, and the threads and shared memory of its widest kernel.
 template <typename Config>
 inline attention_autotuner_kernel_info kernel_info(int block_m, int block_n, int threads, int dynamic_smem_bytes) {
   return {sizeof(attention_autotuner_kernel_info),
           ATTENTION_AUTOTUNER_ABI_VERSION,
           Config::kName,
-          Config::kClassQK,
-          Config::kClassV,
+          Config::kPaddedDimQK,
+          Config::kPaddedDimV,
           block_m,
           block_n,
           threads,

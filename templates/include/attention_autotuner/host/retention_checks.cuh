@@ -13,11 +13,11 @@ using RetentionBackwardParams = attention_autotuner_retention_backward_params;
 inline constexpr int64_t kMaxGridY = 65535;
 
 template <typename Params>
-inline int32_t check_retention_shape(Params const& p, int class_qk, int class_v) {
+inline int32_t check_retention_shape(Params const& p, int padded_dim_qk, int padded_dim_v) {
   if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
   bool const sizes = p.batch >= 1 && p.heads_q >= 1 && p.heads_kv >= 1 && p.heads_q % p.heads_kv == 0 &&
                      int64_t(p.batch) * p.heads_q <= kMaxGridY && p.seqlen >= 1 && p.seqlen <= kMaxRows &&
-                     takes_dims(p.dim_qk, p.dim_v, class_qk, class_v) && p.log2_gamma != nullptr;
+                     takes_dims(p.dim_qk, p.dim_v, padded_dim_qk, padded_dim_v) && p.log2_gamma != nullptr;
   return sizes ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
 }
 

@@ -33,17 +33,17 @@ struct TmaDescriptors {
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error != cudaSuccess) return cuda_status(error);
     if (major != 9 || minor != 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    void* found = nullptr;
+    void* entry_point = nullptr;
     cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, kCudaWithDescriptors, cudaEnableDefault,
-                                             &result);
+    error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry_point, kCudaWithDescriptors,
+                                             cudaEnableDefault, &result);
 #else
-    error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &found, cudaEnableDefault, &result);
+    error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry_point, cudaEnableDefault, &result);
 #endif
     if (error != cudaSuccess) return cuda_status(error);
-    if (result != cudaDriverEntryPointSuccess || found == nullptr) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    encode.store(reinterpret_cast<EncodeTiled>(found));
+    if (result != cudaDriverEntryPointSuccess || entry_point == nullptr) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    encode.store(reinterpret_cast<EncodeTiled>(entry_point));
     return ATTENTION_AUTOTUNER_OK;
   }
 

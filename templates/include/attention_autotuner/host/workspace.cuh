@@ -1,15 +1,15 @@
-// Where the parts of a workspace lie.
+// The layout of a workspace.
 #pragma once
 
 #include <cstdint>
 
 namespace attention_autotuner {
 
-// Hands out parts of a workspace, each at a multiple of 256 bytes; counts only where there is none yet.
-class WorkspaceParts {
+// Hands out buffers of a workspace, each at a multiple of 256 bytes; without a workspace it only counts.
+class WorkspaceLayout {
  public:
-  explicit WorkspaceParts(void* base) : base_(static_cast<char*>(base)) {}
-  // A part of `count` elements of `bytes` each, or null where it is not wanted.
+  explicit WorkspaceLayout(void* base) : base_(static_cast<char*>(base)) {}
+  // A buffer of `count` elements, or null where it is not wanted.
   template <typename Type>
   Type* take(bool wanted, int64_t count) {
     if (!wanted) return nullptr;

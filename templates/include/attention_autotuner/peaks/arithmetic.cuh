@@ -4,7 +4,7 @@
 #include "attention_autotuner/peaks/random.cuh"
 #include "attention_autotuner/peaks/timing.cuh"
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 inline constexpr int kChains = 8;  // per thread that do not depend on each other
 inline constexpr int kLinks = 16;  // of a chain in one iteration
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kArithmeticThreads) arithmetic_loop(int iterat
 }
 
 template <typename Link>
-inline int32_t measure_arithmetic(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_arithmetic(double seconds, attention_autotuner_peak_result* result) {
   Grid grid{};
   int32_t const status = fill_device(arithmetic_loop<Link>, kArithmeticThreads, 0, &grid);
   if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -71,4 +71,4 @@ inline int32_t measure_arithmetic(double seconds, attention_autotuner_ceiling_re
       work, elapsed.as<Elapsed>(), seconds, result);
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

@@ -4,7 +4,7 @@
 #include "attention_autotuner/peaks/random.cuh"
 #include "attention_autotuner/peaks/timing.cuh"
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 inline constexpr int kVector = 16;  // bytes of one access
 inline constexpr int kMemoryThreads = 512;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kMemoryThreads) smem_loop(int iterations, uint
   sink[blockIdx.x * blockDim.x + threadIdx.x] = folded;
 }
 
-inline int32_t measure_smem(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_smem(double seconds, attention_autotuner_peak_result* result) {
   Grid grid{};
   int32_t const status = fill_device(smem_loop, kMemoryThreads, 0, &grid);
   if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -59,7 +59,7 @@ inline int32_t measure_smem(double seconds, attention_autotuner_ceiling_result* 
       work, elapsed.as<Elapsed>(), seconds, result);
 }
 
-// Every CTA walks all of the data again and again, each from a place of its own; .cg passes by L1.
+// Every CTA reads all of the data again and again, from a start of its own; .cg passes by L1.
 __global__ void __launch_bounds__(kMemoryThreads)
     l2_loop(int iterations, uint4 const* data, uint32_t count, uint32_t* sink, Elapsed* elapsed) {
   uint32_t const stride = kMemoryThreads * kLoads;  // count is a multiple of it
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kMemoryThreads)
   sink[blockIdx.x * blockDim.x + threadIdx.x] = folded;
 }
 
-inline int32_t measure_l2(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_l2(double seconds, attention_autotuner_peak_result* result) {
   Grid grid{};
   int32_t const status = fill_device(l2_loop, kMemoryThreads, 0, &grid);
   if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kMemoryThreads) copy_once(uint4 const* source,
   for (int i = 0; i < kLoads; ++i) __stcs(target + first + i * kMemoryThreads, v[i]);
 }
 
-inline int32_t measure_copy(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_copy(double seconds, attention_autotuner_peak_result* result) {
   size_t free_bytes = 0, total_bytes = 0;
   ATTENTION_AUTOTUNER_TRY(cudaMemGetInfo(&free_bytes, &total_bytes));
   size_t const unit = size_t(kMemoryThreads) * kLoads * kVector;
@@ -138,8 +138,8 @@ inline int32_t measure_copy(double seconds, attention_autotuner_ceiling_result* 
 
 __global__ void empty_kernel() {}
 
-inline int32_t measure_launch(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_launch(double seconds, attention_autotuner_peak_result* result) {
   return sample_launches([] { empty_kernel<<<1, 1>>>(); }, 1.0, false, nullptr, seconds, result);
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

@@ -7,7 +7,7 @@
 #include "attention_autotuner/peaks/random.cuh"
 #include "attention_autotuner/peaks/timing.cuh"
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 inline constexpr int kMmaThreads = 256;
 inline constexpr int kMmaRows = 4;     // tiles of 16 rows
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kMmaThreads, 2) mma_loop(int iterations, float
 }
 
 template <typename Element>
-inline int32_t measure_mma(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_mma(double seconds, attention_autotuner_peak_result* result) {
   Grid grid{};
   int32_t const status = fill_device(mma_loop<Element>, kMmaThreads, 0, &grid);
   if (status != ATTENTION_AUTOTUNER_OK) return status;
@@ -100,4 +100,4 @@ inline int32_t measure_mma(double seconds, attention_autotuner_ceiling_result* r
       work, elapsed.as<Elapsed>(), seconds, result);
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <type_traits>
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 // A well-mixed 32-bit hash (two rounds of xor-shift and multiply).
 __device__ __forceinline__ uint32_t hash(uint32_t x) {
@@ -44,4 +44,4 @@ __global__ void fill_random(uint4* data, size_t count) {
   }
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

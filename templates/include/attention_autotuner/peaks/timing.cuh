@@ -1,4 +1,4 @@
-// How a ceiling is timed: a warm-up that brings the clocks to their sustained level, then equal samples between events.
+// How a peak is timed: a warm-up that brings the clocks to their sustained level, then equal samples between events.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,9 +9,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "attention_autotuner/peaks/ceilings.h"
+#include "attention_autotuner/peaks/peaks.h"
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 inline constexpr double kWarmSeconds = 0.4;
 inline constexpr double kMaxSeconds = 60.0;
@@ -19,10 +19,10 @@ inline constexpr double kLaunchSeconds = 20e-3;  // of one launch: long beside i
 inline constexpr int kSamples = 11;
 
 // Stops a function at the first CUDA error.
-#define ATTENTION_AUTOTUNER_TRY(call)                                                   \
-  do {                                                                                  \
-    cudaError_t const error_ = (call);                                                  \
-    if (error_ != cudaSuccess) return attention_autotuner::ceilings::status_of(error_); \
+#define ATTENTION_AUTOTUNER_TRY(call)                                                \
+  do {                                                                               \
+    cudaError_t const error_ = (call);                                               \
+    if (error_ != cudaSuccess) return attention_autotuner::peaks::status_of(error_); \
   } while (false)
 
 inline int32_t status_of(cudaError_t error) {
@@ -131,7 +131,7 @@ inline double quantile(double const (&sorted)[kSamples], double share) {
 // time over work. `elapsed` is where the kernel leaves its cycles, or null.
 template <typename Launch>
 inline int32_t sample_launches(Launch const& launch, double work, bool per_second, Elapsed const* elapsed,
-                               double seconds, attention_autotuner_ceiling_result* result) {
+                               double seconds, attention_autotuner_peak_result* result) {
   Event start, end;
   ATTENTION_AUTOTUNER_TRY(start.create());
   ATTENTION_AUTOTUNER_TRY(end.create());
@@ -151,8 +151,8 @@ inline int32_t sample_launches(Launch const& launch, double work, bool per_secon
     int32_t const status = time_launches(launch, count, start, end, &took);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     result->seconds += took;
-    double const each = took / (double(count) * work);
-    values[i] = per_second ? 1.0 / each : each;
+    double const per_item = took / (double(count) * work);
+    values[i] = per_second ? 1.0 / per_item : per_item;
     clocks[i] = 0.0;
     if (elapsed != nullptr) {
       Elapsed seen{};
@@ -196,7 +196,7 @@ inline int32_t fill_device(Kernel kernel, int threads, size_t smem_bytes, Grid* 
 // `launch(iterations)` enqueues it; `work` is what one iteration does over the whole grid.
 template <typename Launch>
 inline int32_t sample_loop(Launch const& launch, double work, Elapsed const* elapsed, double seconds,
-                           attention_autotuner_ceiling_result* result) {
+                           attention_autotuner_peak_result* result) {
   Event start, end;
   ATTENTION_AUTOTUNER_TRY(start.create());
   ATTENTION_AUTOTUNER_TRY(end.create());
@@ -212,4 +212,4 @@ inline int32_t sample_loop(Launch const& launch, double work, Elapsed const* ela
   return sample_launches([&] { launch(iterations); }, work * iterations, true, elapsed, seconds, result);
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

@@ -3,26 +3,26 @@
 // Two warpgroups of a CTA have 64 rows each and share 256 columns, so that one always has work queued while the other
 // waits. Shared memory holds kWgmmaSteps tiles of 64 elements of k, filled once, with another content for each step.
 //
-// wgmma exists for sm_90a alone: elsewhere the kernels are empty and measure_wgmma() answers BAD_DEVICE.
+// wgmma exists for sm_90a alone: elsewhere the kernels are empty and measure_wgmma() returns BAD_DEVICE.
 #pragma once
 
 #include "attention_autotuner/peaks/random.cuh"
 #include "attention_autotuner/peaks/timing.cuh"
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 
 inline constexpr int kWarpgroup = 128;
 inline constexpr int kWarpgroups = 2;
 inline constexpr int kWgmmaSteps = 4;     // tiles of k
 inline constexpr int kRowBytes = 128;     // 64 elements of k: one row of the swizzle
-inline constexpr int kGroupBytes = 1024;  // eight rows: after these the pattern of the swizzle begins anew
+inline constexpr int kGroupBytes = 1024;  // eight rows: after these the pattern of the swizzle repeats
 inline constexpr int kInstructionK = 16;  // elements
 inline constexpr int kWgmmaM = 64;
 inline constexpr int kWgmmaN = 256;
 inline constexpr int kRowsBytes = kWgmmaM * kRowBytes;  // of one warpgroup and step
 inline constexpr int kColumnsBytes = kWgmmaN * kRowBytes;
 inline constexpr int kStepBytes = kWarpgroups * kRowsBytes + kColumnsBytes;
-inline constexpr size_t kWgmmaSmemBytes = size_t(kWgmmaSteps) * kStepBytes + kGroupBytes;  // with room to align
+inline constexpr size_t kWgmmaSmemBytes = size_t(kWgmmaSteps) * kStepBytes + kGroupBytes;  // with space to align
 
 // Describes a tile whose rows are 128 bytes of k in shared memory: "Matrix descriptor format" of the PTX ISA, with a
 // stride of 1024 bytes from eight rows to the next eight, and layout 1, the 128-byte swizzle. The leading dimension has
@@ -128,7 +128,7 @@ __global__ void has_wgmma(int32_t* answer) {
 }
 
 template <typename Element>
-inline int32_t measure_wgmma(double seconds, attention_autotuner_ceiling_result* result) {
+inline int32_t measure_wgmma(double seconds, attention_autotuner_peak_result* result) {
   DeviceBuffer sink, elapsed;
   ATTENTION_AUTOTUNER_TRY(elapsed.allocate(sizeof(Elapsed)));
   has_wgmma<<<1, 1>>>(elapsed.as<int32_t>());
@@ -150,4 +150,4 @@ inline int32_t measure_wgmma(double seconds, attention_autotuner_ceiling_result*
       work, elapsed.as<Elapsed>(), seconds, result);
 }
 
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks

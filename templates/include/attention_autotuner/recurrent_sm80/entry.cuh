@@ -26,7 +26,7 @@ struct RecurrentEntry {
   static size_t workspace_bytes(Params const&) { return 0; }
 
   static int32_t launch(Params const& p, void*, cudaStream_t stream, int32_t device) {
-    int32_t const status = check_retention_shape(p, Config::kClassQK, Config::kClassV);
+    int32_t const status = check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     bool const states = reinterpret_cast<uintptr_t>(p.initial_state) % 16 == 0 &&  // read and written in fours
                         reinterpret_cast<uintptr_t>(p.final_state) % 16 == 0;

@@ -1,8 +1,8 @@
-// Retention token by token: a CTA keeps some columns of a head's state in registers while it walks the tokens.
+// Retention token by token: a CTA keeps some columns of a head's state in registers while it loops over the tokens.
 //
 // A thread holds four columns of every kGroups-th row of the state. A token multiplies the state by gamma, adds k^T v
-// to it and reads q S off it; the threads that share columns add their parts of that. For a token or a few, as in
-// decoding, the time is that of the state's way from and to device memory, in whole rows of the slice. Every thread
+// to it and reads q S off it; the threads that share columns add their partial sums of that. For a token or a few, as
+// in decoding, the time is that of the state's way from and to device memory, in whole rows of the slice. Every thread
 // reads its elements before it writes them, so that the state may be updated in place.
 #pragma once
 
@@ -21,15 +21,17 @@ struct RecurrentTraits {
   static constexpr int kColumns = Config::kColumns;
   static constexpr int kWarps = Config::kWarps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kSlices = divide_up(Config::kClassV, kColumns);
-  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
-  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
+  static constexpr int kSlices = divide_up(Config::kPaddedDimV, kColumns);
+  static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
+                "padded_dim_qk_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
   static_assert(kWarps >= 1 && kWarps <= 32, "recurrent_warps_range");
   static_assert(kColumns % 4 == 0 && kColumns <= 128 && 32 % (kColumns / 4) == 0, "recurrent_columns_share_warps");
-  static constexpr int kLanes = kColumns / 4;               // that share a row
-  static constexpr int kGroups = kThreads / kLanes;         // of rows
-  static constexpr int kRows = Config::kClassQK / kGroups;  // of a thread
-  static_assert(Config::kClassQK % kGroups == 0, "recurrent_rows_divide");
+  static constexpr int kLanes = kColumns / 4;                   // that share a row
+  static constexpr int kGroups = kThreads / kLanes;             // of rows
+  static constexpr int kRows = Config::kPaddedDimQK / kGroups;  // of a thread
+  static_assert(Config::kPaddedDimQK % kGroups == 0, "recurrent_rows_divide");
   static_assert(4 * kRows <= 128, "recurrent_state_fits_registers");
   static constexpr int kSmemBytes = kWarps * kColumns * int(sizeof(float));
 };

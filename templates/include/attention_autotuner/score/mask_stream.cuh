@@ -51,10 +51,10 @@ struct MaskStream<ScoreMod::kMasked, T> {
   }
   template <typename Arguments>
   __device__ __forceinline__ void copy_part(Arguments const& arguments, bool wanted, int slot, int part,
-                                            int parts) const {
+                                            int num_parts) const {
     if constexpr (T::kCopyBytes == 16) {
       Copy::copy_part(wanted && is_exact(), target + slot * T::TileM::kBytes, source, arguments.params.mask.stride_row,
-                      part, parts);
+                      part, num_parts);
     }
   }
 };

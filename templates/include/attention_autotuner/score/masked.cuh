@@ -98,40 +98,40 @@ struct ForwardScoreMod {
     }
   }
   template <typename Warp>
-  __device__ __forceinline__ void copy_mask_part(Warp const& w, bool wanted, int slot, int part, int parts) const {
+  __device__ __forceinline__ void copy_mask_part(Warp const& w, bool wanted, int slot, int part, int num_parts) const {
     if constexpr (kMasked) {
-      Copy::copy_part(wanted, mask_buffer(w, slot), mask_next, w.params.mask.stride_row, part, parts);
+      Copy::copy_part(wanted, mask_buffer(w, slot), mask_next, w.params.mask.stride_row, part, num_parts);
     }
   }
   __device__ __forceinline__ void next_mask() {
     if constexpr (kMasked) mask_next -= T::kBlockN;
   }
 
-  // --- between the products ------------------------------------------------------------------------------------------
+  // --- between the MMAs ----------------------------------------------------------------------------------------------
 
   // Y from S, or P at once for a decay, and its sums.
   template <typename Warp>
   __device__ __forceinline__ void prepare(Warp& w, typename Warp::Scores& s, int key_tile, int slot) {
     if constexpr (kMasked) {
-      multiply_mask(w, s, slot);
+      apply_mask(w, s, slot);
     } else if (log2_gamma * T::kBlockN >= -kSteepest) {
-      multiply_decay(w, s, key_tile);
+      apply_decay(w, s, key_tile);
     } else {
-      multiply_steep_decay(w, s, key_tile);
+      apply_steep_decay(w, s, key_tile);
     }
     w.apply_causal_mask(s, key_tile, 0.0f);
-    Rows found;
+    Rows row_max;
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        found[i][h] = 0.0f;
+        row_max[i][h] = 0.0f;
 #pragma unroll
-        for (int j = 0; j < T::kKeyTiles; ++j) found[i][h] += fabsf(s[i][j][2 * h]) + fabsf(s[i][j][2 * h + 1]);
-        sum[i][h] += found[i][h];
+        for (int j = 0; j < T::kKeyTiles; ++j) row_max[i][h] += fabsf(s[i][j][2 * h]) + fabsf(s[i][j][2 * h + 1]);
+        sum[i][h] += row_max[i][h];
       }
     }
-    if constexpr (kGuarded) lower(w, s, found);
+    if constexpr (kGuarded) lower(w, s, row_max);
   }
   template <typename Warp>
   __device__ __forceinline__ void numerators(Warp const&, float (&s)[4], int i) const {
@@ -142,7 +142,7 @@ struct ForwardScoreMod {
   }
 
   template <typename Warp>
-  __device__ __forceinline__ void multiply_mask(Warp const& w, typename Warp::Scores& s, int slot) const {
+  __device__ __forceinline__ void apply_mask(Warp const& w, typename Warp::Scores& s, int slot) const {
     LaneRow const a = lane_row_a(lane_here());
     Operand<typename T::TileM, 8 * T::kKeyTiles> const mask(w.smem + T::kMaskOffset + slot * T::TileM::kBytes,
                                                             w.warp_m() * 16 * T::kRowTiles + a.row,
@@ -165,7 +165,7 @@ struct ForwardScoreMod {
   // Columns by their distance to the tile's last key, rows by that key's distance to them: negative, but no more than
   // the tile is wide, where a row sees part of the tile.
   template <typename Warp>
-  __device__ __forceinline__ void multiply_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
+  __device__ __forceinline__ void apply_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
     int const last = T::kBlockN - 1 - w.warp_n() * 8 * T::kKeyTiles - 8 * (T::kKeyTiles - 1) - 2 * (lane_here() & 3);
     float column[2] = {exp2_approximate(log2_gamma * last), exp2_approximate(log2_gamma * (last - 1))};
     float const eight = exp2_approximate(log2_gamma * 8);
@@ -195,8 +195,8 @@ struct ForwardScoreMod {
     }
   }
   template <typename Warp>
-  __device__ __forceinline__ void multiply_steep_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
-    // Where it is negative, what becomes of S is hidden.
+  __device__ __forceinline__ void apply_steep_decay(Warp const& w, typename Warp::Scores& s, int key_tile) {
+    // Where it is negative, S is masked afterwards.
     int const first = w.tile().row_block * T::kBlockM + w.params.causal_offset - w.first_key(key_tile) -
                       w.warp_n() * 8 * T::kKeyTiles - 2 * (lane_here() & 3);
 #pragma unroll
@@ -220,33 +220,33 @@ struct ForwardScoreMod {
   // Lowers the factor of rows whose P might leave the range of fp16, by this lane's sums of what s holds. Warps that
   // share rows combine them, so that they decide alike.
   template <typename Warp>
-  __device__ __forceinline__ void lower(Warp& w, typename Warp::Scores& s, Rows& found) {
+  __device__ __forceinline__ void lower(Warp& w, typename Warp::Scores& s, Rows& row_max) {
     if constexpr (kMasked) {
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) found[i][h] *= fabsf(guard[i][h]);
+        for (int h = 0; h < 2; ++h) row_max[i][h] *= fabsf(guard[i][h]);
       }
     }
     if constexpr (!T::kPInRegisters) {
-      quad_maxima(found);
-      w.combine_rows(found, [](float a, float b) { return fmaxf(a, b); });
+      quad_maxima(row_max);
+      w.combine_rows(row_max, [](float a, float b) { return fmaxf(a, b); });
     }
     bool due = false;
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) due = due || found[i][h] > kPLimit;
+      for (int h = 0; h < 2; ++h) due = due || row_max[i][h] > kPLimit;
     }
     if (__any_sync(0xffffffffu, due)) {
-      if constexpr (T::kPInRegisters) quad_maxima(found);
+      if constexpr (T::kPInRegisters) quad_maxima(row_max);
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          // 2^(9 - exponent of what was found)
-          int const bits = ((254 + kPExponent) << 23) - (__float_as_int(found[i][h]) & 0x7f800000);
-          float const less = found[i][h] > kPLimit ? __int_as_float(bits) : 1.0f;
+          // 2^(9 - exponent of the row's largest sum)
+          int const bits = ((254 + kPExponent) << 23) - (__float_as_int(row_max[i][h]) & 0x7f800000);
+          float const less = row_max[i][h] > kPLimit ? __int_as_float(bits) : 1.0f;
           auto scale = [&](auto& tiles) {
 #pragma unroll
             for (auto& tile : tiles) {
@@ -264,9 +264,9 @@ struct ForwardScoreMod {
       }
     }
   }
-  __device__ __forceinline__ static void quad_maxima(Rows& found) {
+  __device__ __forceinline__ static void quad_maxima(Rows& row_max) {
 #pragma unroll
-    for (auto& row : found) {
+    for (auto& row : row_max) {
 #pragma unroll
       for (float& value : row) value = quad_max(value);
     }
@@ -282,7 +282,7 @@ struct ForwardScoreMod {
     return 1.0f;
   }
   template <typename Warp>
-  __device__ __forceinline__ float statistic(Warp const& w, int i, int half) const {
+  __device__ __forceinline__ float row_value(Warp const& w, int i, int half) const {
     if (!w.params.normalize || w.c == 0.0f) return 1.0f;
     float const total = kMasked || !kGuarded ? sum[i][half] * fabsf(w.c) : sum[i][half] / powers(w, i, half);
     return fminf(fmaxf(total, 1.0f), w.params.r_clamp_max);
@@ -290,10 +290,10 @@ struct ForwardScoreMod {
   template <typename Warp>
   __device__ __forceinline__ float output_factor(Warp const& w, int i, int half) const {
     if (w.c == 0.0f) return 0.0f;
-    return (kGuarded ? 1.0f : w.c) / (powers(w, i, half) * statistic(w, i, half));
+    return (kGuarded ? 1.0f : w.c) / (powers(w, i, half) * row_value(w, i, half));
   }
   template <typename Params>
-  __device__ __forceinline__ static float* statistics(Params const& params) {
+  __device__ __forceinline__ static float* lse_or_r(Params const& params) {
     return params.r;
   }
 };

@@ -1,12 +1,12 @@
-// What is between the products of a backward's passes where the weights are those of retention: P = c S M / r and
-// dS = dX M with dX = dP / r, and, in rows whose r has a gradient, dX = (dP - sign(X) delta) / r.
+// Retention's score modification between the MMAs of a backward's passes: P = c S M / r and dS = dX M with dX = dP / r,
+// and, in rows whose r has a gradient, dX = (dP - sign(X) delta) / r.
 //
 // dS needs no P, so the pairs of a key pass do not meet and the row passes for dQ and dK leave S out, unless r has a
 // gradient (r_grad, known at run time): that takes the sign of X.
 //
 // M is read from a tile of the mask, which travels beside the streamed tiles, or is an exponential of the distance.
-// Above the diagonal it is 0, whatever the mask holds there. Beyond the sequences the statistics and the zeros that
-// copies leave make everything 0.
+// Above the diagonal it is 0, whatever the mask holds there. Beyond the sequences the neutral values of rows and the
+// zeros that copies leave make everything 0.
 //
 // Layouts: mask tiles are queries x keys; passes whose rows are keys read them transposed. See common/warp_mma.cuh
 // (fragments).
@@ -17,8 +17,8 @@
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/common/warp_mma.cuh"
+#include "attention_autotuner/score/lse_delta.cuh"
 #include "attention_autotuner/score/mask_stream.cuh"
-#include "attention_autotuner/score/row_statistics.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 #include "attention_autotuner/sm80/operand.cuh"
 
@@ -103,7 +103,7 @@ struct BackwardScoreMod {
     return arguments.params.r_grad != 0;
   }
   template <typename Arguments>
-  __device__ __forceinline__ static bool hands_over(Arguments const& arguments) {
+  __device__ __forceinline__ static bool exchanges_p(Arguments const& arguments) {
     return arguments.params.r_grad != 0;
   }
 
@@ -112,18 +112,18 @@ struct BackwardScoreMod {
   template <typename Warp>
   __device__ __forceinline__ static ScoreFactors<T> key_factors(Warp const& w, int slot, int part, int query0,
                                                                 int key) {
-    return {w.arguments,        w.smem, slot, lane_here(), w.now.head, key, query0, w.pair() * T::kRowsPerWarp,
-            part * T::kPartRows};
+    return {w.arguments,           w.smem, slot, lane_here(), w.now.head, key, query0, w.pair() * T::kRowsPerWarp,
+            part * T::kSubtileRows};
   }
 
   // P^T from S^T, packed.
   template <bool Whole, typename Warp>
-  __device__ __forceinline__ static void take_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
-                                                int slot, int part, int query0, int key) {
+  __device__ __forceinline__ static void compute_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
+                                                   int slot, int part, int query0, int key) {
     ScoreFactors<T> const factors = key_factors(w, slot, part, query0, key);
-    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
+    uint32_t const base = w.lse_delta(slot) + 4 * part * T::kSubtileRows + 8 * (lane_here() & 3);
     float const c = w.arguments.c;
-    bool const hands = hands_over(w.arguments);
+    bool const exchanges = exchanges_p(w.arguments);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
       float2 const b[2] = {load_shared_float2(base + 64 * step), load_shared_float2(base + 64 * step + 32)};
@@ -139,14 +139,14 @@ struct BackwardScoreMod {
           values[2 * r + 1] = x[r % 2 * 2 + 1] * m[2 * r + 1] * (b[r / 2].y * c);
           p[step][i][r] = pack_pair<Element>(values[2 * r], values[2 * r + 1]);
         }
-        if (hands) {
-          // The other warp wants signs: what 16 bits round to zero keeps its own by a mark in the last place.
+        if (exchanges) {
+          // The other warp needs signs: values that 16 bits round to zero keep theirs by a mark in the last place.
           uint32_t marked[4];
 #pragma unroll
           for (int r = 0; r < 4; ++r) {
             marked[r] = p[step][i][r] | uint32_t(values[2 * r] != 0.0f) | uint32_t(values[2 * r + 1] != 0.0f) << 16;
           }
-          w.give(marked, part, step, i);
+          w.send_p(marked, part, step, i);
         }
       }
     }
@@ -154,52 +154,53 @@ struct BackwardScoreMod {
 
   // dS^T from dP^T, packed: kept for dK at once, stored for dQ and for a later dK.
   template <typename Warp>
-  __device__ __forceinline__ static void take_ds(Warp const& w, typename Warp::Packed& ds,
-                                                 typename Warp::Scores const& dp, int slot, int part) {
-    int const query0 = w.now.tile * T::kBlockM + part * T::kPartRows, key = w.key0 + w.pair() * T::kRowsPerWarp;
+  __device__ __forceinline__ static void compute_ds(Warp const& w, typename Warp::Packed& ds,
+                                                    typename Warp::Scores const& dp, int slot, int part) {
+    int const query0 = w.now.tile * T::kBlockM + part * T::kSubtileRows, key = w.key0 + w.pair() * T::kRowsPerWarp;
     bool const whole = w.arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
-    if (hands_over(w.arguments)) {
-      take_ds<false, true>(w, ds, dp, slot, part, query0, key);
+    if (exchanges_p(w.arguments)) {
+      compute_ds<false, true>(w, ds, dp, slot, part, query0, key);
     } else if (whole) {
-      take_ds<true, false>(w, ds, dp, slot, part, query0, key);
+      compute_ds<true, false>(w, ds, dp, slot, part, query0, key);
     } else {
-      take_ds<false, false>(w, ds, dp, slot, part, query0, key);
+      compute_ds<false, false>(w, ds, dp, slot, part, query0, key);
     }
   }
   template <bool Whole, bool RGrad, typename Warp>
-  __device__ __forceinline__ static void take_ds(Warp const& w, typename Warp::Packed& ds,
-                                                 typename Warp::Scores const& dp, int slot, int part, int query0,
-                                                 int key) {
+  __device__ __forceinline__ static void compute_ds(Warp const& w, typename Warp::Packed& ds,
+                                                    typename Warp::Scores const& dp, int slot, int part, int query0,
+                                                    int key) {
     ScoreFactors<T> const factors = key_factors(w, slot, part, query0, key);
     uint32_t const store = w.ds_address(slot);
-    uint32_t const base = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
+    uint32_t const base = w.lse_delta(slot) + 4 * part * T::kSubtileRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
       float2 b[2], shift[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         b[half] = load_shared_float2(base + 64 * step + 32 * half);
-        if constexpr (RGrad) shift[half] = load_shared_float2(base + T::kStatisticsBytes / 2 + 64 * step + 32 * half);
+        if constexpr (RGrad) shift[half] = load_shared_float2(base + T::kLseDeltaBytes / 2 + 64 * step + 32 * half);
       }
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
         float m[8];
         factors.template load<Whole>(m, i, step);
         uint32_t p[4];
-        if constexpr (RGrad) w.take(p, part, step, i);
+        if constexpr (RGrad) w.receive_p(p, part, step, i);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           float const(&d)[4] = dp[i][2 * step + r / 2];
           float low = d[r % 2 * 2] * b[r / 2].x, high = d[r % 2 * 2 + 1] * b[r / 2].y;
           if constexpr (RGrad) {
-            float2 const weights = unpack_pair<Element>(p[r]);
-            low += with_sign(weights.x, shift[r / 2].x);
-            high += with_sign(weights.y, shift[r / 2].y);
+            float2 const p_pair = unpack_pair<Element>(p[r]);
+            low += with_sign(p_pair.x, shift[r / 2].x);
+            high += with_sign(p_pair.y, shift[r / 2].y);
           }
           ds[step][i][r] = pack_pair<Element>(low * m[2 * r], high * m[2 * r + 1]);
           if constexpr (T::kStoresDs) {
-            store_shared(T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kPartRows + 16 * step + 8 * (r / 2)),
-                         ds[step][i][r]);
+            store_shared(
+                T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kSubtileRows + 16 * step + 8 * (r / 2)),
+                ds[step][i][r]);
           }
         }
       }
@@ -213,21 +214,22 @@ struct BackwardScoreMod {
     clear(dp);
   }
 
-  // The weights of sixteen columns, packed: P or dS.
+  // The A operand of sixteen columns, packed: P or dS.
   template <typename Warp>
-  __device__ __forceinline__ static void take_weights(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
-                                                      typename Warp::Scores const& s, typename Warp::Scores const& dp,
-                                                      int step, bool whole, int slot) {
+  __device__ __forceinline__ static void compute_operand(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
+                                                         typename Warp::Scores const& s,
+                                                         typename Warp::Scores const& dp, int step, bool whole,
+                                                         int slot) {
     if (whole) {
-      take_weights<true>(w, packed, s, dp, step, slot);
+      compute_operand<true>(w, packed, s, dp, step, slot);
     } else {
-      take_weights<false>(w, packed, s, dp, step, slot);
+      compute_operand<false>(w, packed, s, dp, step, slot);
     }
   }
   template <bool Whole, typename Warp>
-  __device__ __forceinline__ static void take_weights(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
-                                                      typename Warp::Scores const& s, typename Warp::Scores const& dp,
-                                                      int step, int slot) {
+  __device__ __forceinline__ static void compute_operand(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
+                                                         typename Warp::Scores const& s,
+                                                         typename Warp::Scores const& dp, int step, int slot) {
     int const column = w.now.tile * T::kBlockColumns + w.warp_column();
     ScoreFactors<T> const factors(w.arguments, w.smem, slot, lane_here(), T::kByQueries ? w.head : w.now.head,
                                   w.row0 + w.warp_row(), column, w.warp_row(), w.warp_column());
@@ -235,11 +237,11 @@ struct BackwardScoreMod {
     bool const r_grad = needs_scores(w.arguments);
     float2 bases[2], shifts[2];  // of the columns, where they are queries
     if constexpr (!T::kByQueries) {
-      uint32_t const address = w.statistics(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3) + 64 * step;
+      uint32_t const address = w.lse_delta(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3) + 64 * step;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         bases[half] = load_shared_float2(address + 32 * half);
-        if (T::kNeedsDp && r_grad) shifts[half] = load_shared_float2(address + 32 * half + T::kStatisticsBytes / 2);
+        if (T::kNeedsDp && r_grad) shifts[half] = load_shared_float2(address + 32 * half + T::kLseDeltaBytes / 2);
       }
     }
 #pragma unroll

@@ -1,5 +1,4 @@
-// The score modification, which makes the weights W of O = W V from the scores S = Q K^T: what kernels are compiled
-// for.
+// The score modification that kernels are compiled for: it makes W of O = W V from the scores S = Q K^T.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -24,14 +23,14 @@ struct ScoreModParams<ScoreMod::kSoftmax> {
   using Backward = attention_autotuner_attention_backward_params;
 };
 
-// What differs between score modifications in kernels of traits T: see the specialisations in score/softmax.cuh,
-// score/softmax_backward.cuh, score/masked.cuh and score/masked_backward.cuh.
+// The parts of kernels of traits T that differ between score modifications: see the specialisations in
+// score/softmax.cuh, score/softmax_backward.cuh, score/masked.cuh and score/masked_backward.cuh.
 template <ScoreMod kScoreMod, typename T>
 struct ForwardScoreMod;
 template <ScoreMod kScoreMod, typename T>
 struct BackwardScoreMod;
 template <ScoreMod kScoreMod>
-struct RowStatistics;
+struct LseDelta;
 
 // What the scores are multiplied by.
 inline __host__ __device__ float score_scale(attention_autotuner_attention_forward_params const& p) {

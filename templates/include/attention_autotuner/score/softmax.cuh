@@ -121,11 +121,11 @@ struct ForwardScoreMod<ScoreMod::kSoftmax, T> {
     return sum[i][half] == 0.0f ? 0.0f : 1.0f / sum[i][half];
   }
   template <typename Warp>
-  __device__ __forceinline__ float statistic(Warp const&, int i, int half) const {
+  __device__ __forceinline__ float row_value(Warp const&, int i, int half) const {
     return sum[i][half] == 0.0f ? minus_infinity() : maximum[i][half] * kLn2 + logf(sum[i][half]);
   }
   template <typename Params>
-  __device__ __forceinline__ static float* statistics(Params const& params) {
+  __device__ __forceinline__ static float* lse_or_r(Params const& params) {
     return params.lse;
   }
 };

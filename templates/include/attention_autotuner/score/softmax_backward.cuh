@@ -1,11 +1,11 @@
-// What is between the products of a backward's passes where the weights are a softmax: P from S, dS from P and dP.
+// The softmax between the MMAs of a backward's passes: P from S, dS from P and dP.
 #pragma once
 
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
 #include "attention_autotuner/common/threads.cuh"
-#include "attention_autotuner/score/row_statistics.cuh"
+#include "attention_autotuner/score/lse_delta.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
@@ -18,9 +18,9 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   __device__ __forceinline__ static constexpr bool needs_scores(Arguments const&) {
     return true;
   }
-  // Whether a value warp gives P to its key warp.
+  // True where a value warp sends P to its key warp.
   template <typename Arguments>
-  __device__ __forceinline__ static constexpr bool hands_over(Arguments const&) {
+  __device__ __forceinline__ static constexpr bool exchanges_p(Arguments const&) {
     return true;
   }
 
@@ -28,9 +28,9 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
 
   // P^T from S^T, packed, and handed to the other warp of the pair.
   template <bool Whole, typename Warp>
-  __device__ __forceinline__ static void take_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
-                                                int slot, int part, int query0, int key) {
-    uint32_t const lse2 = w.statistics(slot) + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
+  __device__ __forceinline__ static void compute_p(Warp const& w, typename Warp::Packed& p, typename Warp::Scores& s,
+                                                   int slot, int part, int query0, int key) {
+    uint32_t const lse2 = w.lse_delta(slot) + 4 * part * T::kSubtileRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
 #pragma unroll
@@ -54,7 +54,7 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
           a[r] =
               pack_pair<typename T::Element>(s[i][2 * step + r / 2][r % 2 * 2], s[i][2 * step + r / 2][r % 2 * 2 + 1]);
         }
-        w.give(a, part, step, i);
+        w.send_p(a, part, step, i);
       }
     }
   }
@@ -83,18 +83,18 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
   // dS^T = P^T (dP^T - delta) from dP^T and the other warp's P^T, packed: kept for dK at once, stored for dQ and for a
   // later dK.
   template <typename Warp>
-  __device__ __forceinline__ static void take_ds(Warp const& w, typename Warp::Packed& ds,
-                                                 typename Warp::Scores const& dp, int slot, int part) {
+  __device__ __forceinline__ static void compute_ds(Warp const& w, typename Warp::Packed& ds,
+                                                    typename Warp::Scores const& dp, int slot, int part) {
     uint32_t const store = w.ds_address(slot);
     uint32_t const shift =
-        w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * part * T::kPartRows + 8 * (lane_here() & 3);
+        w.lse_delta(slot) + T::kLseDeltaBytes / 2 + 4 * part * T::kSubtileRows + 8 * (lane_here() & 3);
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
       float2 const delta[2] = {load_shared_float2(shift + 64 * step), load_shared_float2(shift + 64 * step + 32)};
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) {
         uint32_t p[4];
-        w.take(p, part, step, i);
+        w.receive_p(p, part, step, i);
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
           float2 const probability = unpack_pair<typename T::Element>(p[r]);
@@ -102,8 +102,9 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
           ds[step][i][r] = pack_pair<typename T::Element>(probability.x * (d[r % 2 * 2] + delta[r / 2].x),
                                                           probability.y * (d[r % 2 * 2 + 1] + delta[r / 2].y));
           if constexpr (T::kStoresDs) {
-            store_shared(T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kPartRows + 16 * step + 8 * (r / 2)),
-                         ds[step][i][r]);
+            store_shared(
+                T::TileDs::advance(store, 16 * i + 8 * (r % 2), part * T::kSubtileRows + 16 * step + 8 * (r / 2)),
+                ds[step][i][r]);
           }
         }
       }
@@ -112,10 +113,10 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
 
   // --- row pass ------------------------------------------------------------------------------------------------------
 
-  // dP starts from -delta, so that its product gives dP - delta.
+  // dP starts from -delta, so that its MMA gives dP - delta.
   template <typename Warp>
   __device__ __forceinline__ static void begin_dp(Warp const& w, typename Warp::Scores& dp, int slot) {
-    uint32_t const delta = w.statistics(slot) + T::kStatisticsBytes / 2 + 4 * w.warp_column() + 8 * (lane_here() & 3);
+    uint32_t const delta = w.lse_delta(slot) + T::kLseDeltaBytes / 2 + 4 * w.warp_column() + 8 * (lane_here() & 3);
 #pragma unroll
     for (int j = 0; j < T::kColumnTiles; ++j) {
       float2 d;
@@ -134,12 +135,12 @@ struct BackwardScoreMod<ScoreMod::kSoftmax, T> {
     }
   }
 
-  // The weights of sixteen columns, packed: P, or dS = P (dP - delta).
+  // The A operand of sixteen columns, packed: P, or dS = P (dP - delta).
   template <typename Warp>
-  __device__ __forceinline__ static void take_weights(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
-                                                      typename Warp::Scores& s, typename Warp::Scores const& dp,
-                                                      int step, bool whole, int slot) {
-    uint32_t const lse2_address = w.statistics(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3);
+  __device__ __forceinline__ static void compute_operand(Warp const& w, uint32_t (&packed)[T::kRowTiles][4],
+                                                         typename Warp::Scores& s, typename Warp::Scores const& dp,
+                                                         int step, bool whole, int slot) {
+    uint32_t const lse2_address = w.lse_delta(slot) + 4 * w.warp_column() + 8 * (lane_here() & 3);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int const j = 2 * step + half;

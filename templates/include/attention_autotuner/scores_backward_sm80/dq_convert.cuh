@@ -11,19 +11,19 @@ namespace attention_autotuner {
 
 // dQ in 16 bits from the sums that key passes left in fragment order; one CTA a tile of block_m rows.
 template <typename Config>
-__global__ void __launch_bounds__(kEdgeThreads)
-    attention_backward_convert(ArgumentsOf<Config> const __grid_constant__ arguments) {
+__global__ void __launch_bounds__(kRowThreads)
+    backward_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments) {
   using T = KeyPassTraits<Config>;
   using Element = typename T::Element;
   auto const& p = arguments.params;
   int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
   int const head = index % p.heads_q, batch = index / p.heads_q;
-  float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockM * T::kClassQK);
+  float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockM * T::kPaddedDimQK);
   Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
-  constexpr int kColumnTiles = T::kClassQK / 8;
+  constexpr int kColumnTiles = T::kPaddedDimQK / 8;
   // A unit is one row of eight in a fragment tile, and the row eight below it.
 #pragma unroll 2
-  for (int unit = threadIdx.x; unit < T::kBlockM / 16 * kColumnTiles * 8; unit += kEdgeThreads) {
+  for (int unit = threadIdx.x; unit < T::kBlockM / 16 * kColumnTiles * 8; unit += kRowThreads) {
     int const in_tile = unit % 8, fragment = unit / 8;
     int const row = tile * T::kBlockM + fragment / kColumnTiles * 16 + in_tile, column = fragment % kColumnTiles * 8;
     float const* const source = sums + int64_t(fragment) * 128;
@@ -31,14 +31,14 @@ __global__ void __launch_bounds__(kEdgeThreads)
 #pragma unroll
     for (int quarter = 0; quarter < 4; ++quarter) {
       // Four floats that are neighbours in either order: all of a lane, or one of each of the row's four lanes.
-      float4 const four = *reinterpret_cast<float4 const*>(
+      float4 const quad = *reinterpret_cast<float4 const*>(
           source + (adds_by_lane() ? 4 * (4 * in_tile + quarter) : 32 * quarter + 4 * in_tile));
-      float const found[4] = {four.x, four.y, four.z, four.w};
+      float const sums_of_row[4] = {quad.x, quad.y, quad.z, quad.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int const lane = adds_by_lane() ? quarter : i;
         int const element = adds_by_lane() ? i : quarter;
-        values[element / 2 * 8 + 2 * lane + element % 2] = found[i] * score_scale(p);
+        values[element / 2 * 8 + 2 * lane + element % 2] = sums_of_row[i] * score_scale(p);
       }
     }
 #pragma unroll

@@ -34,7 +34,7 @@ __device__ __forceinline__ void add_fragment(float* tile, int lane, float const 
 }
 
 // sums += dS K for one tile of queries: dS lies transposed at `ds`, K at `k`. The warps of the CTA split rows and
-// columns as T::kDqSplit says. `copy_part(part, parts)` is called along the way.
+// columns as T::kDqSplit says. `copy_part(part, num_parts)` is called along the way.
 template <typename T, typename CopyPart>
 __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sums, CopyPart&& copy_part) {
   using Element = typename T::Element;
@@ -46,10 +46,10 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   int const row0 = warp % T::kDqSplit.warps_m * kRows;
   int const column0 = (T::kRegistersScarce ? thread_index() >> 5 : warp) / T::kDqSplit.warps_m * kColumns;
   LaneRow const a = lane_row_a(lane), b = lane_row_b(lane);
-  Operand<typename T::TileDs, kRows> const weights(ds, b.row, row0 + b.column);
-  Operand<typename T::TileK, kColumns> const keys(k, a.row, column0 + a.column);
+  Operand<typename T::TileDs, kRows> const ds_tile(ds, b.row, row0 + b.column);
+  Operand<typename T::TileK, kColumns> const k_tile(k, a.row, column0 + a.column);
   // Where the columns do not divide among the warps, the last ones have fewer.
-  auto exists = [&](int column) { return T::kDqEven || column0 + column < T::kClassQK; };
+  auto exists = [&](int column) { return T::kDqEven || column0 + column < T::kPaddedDimQK; };
 
   Accumulators<T::kDqRowTiles, 2 * T::kDqColumnPairs> dq;
   clear(dq);
@@ -57,12 +57,12 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
   for (int step = 0; step < kSteps; ++step) {
     uint32_t w[T::kDqRowTiles][4];
 #pragma unroll
-    for (int i = 0; i < T::kDqRowTiles; ++i) load_matrix_x4_transposed(w[i], weights.at(16 * step, 16 * i));
+    for (int i = 0; i < T::kDqRowTiles; ++i) load_matrix_x4_transposed(w[i], ds_tile.at(16 * step, 16 * i));
 #pragma unroll
     for (int j = 0; j < T::kDqColumnPairs; ++j) {
       if (exists(16 * j)) {
         uint32_t x[4];
-        load_matrix_x4_transposed(x, keys.at(16 * step, 16 * j));
+        load_matrix_x4_transposed(x, k_tile.at(16 * step, 16 * j));
 #pragma unroll
         for (int i = 0; i < T::kDqRowTiles; ++i) {
           mma_m16n8k16<Element>(dq[i][2 * j], w[i], x[0], x[1]);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_dq_share(uint32_t ds, uint32_t k, float* sum
     }
     copy_part(step, kSteps);
   }
-  constexpr int kTilesPerRow = T::kClassQK / 8;
+  constexpr int kTilesPerRow = T::kPaddedDimQK / 8;
   float* const first = sums + (row0 / 16 * kTilesPerRow + column0 / 8) * 128;
 #pragma unroll
   for (int i = 0; i < T::kDqRowTiles; ++i) {

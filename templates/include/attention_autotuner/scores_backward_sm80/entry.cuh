@@ -1,4 +1,4 @@
-// Host side of a backward artifact with scores: workspace, checks, preparation, and the launches of its plan.
+// Host side of a backward artifact with scores: workspace, checks, prepare(), and the launches of its plan.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -28,8 +28,8 @@ struct BackwardEntry {
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   using Params = typename ScoreModParams<kScoreMod>::Backward;
   using Arguments = BackwardArguments<Params>;
-  static constexpr bool kFused = Config::kPlan == Plan::kFused;
-  static constexpr bool kHasKeys = Config::kPlan != Plan::kSplit;
+  static constexpr bool kOnePass = Config::kPlan == Plan::kOnePass;
+  static constexpr bool kHasKeys = Config::kPlan != Plan::kThreeKernels;
   static inline std::atomic<bool> prepared[kMaxDevices];
 
   // The plan's passes in the order they run, each as (kernel, kernel whose CTAs share a group, traits). Only passes
@@ -38,23 +38,22 @@ struct BackwardEntry {
   static int32_t for_each_pass(Visit&& visit) {
     int32_t status = ATTENTION_AUTOTUNER_OK;
     if constexpr (kHasKeys) {
-      status =
-          visit(attention_backward_keys<Config, false>, attention_backward_keys<Config, true>, KeyPassTraits<Config>{});
+      status = visit(backward_keys<Config, false>, backward_keys<Config, true>, KeyPassTraits<Config>{});
     }
-    if constexpr (!kFused) {
+    if constexpr (!kOnePass) {
       using Traits = RowPassTraits<Config, typename Config::Dq, Result::kDq>;
       if (status == ATTENTION_AUTOTUNER_OK) {
-        status = visit(attention_backward_rows<Traits, false>, nullptr, Traits{});
+        status = visit(backward_rows<Traits, false>, nullptr, Traits{});
       }
     }
     if constexpr (!kHasKeys) {
       using TraitsK = RowPassTraits<Config, typename Config::Dk, Result::kDk>;
       using TraitsV = RowPassTraits<Config, typename Config::Dv, Result::kDv>;
       if (status == ATTENTION_AUTOTUNER_OK) {
-        status = visit(attention_backward_rows<TraitsK, false>, attention_backward_rows<TraitsK, true>, TraitsK{});
+        status = visit(backward_rows<TraitsK, false>, backward_rows<TraitsK, true>, TraitsK{});
       }
       if (status == ATTENTION_AUTOTUNER_OK) {
-        status = visit(attention_backward_rows<TraitsV, false>, attention_backward_rows<TraitsV, true>, TraitsV{});
+        status = visit(backward_rows<TraitsV, false>, backward_rows<TraitsV, true>, TraitsV{});
       }
     }
     return status;
@@ -65,53 +64,53 @@ struct BackwardEntry {
     int32_t status = for_each_pass([device](auto kernel, auto shared, auto traits) {
       using Traits = decltype(traits);
       int resident = 0;
-      int32_t found = prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+      int32_t prepared_status = prepare_kernel(kernel, Traits::kThreads, Traits::kSmemBytes, device, &resident);
       if constexpr (!Traits::kByQueries) {
-        if (found == ATTENTION_AUTOTUNER_OK) {
-          found = prepare_kernel(shared, Traits::kThreads, Traits::kSmemBytes, device, &resident);
+        if (prepared_status == ATTENTION_AUTOTUNER_OK) {
+          prepared_status = prepare_kernel(shared, Traits::kThreads, Traits::kSmemBytes, device, &resident);
         }
       }
-      return found;
+      return prepared_status;
     });
     int resident = 0;
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+      status = prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = prepare_kernel(attention_backward_add_parts<Config>, kEdgeThreads, 0, device, &resident);
+      status = prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident);
     }
-    if constexpr (kFused) {
+    if constexpr (kOnePass) {
       if (status == ATTENTION_AUTOTUNER_OK) {
-        status = prepare_kernel(attention_backward_convert<Config>, kEdgeThreads, 0, device, &resident);
+        status = prepare_kernel(backward_convert_dq<Config>, kRowThreads, 0, device, &resident);
       }
     }
     if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return status;
   }
 
-  // Where the parts of the workspace start, in bytes.
+  // Where the buffers of the workspace start, in bytes.
   struct Workspace {
-    int64_t statistics_rows, dq_tiles;
-    int64_t shift, dq_sum, dk_parts, dv_parts, bytes;
+    int64_t lse_delta_rows, dq_tiles;
+    int64_t shift, dq_sum, dk_partial, dv_partial, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(p.batch) * p.heads_q;
-      statistics_rows = round_up(p.seqlen_q + kStatisticsPadding, kStatisticsPadding);
-      shift = heads * statistics_rows * int64_t(sizeof(float));
+      lse_delta_rows = round_up(p.seqlen_q + kLseDeltaPadding, kLseDeltaPadding);
+      shift = heads * lse_delta_rows * int64_t(sizeof(float));
       dq_sum = bytes = 2 * shift;
       dq_tiles = 0;
-      if constexpr (kFused) {
+      if constexpr (kOnePass) {
         using T = KeyPassTraits<Config>;
         dq_tiles = divide_up(p.seqlen_q, T::kBlockM);
-        bytes += heads * dq_tiles * (T::kBlockM * T::kClassQK) * int64_t(sizeof(float));
+        bytes += heads * dq_tiles * (T::kBlockM * T::kPaddedDimQK) * int64_t(sizeof(float));
       }
-      dk_parts = dv_parts = bytes;
+      dk_partial = dv_partial = bytes;
       splits = count_splits(p);
       if (splits > 1) {
         int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
-        dv_parts += rows * Config::kClassQK * int64_t(sizeof(float));
-        bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
+        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
+        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
     }
 
@@ -134,7 +133,7 @@ struct BackwardEntry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<kScoreMod>(p);
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) && has_score_mod_inputs<kScoreMod>(p);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -155,13 +154,13 @@ struct BackwardEntry {
 
   // Launches a pass over blocks of `rows` rows of `heads` heads.
   template <typename Traits, typename Kernel>
-  static int32_t launch_pass(Kernel kernel, Arguments const& arguments, int rows, int heads, bool longest_first,
+  static int32_t launch_pass(Kernel kernel, Arguments const& arguments, int rows, int heads, bool reversed_rows,
                              cudaStream_t stream) {
     Params const& p = arguments.params;
     int const blocks = divide_up(rows, Traits::kBlockRows);
     int64_t const tiles = int64_t(blocks) * heads * p.batch * Traits::kSlices;
     if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    TileList const list{int(tiles),         longest_first,        Divider::by(blocks),
+    TileList const list{int(tiles),         reversed_rows,        Divider::by(blocks),
                         Divider::by(heads), Divider::by(p.batch), Divider::by(p.heads_q / p.heads_kv)};
     kernel<<<int(tiles), Traits::kThreads, Traits::kSmemBytes, stream>>>(arguments, list);
     return cuda_status(cudaGetLastError());
@@ -175,11 +174,11 @@ struct BackwardEntry {
             at(0),
             at(places.shift),
             at(places.dq_sum),
-            int(places.statistics_rows),
+            int(places.lse_delta_rows),
             int(places.dq_tiles),
             Divider::by(places.splits),
-            at(places.dk_parts),
-            at(places.dv_parts)};
+            at(places.dk_partial),
+            at(places.dv_partial)};
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -192,10 +191,10 @@ struct BackwardEntry {
     Workspace const places(p);
     Arguments const arguments = arguments_of(p, workspace);
     int64_t const heads = int64_t(p.batch) * p.heads_q;
-    int64_t const prepare_grid = heads * divide_up(arguments.statistics_rows, kPrepareRows);
-    if (prepare_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    attention_backward_prepare<Config>
-        <<<int(prepare_grid), kEdgeThreads, 0, stream>>>(arguments, (places.dk_parts - places.dq_sum) / 16);
+    int64_t const preprocess_grid = heads * divide_up(arguments.lse_delta_rows, kPreprocessRows);
+    if (preprocess_grid > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    backward_preprocess<Config>
+        <<<int(preprocess_grid), kRowThreads, 0, stream>>>(arguments, (places.dk_partial - places.dq_sum) / 16);
     status = cuda_status(cudaGetLastError());
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status = for_each_pass([&](auto kernel, auto shared, auto traits) {
@@ -208,12 +207,12 @@ struct BackwardEntry {
       }
     });
     if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
-      attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(arguments);
+      backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(arguments);
       status = cuda_status(cudaGetLastError());
     }
-    if constexpr (kFused) {
+    if constexpr (kOnePass) {
       if (status == ATTENTION_AUTOTUNER_OK) {
-        attention_backward_convert<Config><<<int(heads * places.dq_tiles), kEdgeThreads, 0, stream>>>(arguments);
+        backward_convert_dq<Config><<<int(heads * places.dq_tiles), kRowThreads, 0, stream>>>(arguments);
         status = cuda_status(cudaGetLastError());
       }
     }

@@ -2,19 +2,20 @@
 //
 // Scores are computed transposed, keys as rows: P^T and dS^T then are, as accumulators, the A operands of dV and dK,
 // and only dQ needs dS through shared memory. Warps work in pairs that share 16 to 64 key rows, one warp holding dV,
-// the other dK, so that each can own twice the rows that a warp holding both could, which halves what the products read
+// the other dK, so that each can own twice the rows that a warp holding both could, which halves what the MMAs read
 // from shared memory:
 //
-//   value warp   S^T = K Q^T, P^T, hands P^T over, dV += P^T dO
-//   key warp     dP^T = V dO^T, takes P^T where dS wants it, dS^T, dK += dS^T Q
-//   both         dQ += dS K, shared by all warps of the CTA, added to fp32 sums in global memory (fused plan)
+//   value warp   S^T = K Q^T, P^T, sends P^T, dV += P^T dO
+//   key warp     dP^T = V dO^T, receives P^T where dS needs it, dS^T, dK += dS^T Q
+//   both         dQ += dS K, shared by all warps of the CTA, added to fp32 sums in global memory (one-pass plan)
 //
-// A step's queries can be taken in parts, so that scores need fewer registers than dQ's product would like queries.
+// A step's queries can be split into subtiles: scores then need fewer registers, and dQ's MMA still has all queries.
 //
-// With three buffers for Q the key warp does the dK of the tile before, first thing, so that it has products to run
-// while the value warp takes exponentials.
+// With three buffers for Q the key warp does the dK of the tile before, first thing, so that it has MMAs to run while
+// the value warp computes exponentials.
 //
-// One CTA per block of keys and K/V head walks the query tiles of every query head of the group, or several share them.
+// One CTA per block of keys and K/V head loops over the query tiles of every query head of the group, or several share
+// them.
 //
 // Layouts: see common/warp_mma.cuh (fragments), common/tile.cuh (shared memory), scores_backward_sm80/traits.cuh (its
 // layout).
@@ -37,20 +38,20 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   using T = KeyPassTraits<Config>;
   using Place = PassWarp<T>;
   using Place::arrive;
+  using Place::lse_delta;
   using Place::smem;
-  using Place::statistics;
   using Place::warp;
   using Score = BackwardScoreMod<T::kScoreMod, T>;
   using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
-  using Stream = PairStream<Element, T::kBlockM, T::kClassQK, T::kClassV, T::kThreads, T::kCopyBytes>;
+  using Stream = PairStream<Element, T::kBlockM, T::kPaddedDimQK, T::kPaddedDimV, T::kThreads, T::kCopyBytes>;
   using Scores = Accumulators<T::kRowTiles, T::kQueryTiles>;
   using Packed = uint32_t[T::kQuerySteps][T::kRowTiles][4];  // A operands, 16 queries each
 
   Arguments const& arguments;
   int const batch, key0;
   Share<Shared> const share;
-  Walk walk;  // over the tiles of queries
+  TileRange range;  // over the tiles of queries
   Cursor now;
   Cursor ahead;  // fetched next
 
@@ -65,21 +66,21 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
         batch(tile.batch),
         key0(tile.row_block * T::kBlockN),
         share(arguments, tile.head),
-        walk(Walk::over_queries(arguments, key0, T::kBlockM, share.head, share.heads)) {
-    now = ahead = walk.begin();
+        range(TileRange::over_queries(arguments, key0, T::kBlockM, share.head, share.heads)) {
+    now = ahead = range.begin();
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load_first() {
     auto const& p = arguments.params;
-    using CopyK = TileCopy<T::kBlockN, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
-    using CopyV = TileCopy<T::kBlockN, T::kClassV, T::kThreads, T::kCopyBytes, false>;
+    using CopyK = TileCopy<T::kBlockN, T::kPaddedDimQK, T::kThreads, T::kCopyBytes, false>;
+    using CopyV = TileCopy<T::kBlockN, T::kPaddedDimV, T::kThreads, T::kCopyBytes, false>;
     copy_resident<CopyK, Element>(smem + T::kKOffset, p.k, batch, share.kv_head, key0, p.seqlen_k, p.dim_qk);
     copy_resident<CopyV, Element>(smem + T::kVOffset, p.v, batch, share.kv_head, key0, p.seqlen_k, p.dim_v);
 #pragma unroll
     for (int tile = 0; tile < T::kDoStages; ++tile) {
-      fetch(tile < walk.tiles(), tile, tile, true, [](auto&& copy_part) { copy_part(0, 1); });
+      fetch(tile < range.tiles(), tile, tile, true, [](auto&& copy_part) { copy_part(0, 1); });
     }
     arrive();
   }
@@ -93,18 +94,17 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     stream.seek(batch, ahead.head, row);
     MaskStream<T::kScoreMod, T> masks;
     masks.seek(arguments, smem, ahead.head, row, key0);
-    if (wanted) copy_statistics<T::kBlockM>(arguments, statistics(slot), batch, ahead.head, row);
+    if (wanted) copy_lse_delta<T::kBlockM>(arguments, lse_delta(slot), batch, ahead.head, row);
     stream.start(wanted, q_slot, slot);
     masks.start(arguments, wanted, slot);
-    work([&](int part, int parts) {
-      stream.copy_part(wanted, q_slot, slot, part, parts);
-      masks.copy_part(arguments, wanted, slot, part, parts);
+    work([&](int part, int num_parts) {
+      stream.copy_part(wanted, q_slot, slot, part, num_parts);
+      masks.copy_part(arguments, wanted, slot, part, num_parts);
     });
-    if (moves) walk.next(ahead);
+    if (moves) range.next(ahead);
   }
 
-  // --- between the products (see BackwardScoreMod)
-  // --------------------------------------------------------------------
+  // --- between the MMAs (see BackwardScoreMod) -----------------------------------------------------------------------
 
   __device__ __forceinline__ uint32_t exchange(int part, int step, int i) const {
     return smem + T::kExchangeOffset +
@@ -112,23 +112,23 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   }
   __device__ __forceinline__ static int exchange_barrier(int part) { return 1 + part * T::kPairs + pair(); }
 
-  // P^T from S^T, packed, and handed to the other warp of the pair where dS wants it.
-  __device__ __forceinline__ void take_p(Packed& p, Scores& s, int slot, int part) const {
-    int const query0 = now.tile * T::kBlockM + part * T::kPartRows, key = key0 + pair() * T::kRowsPerWarp;
+  // P^T from S^T, packed, and sent to the other warp of the pair where dS needs it.
+  __device__ __forceinline__ void compute_p(Packed& p, Scores& s, int slot, int part) const {
+    int const query0 = now.tile * T::kBlockM + part * T::kSubtileRows, key = key0 + pair() * T::kRowsPerWarp;
     bool const whole =
         key0 + T::kBlockN <= arguments.params.seqlen_k && arguments.first_query(key + T::kRowsPerWarp - 1) <= query0;
     if (whole) {
-      Score::template take_p<true>(*this, p, s, slot, part, query0, key);
+      Score::template compute_p<true>(*this, p, s, slot, part, query0, key);
     } else {
-      Score::template take_p<false>(*this, p, s, slot, part, query0, key);
+      Score::template compute_p<false>(*this, p, s, slot, part, query0, key);
     }
   }
-  __device__ __forceinline__ void give(uint32_t const (&p)[4], int part, int step, int i) const {
+  __device__ __forceinline__ void send_p(uint32_t const (&p)[4], int part, int step, int i) const {
     asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};\n" ::"r"(exchange(part, step, i)), "r"(p[0]), "r"(p[1]),
                  "r"(p[2]), "r"(p[3])
                  : "memory");
   }
-  __device__ __forceinline__ void take(uint32_t (&p)[4], int part, int step, int i) const {
+  __device__ __forceinline__ void receive_p(uint32_t (&p)[4], int part, int step, int i) const {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n"
                  : "=r"(p[0]), "=r"(p[1]), "=r"(p[2]), "=r"(p[3])
                  : "r"(exchange(part, step, i))
@@ -140,7 +140,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
            T::TileDs::offset(pair() * T::kRowsPerWarp + lane_here() / 4, 2 * (lane_here() & 3));
   }
 
-  // --- products ------------------------------------------------------------------------------------------------------
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
 
   // sum += W X for W packed keys x queries and X the tile of queries at `address` (as lane_row_a points).
   template <typename Tile, int ColumnTiles>
@@ -148,7 +148,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
                                                     uint32_t address) {
 #pragma unroll
     for (int step = 0; step < T::kQuerySteps; ++step) {
-      multiply_step<Element>(
+      gemm_step<Element>(
           sum, w[step],
           [&](int j, uint32_t (&b)[4]) { load_matrix_x4_transposed(b, Tile::advance(address, 16 * step, 8 * j)); },
           [](int) {});
@@ -156,7 +156,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   }
 
   // sum += dS^T Q with the dS^T that this warp has stored.
-  __device__ __forceinline__ void accumulate_dk(Accumulators<T::kRowTiles, T::kClassQK / 8>& sum, int slot,
+  __device__ __forceinline__ void accumulate_dk(Accumulators<T::kRowTiles, T::kPaddedDimQK / 8>& sum, int slot,
                                                 uint32_t q_columns) const {
     LaneRow const a = lane_row_a(lane_here());
     uint32_t const ds =
@@ -166,7 +166,7 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
       uint32_t w[T::kRowTiles][4];
 #pragma unroll
       for (int i = 0; i < T::kRowTiles; ++i) load_matrix_x4(w[i], T::TileDs::advance(ds, 16 * i, 16 * step));
-      multiply_step<Element>(
+      gemm_step<Element>(
           sum, w,
           [&](int j, uint32_t (&b)[4]) {
             load_matrix_x4_transposed(b, T::TileQ::advance(q_columns, 16 * step, 8 * j));
@@ -180,12 +180,12 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
   __device__ __forceinline__ void add_dq(int slot, CopyPart&& copy_part) const {
     int64_t const tile = (int64_t(batch) * arguments.params.heads_q + now.head) * arguments.dq_tiles + now.tile;
     add_dq_share<T>(smem + T::kDsOffset + slot * T::kDsBytes, smem + T::kKOffset,
-                    arguments.dq_sum + tile * (T::kBlockM * T::kClassQK), copy_part);
+                    arguments.dq_sum + tile * (T::kBlockM * T::kPaddedDimQK), copy_part);
   }
 
   // --- main loop -----------------------------------------------------------------------------------------------------
 
-  // The buffers of a step: of Q, and of dO, dS and the statistics.
+  // The buffers of a step: of Q, and of dO, dS, LSE and delta.
   struct Slots {
     int q = 0, other = 0;
     int q_before = 0;  // of the step before; of use only where dK comes later
@@ -206,40 +206,40 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
 
   template <bool ValueWarp>
   __device__ __forceinline__ void run() {
-    // First product: own rows times streamed rows. Second: the weights times the other streamed tile's columns.
+    // First MMA: own rows times streamed rows. Second: P or dS times the other streamed tile's columns.
     using TileOwn = std::conditional_t<ValueWarp, typename T::TileK, typename T::TileV>;
     using TileFirst = std::conditional_t<ValueWarp, typename T::TileQ, typename T::TileDo>;
     using TileSecond = std::conditional_t<ValueWarp, typename T::TileDo, typename T::TileQ>;
     constexpr int kOwnOffset = ValueWarp ? T::kKOffset : T::kVOffset;
     constexpr int kFirstOffset = ValueWarp ? T::kQOffset : T::kDoOffset;
     constexpr int kSecondOffset = ValueWarp ? T::kDoOffset : T::kQOffset;
-    constexpr int kSteps = (ValueWarp ? T::kClassQK : T::kClassV) / 16;
+    constexpr int kSteps = (ValueWarp ? T::kPaddedDimQK : T::kPaddedDimV) / 16;
     LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     int const row0 = pair() * T::kRowsPerWarp;
-    uint32_t const own = smem + kOwnOffset + TileOwn::offset(row0 + a.row, a.column);
+    uint32_t const own_rows = smem + kOwnOffset + TileOwn::offset(row0 + a.row, a.column);
     uint32_t const first = smem + kFirstOffset + TileFirst::offset(b.row, b.column);
     uint32_t const second = smem + kSecondOffset + TileSecond::offset(a.row, a.column);
 
-    Accumulators<T::kRowTiles, (ValueWarp ? T::kClassV : T::kClassQK) / 8> sum;
+    Accumulators<T::kRowTiles, (ValueWarp ? T::kPaddedDimV : T::kPaddedDimQK) / 8> sum;
     clear(sum);
     Slots slots;
-    int const tiles = walk.tiles();
+    int const tiles = range.tiles();
     for (int left = tiles; left > 0; --left) {
       if constexpr (!ValueWarp && T::kDkLater) {
         if (left < tiles) accumulate_dk(sum, slots.freed(), second + slots.q_before * T::TileQ::kBytes);
       }
 #pragma unroll
-      for (int part = 0; part < T::kParts; ++part) {
-        uint32_t const first_part =
-            TileFirst::advance(first + (ValueWarp ? slots.q : slots.other) * TileFirst::kBytes, part * T::kPartRows, 0);
+      for (int part = 0; part < T::kSubtiles; ++part) {
+        uint32_t const first_part = TileFirst::advance(first + (ValueWarp ? slots.q : slots.other) * TileFirst::kBytes,
+                                                       part * T::kSubtileRows, 0);
         uint32_t const second_part = TileSecond::advance(
-            second + (ValueWarp ? slots.other : slots.q) * TileSecond::kBytes, part * T::kPartRows, 0);
+            second + (ValueWarp ? slots.other : slots.q) * TileSecond::kBytes, part * T::kSubtileRows, 0);
         Scores s;
         Packed w;
         clear(s);
         auto scores = [&](auto&& copy_part) {
-          multiply_rows<Element, TileOwn, TileFirst, kSteps>(s, recompute_here(int(own)), first_part, [&](int step) {
-            copy_part(part * kSteps + step, T::kParts * kSteps);
+          gemm<Element, TileOwn, TileFirst, kSteps>(s, recompute_here(int(own_rows)), first_part, [&](int step) {
+            copy_part(part * kSteps + step, T::kSubtiles * kSteps);
           });
         };
         if constexpr (T::kFetchesEarly) {
@@ -247,26 +247,26 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
         } else {
           scores([](int, int) {});
         }
-        if constexpr (ValueWarp) take_p(w, s, slots.other, part);
-        if (Score::hands_over(arguments)) named_barrier(exchange_barrier(part), 64);
-        if constexpr (!ValueWarp) Score::take_ds(*this, w, s, slots.other, part);
+        if constexpr (ValueWarp) compute_p(w, s, slots.other, part);
+        if (Score::exchanges_p(arguments)) named_barrier(exchange_barrier(part), 64);
+        if constexpr (!ValueWarp) Score::compute_ds(*this, w, s, slots.other, part);
         if constexpr (ValueWarp || !T::kDkLater) accumulate<TileSecond>(sum, w, second_part);
       }
       arrive();  // dS is complete, the next tile is here, and this one's buffers are free
       auto dq = [&](auto&& copy_part) {
-        if constexpr (T::kFused) {
+        if constexpr (T::kOnePass) {
           add_dq(slots.other, copy_part);
         } else {
           copy_part(0, 1);
         }
       };
       if constexpr (T::kFetchesEarly) {
-        if constexpr (T::kFused) add_dq(slots.other, [](int, int) {});
+        if constexpr (T::kOnePass) add_dq(slots.other, [](int, int) {});
       } else {
         fetch(left > T::kDoStages, slots.free_q(), slots.other, true, dq);
       }
       if constexpr (T::kStages == 1) arrive();
-      walk.next(now);
+      range.next(now);
       slots.next();
     }
     if constexpr (!ValueWarp && T::kDkLater) {
@@ -274,11 +274,11 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
     }
     auto const& p = arguments.params;
     if constexpr (Shared) {
-      write_part(sum, ValueWarp ? arguments.dv_parts : arguments.dk_parts, p, share.split, batch, share.kv_head,
-                 key0 + row0, 0, ValueWarp ? T::kClassV : T::kClassQK);
+      write_partial(sum, ValueWarp ? arguments.dv_partial : arguments.dk_partial, p, share.split, batch, share.kv_head,
+                    key0 + row0, 0, ValueWarp ? T::kPaddedDimV : T::kPaddedDimQK);
       return;
     }
-    if constexpr (T::kFused) __syncthreads();  // dQ has read K
+    if constexpr (T::kOnePass) __syncthreads();  // dQ has read K
     if constexpr (ValueWarp) {
       write_rows<Element, typename T::TileV>(sum, 1.0f, smem + T::kVOffset, row0, p.dv, batch, share.kv_head, key0,
                                              p.seqlen_k, 0, p.dim_v);
@@ -291,14 +291,14 @@ struct KeyPassWarp : PassWarp<KeyPassTraits<Config>> {
 
 template <typename Config, bool Shared>
 __global__ void __launch_bounds__(KeyPassTraits<Config>::kThreads, KeyPassTraits<Config>::kCtasPerSm)
-    attention_backward_keys(BackwardArguments<typename KeyPassTraits<Config>::Params> const __grid_constant__ arguments,
-                            TileList const __grid_constant__ list) {
+    backward_keys(BackwardArguments<typename KeyPassTraits<Config>::Params> const __grid_constant__ arguments,
+                  TileList const __grid_constant__ list) {
   using T = KeyPassTraits<Config>;
   extern __shared__ __align__(128) char smem_bytes[];
   KeyPassWarp<Config, Shared> warp(
-      arguments, tile_coordinates<T::kHeadsFirst, 1, T::kScoreMod == ScoreMod::kMasked>(int(blockIdx.x), list),
+      arguments, tile_coordinates<T::kLongestFirst, 1, T::kScoreMod == ScoreMod::kMasked>(int(blockIdx.x), list),
       shared_address(smem_bytes));
-  if (warp.walk.tiles() > 0) warp.load_first();
+  if (warp.range.tiles() > 0) warp.load_first();
   if (warp.is_value_warp()) {
     warp.template run<true>();
   } else {

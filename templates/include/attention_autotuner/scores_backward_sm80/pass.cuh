@@ -68,11 +68,11 @@ struct PairStream {
     CopyA::copy(a_target + slot_a * CopyA::Tile::kBytes, a_next, a.stride_row, rows - row, columns_a);
     CopyB::copy(b_target + slot_b * CopyB::Tile::kBytes, b_next, b.stride_row, rows - row, columns_b);
   }
-  __device__ __forceinline__ void copy_part(bool wanted, int slot_a, int slot_b, int part, int parts) const {
+  __device__ __forceinline__ void copy_part(bool wanted, int slot_a, int slot_b, int part, int num_parts) const {
     if constexpr (CopyBytes == 16) {
       bool const copies = wanted && is_exact();
-      CopyA::copy_part(copies, a_target + slot_a * CopyA::Tile::kBytes, a_next, a.stride_row, part, parts);
-      CopyB::copy_part(copies, b_target + slot_b * CopyB::Tile::kBytes, b_next, b.stride_row, part, parts);
+      CopyA::copy_part(copies, a_target + slot_a * CopyA::Tile::kBytes, a_next, a.stride_row, part, num_parts);
+      CopyB::copy_part(copies, b_target + slot_b * CopyB::Tile::kBytes, b_next, b.stride_row, part, num_parts);
     }
   }
   __device__ __forceinline__ void next() {
@@ -82,15 +82,15 @@ struct PairStream {
   }
 };
 
-// Copies the statistics of `Rows` queries into shared memory: first all bases, then all shifts.
+// Copies LSE and delta of `Rows` queries into shared memory: first all bases, then all shifts.
 template <int Rows, typename Arguments>
-__device__ __forceinline__ void copy_statistics(Arguments const& arguments, uint32_t target, int batch, int head,
-                                                int row) {
+__device__ __forceinline__ void copy_lse_delta(Arguments const& arguments, uint32_t target, int batch, int head,
+                                               int row) {
   constexpr int kChunks = Rows / 4;  // of 16 bytes
   int const chunk = thread_index();
   if (chunk >= 2 * kChunks) return;
   float const* const source = (chunk < kChunks ? arguments.base : arguments.shift) +
-                              arguments.statistics_offset(batch, head) + row + chunk % kChunks * 4;
+                              arguments.lse_delta_offset(batch, head) + row + chunk % kChunks * 4;
   copy_chunk<16>(target + chunk * 16, source, true);
 }
 
@@ -105,8 +105,8 @@ struct PassWarp {
     cute::cp_async_wait<0>();
     __syncthreads();
   }
-  __device__ __forceinline__ uint32_t statistics(int slot) const {
-    return smem + T::kStatisticsOffset + slot * T::kStatisticsBytes;
+  __device__ __forceinline__ uint32_t lse_delta(int slot) const {
+    return smem + T::kLseDeltaOffset + slot * T::kLseDeltaBytes;
   }
 };
 
@@ -146,13 +146,14 @@ __device__ __forceinline__ void write_rows(Accumulators<RowTiles, ColumnTiles> c
   }
 }
 
-// Writes a warp's rows of a CTA's part of dK or dV, unscaled, for attention_backward_add_parts. `columns` is the class.
+// Writes a warp's rows of a CTA's partial dK or dV, unscaled, for backward_reduce_splits. `columns` is the padded head
+// dim.
 template <int RowTiles, int ColumnTiles, typename Params>
-__device__ __forceinline__ void write_part(Accumulators<RowTiles, ColumnTiles> const& sum, float* parts,
-                                           Params const& p, int split, int batch, int kv_head, int row, int column,
-                                           int columns) {
+__device__ __forceinline__ void write_partial(Accumulators<RowTiles, ColumnTiles> const& sum, float* partial,
+                                              Params const& p, int split, int batch, int kv_head, int row, int column,
+                                              int columns) {
   int const lane = lane_here();
-  float* const head = parts + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
+  float* const head = partial + ((int64_t(split) * p.batch + batch) * p.heads_kv + kv_head) * p.seqlen_k * columns;
 #pragma unroll
   for (int i = 0; i < RowTiles; ++i) {
 #pragma unroll

@@ -39,7 +39,7 @@ struct RetNetBackwardEntry : BackwardEntry<Config> {
     return status;
   }
 
-  // After the passes, whose preparation has left the rows' statistics.
+  // After the passes, whose preprocess has left the rows' LSE and delta.
   static int32_t launch_gradient(Params const& p, void* workspace, cudaStream_t stream) {
     bool const shared = p.mask.stride_head == 0 || p.heads_q == 1;
     int const key_tiles = divide_up(p.seqlen_k, Gradient::kBlock),

@@ -32,20 +32,20 @@ struct RowPassWarp : PassWarp<Traits> {
   using T = Traits;
   using Place = PassWarp<T>;
   using Place::arrive;
+  using Place::lse_delta;
   using Place::smem;
-  using Place::statistics;
   using Place::warp;
   using Score = BackwardScoreMod<T::kScoreMod, T>;
   using Arguments = BackwardArguments<typename T::Params>;
   using Element = typename T::Element;
-  using Stream = PairStream<Element, T::kBlockColumns, T::kClassQK, T::kOtherColumns, T::kThreads, T::kCopyBytes>;
+  using Stream = PairStream<Element, T::kBlockColumns, T::kPaddedDimQK, T::kOtherColumns, T::kThreads, T::kCopyBytes>;
   using Scores = Accumulators<T::kRowTiles, T::kColumnTiles>;
 
   Arguments const& arguments;
   int const batch, row0, slice;
   Share<Shared> const share;  // where the rows are keys
   int const head;             // of the rows
-  Walk walk;                  // over the streamed tiles; of keys where the rows are queries
+  TileRange range;            // over the streamed tiles; of keys where the rows are queries
   Cursor now, ahead;
   Stream stream;
   MaskStream<T::kScoreMod, T> masks;
@@ -72,19 +72,19 @@ struct RowPassWarp : PassWarp<Traits> {
     auto const& p = arguments.params;
     if constexpr (T::kByQueries) {
       int const last = (row0 + T::kBlockRows < p.seqlen_q ? row0 + T::kBlockRows : p.seqlen_q) - 1;
-      walk = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
+      range = {0, divide_up(maximum(arguments.visible_keys(last), 0), T::kBlockColumns), list.group.divide(head), 1};
     } else {
-      walk = Walk::over_queries(arguments, row0, T::kBlockColumns, share.head, share.heads);
+      range = TileRange::over_queries(arguments, row0, T::kBlockColumns, share.head, share.heads);
     }
-    now = ahead = walk.begin();
+    now = ahead = range.begin();
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void load_first() {
     auto const& p = arguments.params;
-    using CopyQK = TileCopy<T::kBlockRows, T::kClassQK, T::kThreads, T::kCopyBytes, false>;
-    using CopyV = TileCopy<T::kBlockRows, T::kClassV, T::kThreads, T::kCopyBytes, false>;
+    using CopyQK = TileCopy<T::kBlockRows, T::kPaddedDimQK, T::kThreads, T::kCopyBytes, false>;
+    using CopyV = TileCopy<T::kBlockRows, T::kPaddedDimV, T::kThreads, T::kCopyBytes, false>;
     int const rows = T::kByQueries ? p.seqlen_q : p.seqlen_k;
     copy_resident<CopyQK, Element>(smem + T::kRowsQKOffset, T::kByQueries ? p.q : p.k, batch, head, row0, rows,
                                    p.dim_qk);
@@ -102,8 +102,8 @@ struct RowPassWarp : PassWarp<Traits> {
         for (int half = 0; half < 2; ++half) {
           int const row = row0 + warp_row() + 16 * i + 8 * half + lane_here() / 4;
           bool const exists = row < p.seqlen_q;
-          int64_t const index = arguments.statistics_offset(batch, head) + row;
-          base[i][half] = exists ? arguments.base[index] : RowStatistics<T::kScoreMod>::neutral_base();
+          int64_t const index = arguments.lse_delta_offset(batch, head) + row;
+          base[i][half] = exists ? arguments.base[index] : LseDelta<T::kScoreMod>::neutral_base();
           shift[i][half] = exists ? arguments.shift[index] : 0.0f;
         }
       }
@@ -114,8 +114,7 @@ struct RowPassWarp : PassWarp<Traits> {
   __device__ __forceinline__ void start_next(bool wanted, int slot) {
     if constexpr (!T::kByQueries) {
       if (wanted) {
-        copy_statistics<T::kBlockColumns>(arguments, statistics(slot), batch, ahead.head,
-                                          ahead.tile * T::kBlockColumns);
+        copy_lse_delta<T::kBlockColumns>(arguments, lse_delta(slot), batch, ahead.head, ahead.tile * T::kBlockColumns);
       }
     }
     stream.start(wanted, slot, slot);
@@ -124,19 +123,18 @@ struct RowPassWarp : PassWarp<Traits> {
                T::kByQueries ? column : row0);
     masks.start(arguments, wanted, slot);
   }
-  __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int parts) {
-    stream.copy_part(wanted, slot, slot, part, parts);
-    masks.copy_part(arguments, wanted, slot, part, parts);
-    if (part != parts - 1) return;
-    if (walk.next(ahead)) {
-      if (ahead.head < walk.head + walk.heads) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
+  __device__ __forceinline__ void copy_next(bool wanted, int slot, int part, int num_parts) {
+    stream.copy_part(wanted, slot, slot, part, num_parts);
+    masks.copy_part(arguments, wanted, slot, part, num_parts);
+    if (part != num_parts - 1) return;
+    if (range.next(ahead)) {
+      if (ahead.head < range.head + range.heads) stream.seek(batch, ahead.head, ahead.tile * T::kBlockColumns);
     } else {
       stream.next();
     }
   }
 
-  // --- between the products (see BackwardScoreMod)
-  // --------------------------------------------------------------------
+  // --- between the MMAs (see BackwardScoreMod) -----------------------------------------------------------------------
 
   // Whether every row of this warp meets every column of the tile.
   __device__ __forceinline__ bool is_whole() const {
@@ -162,7 +160,7 @@ struct RowPassWarp : PassWarp<Traits> {
   __device__ __forceinline__ void run() {
     using TileX = std::conditional_t<T::kNeedsDp, typename T::TileQK, typename T::TileOther>;  // of the last product
     constexpr int kXOffset = T::kNeedsDp ? T::kQKOffset : T::kOtherOffset;
-    constexpr int kWeightSteps = T::kColumnTiles / 2;
+    constexpr int kOperandSteps = T::kColumnTiles / 2;
     LaneRow const a = lane_row_a(lane_here()), b = lane_row_b(lane_here());
     int const x_column = T::kNeedsDp ? slice * T::kResultColumns : 0;
     uint32_t const rows_qk = smem + T::kRowsQKOffset + T::TileRowsQK::offset(warp_row() + a.row, a.column);
@@ -173,38 +171,38 @@ struct RowPassWarp : PassWarp<Traits> {
     Accumulators<T::kRowTiles, T::kResultTiles> sum;
     clear(sum);
     int slot = 0;
-    for (int left = walk.tiles(); left > 0; --left) {
+    for (int left = range.tiles(); left > 0; --left) {
       bool const more = left > 1, whole = is_whole();
       if constexpr (T::kStages > 1) start_next(more, slot ^ 1);
       Scores s, dp;
-      // The next tile's copies run under the first product that is always there.
+      // The next tile's copies run under the first MMA that is always there.
       constexpr bool kCopiesUnderS = !T::kNeedsDp || Score::kAlwaysNeedsScores;
       if (!T::kNeedsDp || Score::needs_scores(arguments)) {
         clear(s);
-        multiply_rows<Element, typename T::TileRowsQK, typename T::TileQK, T::kClassQK / 16>(
+        gemm<Element, typename T::TileRowsQK, typename T::TileQK, T::kPaddedDimQK / 16>(
             s, rows_qk, qk + slot * T::TileQK::kBytes, [&](int step) {
-              if constexpr (T::kStages > 1 && kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kClassQK / 16);
+              if constexpr (T::kStages > 1 && kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kPaddedDimQK / 16);
             });
       }
       if constexpr (T::kNeedsDp) {
         Score::begin_dp(*this, dp, slot);
-        multiply_rows<Element, typename T::TileRowsV, typename T::TileOther, T::kClassV / 16>(
+        gemm<Element, typename T::TileRowsV, typename T::TileOther, T::kPaddedDimV / 16>(
             dp, rows_v, other + slot * T::TileOther::kBytes, [&](int step) {
-              if constexpr (T::kStages > 1 && !kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kClassV / 16);
+              if constexpr (T::kStages > 1 && !kCopiesUnderS) copy_next(more, slot ^ 1, step, T::kPaddedDimV / 16);
             });
       }
       Operand<TileX, T::kResultColumns> const x(smem + kXOffset + slot * TileX::kBytes, warp_column() + a.row,
                                                 x_column + a.column);
       uint32_t w[2][T::kRowTiles][4];
-      Score::take_weights(*this, w[0], s, dp, 0, whole, slot);
+      Score::compute_operand(*this, w[0], s, dp, 0, whole, slot);
 #pragma unroll
-      for (int step = 0; step < kWeightSteps; ++step) {
-        multiply_step<Element>(
+      for (int step = 0; step < kOperandSteps; ++step) {
+        gemm_step<Element>(
             sum, w[step % 2],
             [&](int j, uint32_t (&registers)[4]) { load_matrix_x4_transposed(registers, x.at(16 * step, 8 * j)); },
             [&](int j) {
-              if (j == 0 && step + 1 < kWeightSteps) {
-                Score::take_weights(*this, w[(step + 1) % 2], s, dp, step + 1, whole, slot);
+              if (j == 0 && step + 1 < kOperandSteps) {
+                Score::compute_operand(*this, w[(step + 1) % 2], s, dp, step + 1, whole, slot);
               }
             });
       }
@@ -214,7 +212,7 @@ struct RowPassWarp : PassWarp<Traits> {
         copy_next(more, 0, 0, 1);
       }
       arrive();
-      walk.next(now);
+      range.next(now);
       if constexpr (T::kStages > 1) slot ^= 1;
     }
     if constexpr (T::kColumnWarps > 1) add_column_warps(sum);
@@ -261,8 +259,8 @@ struct RowPassWarp : PassWarp<Traits> {
   __device__ __forceinline__ void write(Accumulators<T::kRowTiles, T::kResultTiles> const& sum) const {
     auto const& p = arguments.params;
     if constexpr (Shared) {
-      write_part(sum, T::kNeedsDp ? arguments.dk_parts : arguments.dv_parts, p, share.split, batch, head,
-                 row0 + warp_row(), slice * T::kResultColumns, T::kResultClass);
+      write_partial(sum, T::kNeedsDp ? arguments.dk_partial : arguments.dv_partial, p, share.split, batch, head,
+                    row0 + warp_row(), slice * T::kResultColumns, T::kResultDim);
       return;
     }
     attention_autotuner_tensor const& out = T::kResult == Result::kDq ? p.dq : T::kResult == Result::kDk ? p.dk : p.dv;
@@ -274,15 +272,15 @@ struct RowPassWarp : PassWarp<Traits> {
 
 template <typename Traits, bool Shared>
 __global__ void __launch_bounds__(Traits::kThreads, Traits::kCtasPerSm)
-    attention_backward_rows(BackwardArguments<typename Traits::Params> const __grid_constant__ arguments,
-                            TileList const __grid_constant__ list) {
+    backward_rows(BackwardArguments<typename Traits::Params> const __grid_constant__ arguments,
+                  TileList const __grid_constant__ list) {
   extern __shared__ __align__(128) char smem_bytes[];
   RowPassWarp<Traits, Shared> warp(
       arguments, list,
-      tile_coordinates<Traits::kHeadsFirst, Traits::kSlices, Traits::kScoreMod == ScoreMod::kMasked>(block_index(),
-                                                                                                     list),
+      tile_coordinates<Traits::kLongestFirst, Traits::kSlices, Traits::kScoreMod == ScoreMod::kMasked>(block_index(),
+                                                                                                       list),
       shared_address(smem_bytes));
-  if (warp.walk.tiles() > 0) warp.load_first();
+  if (warp.range.tiles() > 0) warp.load_first();
   warp.run();
 }
 

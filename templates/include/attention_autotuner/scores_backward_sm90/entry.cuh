@@ -1,6 +1,6 @@
 // Host side of a retnet backward artifact of family sm90: workspace, checks, TMA descriptors, preparation and launches.
 //
-// Rows' statistics, parts of results that CTAs share, and the gradient of the mask are those of family sm80.
+// Rows' LSE and delta, split reductions and the gradient of the mask are those of family sm80.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -64,10 +64,10 @@ struct BackwardSm90Entry {
       status = prepare_kernel(retnet_backward_factors<Config>, kFactorThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = prepare_kernel(attention_backward_prepare<Config>, kEdgeThreads, 0, device, &resident);
+      status = prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
-      status = prepare_kernel(attention_backward_add_parts<Config>, kEdgeThreads, 0, device, &resident);
+      status = prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident);
     }
     if (status == ATTENTION_AUTOTUNER_OK) {
       status =
@@ -84,20 +84,20 @@ struct BackwardSm90Entry {
     return status;
   }
 
-  // Where the parts of the workspace start, in bytes.
+  // Where the buffers of the workspace start, in bytes.
   struct Workspace {
-    int64_t statistics_rows, shift, dk_parts, dv_parts, bytes;
+    int64_t lse_delta_rows, shift, dk_partial, dv_partial, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
-      statistics_rows = int64_t(divide_up(p.seqlen_q, kStatisticsPadding) + 1) * kStatisticsPadding;
-      shift = int64_t(p.batch) * p.heads_q * statistics_rows * int64_t(sizeof(float));
-      dk_parts = dv_parts = bytes = 2 * shift;
+      lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
+      shift = int64_t(p.batch) * p.heads_q * lse_delta_rows * int64_t(sizeof(float));
+      dk_partial = dv_partial = bytes = 2 * shift;
       splits = count_splits(p);
       if (splits > 1) {
         int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
-        dv_parts += rows * Config::kClassQK * int64_t(sizeof(float));
-        bytes = dv_parts + rows * Config::kClassV * int64_t(sizeof(float));
+        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
+        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
       }
     }
     static int count_splits(Params const& p) {
@@ -112,8 +112,8 @@ struct BackwardSm90Entry {
 
   static int32_t check_shape(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    bool const fits = takes_shape(p, Config::kClassQK, Config::kClassV) && has_score_mod_inputs<ScoreMod::kMasked>(p) &&
-                      !(p.r_grad && p.o.data == nullptr);
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) &&
+                      has_score_mod_inputs<ScoreMod::kMasked>(p) && !(p.r_grad && p.o.data == nullptr);
     return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   static int32_t check(Params const& p) {
@@ -167,7 +167,7 @@ struct BackwardSm90Entry {
       descriptors.q(a.y[0], T::kBlockColumns);
       descriptors.dout(a.z, T::kBlockColumns);
     }
-    a.walks = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
+    a.mainloops = p.r_grad && T::kResult != Result::kDv ? 2 : 1;
     return descriptors.made;
   }
   template <typename T>
@@ -225,16 +225,16 @@ struct BackwardSm90Entry {
                         at(0),
                         at(places.shift),
                         nullptr,
-                        int(places.statistics_rows),
+                        int(places.lse_delta_rows),
                         0,
                         Divider::by(places.splits),
-                        at(places.dk_parts),
-                        at(places.dv_parts)};
-    int64_t const rows = int64_t(p.batch) * p.heads_q * common.statistics_rows;
+                        at(places.dk_partial),
+                        at(places.dv_partial)};
+    int64_t const rows = int64_t(p.batch) * p.heads_q * common.lse_delta_rows;
     if (rows > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     if (p.r_grad) {
-      int const ctas = int(rows / common.statistics_rows) * divide_up(common.statistics_rows, kPrepareRows);
-      attention_backward_prepare<Config><<<ctas, kEdgeThreads, 0, stream>>>(common, 0);
+      int const ctas = int(rows / common.lse_delta_rows) * divide_up(common.lse_delta_rows, kPreprocessRows);
+      backward_preprocess<Config><<<ctas, kRowThreads, 0, stream>>>(common, 0);
     } else {
       int const ctas = divide_up(int(rows), kFactorThreads);
       retnet_backward_factors<Config><<<ctas, kFactorThreads, 0, stream>>>(common, int(rows));
@@ -245,7 +245,7 @@ struct BackwardSm90Entry {
           [&](auto kernel, auto traits) { return launch_pass<decltype(traits)>(kernel, common, ctas, stream); });
     }
     if (status == ATTENTION_AUTOTUNER_OK && places.splits > 1) {
-      attention_backward_add_parts<Config><<<int(kAddPartsCtas), kEdgeThreads, 0, stream>>>(common);
+      backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(common);
       status = cuda_status(cudaGetLastError());
     }
     if (status == ATTENTION_AUTOTUNER_OK && p.dmask.data != nullptr) status = launch_gradient(common, stream);

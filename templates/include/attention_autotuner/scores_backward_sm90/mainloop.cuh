@@ -1,19 +1,19 @@
 // One result of retnet's backward with an explicit mask, for compute capability 9.0, by WGMMA.
 //
-// With r a constant, each result is the product of weights with a tensor, and the weights are scores times the mask:
+// With r a constant, each result is a matrix P of scores times the mask, multiplied by a tensor:
 //
 //   dQ = scale (dO V^T / r * M) K      rows are queries     X = dO   Y = V    Z = K
 //   dK = scale (V dO^T / r * M^T) Q    rows are keys        X = V    Y = dO   Z = Q
 //   dV = (scale K Q^T / r * M^T) dO    rows are keys        X = K    Y = Q    Z = dO
 //
 // so a pass is the forward kernel with other tensors: result = (X Y^T * M * factors) Z. Where r has a gradient, dQ and
-// dK have a second pass over the same tiles, whose weights are sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
+// dK have a second main loop over the same tiles, whose P is sign(X Y^T) |M| shift with X, Y = Q, K or K, Q; shift is
 // that of common/backward_arguments.cuh, as is base = 1 / r.
 //
 // A CTA has 64 rows for each of its consumer warpgroups, and a producer warpgroup of which three warps load. The GEMM
-// of a tile's scores is issued before that of the last tile's weights with Z, so that scores are modified while the
-// latter runs. Y may come in parts of its columns, where shared memory holds no more; X of few columns stays in
-// registers. CTAs take several tiles, and what loads runs ahead into the next.
+// of a tile's scores is issued before that of the last tile's P with Z, so that scores are modified while the
+// latter runs. Y may come in slices of its columns, where shared memory holds no more; X of few columns stays in
+// registers. CTAs are persistent, and the producers run ahead into the next tile.
 #pragma once
 
 #include "attention_autotuner/common/backward_arguments.cuh"
@@ -31,7 +31,7 @@
 
 namespace attention_autotuner {
 
-// A warpgroup that multiplies.
+// A consumer warpgroup.
 template <typename T>
 struct PassSm90Consumer : PassSm90Stages<T> {
   using Base = PassSm90Stages<T>;
@@ -39,12 +39,12 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   using Base::arguments;
   using Base::Base;
   using Base::done;
+  using Base::mainloops;
   using Base::mask_ring;
+  using Base::range;
   using Base::smem;
   using Base::steps;
   using Base::tile;
-  using Base::walk;
-  using Base::walks;
   using Base::x_ring;
   using Base::y_ring;
   using Base::z_ring;
@@ -52,15 +52,15 @@ struct PassSm90Consumer : PassSm90Stages<T> {
   using typename Base::YRing;
 
   float result[T::kColumns / 2], s[T::kBlockColumns / 2];
-  uint32_t p[T::kBlockColumns / 4];  // the weights, rounded
+  uint32_t p[T::kBlockColumns / 4];  // P, rounded
   uint32_t x[T::kKeepsX ? T::kDepth / 4 : 1];
   float factor[2];  // of this lane's rows, where they are queries
-  int part;         // of Y, the next to be multiplied
+  int slice_index;  // of Y's slices, the next to be multiplied
 
-  // --- products ------------------------------------------------------------------------------------------------------
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
 
-  // Takes a walk's X into registers, as the A operand of products lies there.
-  __device__ __forceinline__ void take_x() {
+  // Loads the main loop's X into registers, in the layout of an A operand.
+  __device__ __forceinline__ void load_x() {
     if constexpr (T::kKeepsX) {
       int const matrix = lane_index() / 8, within = lane_index() % 8;
       int const row = consumer_row() / 16 * 16 + 8 * (matrix % 2) + within;
@@ -78,36 +78,36 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       if (lane_index() == 0) arrive_after(seen, x_ring().empty(0));
     }
   }
-  // S = X Y^T. Parts of Y but the last are released as they are done with.
+  // S = X Y^T. Slices of Y but the last are released as soon as their MMAs are complete.
   __device__ __forceinline__ void issue_scores() {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
-    constexpr int kPartBlocks = T::kPartDepth / kSwizzleColumns;
-    // Hides where the address comes from, so that descriptors are computed where they are used and not kept in
+    constexpr int kSliceBlocks = T::kSliceDepth / kSwizzleColumns;
+    // Causal where the address comes from, so that descriptors are computed where they are used and not kept in
     // registers.
     uint32_t first = smem + consumer_index() * kWarpgroupRows * kSwizzleRowBytes;
     asm volatile("" : "+r"(first));
     uint64_t const rows = make_smem_desc(first, 0);
 #pragma unroll
-    for (int i = 0; i < T::kParts; ++i, ++part) {
-      int const slot = YRing::stage(part);
-      y_ring().consumer_wait(part);
+    for (int i = 0; i < T::kDepthSlices; ++i, ++slice_index) {
+      int const slot = YRing::stage(slice_index);
+      y_ring().consumer_wait(slice_index);
       uint64_t const y = make_smem_desc(smem + T::kYOffset + slot * T::kYBytes, 0);
       cute::warpgroup_arrive();
 #pragma unroll
-      for (int step = 0; step < T::kPartDepth / kMmaDepth; ++step) {
+      for (int step = 0; step < T::kSliceDepth / kMmaDepth; ++step) {
         int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
         uint64_t const here = advance_desc(y, block * T::kBlockColumns * kSwizzleRowBytes + within);
         if constexpr (T::kKeepsX) {
           gemm_rs<Element, Major::K>(s, x + 4 * step, here, step > 0);
         } else {
-          int const ahead = (i * kPartBlocks + block) * T::kBlockRows * kSwizzleRowBytes + within;
+          int const ahead = (i * kSliceBlocks + block) * T::kBlockRows * kSwizzleRowBytes + within;
           gemm_ss<Element>(s, advance_desc(rows, ahead), here, i + step > 0);
         }
       }
       cute::warpgroup_commit_batch();
       if (i > 0) {
         cute::warpgroup_wait<1>();
-        consumer_release(y_ring().empty(YRing::stage(part - 1)));
+        consumer_release(y_ring().empty(YRing::stage(slice_index - 1)));
       }
     }
   }
@@ -121,16 +121,15 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     cute::warpgroup_commit_batch();
   }
 
-  // --- score modification
-  // -------------------------------------------------------------------------------------------------------
+  // --- score modification --------------------------------------------------------------------------------------------
 
-  template <bool Signs, bool Hides>
+  template <bool Signs, bool Causal>
   __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, int stage) {
     uint32_t const factors = smem + T::kFactorOffset + stage * T::kFactorBytes + 8 * (lane_index() & 3);
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kBlockColumns / 16; ++sixteen) {
       uint32_t words[4];
-      mask.template load<Hides>(words, sixteen);
+      mask.template load<Causal>(words, sixteen);
 #pragma unroll
       for (int eight = 0; eight < 2; ++eight) {
         int const g = 2 * sixteen + eight;
@@ -151,10 +150,10 @@ struct PassSm90Consumer : PassSm90Stages<T> {
       }
     }
   }
-  // With a tile's scores complete, the last of a pass perhaps: modifies them.
-  __device__ __forceinline__ void take_scores(int index, bool last, bool signs, Cursor const& now) {
+  // Modifies a tile's scores once they are complete; `last` in its main loop, they release X.
+  __device__ __forceinline__ void modify_scores(int index, bool last, bool signs, Cursor const& now) {
     fence_accumulators(s);
-    consumer_release(y_ring().empty(YRing::stage(part - 1)));
+    consumer_release(y_ring().empty(YRing::stage(slice_index - 1)));
     if (!T::kKeepsX && last) consumer_release(x_ring().empty(0));
     int const at = done + index, stage = Ring::stage(at), row = consumer_row() / 16 * 16;
     MaskRows<T> mask(arguments.common.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
@@ -162,14 +161,14 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     mask_ring().consumer_wait(at);
     if (signs) {
       apply_score_mod<true, true>(mask, stage);
-    } else if (mask.hides) {
+    } else if (mask.causal) {
       apply_score_mod<false, true>(mask, stage);
     } else {
       apply_score_mod<false, false>(mask, stage);
     }
     mask.release(mask_ring().empty(stage));
   }
-  // With no product under way: makes them the operand of the next.
+  // With no MMA in flight: packs scores into the A operand of the next.
   __device__ __forceinline__ void pack_p() {
 #pragma unroll
     for (int i = 0; i < T::kBlockColumns / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
@@ -177,49 +176,49 @@ struct PassSm90Consumer : PassSm90Stages<T> {
 
   // --- the pass ------------------------------------------------------------------------------------------------------
 
-  // The factors of a walk, where rows are queries.
-  __device__ __forceinline__ void take_factors(bool signs) {
+  // The factors of a main loop, where rows are queries.
+  __device__ __forceinline__ void load_factors(bool signs) {
     if constexpr (T::kByQueries) {
       auto const& common = arguments.common;
       float const* const factors = (signs ? common.shift : common.base) +
-                                   common.statistics_offset(tile.batch, tile.head) + tile.row_block * T::kBlockRows +
+                                   common.lse_delta_offset(tile.batch, tile.head) + tile.row_block * T::kBlockRows +
                                    consumer_row();
 #pragma unroll
       for (int half = 0; half < 2; ++half) factor[half] = factors[8 * half] * (signs ? arguments.scale_sign : 1.0f);
     }
   }
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void mainloop() {
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) result[i] = 0.0f;
     if (steps == 0) return;
-    int const total = arguments.walks * steps;
-    Cursor now = walk.begin();
-    part = done * T::kParts;
-    take_factors(false);
-    x_ring().consumer_wait(walks);
-    take_x();
+    int const total = arguments.mainloops * steps;
+    Cursor now = range.begin();
+    slice_index = done * T::kDepthSlices;
+    load_factors(false);
+    x_ring().consumer_wait(mainloops);
+    load_x();
     issue_scores();
     cute::warpgroup_wait<0>();
-    take_scores(0, steps == 1, false, now);
+    modify_scores(0, steps == 1, false, now);
     pack_p();
     for (int index = 1; index < total; ++index) {
       int const before = done + index - 1, stage = Ring::stage(before);
       bool const signs = index >= steps;
-      walk.next(now);
+      range.next(now);
       if (index == steps) {
-        now = walk.begin();
-        take_factors(true);
-        x_ring().consumer_wait(walks + 1);
-        take_x();
+        now = range.begin();
+        load_factors(true);
+        x_ring().consumer_wait(mainloops + 1);
+        load_x();
       }
-      if constexpr (T::kTurns) ping_pong_wait();
+      if constexpr (T::kPingPong) ping_pong_wait();
       issue_scores();
       z_ring().consumer_wait(before);
       issue_result(stage);
-      if constexpr (T::kTurns) ping_pong_pass<T::kWarpgroups>();
+      if constexpr (T::kPingPong) ping_pong_pass<T::kWarpgroups>();
       bool const last = index + 1 == steps || index + 1 == total;
       cute::warpgroup_wait<1>();
-      take_scores(index, last, signs, now);
+      modify_scores(index, last, signs, now);
       cute::warpgroup_wait<0>();
       fence_accumulators(result);
       consumer_release(z_ring().empty(stage));
@@ -238,13 +237,13 @@ struct PassSm90Consumer : PassSm90Stages<T> {
     auto const& params = common.params;
     int const row = tile.row_block * T::kBlockRows + consumer_row(), column = tile.value_slice * T::kColumns;
     if constexpr (T::kByQueries) {
-      write_result<Element>(result, common, params.dq, nullptr, T::kResultClass, params.dim_qk, params.scale,
-                            tile.batch, tile.head, 0, params.seqlen_q, row, column);
+      write_result<Element>(result, common, params.dq, nullptr, T::kResultDim, params.dim_qk, params.scale, tile.batch,
+                            tile.head, 0, params.seqlen_q, row, column);
     } else if constexpr (T::kResult == Result::kDk) {
-      write_result<Element>(result, common, params.dk, common.dk_parts, T::kResultClass, params.dim_qk, params.scale,
+      write_result<Element>(result, common, params.dk, common.dk_partial, T::kResultDim, params.dim_qk, params.scale,
                             tile.batch, this->kv_head, this->split, params.seqlen_k, row, column);
     } else {
-      write_result<Element>(result, common, params.dv, common.dv_parts, T::kResultClass, params.dim_v, 1.0f, tile.batch,
+      write_result<Element>(result, common, params.dv, common.dv_partial, T::kResultDim, params.dim_v, 1.0f, tile.batch,
                             this->kv_head, this->split, params.seqlen_k, row, column);
     }
   }
@@ -259,7 +258,7 @@ struct Role {
 // fall to other CTAs each time. The first CTAs have one more tile where tiles are not shared out evenly.
 //
 // The passes do not wait for each other: each starts as CTAs of the one before end. The first waits for the factors,
-// and all end in order, so that who waits for the last has waited for all.
+// and all end in order, so that waiting for the last is waiting for all.
 template <typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
     scores_backward_sm90(PassSm90Arguments const __grid_constant__ arguments, TileList const list) {
@@ -267,19 +266,19 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   uint32_t const smem = aligned_shared(smem_bytes);
   if (threadIdx.x == 0) PassSm90Barriers<T>{smem}.init_barriers();
   __syncthreads();
-  // All roles walk the same tiles, and count what they have used of stages.
-  auto each_tile = [&](auto role, auto&& use) {
+  // All roles visit the same tiles, and count the stages that they have used.
+  auto for_each_tile = [&](auto role, auto&& use) {
     int const ctas = int(gridDim.x);
-    int done = 0, walks = 0, place = list.tiles / ctas % 2 == 0 ? int(blockIdx.x) : ctas - 1 - int(blockIdx.x);
+    int done = 0, mainloops = 0, place = list.tiles / ctas % 2 == 0 ? int(blockIdx.x) : ctas - 1 - int(blockIdx.x);
 #pragma unroll 1
     for (int first = 0; first < list.tiles; first += ctas, place = ctas - 1 - place) {
       if (first + place >= list.tiles) continue;
-      TileCoordinates const tile = tile_coordinates<T::kHeadsFirst, T::kSlices, true>(first + place, list);
-      typename decltype(role)::Type work(arguments, smem, tile, list, done, walks);
+      TileCoordinates const tile = tile_coordinates<T::kLongestFirst, T::kSlices, true>(first + place, list);
+      typename decltype(role)::Type work(arguments, smem, tile, list, done, mainloops);
       use(work);
       if (work.steps > 0) {
-        done += arguments.walks * work.steps;
-        walks += arguments.walks;
+        done += arguments.mainloops * work.steps;
+        mainloops += arguments.mainloops;
       }
     }
   };
@@ -288,21 +287,21 @@ __global__ void __launch_bounds__(T::kThreads, 1)
   if (threadIdx.x < kWarpgroupThreads) {
     cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
     Role<PassSm90Stages<T>> loads;
-    if (threadIdx.x == 0) each_tile(loads, [](auto const& work) { work.load_scores(); });
-    if (threadIdx.x / 32 == 1) each_tile(loads, [](auto const& work) { work.load_masks(); });
-    if (threadIdx.x == 64) each_tile(loads, [](auto const& work) { work.load_others(); });
+    if (threadIdx.x == 0) for_each_tile(loads, [](auto const& work) { work.load_xy(); });
+    if (threadIdx.x / 32 == 1) for_each_tile(loads, [](auto const& work) { work.load_mask(); });
+    if (threadIdx.x == 64) for_each_tile(loads, [](auto const& work) { work.load_z(); });
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
     if (kFirst) {
       wait_on_dependent_grids();
       launch_dependent_grids();
     }
-    if constexpr (T::kTurns) ping_pong_begin<T::kWarpgroups>();
-    each_tile(Role<PassSm90Consumer<T>>{}, [](auto& work) {
-      work.multiply();
+    if constexpr (T::kPingPong) ping_pong_begin<T::kWarpgroups>();
+    for_each_tile(Role<PassSm90Consumer<T>>{}, [](auto& work) {
+      work.mainloop();
       work.write();
     });
-    if constexpr (T::kTurns) ping_pong_end();
+    if constexpr (T::kPingPong) ping_pong_end();
     if (!kFirst) wait_on_dependent_grids();
   }
 }

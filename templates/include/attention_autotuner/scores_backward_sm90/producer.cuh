@@ -1,5 +1,5 @@
-// What a pass of retnet's backward in family sm90 loads: arguments, barriers, the tiles of a walk, and the threads that
-// bring them.
+// The producer side of a pass of retnet's backward in family sm90: arguments, barriers, the tiles of a main loop, and
+// the threads that load them.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -15,17 +15,17 @@
 namespace attention_autotuner {
 
 struct PassSm90Arguments {
-  TmaTensor x[2], y[2], z, mask;  // x and y of each walk
+  TmaTensor x[2], y[2], z, mask;  // x and y of each main loop
   BackwardArguments<attention_autotuner_retnet_backward_params> common;
-  int walks;
+  int mainloops;
   float scale_sign;
 };
 
-// Those of X, of the slots of Y's parts, then of Z and the mask, stage after stage.
+// The barriers of X, of the stages of Y's slices, then of Z and the mask, stage after stage.
 template <typename T>
 struct PassSm90Barriers {
   using XRing = BarrierRing<1>;
-  using YRing = BarrierRing<T::kPartSlots>;
+  using YRing = BarrierRing<T::kSliceStages>;
   using Ring = BarrierRing<T::kStages, 2>;
 
   uint32_t const smem;
@@ -33,12 +33,12 @@ struct PassSm90Barriers {
   __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
   __device__ __forceinline__ XRing x_ring() const { return {barrier(0)}; }
   __device__ __forceinline__ YRing y_ring() const { return {barrier(2)}; }
-  __device__ __forceinline__ Ring z_ring() const { return {barrier(2 + 2 * T::kPartSlots)}; }
-  __device__ __forceinline__ Ring mask_ring() const { return {barrier(4 + 2 * T::kPartSlots)}; }
+  __device__ __forceinline__ Ring z_ring() const { return {barrier(2 + 2 * T::kSliceStages)}; }
+  __device__ __forceinline__ Ring mask_ring() const { return {barrier(4 + 2 * T::kSliceStages)}; }
 
   __device__ __forceinline__ void init_barriers() const {
     x_ring().init(0, 1, T::kKeepsX ? 4 * T::kWarpgroups : T::kWarpgroups);
-    for (int slot = 0; slot < T::kPartSlots; ++slot) y_ring().init(slot, 1, T::kWarpgroups);
+    for (int slot = 0; slot < T::kSliceStages; ++slot) y_ring().init(slot, 1, T::kWarpgroups);
     for (int stage = 0; stage < T::kStages; ++stage) {
       z_ring().init(stage, 1, T::kWarpgroups);
       mask_ring().init(stage, kWarpArrivals, 4 * T::kWarpgroups * kWarpArrivals);
@@ -47,7 +47,7 @@ struct PassSm90Barriers {
   }
 };
 
-// What both roles know: the tile, the steps over the other side, the barriers; and the threads that load.
+// What both roles know: the tile, the steps over the other side, the barriers; and the producers.
 template <typename T>
 struct PassSm90Stages : PassSm90Barriers<T> {
   using Barriers = PassSm90Barriers<T>;
@@ -61,63 +61,62 @@ struct PassSm90Stages : PassSm90Barriers<T> {
 
   PassSm90Arguments const& arguments;
   TileCoordinates const tile;
-  Walk walk;  // over tiles of the other side
-  int steps;  // of one walk
+  TileRange range;  // over tiles of the other side
+  int steps;        // of one main loop
   int kv_head, split;
-  int done;   // steps of the CTA before this tile
-  int walks;  // of the CTA before this tile
+  int done;       // steps of the CTA before this tile
+  int mainloops;  // of the CTA before this tile
 
   __device__ __forceinline__ PassSm90Stages(PassSm90Arguments const& arguments, uint32_t smem,
-                                            TileCoordinates const& tile, TileList const& list, int done, int walks)
-      : Barriers{smem}, arguments(arguments), tile(tile), done(done), walks(walks) {
+                                            TileCoordinates const& tile, TileList const& list, int done, int mainloops)
+      : Barriers{smem}, arguments(arguments), tile(tile), done(done), mainloops(mainloops) {
     auto const& common = arguments.common;
     int const first_row = tile.row_block * T::kBlockRows;
     if constexpr (T::kByQueries) {
       int const last = minimum(first_row + T::kBlockRows, common.params.seqlen_q) - 1;
       kv_head = list.group.divide(tile.head);
       split = 0;
-      walk = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), tile.head, 1};
+      range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), tile.head, 1};
     } else {
       Share<true> const share(common, tile.head);
       kv_head = share.kv_head;
       split = share.split;
-      walk = Walk::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads);
+      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads);
     }
-    steps = walk.tiles();
+    steps = range.tiles();
   }
 
-  // --- producers, a warp for each operand, so that a full ring of one does not stall another
-  // --------------------------
+  // --- producers, a warp for each operand, so that a full ring of one does not stall another -------------------------
 
   // By one thread: X and Y.
-  __device__ __forceinline__ void load_scores() const {
+  __device__ __forceinline__ void load_xy() const {
     int const row = tile.row_block * T::kBlockRows;
-    int part = done * T::kParts;
-    for (int pass = 0; pass < arguments.walks && steps > 0; ++pass) {
-      x_ring().producer_acquire(walks + pass);
+    int slice_index = done * T::kDepthSlices;
+    for (int pass = 0; pass < arguments.mainloops && steps > 0; ++pass) {
+      x_ring().producer_acquire(mainloops + pass);
       fill_stage<T::kBlockRows, T::kDepth>(smem, arguments.x[pass], x_ring().full(0), row, 0,
                                            T::kByQueries ? tile.head : kv_head, tile.batch);
-      Cursor now = walk.begin();
-      for (int step = 0; step < steps; ++step, walk.next(now)) {
+      Cursor now = range.begin();
+      for (int step = 0; step < steps; ++step, range.next(now)) {
 #pragma unroll 1
-        for (int i = 0; i < T::kParts; ++i, ++part) {
-          int const slot = YRing::stage(part);
-          y_ring().producer_acquire(part);
-          fill_stage<T::kBlockColumns, T::kPartDepth>(smem + T::kYOffset + slot * T::kYBytes, arguments.y[pass],
-                                                      y_ring().full(slot), now.tile * T::kBlockColumns,
-                                                      i * T::kPartDepth, head_of(now), tile.batch);
+        for (int i = 0; i < T::kDepthSlices; ++i, ++slice_index) {
+          int const slot = YRing::stage(slice_index);
+          y_ring().producer_acquire(slice_index);
+          fill_stage<T::kBlockColumns, T::kSliceDepth>(smem + T::kYOffset + slot * T::kYBytes, arguments.y[pass],
+                                                       y_ring().full(slot), now.tile * T::kBlockColumns,
+                                                       i * T::kSliceDepth, head_of(now), tile.batch);
         }
       }
     }
   }
   // By a whole warp, for the factors of columns.
-  __device__ __forceinline__ void load_masks() const {
+  __device__ __forceinline__ void load_mask() const {
     auto const& common = arguments.common;
-    int const row = tile.row_block * T::kBlockRows, total = arguments.walks * steps;
+    int const row = tile.row_block * T::kBlockRows, total = arguments.mainloops * steps;
     bool const leads = lane_index() == 0;
-    Cursor now = walk.begin();
-    for (int index = 0; index < total; ++index, walk.next(now)) {
-      if (index == steps) now = walk.begin();
+    Cursor now = range.begin();
+    for (int index = 0; index < total; ++index, range.next(now)) {
+      if (index == steps) now = range.begin();
       int const at = done + index, stage = Ring::stage(at), other = now.tile * T::kBlockColumns;
       uint32_t const mask = smem + T::kMaskOffset + stage * T::kMaskBytes;
       mask_ring().producer_acquire(at);
@@ -133,7 +132,7 @@ struct PassSm90Stages : PassSm90Barriers<T> {
       }
       if constexpr (!T::kByQueries) {
         float const* const factors =
-            (index < steps ? common.base : common.shift) + common.statistics_offset(tile.batch, now.head) + other;
+            (index < steps ? common.base : common.shift) + common.lse_delta_offset(tile.batch, now.head) + other;
         float const all = index >= steps              ? arguments.scale_sign
                           : T::kResult == Result::kDv ? common.params.scale
                                                       : 1.0f;
@@ -147,19 +146,19 @@ struct PassSm90Stages : PassSm90Barriers<T> {
     }
   }
   // By one thread: Z.
-  __device__ __forceinline__ void load_others() const {
-    int const total = arguments.walks * steps;
-    Cursor now = walk.begin();
-    for (int index = 0; index < total; ++index, walk.next(now)) {
+  __device__ __forceinline__ void load_z() const {
+    int const total = arguments.mainloops * steps;
+    Cursor now = range.begin();
+    for (int index = 0; index < total; ++index, range.next(now)) {
       int const at = done + index, stage = Ring::stage(at);
-      if (index == steps) now = walk.begin();
+      if (index == steps) now = range.begin();
       z_ring().producer_acquire(at);
       fill_stage<T::kBlockColumns, T::kColumns>(smem + T::kZOffset + stage * T::kZBytes, arguments.z,
                                                 z_ring().full(stage), now.tile * T::kBlockColumns,
                                                 tile.value_slice * T::kColumns, head_of(now), tile.batch);
     }
   }
-  // Of the tensors whose tiles are walked.
+  // Of the tensors whose tiles are streamed.
   __device__ __forceinline__ int head_of(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }
 };
 

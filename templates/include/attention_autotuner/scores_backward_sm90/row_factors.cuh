@@ -4,27 +4,27 @@
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/common/backward_arguments.cuh"
-#include "attention_autotuner/score/row_statistics.cuh"
+#include "attention_autotuner/score/lse_delta.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 
 namespace attention_autotuner {
 
 inline constexpr int kFactorThreads = 256;
 
-// One thread for each row of statistics.
+// One thread for each row, padding included.
 template <typename Config>
 __global__ void __launch_bounds__(kFactorThreads) retnet_backward_factors(
     BackwardArguments<attention_autotuner_retnet_backward_params> const __grid_constant__ arguments, int rows) {
-  using Statistics = RowStatistics<Config::kScoreMod>;
+  using Rows = LseDelta<Config::kScoreMod>;
   launch_dependent_grids();
   auto const& p = arguments.params;
   int const place = int(blockIdx.x) * kFactorThreads + int(threadIdx.x);
   if (place >= rows) return;
-  int const head = place / arguments.statistics_rows, row = place % arguments.statistics_rows;
-  float2 found = make_float2(Statistics::neutral_base(), 0.0f);
-  if (row < p.seqlen_q) found = Statistics::find(p, int64_t(head) * p.seqlen_q + row, 0.0f);
-  arguments.base[place] = found.x;
-  arguments.shift[place] = found.y;
+  int const head = place / arguments.lse_delta_rows, row = place % arguments.lse_delta_rows;
+  float2 factors = make_float2(Rows::neutral_base(), 0.0f);
+  if (row < p.seqlen_q) factors = Rows::find(p, int64_t(head) * p.seqlen_q + row, 0.0f);
+  arguments.base[place] = factors.x;
+  arguments.shift[place] = factors.y;
 }
 
 }  // namespace attention_autotuner

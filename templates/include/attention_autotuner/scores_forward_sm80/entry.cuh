@@ -12,8 +12,7 @@
 
 namespace attention_autotuner {
 
-// What a launch takes beside the shapes: the factor of the scores, and whether params are
-// whole.
+// The factor of the scores, which a launch takes beside the shapes.
 inline float score_factor(attention_autotuner_attention_forward_params const& p) {
   return p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;  // 0 clears Q: see apply_scale_sign
 }
@@ -40,7 +39,7 @@ struct ForwardEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, T::kClassQK, Config::kClassV) || !has_score_mod_inputs<T::kScoreMod>(p)) {
+    if (!takes_shape(p, T::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     constexpr int kBytes = Config::kCopyBytes;

@@ -26,7 +26,7 @@ __device__ __forceinline__ void write_output(Warp& w) {
   }
   if constexpr (!T::kPInRegisters) {
     w.combine_rows(sum, [](float a, float b) { return a + b; });
-    __syncthreads();  // the statistics may lie under O
+    __syncthreads();  // row values may lie under O
   }
 
   TileCoordinates const tile = w.tile();
@@ -38,10 +38,9 @@ __device__ __forceinline__ void write_output(Warp& w) {
     for (int half = 0; half < 2; ++half) {
       int const row = w.row_in_block(i, half);
       float const factor = w.score_mod.output_factor(w, i, half);
-      if (w.score_mod.statistics(params) != nullptr && value0 == 0 && first_column == 0 &&
-          row0 + row < params.seqlen_q) {
+      if (w.score_mod.lse_or_r(params) != nullptr && value0 == 0 && first_column == 0 && row0 + row < params.seqlen_q) {
         int64_t const head = int64_t(tile.batch) * params.heads_q + tile.head;
-        w.score_mod.statistics(params)[head * params.seqlen_q + row0 + row] = w.score_mod.statistic(w, i, half);
+        w.score_mod.lse_or_r(params)[head * params.seqlen_q + row0 + row] = w.score_mod.row_value(w, i, half);
       }
 #pragma unroll
       for (int j = 0; j < T::kColumnTiles; ++j) {

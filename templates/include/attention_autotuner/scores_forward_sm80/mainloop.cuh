@@ -26,7 +26,7 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
   static_assert(T::kSlices > 1 || T::kStages == 1, "unsliced multi-stage kernels loop by tile");
 
   int slot = T::kFirstSlot, fetch_slot = T::kFirstSlot;
-  // Unsliced, the very first V tile is fetched with the first K tile: nothing else would hide its latency.
+  // Unsliced, the very first V tile is fetched with the first K tile: nothing else would cover its latency.
   auto fetched_early = [&](int key_tile, int event) {
     return T::kSlices == 1 && event == 1 && key_tile == w.tiles - 1;
   };
@@ -46,15 +46,15 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
       w.start_v(key_tile, 0);
     }
   };
-  auto fetch_part = [&](Arrival const& arrival, int part, int parts) {
+  auto fetch_part = [&](Arrival const& arrival, int part, int num_parts) {
     auto const [key_tile, event] = arrival;
     if (event < T::kSlices) {
-      w.copy_k_part(key_tile, event, fetch_slot, part, parts);
-      if (T::kStages > 1 && part == parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
+      w.copy_k_part(key_tile, event, fetch_slot, part, num_parts);
+      if (T::kStages > 1 && part == num_parts - 1) fetch_slot = fetch_slot + 1 == T::kStages ? 0 : fetch_slot + 1;
     } else {
-      w.copy_v_part(!fetched_early(key_tile, event), key_tile, 0, part, parts);
+      w.copy_v_part(!fetched_early(key_tile, event), key_tile, 0, part, num_parts);
     }
-    if (part == parts - 1) cute::cp_async_fence();
+    if (part == num_parts - 1) cute::cp_async_fence();
   };
   auto arrive = [&](bool first) {
     if (T::kSlices == 1 && first) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void loop_by_event(Warp& w) {
       arrive(key_tile == w.tiles - 1);
       Arrival const arrival(key_tile, slice);
       fetch_start(arrival);
-      w.multiply_qk(s, slice, slot, [&](int step) { fetch_part(arrival, step, kQkSteps); });
+      w.gemm_qk(s, slice, slot, [&](int step) { fetch_part(arrival, step, kQkSteps); });
       if (T::kStages > 1) slot = slot + 1 == T::kStages ? 0 : slot + 1;
     }
     arrive(false);
@@ -105,7 +105,7 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
     int const slot = (T::kFirstSlot + stage) % T::kStages;
     if (stage == 0 && T::kFirstEarly) continue;
     w.copy_k(key_tile - stage, 0, slot);
-    if (stage == 0) cute::cp_async_fence();  // the first product need not wait for V
+    if (stage == 0) cute::cp_async_fence();  // the first MMA need not wait for V
     w.copy_v(key_tile - stage, slot);
     cute::cp_async_fence();
   }
@@ -121,7 +121,7 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
     w.start_k(key_tile - kAhead, 0, fetch_slot);
     w.start_v(key_tile - kAhead, fetch_slot);
     typename Warp::Scores s;
-    w.multiply_qk(s, 0, slot, [&](int step) {
+    w.gemm_qk(s, 0, slot, [&](int step) {
       w.copy_k_part(key_tile - kAhead, 0, fetch_slot, step, Warp::kQSteps);
       w.copy_v_part(true, key_tile - kAhead, fetch_slot, step, Warp::kQSteps);
     });
@@ -136,7 +136,7 @@ __device__ __forceinline__ void loop_by_tile(Warp& w) {
 }
 
 // Two K/V pairs in flight; a group holds V of one tile and K of the next. The numerators of a tile are spread between
-// the products Q K^T of the next.
+// the MMAs Q K^T of the next.
 template <typename Warp>
 __device__ __forceinline__ void loop_ahead(Warp& w) {
   using T = typename Warp::T;
@@ -151,7 +151,7 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
   cute::cp_async_wait<1>();
   __syncthreads();
   typename Warp::Scores s;
-  w.multiply_qk(s, 0, key_tile & 1, Nothing{});
+  w.gemm_qk(s, 0, key_tile & 1, Nothing{});
   for (; key_tile >= 0; --key_tile) {
     cute::cp_async_wait<0>();
     __syncthreads();
@@ -163,13 +163,13 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
         if (unit * Warp::kQSteps / kUnits == qk_step) {
-          w.take_p(p[unit / T::kRowTiles][unit % T::kRowTiles], s, unit % T::kRowTiles, unit / T::kRowTiles);
+          w.compute_p(p[unit / T::kRowTiles][unit % T::kRowTiles], s, unit % T::kRowTiles, unit / T::kRowTiles);
         }
       }
     };
     typename Warp::Scores next;
     if (key_tile > 0) {
-      w.multiply_qk(next, 0, (key_tile - 1) & 1, [&](int step) {
+      w.gemm_qk(next, 0, (key_tile - 1) & 1, [&](int step) {
         numerators(step);
         w.copy_k_part(key_tile - 2, 0, key_tile & 1, step, Warp::kQSteps);
         w.copy_v_part(true, key_tile - 1, (key_tile - 1) & 1, step, Warp::kQSteps);
@@ -181,7 +181,7 @@ __device__ __forceinline__ void loop_ahead(Warp& w) {
     cute::cp_async_fence();
 #pragma unroll
     for (int key_step = 0; key_step < Warp::kKeySteps; ++key_step) {
-      w.multiply_pv(p[key_step], key_step, key_tile & 1, Nothing{});
+      w.gemm_pv(p[key_step], key_step, key_tile & 1, Nothing{});
     }
 #pragma unroll
     for (int i = 0; i < T::kRowTiles; ++i) {

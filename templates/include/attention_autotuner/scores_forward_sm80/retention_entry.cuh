@@ -21,7 +21,7 @@ struct ParallelEntry {
   using Params = RetentionForwardParams;
   using Rows = RetNetForwardEntry<Config>;
   using T = ChunkTraits<Config, typename Config::States, ChunkResult::kOutput>;
-  // What a CTA of the pass for the final state walks, and one of the output's part from the initial state.
+  // Tokens of a CTA in the pass for the final state, and in the kernel that adds the initial state's contribution.
   static constexpr int kSuperChunk = 512;
   static_assert(kSuperChunk % Config::kChunk == 0, "super_chunk_multiple_of_chunk");
   static inline std::atomic<bool> prepared[kMaxDevices];
@@ -44,17 +44,19 @@ struct ParallelEntry {
     int64_t bytes;
 
     Workspace(Params const& p, void* base) : cut(p.seqlen, T::kChunk, kSuperChunk, kEnoughPieces) {
-      WorkspaceParts parts(base);
+      WorkspaceLayout layout(base);
       bool const stores = p.final_state != nullptr;
-      states = parts.take<float>(stores, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
-      bytes = parts.used();
+      states = layout.take<float>(stores, int64_t(p.batch) * p.heads_q * cut.slots * p.dim_qk * p.dim_v);
+      bytes = layout.used();
     }
   };
 
   static size_t workspace_bytes(Params const& p) {
     return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p, nullptr).bytes) : 0;
   }
-  static int32_t check_shape(Params const& p) { return check_retention_shape(p, Config::kClassQK, Config::kClassV); }
+  static int32_t check_shape(Params const& p) {
+    return check_retention_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+  }
 
   static typename Rows::Params rows_params(Params const& p) {
     typename Rows::Params rows{};

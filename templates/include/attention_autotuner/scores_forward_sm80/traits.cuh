@@ -1,4 +1,4 @@
-// Compile-time shape of one attention forward kernel: who owns which rows and columns, and the shared-memory layout.
+// Compile-time shape of one attention forward kernel: the rows and columns of warps, and the shared-memory layout.
 //
 // Every static_assert here is the twin of a named predicate in kernels/scores_forward_sm80/rules.py, and
 // kSmemBytes of smem_bytes in resources.py beside it.
@@ -16,7 +16,7 @@ struct ForwardTraits {
   using Element = typename Config::Element;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   using Params = typename ScoreModParams<kScoreMod>::Forward;
-  static constexpr int kClassQK = Config::kClassQK;
+  static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;
   static constexpr int kWarpsM = Config::kWarpsM;
@@ -27,22 +27,24 @@ struct ForwardTraits {
   static constexpr int kCopyBytes = Config::kCopyBytes;
   static constexpr bool kQInRegisters = Config::kQInRegisters;
 
-  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
-  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
+  static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
+                "padded_dim_qk_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
   static_assert(kWarpsM * kWarpsN >= 2 && kWarpsM * kWarpsN <= 16, "warps_range");
   static_assert(kWarpsN == 1 || kWarpsM <= 15, "row_barriers_available");
   static_assert(kBlockM % (16 * kWarpsM) == 0, "block_m_divides_among_warps");
   static_assert(kBlockN % (16 * kWarpsN) == 0, "block_n_divides_among_warps");
-  static_assert(Config::kClassV % Config::kVSlices == 0, "v_slices_divide_class_v");
-  static_assert(Config::kClassV / Config::kVSlices % (16 * kWarpsN) == 0, "value_columns_divide_among_warps");
-  static_assert(kKSlice % 16 == 0 && kClassQK % kKSlice == 0, "k_slice_divides_class_qk");
+  static_assert(Config::kPaddedDimV % Config::kVSlices == 0, "v_slices_divide_padded_dim_v");
+  static_assert(Config::kPaddedDimV / Config::kVSlices % (16 * kWarpsN) == 0, "value_columns_divide_among_warps");
+  static_assert(kKSlice % 16 == 0 && kPaddedDimQK % kKSlice == 0, "k_slice_divides_padded_dim_qk");
 
   static constexpr int kValueSlices = Config::kVSlices;
-  static constexpr int kValueColumns = Config::kClassV / kValueSlices;  // of this CTA
-  static constexpr int kRowTiles = kBlockM / kWarpsM / 16;              // 16-row tiles of a warp
-  static constexpr int kKeyTiles = kBlockN / kWarpsN / 8;               // 8-key tiles of a warp, first product
-  static constexpr int kColumnTiles = kValueColumns / kWarpsN / 8;      // 8-column tiles of a warp, second product
-  static constexpr int kSlices = kClassQK / kKSlice;
+  static constexpr int kValueColumns = Config::kPaddedDimV / kValueSlices;  // of this CTA
+  static constexpr int kRowTiles = kBlockM / kWarpsM / 16;                  // 16-row tiles of a warp
+  static constexpr int kKeyTiles = kBlockN / kWarpsN / 8;                   // 8-key tiles of a warp, Q K^T
+  static constexpr int kColumnTiles = kValueColumns / kWarpsN / 8;          // 8-column tiles of a warp, P V
+  static constexpr int kSlices = kPaddedDimQK / kKSlice;
 
   static constexpr bool kPInRegisters = kWarpsN == 1;
   static constexpr bool kQkAhead = Config::kQkAhead;
@@ -53,7 +55,7 @@ struct ForwardTraits {
 
   // Two row tiles of a wide output fill the registers of a thread: see common/tile.cuh.
   static constexpr bool kPadded = kRowTiles >= 2 && kColumnTiles >= 14;
-  using TileQ = SmemTile<kBlockM, kClassQK, kPadded>;
+  using TileQ = SmemTile<kBlockM, kPaddedDimQK, kPadded>;
   using TileK = SmemTile<kBlockN, kKSlice, kPadded>;
   using TileV = SmemTile<kBlockN, kValueColumns, kPadded>;
   using TileP = SmemTile<kBlockM, kBlockN, kPadded>;
@@ -63,9 +65,9 @@ struct ForwardTraits {
   // Sliced K has a ring of kStages slices and one V tile; otherwise K and V have kStages tiles each.
   static constexpr int kVStages = kSlices == 1 ? kStages : 1;
   static constexpr int kPBytes = kPInRegisters ? 0 : TileP::kBytes;
-  static constexpr int kStatisticsBytes = kPInRegisters ? 0 : kWarpsN * kBlockM * int(sizeof(float));
+  static constexpr int kRowExchangeBytes = kPInRegisters ? 0 : kWarpsN * kBlockM * int(sizeof(float));
 
-  // [Q] [V K pairs, or V and the ring of K slices] [masks, one for each V] [P] [row statistics]. Q in registers needs
+  // [Q] [V K pairs, or V and the ring of K slices] [masks, one for each V] [P] [row values]. Q in registers needs
   // its place only until it is read, so K/V reuse it; O reuses everything at the end.
   static constexpr bool kPaired = kSlices == 1;
   static constexpr int kVSlotBytes = kPaired ? TileV::kBytes + TileK::kBytes : TileV::kBytes;
@@ -82,9 +84,9 @@ struct ForwardTraits {
   static constexpr bool kFirstEarly =
       kQInRegisters && kPaired && !kQkAhead && TileQ::kBytes <= kFirstSlot * kVSlotBytes;
   static constexpr int kPOffset = kMaskOffset + kMaskBytes;
-  static constexpr int kStatisticsOffset = kPOffset + kPBytes;
+  static constexpr int kRowExchangeOffset = kPOffset + kPBytes;
   static constexpr int kSmemBytes =
-      maximum(maximum(kStatisticsOffset + kStatisticsBytes, TileO::kBytes), TileQ::kBytes);
+      maximum(maximum(kRowExchangeOffset + kRowExchangeBytes, TileO::kBytes), TileQ::kBytes);
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

@@ -2,12 +2,12 @@
 // see score/score_mod.cuh): one CTA per block of query rows.
 //
 // Warps split the rows of a block; each keeps its S, P and O fragments in registers. With more than one warp along keys
-// (kWarpsN), each computes its share of S, what rows have in common (the maxima of a softmax) meets in shared memory,
+// (kWarpsN), each computes its share of S, values of rows (the maxima of a softmax) are combined in shared memory,
 // and P, the numerators of W, goes through shared memory so that each warp can multiply all of it with its share of V's
 // columns.
 //
-// What depends on the score modification is its own: a state of every row, what happens to S between the products
-// (prepare), P from S (numerators), and at the end what O is multiplied with and what is written beside it.
+// The score modification has: a state of every row, the work on S between the MMAs (prepare), P from S (numerators),
+// and at the end what O is multiplied with and what is written beside it.
 //
 // Three main loops over the K/V tiles, last tile first (the masked ones come early):
 //   by event  one barrier per arriving K tile, K slice or V tile; least shared memory
@@ -43,10 +43,10 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   using Element = typename T::Element;
   using Params = typename T::Params;
   using Scores = Accumulators<T::kRowTiles, T::kKeyTiles>;
-  using CopyQ = TileCopy<T::kBlockM, T::kClassQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
+  using CopyQ = TileCopy<T::kBlockM, T::kPaddedDimQK, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyK = TileCopy<T::kBlockN, T::kKSlice, T::kThreads, Config::kCopyBytes, T::kPadded>;
   using CopyV = TileCopy<T::kBlockN, T::kValueColumns, T::kThreads, Config::kCopyBytes, T::kPadded>;
-  static constexpr int kQSteps = T::kClassQK / 16;
+  static constexpr int kQSteps = T::kPaddedDimQK / 16;
   static constexpr int kKeySteps = T::kBlockN / 16;
 
   Params const& params;
@@ -69,7 +69,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   ForwardScoreMod<T::kScoreMod, T> score_mod;
 
   __device__ __forceinline__ TileCoordinates tile() const {
-    return tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, Config::kVSlices,
+    return tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, Config::kVSlices,
                             T::kScoreMod == ScoreMod::kMasked>(
         Config::kPersistent ? recompute_here(index) : block_index(), list);
   }
@@ -92,7 +92,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     int const columns_v = params.dim_v - tile.value_slice * T::kValueColumns;
     bool const exact_rows = T::kScoreMod != ScoreMod::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
     exact_tiles =
-        Config::kCopyBytes == 16 && params.dim_qk == T::kClassQK && columns_v >= T::kValueColumns && exact_rows
+        Config::kCopyBytes == 16 && params.dim_qk == T::kPaddedDimQK && columns_v >= T::kValueColumns && exact_rows
             ? params.seqlen_k / T::kBlockN
             : 0;
 
@@ -111,7 +111,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     k_address = smem + T::kKOffset + T::TileK::offset(warp_n() * 8 * T::kKeyTiles + b.row, b.column);
     v_address = smem + T::kVOffset + T::TileV::offset(a.row, warp_n() * 8 * T::kColumnTiles + a.column);
     clear(o);
-    if (tiles > 0) take_q(tile);
+    if (tiles > 0) load_q(tile);
   }
 
   // --- loads ---------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
                 params.dim_qk);
   }
   // K tiles (with all their slices, in order) and V tiles are fetched from the last to the first, each in two steps:
-  // start copies what is not a whole tile, at once; then the parts copy what is, spread over the products that run
+  // start copies what is not a whole tile, at once; then the parts copy what is, spread over the MMAs that run
   // meanwhile.
   __device__ __forceinline__ bool is_exact(int key_tile) const { return unsigned(key_tile) < unsigned(exact_tiles); }
 
@@ -139,19 +139,19 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
                 params.dim_v - tile().value_slice * T::kValueColumns);
     score_mod.start_mask(*this, key_tile, slot);
   }
-  __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int parts) {
+  __device__ __forceinline__ void copy_k_part(int key_tile, int slice, int slot, int part, int num_parts) {
     if constexpr (Config::kCopyBytes == 16) {
       CopyK::copy_part(is_exact(key_tile), k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice,
-                       params.k.stride_row, part, parts);
+                       params.k.stride_row, part, num_parts);
     }
-    if (part == parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
+    if (part == num_parts - 1 && slice == T::kSlices - 1) k_next -= T::kBlockN * params.k.stride_row;
   }
-  __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int parts) {
+  __device__ __forceinline__ void copy_v_part(bool wanted, int key_tile, int slot, int part, int num_parts) {
     if constexpr (Config::kCopyBytes == 16) {
-      CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, parts);
-      score_mod.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, parts);
+      CopyV::copy_part(wanted && is_exact(key_tile), v_buffer(slot), v_next, params.v.stride_row, part, num_parts);
+      score_mod.copy_mask_part(*this, wanted && is_exact(key_tile), slot, part, num_parts);
     }
-    if (wanted && part == parts - 1) {
+    if (wanted && part == num_parts - 1) {
       v_next -= T::kBlockN * params.v.stride_row;
       score_mod.next_mask();
     }
@@ -185,9 +185,9 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     __syncthreads();
   }
 
-  // Brings Q to where the products want it: on its way to shared memory on return, or in registers with its shared
+  // Brings Q to where the MMAs read it: on its way to shared memory on return, or in registers with its shared
   // memory free again. Where kFirstEarly, the first K and V tiles are on their way too, a group each.
-  __device__ __forceinline__ void take_q(TileCoordinates const& tile) {
+  __device__ __forceinline__ void load_q(TileCoordinates const& tile) {
     copy_q(tile);
     if constexpr (T::kFirstEarly) {
       cute::cp_async_fence();
@@ -211,12 +211,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     }
   }
 
-  // --- products ------------------------------------------------------------------------------------------------------
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
 
   // s += Q K^T over one slice of K in `slot` (s = for the first slice); `between(step)` is other work to interleave
   // after each 16 columns.
   template <typename Between>
-  __device__ __forceinline__ void multiply_qk(Scores& s, int slice, int slot, Between&& between) {
+  __device__ __forceinline__ void gemm_qk(Scores& s, int slice, int slot, Between&& between) {
     uint32_t const k_slot = k_address + slot * T::kKSlotBytes;
 #pragma unroll
     for (int step = 0; step < T::kKSlice / 16; ++step) {
@@ -251,7 +251,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   }
 
   // P as the A operand of 16 keys: numerators of two score tiles, packed.
-  __device__ __forceinline__ void take_p(uint32_t (&p)[4], Scores& s, int i, int key_step) {
+  __device__ __forceinline__ void compute_p(uint32_t (&p)[4], Scores& s, int i, int key_step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float (&tile_scores)[4] = s[i][2 * key_step + half];
@@ -274,18 +274,18 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   // o += P V for 16 keys; `between(j)` is other work to interleave.
   template <typename Between>
-  __device__ __forceinline__ void multiply_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
-                                              Between&& between) {
+  __device__ __forceinline__ void gemm_pv(uint32_t const (&p)[T::kRowTiles][4], int key_step, int slot,
+                                          Between&& between) {
     uint32_t const v_slot = v_address + slot * T::kVSlotBytes;
-    multiply_step<Element>(
+    gemm_step<Element>(
         o, p, [&](int j, uint32_t (&b)[4]) { load_matrix_x4_transposed(b, v_operand(v_slot, 16 * key_step, 8 * j)); },
         between);
   }
 
-  // --- between the products ------------------------------------------------------------------------------------------
+  // --- between the MMAs ----------------------------------------------------------------------------------------------
 
-  // Puts `hidden` where a row does not see a key.
-  __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float hidden) const {
+  // Sets scores to `masked` where a row does not see a key.
+  __device__ __forceinline__ void apply_causal_mask(Scores& s, int key_tile, float masked) const {
     int const key = first_key(key_tile);
     if (key + T::kBlockN <= whole_keys) return;
     int const row0 = tile().row_block * T::kBlockM;
@@ -299,14 +299,14 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
         for (int j = 0; j < T::kKeyTiles; ++j) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            if (8 * j + e >= limit) s[i][j][2 * half + e] = hidden;
+            if (8 * j + e >= limit) s[i][j][2 * half + e] = masked;
           }
         }
       }
     }
   }
 
-  // o += P V with P from s. The numerators of the next 16 keys are taken between the products of these;
+  // o += P V with P from s. The numerators of the next 16 keys are taken between the MMAs of these;
   // `between(key_step)` is other work to interleave.
   template <typename Between>
   __device__ __forceinline__ void accumulate(Scores& s, int key_tile, int v_slot, Between&& between) {
@@ -314,17 +314,17 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     if constexpr (T::kPInRegisters) {
       uint32_t p[2][T::kRowTiles][4];
 #pragma unroll
-      for (int i = 0; i < T::kRowTiles; ++i) take_p(p[0][i], s, i, 0);
+      for (int i = 0; i < T::kRowTiles; ++i) compute_p(p[0][i], s, i, 0);
 #pragma unroll
       for (int key_step = 0; key_step < kKeySteps; ++key_step) {
-        multiply_pv(p[key_step % 2], key_step, v_slot, [&](int j) {
+        gemm_pv(p[key_step % 2], key_step, v_slot, [&](int j) {
           if (j == 0) between(key_step);
-          if (key_step + 1 < kKeySteps && j < T::kRowTiles) take_p(p[(key_step + 1) % 2][j], s, j, key_step + 1);
+          if (key_step + 1 < kKeySteps && j < T::kRowTiles) compute_p(p[(key_step + 1) % 2][j], s, j, key_step + 1);
         });
         if constexpr (T::kColumnTiles / 2 < T::kRowTiles) {
 #pragma unroll
           for (int i = T::kColumnTiles / 2; i < T::kRowTiles; ++i) {
-            if (key_step + 1 < kKeySteps) take_p(p[(key_step + 1) % 2][i], s, i, key_step + 1);
+            if (key_step + 1 < kKeySteps) compute_p(p[(key_step + 1) % 2][i], s, i, key_step + 1);
           }
         }
       }
@@ -339,7 +339,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 #pragma unroll
         for (int i = 0; i < T::kRowTiles; ++i)
           load_matrix_x4(p[i], T::TileP::advance(p_address, 16 * i, 16 * key_step));
-        multiply_pv(p, key_step, v_slot, [&](int j) {
+        gemm_pv(p, key_step, v_slot, [&](int j) {
           if (j == 0) between(key_step);
         });
       }

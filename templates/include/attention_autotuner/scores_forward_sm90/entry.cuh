@@ -32,7 +32,7 @@ struct ForwardSm90Entry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kClassQK, Config::kClassV) || !has_score_mod_inputs<ScoreMod::kMasked>(p)) {
+    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<ScoreMod::kMasked>(p)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
     bool const pointers =

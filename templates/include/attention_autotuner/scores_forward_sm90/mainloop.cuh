@@ -30,7 +30,7 @@ struct ForwardSm90Arguments {
   TileList list;
 };
 
-// What both roles know: the tile, the list of keys, the barriers; and the threads that load.
+// What both roles know: the tile, the list of keys, the barriers; and the producers.
 template <typename Config>
 struct ForwardSm90Stages {
   using T = ForwardSm90Traits<Config>;
@@ -69,7 +69,7 @@ struct ForwardSm90Stages {
     fence_barrier_init();
   }
 
-  // --- the threads that load -----------------------------------------------------------------------------------------
+  // --- producers -----------------------------------------------------------------------------------------------------
 
   // One producer thread for each operand, so that a full ring of one does not stall another.
   __device__ __forceinline__ void load_keys() const {
@@ -83,7 +83,7 @@ struct ForwardSm90Stages {
                                         index * T::kBlockN, 0, kv_head(), tile.batch);
     }
   }
-  __device__ __forceinline__ void load_masks() const {
+  __device__ __forceinline__ void load_mask() const {
     for (int index = 0; index < tiles; ++index) {
       int const stage = Ring::stage(index);
       mask_ring().producer_acquire(index);
@@ -103,7 +103,7 @@ struct ForwardSm90Stages {
   __device__ __forceinline__ int kv_head() const { return arguments.list.group.divide(tile.head); }
 };
 
-// A warpgroup that multiplies.
+// A consumer warpgroup.
 template <typename Config>
 struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
   using Base = ForwardSm90Stages<Config>;
@@ -150,14 +150,14 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     cute::warpgroup_commit_batch();
   }
 
-  // Scores times their mask, and the sums of what that gives; `found` receives this tile's alone.
-  template <bool Hides>
-  __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, float (&found)[2]) {
-    found[0] = found[1] = 0.0f;
+  // Scores times their mask, and their sums; `tile_sum` receives this tile's alone.
+  template <bool Causal>
+  __device__ __forceinline__ void apply_score_mod(MaskRows<T>& mask, float (&tile_sum)[2]) {
+    tile_sum[0] = tile_sum[1] = 0.0f;
 #pragma unroll
     for (int sixteen = 0; sixteen < T::kBlockN / 16; ++sixteen) {
       uint32_t words[4];
-      mask.template load<Hides>(words, sixteen);
+      mask.template load<Causal>(words, sixteen);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int const g = 2 * sixteen + i / 2, half = i % 2;
@@ -166,25 +166,25 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
         float& high = s[4 * g + 2 * half + 1];
         low *= m.x;
         high *= m.y;
-        found[half] += fabsf(low) + fabsf(high);
+        tile_sum[half] += fabsf(low) + fabsf(high);
       }
     }
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] += found[half];
+    for (int half = 0; half < 2; ++half) sum[half] += tile_sum[half];
   }
 
   // Lowers the factors of rows whose P might leave the range of fp16. No MMA may be in flight.
-  __device__ __forceinline__ void lower(float (&found)[2]) {
+  __device__ __forceinline__ void lower(float (&tile_sum)[2]) {
     bool due = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      found[half] *= fabsf(factor[half]);
-      due = due || found[half] > kLimit;
+      tile_sum[half] *= fabsf(factor[half]);
+      due = due || tile_sum[half] > kLimit;
     }
     if (!__any_sync(0xffffffffu, due)) return;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float most = fmaxf(found[half], __shfl_xor_sync(0xffffffffu, found[half], 1));
+      float most = fmaxf(tile_sum[half], __shfl_xor_sync(0xffffffffu, tile_sum[half], 1));
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       int const bits = ((254 + kExponent) << 23) - (__float_as_int(most) & 0x7f800000);
       float const less = most > kLimit ? __int_as_float(bits) : 1.0f;
@@ -204,7 +204,7 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     }
   }
 
-  __device__ __forceinline__ void multiply() {
+  __device__ __forceinline__ void mainloop() {
     float const scale = arguments.params.scale;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -214,13 +214,13 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
 #pragma unroll
     for (int i = 0; i < T::kColumns / 2; ++i) o[i] = 0.0f;
     if (tiles == 0) return;
-    float found[2];
+    float tile_sum[2];
     wait(q_full(), 0);
     wait(k_ring().full(0), 0);
     issue_scores(0);
     cute::warpgroup_wait<0>();
-    take_scores(0, found);
-    take_p(found);
+    modify_scores(0, tile_sum);
+    compute_p(tile_sum);
     for (int index = 1; index < tiles; ++index) {
       int const stage = Ring::stage(index), before = Ring::stage(index - 1);
       k_ring().consumer_wait(index);
@@ -228,10 +228,10 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
       v_ring().consumer_wait(index - 1);
       issue_output(before);
       cute::warpgroup_wait<1>();
-      take_scores(index, found);
+      modify_scores(index, tile_sum);
       cute::warpgroup_wait<0>();
       fence_accumulators(o);
-      take_p(found);
+      compute_p(tile_sum);
       consumer_release(v_ring().empty(before));
     }
     int const last = tiles - 1;
@@ -240,24 +240,24 @@ struct ForwardSm90Consumer : ForwardSm90Stages<Config> {
     cute::warpgroup_wait<0>();
     fence_accumulators(o);
   }
-  // With a tile's scores complete: modifies them.
-  __device__ __forceinline__ void take_scores(int index, float (&found)[2]) {
+  // Modifies a tile's scores once they are complete.
+  __device__ __forceinline__ void modify_scores(int index, float (&tile_sum)[2]) {
     fence_accumulators(s);
     consumer_release(k_ring().empty(Ring::stage(index)));
     int const stage = Ring::stage(index), row = consumer_row() / 16 * 16;
     MaskRows<T> mask(arguments.params, smem + T::kMaskOffset + stage * T::kMaskBytes, row,
                      tile.row_block * T::kBlockM + row, index * T::kBlockN);
     mask_ring().consumer_wait(index);
-    if (mask.hides) {
-      apply_score_mod<true>(mask, found);
+    if (mask.causal) {
+      apply_score_mod<true>(mask, tile_sum);
     } else {
-      apply_score_mod<false>(mask, found);
+      apply_score_mod<false>(mask, tile_sum);
     }
     mask.release(mask_ring().empty(stage));
   }
-  // With no MMA in flight: makes scores the operand of the next.
-  __device__ __forceinline__ void take_p(float (&found)[2]) {
-    if constexpr (kGuarded) lower(found);
+  // With no MMA in flight: packs scores into the A operand of the next.
+  __device__ __forceinline__ void compute_p(float (&tile_sum)[2]) {
+    if constexpr (kGuarded) lower(tile_sum);
     pack_p();
   }
 
@@ -299,8 +299,8 @@ __global__ void __launch_bounds__(ForwardSm90Traits<Config>::kThreads, 1)
   using T = ForwardSm90Traits<Config>;
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
-  TileCoordinates const tile =
-      tile_coordinates<Config::kCtaOrder == CtaOrder::kHeadsFirst, T::kVSlices, true>(int(blockIdx.x), arguments.list);
+  TileCoordinates const tile = tile_coordinates<Config::kCtaOrder == CtaOrder::kLongestFirst, T::kVSlices, true>(
+      int(blockIdx.x), arguments.list);
   ForwardSm90Stages<Config> stages(arguments, smem, tile);
   if (threadIdx.x == 0) {
     prefetch_descriptor(arguments.q.descriptor);
@@ -313,12 +313,12 @@ __global__ void __launch_bounds__(ForwardSm90Traits<Config>::kThreads, 1)
   if (threadIdx.x < kWarpgroupThreads) {
     cutlass::arch::warpgroup_reg_dealloc<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_keys();
-    if (threadIdx.x == 32) stages.load_masks();
+    if (threadIdx.x == 32) stages.load_mask();
     if (threadIdx.x == 64) stages.load_values();
   } else {
     cutlass::arch::warpgroup_reg_alloc<T::kConsumerRegisters>();
     ForwardSm90Consumer<Config> warpgroup(arguments, smem, tile);
-    warpgroup.multiply();
+    warpgroup.mainloop();
     warpgroup.write();
   }
 }

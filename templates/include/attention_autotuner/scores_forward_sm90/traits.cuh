@@ -22,20 +22,22 @@ struct ForwardSm90Traits {
   static constexpr int kVSlices = Config::kVSlices;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   // Head dims in whole blocks of 64 columns: what is beyond the true ones arrives as zeros.
-  static constexpr int kDepth = divide_up(Config::kClassQK, 64) * 64;
-  static constexpr int kColumns = divide_up(Config::kClassV, 64 * kVSlices) * 64;  // of V, in one CTA
+  static constexpr int kDepth = divide_up(Config::kPaddedDimQK, 64) * 64;
+  static constexpr int kColumns = divide_up(Config::kPaddedDimV, 64 * kVSlices) * 64;  // of V, in one CTA
   static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kWarpgroups == 2 ? 232 : 160;
   static constexpr int kRegistersBesideFragments = 40;
   static constexpr int kFragmentRegisters = kColumns / 2 + kBlockN / 2 + kBlockN / 4;  // O, S and P
 
-  static_assert(Config::kClassQK % 16 == 0 && Config::kClassQK >= 16 && Config::kClassQK <= 256, "class_qk_range");
-  static_assert(Config::kClassV % 16 == 0 && Config::kClassV >= 16 && Config::kClassV <= 512, "class_v_range");
-  static_assert(Config::kCopyBytes == 16, "tensor_maps_need_alignment");
+  static_assert(Config::kPaddedDimQK % 16 == 0 && Config::kPaddedDimQK >= 16 && Config::kPaddedDimQK <= 256,
+                "padded_dim_qk_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
+  static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
   static_assert(kWarpgroups == 2 || kWarpgroups == 3, "warpgroups_range");
   static_assert(kBlockN == 64 || kBlockN == 128, "wgmma_block_n_known");
   static_assert(kStages >= 1 && kStages <= 4, "wgmma_stages_range");
-  static_assert(kVSlices >= 1 && kColumns <= 256, "value_columns_fit_product");
+  static_assert(kVSlices >= 1 && kColumns <= 256, "value_columns_fit_mma");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // Q, then stages of K, of V and of the mask, then barriers; all tiles at multiples of 1024 bytes.
@@ -50,7 +52,7 @@ struct ForwardSm90Traits {
   static constexpr int kBarrierBytes = 8 * (1 + 6 * kStages);
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 256;
-  static_assert(kBarrierBytes <= 256, "barriers_have_room");
+  static_assert(kBarrierBytes <= 256, "barriers_fit");
   static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
 };
 

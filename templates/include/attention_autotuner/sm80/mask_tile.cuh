@@ -1,4 +1,4 @@
-// Tiles of an explicit mask: their copy into shared memory and the way a warp multiplies its scores by one.
+// Tiles of an explicit mask: their copy into shared memory and how a warp multiplies its scores by one.
 //
 // A mask is [heads or 1, seqlen_q, seqlen_k], shared by the batch. Its rows end anywhere, so a tile that is not whole
 // is copied element by element at its end; what lies beyond the tensor arrives as zeros.

@@ -1,5 +1,4 @@
-// Where a warp stands in a CTA whose warps split the rows of a tile, and how the warps that share rows talk to each
-// other.
+// Where a warp stands in a CTA whose warps split the rows of a tile, and how the warps that share rows exchange values.
 #pragma once
 
 #include "attention_autotuner/common/threads.cuh"
@@ -20,8 +19,8 @@ struct RowWarps {
     return (warp_m() * T::kRowTiles + i) * 16 + half * 8 + lane_here() / 4;
   }
 
-  __device__ __forceinline__ uint32_t statistics(int warp, int i, int half) const {
-    return smem + T::kStatisticsOffset + (warp * T::kBlockM + row_in_block(i, half)) * int(sizeof(float));
+  __device__ __forceinline__ uint32_t exchange(int warp, int i, int half) const {
+    return smem + T::kRowExchangeOffset + (warp * T::kBlockM + row_in_block(i, half)) * int(sizeof(float));
   }
   // A barrier among the warps that share rows.
   __device__ __forceinline__ void row_barrier() const { named_barrier(1 + warp_m(), 32 * T::kWarpsN); }
@@ -34,8 +33,7 @@ struct RowWarps {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if ((lane_here() & 3) == 0) {
-          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(statistics(warp_n(), i, half)), "f"(value[i][half])
-                       : "memory");
+          asm volatile("st.shared.f32 [%0], %1;\n" ::"r"(exchange(warp_n(), i, half)), "f"(value[i][half]) : "memory");
         }
       }
     }
@@ -49,7 +47,7 @@ struct RowWarps {
           float theirs;
           asm volatile("ld.shared.f32 %0, [%1];\n"
                        : "=f"(theirs)
-                       : "r"(statistics((warp_n() + other) % T::kWarpsN, i, half))
+                       : "r"(exchange((warp_n() + other) % T::kWarpsN, i, half))
                        : "memory");
           value[i][half] = combine(value[i][half], theirs);
         }

@@ -18,7 +18,7 @@ struct MaskRows {
   uint32_t const tile;  // of the mask, in shared memory
   int const row;        // of the tile, the first of the sixteen
   int beyond;           // by how much this lane's first key is beyond what its first query sees
-  bool hides;           // whether some query does not see all keys
+  bool causal;          // whether some query does not see all keys
   uint32_t seen = 0;    // something of all that was read
 
   // `first_row` and `column` are where the sixteen rows and the tile's columns start in the tensors.
@@ -26,13 +26,13 @@ struct MaskRows {
   __device__ __forceinline__ MaskRows(Params const& params, uint32_t tile, int row, int first_row, int column)
       : tile(tile), row(row) {
     int const last_key = T::kByQueries ? column + T::kBlockColumns - 1 : first_row + 15;
-    hides = params.causal && last_key > (T::kByQueries ? first_row : column) + params.causal_offset;
+    causal = params.causal && last_key > (T::kByQueries ? first_row : column) + params.causal_offset;
     int const ahead = column + 2 * (lane_index() & 3) - first_row - lane_index() / 4;
     beyond = params.causal ? (T::kByQueries ? ahead : -ahead) - params.causal_offset : INT32_MIN / 2;
   }
 
   // Sixteen columns in pairs as accumulators lie: words[2 j + half] holds rows 8 half on, columns 8 j on.
-  template <bool Hides>
+  template <bool Causal>
   __device__ __forceinline__ void load(uint32_t (&words)[4], int sixteen) {
     int const matrix = lane_index() / 8, within = lane_index() % 8;
     if constexpr (T::kByQueries) {
@@ -43,7 +43,7 @@ struct MaskRows {
       load_matrix_x4_transposed(words, swizzled_address<T::kBlockColumns>(tile, query, chunk, within));
     }
     seen |= words[0];
-    if constexpr (Hides) {
+    if constexpr (Causal) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         int const further = 16 * sixteen + 8 * (i / 2) - 8 * (i % 2);  // columns minus rows

@@ -15,7 +15,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
 }
-// Makes the phase wait for that many bytes of copies; somebody has yet to arrive.
+// Makes the phase wait for that many bytes of copies; an arrival is still due.
 __device__ __forceinline__ void expect_tx(uint32_t barrier, int bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -39,8 +39,8 @@ __device__ __forceinline__ void arrive_after(uint32_t word, uint32_t barrier) {
       "r"(barrier)
       : "memory");
 }
-// Once all lanes of a warp are there, it arrives. Checkers of races follow the threads that arrive, and not those that
-// these waited for, so that builds for them have every lane arrive.
+// Once all lanes of a warp are there, it arrives. Race checkers follow the threads that arrive, and not those that they
+// waited for, so in builds for them every lane arrives.
 #ifdef ATTENTION_AUTOTUNER_CHECK_RACES
 inline constexpr int kWarpArrivals = 32;
 #else

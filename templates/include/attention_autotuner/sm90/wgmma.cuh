@@ -1,8 +1,8 @@
 // MMAs of a warpgroup (WGMMA), their descriptors, and the fences around them.
 //
-// Accumulators of a product of 64 rows by N columns: thread t of a warpgroup holds rows 16 (t / 32) + t % 32 / 4 and
+// Accumulators of an MMA of 64 rows by N columns: thread t of a warpgroup holds rows 16 (t / 32) + t % 32 / 4 and
 // the same 8 further, columns 8 g + 2 (t % 4) and the next, in d[4 g + 2 half + e]. Packed in pairs, the same registers
-// are the A operand of the next product.
+// are the A operand of the next MMA.
 //
 // How tiles lie in shared memory: see sm90/swizzle.cuh.
 #pragma once
@@ -24,7 +24,7 @@ using cute::SM90::GMMA::Major;
 inline constexpr int kMmaDepth = 16;  // of one instruction
 
 // The descriptor of a tile for the tensor cores: `leading` is the distance in bytes of blocks of 64 columns where the
-// columns are not what is summed over, else unused.
+// columns are not the dimension that is summed over, else unused.
 __device__ __forceinline__ uint64_t make_smem_desc(uint32_t address, int leading) {
   constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
   return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4) << 16 | uint64_t(kSwizzleBytes >> 4) << 32 |

@@ -26,7 +26,7 @@ struct NaiveEntry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kClassQK, Config::kClassV)) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV)) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     constexpr int kBytes = Config::kCopyBytes;
     bool const pointers =
         aligned(p.q, kBytes, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, kBytes, p.batch, p.heads_kv, p.seqlen_k) &&

@@ -20,9 +20,9 @@ template <typename Config>
 struct NaiveTraits {
   static constexpr int kLanes = 32;  // of a warp, and keys of a step
   static constexpr int kThreads = kLanes * Config::kWarps;
-  static constexpr int kColumns = divide_up(Config::kClassV, kLanes);  // of the output, of a lane
+  static constexpr int kColumns = divide_up(Config::kPaddedDimV, kLanes);  // of the output, of a lane
   static_assert(Config::kWarps >= 1 && Config::kWarps <= 8, "naive_warps_range");
-  static_assert(Config::kClassQK <= 64 && Config::kClassV <= 64, "naive_head_dims_small");
+  static_assert(Config::kPaddedDimQK <= 64 && Config::kPaddedDimV <= 64, "naive_head_dims_small");
 };
 
 template <Exponential kExponential>

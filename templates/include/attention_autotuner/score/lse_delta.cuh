@@ -1,4 +1,5 @@
-// The two statistics of a row that a backward needs beside its scores: see common/backward_arguments.cuh.
+// LSE and delta of a row, or their counterparts for retention, which a backward needs beside its scores: see
+// common/backward_arguments.cuh.
 #pragma once
 
 #include "attention_autotuner/abi.h"
@@ -8,7 +9,7 @@
 namespace attention_autotuner {
 
 template <ScoreMod kScoreMod>
-struct RowStatistics {
+struct LseDelta {
   using Params = attention_autotuner_retnet_backward_params;
 
   __device__ __forceinline__ static float neutral_base() { return 0.0f; }
@@ -22,7 +23,7 @@ struct RowStatistics {
 };
 
 template <>
-struct RowStatistics<ScoreMod::kSoftmax> {
+struct LseDelta<ScoreMod::kSoftmax> {
   using Params = attention_autotuner_attention_backward_params;
 
   __device__ __forceinline__ static float neutral_base() { return infinity(); }

@@ -1,13 +1,13 @@
-/* What one GPU can do at best, measured: the C interface of the library that templates/ceilings/ceilings.cu compiles
+/* What one GPU can do at best, measured: the C interface of the library that templates/peaks/peaks.cu compiles
  * to.
  *
  * The library stands alone (CUDA runtime inside, no torch) and works on the calling thread's current device. Operands
  * are random and never zeros, which would run faster than real data; every result is consumed.
  *
- * Callers: tuning/ceilings_worker.py through ctypes, C++ benchmarks through dlopen.
+ * Callers: the tuner through ctypes, C++ benchmarks through dlopen.
  */
-#ifndef ATTENTION_AUTOTUNER_CEILINGS_H_
-#define ATTENTION_AUTOTUNER_CEILINGS_H_
+#ifndef ATTENTION_AUTOTUNER_PEAKS_H_
+#define ATTENTION_AUTOTUNER_PEAKS_H_
 
 #include "attention_autotuner/abi.h"
 
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-/* One ceiling.
+/* One peak.
  *
  *   which        unit        what is measured
  *   mma_fp16     FLOP/s      mma.sync m16n8k16 out of registers, fp32 accumulators
@@ -29,34 +29,33 @@ extern "C" {
  *   hbm_copy     bytes/s     a copy of more than 1 GiB in device memory, bytes read plus bytes written
  *   launch       s           one empty kernel of many launched back to back
  */
-typedef struct attention_autotuner_ceiling_result {
+typedef struct attention_autotuner_peak_result {
   uint32_t struct_size; /* sizeof as the caller knows it */
   int32_t samples;      /* timings that `value` is the median of */
   double value;         /* in the unit above */
   double spread;        /* half the distance between the quartiles, in the same unit */
   double sm_clock_hz;   /* of the SM while it was measured; 0 for hbm_copy and launch */
   double seconds;       /* that the timings add up to */
-} attention_autotuner_ceiling_result;
+} attention_autotuner_peak_result;
 
-/* Measures one ceiling on the current device, for about `seconds` after a warm-up of 0.4 s.
+/* Measures one peak on the current device, for about `seconds` after a warm-up of 0.4 s.
  *
  * Returns a status of abi.h: BAD_SHAPE for an unknown `which`, a null pointer, or seconds outside (0, 60]; BAD_VERSION
  * for a struct that is too short; BAD_DEVICE where the library holds no code for the device, or for wgmma where it was
  * not compiled for sm_90a; CUDA_ERROR plus the error where CUDA failed. */
-int32_t attention_autotuner_measure_ceiling(const char* which, double seconds,
-                                            attention_autotuner_ceiling_result* result);
+int32_t attention_autotuner_measure_peak(const char* which, double seconds, attention_autotuner_peak_result* result);
 
 /* The same, the value and its spread alone. */
-int32_t attention_autotuner_ceiling(const char* which, double seconds, double* value, double* spread);
+int32_t attention_autotuner_peak(const char* which, double seconds, double* value, double* spread);
 
 /* FLOP/s, results/s, bytes/s or s; null for an unknown `which`. */
-const char* attention_autotuner_ceiling_unit(const char* which);
+const char* attention_autotuner_peak_unit(const char* which);
 
 /* What a status means; the text lives as long as the library. */
-const char* attention_autotuner_ceiling_status_string(int32_t status);
+const char* attention_autotuner_peak_status_string(int32_t status);
 
 #ifdef __cplusplus
 }
 #endif
 
-#endif /* ATTENTION_AUTOTUNER_CEILINGS_H_ */
+#endif /* ATTENTION_AUTOTUNER_PEAKS_H_ */

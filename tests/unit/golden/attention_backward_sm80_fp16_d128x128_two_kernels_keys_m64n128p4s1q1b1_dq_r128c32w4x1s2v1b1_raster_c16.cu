@@ -1,24 +1,24 @@
 // attention backward, kernel scores_backward_sm80: one instantiation and its C entry points.
-// Candidate: attention_backward_sm80_fp16_d128x128_pair_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_rows_c16
+// Candidate: attention_backward_sm80_fp16_d128x128_two_kernels_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_raster_c16
 #include <attention_autotuner/scores_backward_sm80/attention_entry.cuh>
 
 namespace {
 
 struct Config {
   using Element = __half;
-  static constexpr char const* kName = "attention_backward_sm80_fp16_d128x128_pair_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_rows_c16";
+  static constexpr char const* kName = "attention_backward_sm80_fp16_d128x128_two_kernels_keys_m64n128p4s1q1b1_dq_r128c32w4x1s2v1b1_raster_c16";
   static constexpr auto kScoreMod = attention_autotuner::ScoreMod::kSoftmax;
-  static constexpr int kClassQK = 128;
-  static constexpr int kClassV = 128;
+  static constexpr int kPaddedDimQK = 128;
+  static constexpr int kPaddedDimV = 128;
   static constexpr int kCopyBytes = 16;
   static constexpr int kEnoughCtas = 256;
-  static constexpr auto kPlan = attention_autotuner::Plan::kPair;
+  static constexpr auto kPlan = attention_autotuner::Plan::kTwoKernels;
   struct Keys {
     static constexpr int kBlockM = 64;
     static constexpr int kBlockN = 128;
     static constexpr int kWarpPairs = 4;
     static constexpr int kNumStages = 1;
-    static constexpr int kQueryParts = 1;
+    static constexpr int kQuerySubtiles = 1;
     static constexpr int kCtasPerSm = 1;
   };
   struct Dq {
@@ -30,7 +30,7 @@ struct Config {
     static constexpr int kSlices = 1;
     static constexpr int kCtasPerSm = 1;
   };
-  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kRowsFirst;
+  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kRaster;
 };
 
 }  // namespace

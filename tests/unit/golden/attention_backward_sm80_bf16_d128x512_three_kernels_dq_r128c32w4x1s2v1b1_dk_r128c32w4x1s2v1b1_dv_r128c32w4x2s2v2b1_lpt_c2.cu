@@ -1,18 +1,18 @@
 // attention backward, kernel scores_backward_sm80: one instantiation and its C entry points.
-// Candidate: attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2
+// Candidate: attention_backward_sm80_bf16_d128x512_three_kernels_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_lpt_c2
 #include <attention_autotuner/scores_backward_sm80/attention_entry.cuh>
 
 namespace {
 
 struct Config {
   using Element = __nv_bfloat16;
-  static constexpr char const* kName = "attention_backward_sm80_bf16_d128x512_split_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_heads_c2";
+  static constexpr char const* kName = "attention_backward_sm80_bf16_d128x512_three_kernels_dq_r128c32w4x1s2v1b1_dk_r128c32w4x1s2v1b1_dv_r128c32w4x2s2v2b1_lpt_c2";
   static constexpr auto kScoreMod = attention_autotuner::ScoreMod::kSoftmax;
-  static constexpr int kClassQK = 128;
-  static constexpr int kClassV = 512;
+  static constexpr int kPaddedDimQK = 128;
+  static constexpr int kPaddedDimV = 512;
   static constexpr int kCopyBytes = 2;
   static constexpr int kEnoughCtas = 256;
-  static constexpr auto kPlan = attention_autotuner::Plan::kSplit;
+  static constexpr auto kPlan = attention_autotuner::Plan::kThreeKernels;
   struct Dq {
     static constexpr int kBlockRows = 128;
     static constexpr int kBlockColumns = 32;
@@ -40,7 +40,7 @@ struct Config {
     static constexpr int kSlices = 2;
     static constexpr int kCtasPerSm = 1;
   };
-  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kHeadsFirst;
+  static constexpr auto kCtaOrder = attention_autotuner::CtaOrder::kLongestFirst;
 };
 
 }  // namespace

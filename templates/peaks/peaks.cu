@@ -1,26 +1,26 @@
-// The library that measures a GPU's ceilings: from names to measurements, behind a C interface.
+// The library that measures a GPU's peaks: from names to measurements, behind a C interface.
 //
-// Compiled by tuning/ceilings.py for the device at hand, 90a for compute capability 9.0.
+// Compiled by the tuner for the device at hand, 90a for compute capability 9.0.
 #include <cstring>
 
 #include "attention_autotuner/peaks/arithmetic.cuh"
-#include "attention_autotuner/peaks/ceilings.h"
 #include "attention_autotuner/peaks/memory.cuh"
 #include "attention_autotuner/peaks/mma.cuh"
+#include "attention_autotuner/peaks/peaks.h"
 #include "attention_autotuner/peaks/wgmma.cuh"
 
 #define ATTENTION_AUTOTUNER_EXPORT __attribute__((visibility("default")))
 
-namespace attention_autotuner::ceilings {
+namespace attention_autotuner::peaks {
 namespace {
 
-struct Ceiling {
+struct Peak {
   char const* name;
   char const* unit;
-  int32_t (*measure)(double seconds, attention_autotuner_ceiling_result* result);
+  int32_t (*measure)(double seconds, attention_autotuner_peak_result* result);
 };
 
-constexpr Ceiling kCeilings[] = {
+constexpr Peak kPeaks[] = {
     {"mma_fp16", "FLOP/s", measure_mma<__half>},
     {"mma_bf16", "FLOP/s", measure_mma<__nv_bfloat16>},
     {"wgmma_fp16", "FLOP/s", measure_wgmma<__half>},
@@ -33,36 +33,36 @@ constexpr Ceiling kCeilings[] = {
     {"launch", "s", measure_launch},
 };
 
-Ceiling const* find(char const* which) {
+Peak const* find(char const* which) {
   if (which == nullptr) return nullptr;
-  for (Ceiling const& ceiling : kCeilings) {
-    if (std::strcmp(which, ceiling.name) == 0) return &ceiling;
+  for (Peak const& peak : kPeaks) {
+    if (std::strcmp(which, peak.name) == 0) return &peak;
   }
   return nullptr;
 }
 
 }  // namespace
-}  // namespace attention_autotuner::ceilings
+}  // namespace attention_autotuner::peaks
 
 extern "C" {
 
-ATTENTION_AUTOTUNER_EXPORT int32_t attention_autotuner_measure_ceiling(char const* which, double seconds,
-                                                                       attention_autotuner_ceiling_result* result) {
-  using namespace attention_autotuner::ceilings;
-  Ceiling const* const ceiling = find(which);
-  if (ceiling == nullptr || result == nullptr || !(seconds > 0.0) || seconds > kMaxSeconds) {
+ATTENTION_AUTOTUNER_EXPORT int32_t attention_autotuner_measure_peak(char const* which, double seconds,
+                                                                    attention_autotuner_peak_result* result) {
+  using namespace attention_autotuner::peaks;
+  Peak const* const peak = find(which);
+  if (peak == nullptr || result == nullptr || !(seconds > 0.0) || seconds > kMaxSeconds) {
     return ATTENTION_AUTOTUNER_BAD_SHAPE;
   }
   if (result->struct_size < sizeof(*result)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-  return ceiling->measure(seconds, result);
+  return peak->measure(seconds, result);
 }
 
-ATTENTION_AUTOTUNER_EXPORT int32_t attention_autotuner_ceiling(char const* which, double seconds, double* value,
-                                                               double* spread) {
+ATTENTION_AUTOTUNER_EXPORT int32_t attention_autotuner_peak(char const* which, double seconds, double* value,
+                                                            double* spread) {
   if (value == nullptr || spread == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-  attention_autotuner_ceiling_result result{};
+  attention_autotuner_peak_result result{};
   result.struct_size = sizeof(result);
-  int32_t const status = attention_autotuner_measure_ceiling(which, seconds, &result);
+  int32_t const status = attention_autotuner_measure_peak(which, seconds, &result);
   if (status == ATTENTION_AUTOTUNER_OK) {
     *value = result.value;
     *spread = result.spread;
@@ -70,19 +70,19 @@ ATTENTION_AUTOTUNER_EXPORT int32_t attention_autotuner_ceiling(char const* which
   return status;
 }
 
-ATTENTION_AUTOTUNER_EXPORT char const* attention_autotuner_ceiling_unit(char const* which) {
-  auto const* const ceiling = attention_autotuner::ceilings::find(which);
-  return ceiling == nullptr ? nullptr : ceiling->unit;
+ATTENTION_AUTOTUNER_EXPORT char const* attention_autotuner_peak_unit(char const* which) {
+  auto const* const peak = attention_autotuner::peaks::find(which);
+  return peak == nullptr ? nullptr : peak->unit;
 }
 
-ATTENTION_AUTOTUNER_EXPORT char const* attention_autotuner_ceiling_status_string(int32_t status) {
+ATTENTION_AUTOTUNER_EXPORT char const* attention_autotuner_peak_status_string(int32_t status) {
   switch (status) {
     case ATTENTION_AUTOTUNER_OK:
       return "ok";
     case ATTENTION_AUTOTUNER_BAD_VERSION:
       return "the result was made for another version of the interface";
     case ATTENTION_AUTOTUNER_BAD_SHAPE:
-      return "an unknown ceiling, a null pointer, or seconds outside (0, 60]";
+      return "an unknown peak, a null pointer, or seconds outside (0, 60]";
     case ATTENTION_AUTOTUNER_BAD_DEVICE:
       return "the library holds no code for this on this device";
     default:

@@ -1,12 +1,11 @@
-// attention_autotuner/peaks/ceilings.h without a GPU: known figures, one that this GPU cannot give, and one that fails.
+// attention_autotuner/peaks/peaks.h without a GPU: known figures, one that this GPU cannot give, and one that fails.
 #include <cstring>
 
-#include "attention_autotuner/peaks/ceilings.h"
+#include "attention_autotuner/peaks/peaks.h"
 
 extern "C" {
 
-int32_t attention_autotuner_measure_ceiling(const char* which, double seconds,
-                                            attention_autotuner_ceiling_result* result) {
+int32_t attention_autotuner_measure_peak(const char* which, double seconds, attention_autotuner_peak_result* result) {
   if (std::strncmp(which, "wgmma", 5) == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
   if (std::strcmp(which, "launch") == 0) return ATTENTION_AUTOTUNER_CUDA_ERROR + 2;
   result->samples = 7;
@@ -16,7 +15,7 @@ int32_t attention_autotuner_measure_ceiling(const char* which, double seconds,
   return ATTENTION_AUTOTUNER_OK;
 }
 
-const char* attention_autotuner_ceiling_unit(const char* which) {
+const char* attention_autotuner_peak_unit(const char* which) {
   constexpr const char* kKnown[] = {"mma_fp16", "mma_bf16", "wgmma_fp16", "wgmma_bf16", "fp32",
                                     "exp",      "smem",     "l2",         "hbm_copy",   "launch"};
   for (const char* known : kKnown) {
@@ -25,7 +24,7 @@ const char* attention_autotuner_ceiling_unit(const char* which) {
   return nullptr;
 }
 
-const char* attention_autotuner_ceiling_status_string(int32_t status) {
+const char* attention_autotuner_peak_status_string(int32_t status) {
   return status == ATTENTION_AUTOTUNER_BAD_DEVICE ? "this device cannot" : "out of memory";
 }
 }
