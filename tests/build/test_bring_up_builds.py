@@ -1,4 +1,4 @@
-"""What bringing a GPU up compiles: the library of peaks, read back as machine code, and kernels for GPUs unseen."""
+"""Compilations of bring-up: the library of peaks, read back as machine code, and kernels for GPUs unseen."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ def functions(hopper: Path) -> dict[str, Instructions]:
     done = subprocess.run(
         [disassembler, "-sass", hopper], check=True, capture_output=True, text=True
     )
-    found = {}
+    functions = {}
     for part in done.stdout.split("Function : ")[1:]:
         name = part.split()[0]
-        found[name] = [(int(at, 16), text) for at, text in INSTRUCTION.findall(part)]
-    return found
+        functions[name] = [(int(at, 16), text) for at, text in INSTRUCTION.findall(part)]
+    return functions
 
 
 def last_loop(instructions: Instructions) -> Counter[str]:
-    """What the last loop of a kernel holds, by the beginnings of opcodes."""
+    """Instructions of a kernel's last loop, by the beginnings of opcodes."""
     loops = [
         (int(match[1], 16), at)
         for at, text in instructions
@@ -109,10 +109,10 @@ def test_the_library_is_compiled_once(hopper: Path, store: Store) -> None:
 
 @pytest.mark.skipif(not why_no_gpu(), reason="there is a GPU here")
 def test_without_a_gpu_every_peak_says_so(hopper: Path) -> None:
-    found = measure_peaks(hopper, ["launch", "wgmma_fp16"], seconds=0.1)
-    for one in found.values():
-        assert not isinstance(one, peaks_module.Peak)
-        assert "driver" in one.reason or "device" in one.reason
+    peaks = measure_peaks(hopper, ["launch", "wgmma_fp16"], seconds=0.1)
+    for peak in peaks.values():
+        assert not isinstance(peak, peaks_module.Peak)
+        assert "driver" in peak.reason or "device" in peak.reason
 
 
 def test_a_compiler_that_fails_is_quoted(store: Store) -> None:
@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_is_quoted(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def dry_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What a dry run said of each GPU; all at once, one compilation each."""
+    """The JSON of a dry run for each GPU; all at once, one compilation each."""
     command = [sys.executable, "-m", "attention_autotuner", "bring-up", "--dry-run", "--json"]
     started = {}
     for name in ARCHS:
