@@ -114,7 +114,7 @@ BACKWARD: dict[str, Candidate] = {
     "fused-unaligned": _candidate(
         (64, 64), BackwardKnobs(plan="one_pass", keys=_keys((32, 64), 4, 2)), copy_bytes=2
     ),
-    "pair": _candidate(
+    "two_kernels": _candidate(
         (64, 64), BackwardKnobs(plan="two_kernels", keys=_keys((32, 64), 4, 2), dq=SMALL_ROWS)
     ),
     "pair-query-parts-one-stage": _candidate(
@@ -132,7 +132,7 @@ BACKWARD: dict[str, Candidate] = {
         dtype="bf16",
         copy_bytes=2,
     ),
-    "split": _candidate(
+    "three_kernels": _candidate(
         (64, 128),
         BackwardKnobs(plan="three_kernels", dq=SMALL_ROWS, dk=SMALL_ROWS, dv=SMALL_ROWS),
     ),
