@@ -23,8 +23,9 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.shipping import shipped
+from attention_autotuner.tuning.stages import built_of
 
-from .contenders import built_of, checked
+from .contenders import checked
 from .results import write
 
 POLICY = "H100"  # whose build target is native on the GPUs that picks were measured on
