@@ -70,7 +70,7 @@ class Row:
             code_digest=self.code_digest,
             outcome=self.outcome,
             measurement=measurement,
-            estimate_us=_finite(self.estimate.us),
+            estimate_us=finite(self.estimate.us),
         )
 
     def recorded(self, entry: CandidateEntry) -> Row:
@@ -96,13 +96,13 @@ class Row:
             "name": self.candidate.name,
             "family": self.candidate.family,
             "config": self.candidate.config,
-            "estimate_us": _finite(self.estimate.us),
+            "estimate_us": finite(self.estimate.us),
             "limiter": self.estimate.limiter,
             "outcome": self.outcome.to_json(),
-            "median_us": None if timing is None else _finite(timing.median_us),
+            "median_us": None if timing is None else finite(timing.median_us),
             "spread_us": None if timing is None else timing.spread_us,
             "samples": None if timing is None else timing.samples,
-            "ratio_to_best": None if timing is None else _finite(timing.ratio_to_best),
+            "ratio_to_best": None if timing is None else finite(timing.ratio_to_best),
             "artifact": None if self.artifact is None else str(self.artifact),
         }
 
@@ -185,5 +185,6 @@ def median_us(row: Row) -> float | None:
     return None if row.timing is None else row.timing.median_us
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, or None in place of one that JSON cannot hold."""
     return value if isfinite(value) else None
