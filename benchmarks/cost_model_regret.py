@@ -35,6 +35,7 @@ from attention_autotuner.kernels.shared.calibration import Sample, calibrate, lo
 from attention_autotuner.kernels.shared.coefficients import FITTED, Coefficients
 from attention_autotuner.tuning.class_pools import small_problem
 from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
+from attention_autotuner.tuning.racing import FIGURES
 from attention_autotuner.tuning.stages import built_of
 
 from .contenders import checked
@@ -57,7 +58,6 @@ REPORT_FIELDS = (
     "static_smem_bytes",
     "loop_spills",
 )
-TIMING_FIELDS = ("median_us", "spread_us", "samples", "ratio_to_best")
 SCHEMA = 1
 
 
@@ -189,7 +189,7 @@ def measure_one(
             row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
             row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
         if timing is not None and timing.samples:
-            row |= {name: getattr(timing, name) for name in TIMING_FIELDS}
+            row |= {name: getattr(timing, name) for name in FIGURES}
         rows.append(row)
     ratios = {t.name: t.ratio_to_best for t in timings if t.outcome.ok and t.samples}
     ranked = rank(problem, policy.legal(problem), policy.spec)

@@ -129,7 +129,7 @@ def collect(
     torch = sys.modules.get("torch")
     return Environment(
         **values,
-        torch=_version("torch"),
+        torch=installed_version("torch"),
         cuda_runtime=None if torch is None else torch.version.cuda,
         nvcc=nvcc,
         cutlass=cutlass,
@@ -149,7 +149,8 @@ def _driver_version() -> str | None:
     return None
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
