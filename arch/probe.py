@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
+from uuid import UUID
 
 from ..core.memo import remembered
 from ..errors import ArchSpecError, UnsupportedArchitectureError
@@ -189,6 +190,13 @@ class CudaDriver:
         )
         self._check(status, f"cuDeviceGetAttribute({attribute})")
         return value.value
+
+    def uuid(self, device: int) -> UUID:
+        """A device's identity, whatever its index is in this process."""
+        raw = (ctypes.c_ubyte * 16)()
+        status = self._library.cuDeviceGetUuid(raw, self._handle(device))
+        self._check(status, "cuDeviceGetUuid")
+        return UUID(bytes=bytes(raw))
 
     def _handle(self, device: int) -> ctypes.c_int:
         handle = ctypes.c_int()

@@ -140,18 +140,13 @@ def ours(problem: Problem, device_type: str | None) -> Function:
 
     causal, scale = problem.causal, scale_of(problem)
 
-    def attention(q: Any, k: Any, v: Any) -> Any:
-        return package.flash_attn_func(q, k, v, device_type, causal=causal)
-
-    def retnet(q: Any, k: Any, v: Any, mask: Any) -> Any:
-        return package.retnet_attn_func(q, k, v, mask, device_type, scale=scale, causal=causal)
-
-    def retention(q: Any, k: Any, v: Any) -> Any:
-        return package.retention_func(q, k, v, None, device_type, output_final_state=False)[0]
-
     functions: dict[str, Function] = {
-        "attention": attention,
-        "retnet": retnet,
-        "retention": retention,
+        "attention": lambda q, k, v: package.flash_attn_func(q, k, v, device_type, causal=causal),
+        "retnet": lambda q, k, v, mask: package.retnet_attn_func(
+            q, k, v, mask, device_type, scale=scale, causal=causal
+        ),
+        "retention": lambda q, k, v: package.retention_func(
+            q, k, v, None, device_type, output_final_state=False
+        )[0],
     }
     return functions[problem.op]

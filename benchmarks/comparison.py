@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
-from attention_autotuner.tuning.measure import Entry, KernelEntry, Measurer, StepEntry
+from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry, StepEntry
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.stages import MIN_GAIN
@@ -40,12 +40,6 @@ from .contenders import (
 
 Results = Mapping[Candidate, Built | Outcome]
 Inspect = Callable[[Problem, Call, str | None], dict[str, Any]]
-
-
-class RacingMeasurer(Measurer, Protocol):
-    """A measurer that keeps its last race."""
-
-    race: Race | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +126,7 @@ class Comparison:
         self._timings: dict[str, Timing] = {}
 
     def row(
-        self, measurer: RacingMeasurer, seconds: float, inspect: Inspect | None = None
+        self, measurer: InProcessMeasurer, seconds: float, inspect: Inspect | None = None
     ) -> dict[str, Any]:
         """Run the race.
 

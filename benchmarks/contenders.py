@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.render import render
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
@@ -134,17 +133,6 @@ def forward_of(problem: Problem) -> Problem:
 def flops_of(problem: Problem, label: str) -> int:
     """Work of one of ours: of the problem, or of a whole step."""
     return problem.flops + (forward_of(problem).flops if label in WHOLE_STEPS else 0)
-
-
-def built_of(
-    candidates: Iterable[Candidate],
-    pipeline: Pipeline,
-    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
-) -> dict[Candidate, Built | Outcome]:
-    """Kernels built in one batch, each once, or why they are not."""
-    wanted = list(dict.fromkeys(candidates))
-    results = pipeline.build([render(candidate) for candidate in wanted], progress)
-    return dict(zip(wanted, results, strict=True))
 
 
 def checked(

@@ -16,8 +16,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -25,7 +25,6 @@ from typing import Any
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
 from attention_autotuner.codegen.files import read_text, write_atomic
-from attention_autotuner.codegen.render import render
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
@@ -34,9 +33,12 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank, refine
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
 from attention_autotuner.kernels.shared.coefficients import FITTED, Coefficients
-from attention_autotuner.tuning.pipeline import Built, LocalPipeline
-from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.class_pools import small_problem
+from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
+from attention_autotuner.tuning.racing import FIGURES
+from attention_autotuner.tuning.stages import built_of
 
+from .contenders import checked
 from .exhaustive import SAMPLE, Regret, regret, sample
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
@@ -103,18 +105,27 @@ def measure(options: argparse.Namespace) -> int:
         chosen = PROBLEMS if not options.problems else [PROBLEMS[i] for i in options.problems]
         samples = {problem: sample_of(problem, policy, options) for problem in chosen}
         pipeline = LocalPipeline(policy, settings)
-        built = build_all(pipeline, samples)
+        start = time.monotonic()
+
+        def progress(done: int, total: int, message: str) -> None:
+            print(f"[{time.monotonic() - start:6.0f} s] {done}/{total} {message}", file=sys.stderr)
+
+        built = built_of(
+            (c for candidates in samples.values() for c in candidates), pipeline, progress
+        )
         if options.build_only:
             return 0
         if not pipeline.can_measure():
             print("no GPU here: nothing can be measured", file=sys.stderr)
             return 1
-        checks: dict[str, Outcome] = {}
-        documents = []
-        for problem, candidates in samples.items():
-            verify_all(pipeline, problem, candidates, built, checks)
-            document = measure_one(pipeline, policy, problem, candidates, built, checks, options)
-            documents.append(document)
+        checks = {c: checked(small_problem(c), c, result, pipeline) for c, result in built.items()}
+        for candidate, outcome in checks.items():
+            if not outcome.ok:
+                print(f"{candidate.name}: {outcome}", file=sys.stderr)
+        documents = [
+            measure_one(pipeline, policy, problem, candidates, built, checks, options.seconds)
+            for problem, candidates in samples.items()
+        ]
     summary = summarise(documents)
     result = {
         "schema": SCHEMA,
@@ -138,81 +149,48 @@ def sample_of(problem: Problem, policy: Policy, options: argparse.Namespace) -> 
     return sample(ranked, policy.default(problem), size=options.size, seed=options.seed)
 
 
-def build_all(
-    pipeline: LocalPipeline, samples: dict[Problem, list[Candidate]]
-) -> dict[str, Built | Outcome]:
-    """Every candidate of every sample, each built once."""
-    wanted = list(
-        dict.fromkeys(candidate for candidates in samples.values() for candidate in candidates)
-    )
-    start = time.monotonic()
-
-    def progress(done: int, total: int, message: str) -> None:
-        print(f"[{time.monotonic() - start:6.0f} s] {done}/{total} {message}", file=sys.stderr)
-
-    results = pipeline.build([render(candidate) for candidate in wanted], progress)
-    return {candidate.name: result for candidate, result in zip(wanted, results, strict=True)}
-
-
-def verify_all(
-    pipeline: LocalPipeline,
-    problem: Problem,
-    candidates: Sequence[Candidate],
-    built: dict[str, Built | Outcome],
-    checks: dict[str, Outcome],
-) -> None:
-    """Check every kernel once, on a small problem of the class."""
-    small = replace(problem, batch=1, heads_q=2, heads_kv=2, seqlen_q=515, seqlen_k=515)
-    for candidate in candidates:
-        result = built[candidate.name]
-        if candidate.name in checks:
-            continue
-        if isinstance(result, Outcome):
-            checks[candidate.name] = result
-        else:
-            checks[candidate.name] = pipeline.verify(
-                small, result, deterministic=candidate.deterministic
-            )
-        if not checks[candidate.name].ok:
-            print(f"{candidate.name}: {checks[candidate.name]}", file=sys.stderr)
-
-
 def measure_one(
-    pipeline: LocalPipeline,
+    pipeline: Pipeline,
     policy: Policy,
     problem: Problem,
     candidates: Sequence[Candidate],
-    built: dict[str, Built | Outcome],
-    checks: dict[str, Outcome],
-    options: argparse.Namespace,
+    built: Mapping[Candidate, Built | Outcome],
+    checks: Mapping[Candidate, Outcome],
+    seconds: float,
 ) -> dict[str, Any]:
     """Race one problem's sample; the document that is saved."""
-    running: dict[str, Built] = {}
-    for candidate in candidates:
-        result = built[candidate.name]
-        if checks[candidate.name].ok and not isinstance(result, Outcome):
-            running[candidate.name] = result
+    running = {
+        candidate.name: result
+        for candidate in candidates
+        if not isinstance(result := built[candidate], Outcome) and checks[candidate].ok
+    }
     timings, interrupted = pipeline.measure(
         problem,
         running,
-        budget_seconds=options.seconds,
+        budget_seconds=seconds,
         keep=(),
         on_round=lambda rounds, still: None,
     )
     if interrupted:
         raise KeyboardInterrupt
     by_name = {timing.name: timing for timing in timings}
-    rows = [
-        row_of(
-            problem,
-            policy,
-            candidate,
-            built[candidate.name],
-            checks[candidate.name],
-            by_name.get(candidate.name),
-        )
-        for candidate in candidates
-    ]
+    rows = []
+    for candidate in candidates:
+        result, timing = built[candidate], by_name.get(candidate.name)
+        expected = estimate(problem, candidate, policy.spec)
+        row: dict[str, Any] = {
+            "name": candidate.name,
+            "config": candidate.config,
+            "outcome": (checks[candidate] if timing is None else timing.outcome).to_json(),
+            "estimate_us": expected.us,
+            "limiter": expected.limiter,
+        }
+        if not isinstance(result, Outcome):
+            row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
+            row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
+        if timing is not None and timing.samples:
+            row |= {name: getattr(timing, name) for name in FIGURES}
+        rows.append(row)
     ratios = {t.name: t.ratio_to_best for t in timings if t.outcome.ok and t.samples}
     ranked = rank(problem, policy.legal(problem), policy.spec)
     losses = regret(ranked, policy.default(problem), ratios)
@@ -223,35 +201,6 @@ def measure_one(
         "regret": asdict(losses),
         "candidates": rows,
     }
-
-
-def row_of(
-    problem: Problem,
-    policy: Policy,
-    candidate: Candidate,
-    result: Built | Outcome,
-    check: Outcome,
-    timing: Timing | None,
-) -> dict[str, Any]:
-    """One candidate of the saved document."""
-    row: dict[str, Any] = {
-        "name": candidate.name,
-        "config": candidate.config,
-        "outcome": (check if timing is None else timing.outcome).to_json(),
-        "estimate_us": estimate(problem, candidate, policy.spec).us,
-        "limiter": estimate(problem, candidate, policy.spec).limiter,
-    }
-    if not isinstance(result, Outcome):
-        row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
-        row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
-    if timing is not None and timing.samples:
-        row |= {
-            "median_us": timing.median_us,
-            "spread_us": timing.spread_us,
-            "samples": timing.samples,
-            "ratio_to_best": timing.ratio_to_best,
-        }
-    return row
 
 
 def summarise(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -27,13 +27,13 @@ from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry, Measurer
+from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.stages import MIN_GAIN
+from attention_autotuner.tuning.stages import MIN_GAIN, built_of
 
 from . import results
-from .contenders import PICK, Selection, built_of, checked, select
+from .contenders import PICK, Selection, checked, select
 from .run import opened
 from .search import search
 
@@ -87,7 +87,9 @@ class CopyEntry:
         self._target.copy_(self._source)
 
 
-def run(problem: Problem, built: Mapping[str, Built], measurer: Measurer, seconds: float) -> Any:
+def run(
+    problem: Problem, built: Mapping[str, Built], measurer: InProcessMeasurer, seconds: float
+) -> Any:
     """Time every candidate in both ways beside the copies.
 
     Returns:
@@ -185,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def compare(
     policy: Policy,
     pipeline: Pipeline,
-    measurer: Measurer,
+    measurer: InProcessMeasurer,
     records: RecordStore,
     options: argparse.Namespace,
 ) -> int:

@@ -8,10 +8,11 @@ builds; each problem adds the model's own first picks.
 from __future__ import annotations
 
 import random
+import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import fmean
 
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.kernels.registry import kernel_of
@@ -127,11 +128,9 @@ def regret(ranked: Sequence[Ranked], default: Candidate, ratios: Mapping[str, fl
 
 def correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation, equal values at their mean rank; 0 when a side is constant."""
-    a, b = _ranks(first), _ranks(second)
-    mean_a, mean_b = fmean(a), fmean(b)
-    covariance = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
-    spread = sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)
-    return float(covariance / spread**0.5) if spread else 0.0
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return 0.0
+    return statistics.correlation(_ranks(first), _ranks(second))
 
 
 def _best_of(pairs: Sequence[Ranked], ratios: Mapping[str, float]) -> float:
@@ -139,14 +138,5 @@ def _best_of(pairs: Sequence[Ranked], ratios: Mapping[str, float]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    ordered = sorted(range(len(values)), key=lambda index: values[index])
-    ranks = [0.0] * len(values)
-    start = 0
-    while start < len(ordered):
-        end = start
-        while end < len(ordered) and values[ordered[end]] == values[ordered[start]]:
-            end += 1
-        for index in ordered[start:end]:
-            ranks[index] = (start + end - 1) / 2
-        start = end
-    return ranks
+    ordered = sorted(values)
+    return [(bisect_left(ordered, v) + bisect_right(ordered, v) - 1) / 2 for v in values]

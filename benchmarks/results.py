@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
 from math import exp, log
 from pathlib import Path
 from statistics import NormalDist, geometric_mean
@@ -19,7 +18,7 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.codegen.files import write_atomic
 from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.environment import Environment, installed_version
 from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
@@ -163,14 +162,7 @@ class SuiteFile:
 
 def library_versions() -> dict[str, str | None]:
     """The versions of the libraries that baselines come from; None where one is not installed."""
-    return {name: _version(name) for name in LIBRARIES}
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
+    return {name: installed_version(name) for name in LIBRARIES}
 
 
 # --- figures of rows ------------------------------------------------------------------------------

@@ -8,29 +8,20 @@ unconfirmed: that is for a second process to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from attention_autotuner.arch import Policy
-from attention_autotuner.codegen.render import render
-from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.kernels.cost_model import estimate
-from attention_autotuner.tuning.class_pools import (
-    ClassKey,
-    choose,
-    class_of,
-    race,
-    small_problem,
-    usable,
-)
-from attention_autotuner.tuning.history import extended
+from attention_autotuner.tuning.class_pools import ClassKey, class_of, prepared, race
+from attention_autotuner.tuning.history import extended, source_digests
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
-from attention_autotuner.tuning.result import Row, median_us
+from attention_autotuner.tuning.result import median_us
+from attention_autotuner.tuning.stages import built_of, choose
 
 Say = Callable[[str], None]
 
@@ -65,18 +56,32 @@ def search(
     """
     say(f"{sum(map(len, pool_of.values()))} kernels for {len(problems)} problems")
     defaults = {policy.default(problem) for problem in problems}
-    rows_of = {
-        key: _prepare(pool, defaults, policy, pipeline, say)
-        for key, pool in _build(pool_of, pipeline, say)
+
+    def progress(done: int, total: int, message: str) -> None:
+        if done % 16 == 0 or done == total:
+            say(f"built {done}/{total}: {message}")
+
+    def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
+        return pipeline.verify(small, kernel, deterministic=candidate.deterministic)
+
+    results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
+    built = {c.name: result for c, result in results.items() if not isinstance(result, Outcome)}
+    digests = source_digests(results)
+    row_of = {
+        candidate: prepared(candidate, result, policy, defaults, digests[candidate], verify)
+        for candidate, result in results.items()
     }
+    for row in row_of.values():
+        if not row.outcome.ok:
+            say(f"{row.candidate.name}: {row.outcome.kind}: {row.outcome.reason}")
     tuned = []
     for number, problem in enumerate(problems, start=1):
-        rows, built = rows_of[class_of(problem)]
+        rows = [row_of[candidate] for candidate in pool_of[class_of(problem)]]
         if problem.deterministic:
             rows = [row for row in rows if row.candidate.deterministic]
         default = policy.default(problem)
         raced = race(problem, policy, default, rows, built, pipeline, seconds)
-        pick = choose(raced, default)
+        pick, _ = choose(raced, default)
         record = extended(
             None,
             raced,
@@ -95,62 +100,3 @@ def search(
             f"({problem.flops / us / 1e6:.0f} TFLOP/s) {pick.candidate.name}"
         )
     return tuned
-
-
-Prepared = tuple[list[Row], dict[str, Built]]
-
-
-def _build(
-    pool_of: Mapping[ClassKey, Sequence[Candidate]], pipeline: Pipeline, say: Say
-) -> Iterable[tuple[ClassKey, list[tuple[Candidate, Built | Outcome]]]]:
-    """Every pool's results, all built in one batch."""
-    wanted = [candidate for pool in pool_of.values() for candidate in pool]
-
-    def progress(done: int, total: int, message: str) -> None:
-        if done % 16 == 0 or done == total:
-            say(f"built {done}/{total}: {message}")
-
-    results = dict(
-        zip(
-            wanted,
-            pipeline.build([render(candidate) for candidate in wanted], progress),
-            strict=True,
-        )
-    )
-    for key, pool in pool_of.items():
-        yield key, [(candidate, results[candidate]) for candidate in pool]
-
-
-def _prepare(
-    pool: Sequence[tuple[Candidate, Built | Outcome]],
-    defaults: Collection[Candidate],
-    policy: Policy,
-    pipeline: Pipeline,
-    say: Say,
-) -> Prepared:
-    """Rows of a class's pool after build and verification, and the built kernels."""
-    rows: list[Row] = []
-    built: dict[str, Built] = {}
-    for candidate, result in pool:
-        small = small_problem(candidate)
-        if isinstance(result, Outcome):
-            outcome = result
-        else:
-            built[candidate.name] = result
-            outcome = usable(small, candidate, result, policy)
-            # A default serves all who have not tuned: its time is what the others must beat.
-            if outcome.ok or candidate in defaults:
-                outcome = pipeline.verify(small, result, deterministic=candidate.deterministic)
-        if not outcome.ok:
-            say(f"{candidate.name}: {outcome.kind}: {outcome.reason}")
-        rows.append(
-            Row(
-                candidate=candidate,
-                estimate=estimate(small, candidate, policy.spec),
-                outcome=outcome,
-                artifact=None if isinstance(result, Outcome) else result.path,
-                source_digest=source_digest(render(candidate)),
-                code_digest=None if isinstance(result, Outcome) else result.code_digest,
-            )
-        )
-    return rows, built

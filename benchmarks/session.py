@@ -18,12 +18,14 @@ from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Pipeline
+from attention_autotuner.tuning.stages import built_of
 
 from .baselines import BASELINES
 from .baselines.base import Baseline
-from .comparison import Comparison, Inspect, RacingMeasurer, Results, describe, opponents_of
-from .contenders import AUTOGRAD, PICK, STEP, Contenders, built_of, contenders_of
+from .comparison import Comparison, Inspect, Results, describe, opponents_of
+from .contenders import AUTOGRAD, PICK, STEP, Contenders, contenders_of
 from .suites import Trial
 
 CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c", "time_utc")  # of the environment, a row
@@ -56,7 +58,7 @@ class Session:
     trials: Sequence[Trial]
     policy: Policy
     pipeline: Pipeline
-    measurer: RacingMeasurer
+    measurer: InProcessMeasurer
     environment: Callable[[], Environment]
     alive: Callable[[], bool]
     say: Callable[[str], None]

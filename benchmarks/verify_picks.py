@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,59 +17,38 @@ from typing import Any
 import attention_autotuner.settings as settings_module
 from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import collect
 from attention_autotuner.tuning.pipeline import LocalPipeline, Pipeline
 from attention_autotuner.tuning.shipping import shipped
+from attention_autotuner.tuning.stages import built_of
 
-from .contenders import built_of, checked
+from .contenders import checked
 from .results import write
 
 POLICY = "H100"  # whose build target is native on the GPUs that picks were measured on
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verified:
-    """The result for pick pick.
-
-    Attributes:
-        problem: what it serves.
-        candidate: the kernel.
-        outcome: of its build, or of the verifier.
-        seconds: that the verifier took.
-    """
-
-    problem: Problem
-    candidate: Candidate
-    outcome: Outcome
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-ready fields."""
-        return {
-            "problem": self.problem.describe(),
-            "candidate": self.candidate.name,
-            "outcome": self.outcome.kind,
-            "reason": self.outcome.reason,
-            "seconds": round(self.seconds, 2),
-        }
-
-
 def picks_of(folder: Path, gpu_name: str) -> list[tuple[Problem, Candidate]]:
-    """Distinct problems and picks that ship for a GPU, those of pick kernel beside each other."""
+    """Distinct problems and picks that ship for a GPU, those of one kernel beside each other."""
     picks = dict.fromkeys(
         (record.problem, record.candidate) for record in shipped(folder, gpu_name)
     )
     return sorted(picks, key=lambda pick: pick[1].name)
 
 
-def verify_picks(picks: Sequence[tuple[Problem, Candidate]], pipeline: Pipeline) -> list[Verified]:
-    """Build the kernels of some picks in pick batch and verify every pick.
+def verify_picks(
+    picks: Sequence[tuple[Problem, Candidate]], pipeline: Pipeline
+) -> list[dict[str, Any]]:
+    """Build the kernels of some picks in one batch and verify every pick.
 
     Args:
         picks: problems and their kernels.
         pipeline: builds and runs.
+
+    Returns:
+        Each pick's problem, candidate, outcome with its reason, and the seconds that the verifier took.
     """
     built = built_of(
         (candidate for _, candidate in picks),
@@ -81,31 +59,23 @@ def verify_picks(picks: Sequence[tuple[Problem, Candidate]], pipeline: Pipeline)
     for number, (problem, candidate) in enumerate(picks, start=1):
         start = time.monotonic()
         outcome = checked(problem, candidate, built[candidate], pipeline)
+        seconds = time.monotonic() - start
+        row = {"problem": problem.describe(), "candidate": candidate.name}
         verified.append(
-            Verified(
-                problem=problem,
-                candidate=candidate,
-                outcome=outcome,
-                seconds=time.monotonic() - start,
-            )
+            {**row, "outcome": outcome.kind, "reason": outcome.reason, "seconds": round(seconds, 2)}
         )
-        print(
-            f"{number:4} of {len(picks)} {outcome.kind:9} {verified[-1].seconds:6.2f} s  {problem.describe()}",
-            flush=True,
-        )
+        count = f"{number:4} of {len(picks)}"
+        print(f"{count} {outcome.kind:9} {seconds:6.2f} s  {row['problem']}", flush=True)
     return verified
 
 
-def report(verified: Sequence[Verified]) -> str:
+def report(verified: Sequence[Mapping[str, Any]]) -> str:
     """A table of the picks that failed, and a line of counts."""
-    failures = [pick for pick in verified if not pick.outcome.ok]
+    failures = [pick for pick in verified if pick["outcome"] != Ok.kind]
     lines = [f"{len(verified) - len(failures)} of {len(verified)} picks are right"]
     for pick in failures:
-        lines += [
-            f"{pick.outcome.kind}: {pick.problem.describe()}",
-            f"    {pick.candidate.name}",
-            f"    {pick.outcome.reason}",
-        ]
+        lines += [f"{pick['outcome']}: {pick['problem']}"]
+        lines += [f"    {pick['candidate']}", f"    {pick['reason']}"]
     return "\n".join(lines)
 
 
@@ -132,7 +102,7 @@ def main(arguments: Sequence[str] | None = None, pipeline: Pipeline | None = Non
     options = parse(arguments)
     gpu_name = options.gpu or collect(0).gpu_name
     if gpu_name is None:
-        print("there is no GPU; name pick whose picks to list with --gpu and --dry-run")
+        print("there is no GPU; name one whose picks to list with --gpu and --dry-run")
         return 2
     picks = [
         pick for pick in picks_of(options.folder, gpu_name) if options.only in pick[0].describe()
@@ -148,15 +118,10 @@ def main(arguments: Sequence[str] | None = None, pipeline: Pipeline | None = Non
         print("there is no GPU to run kernels on")
         return 2
     verified = verify_picks(picks, pipeline)
-    write(
-        options.output,
-        {
-            "environment": pipeline.environment.to_json(),
-            "picks": [pick.to_json() for pick in verified],
-        },
-    )
+    environment = pipeline.environment.to_json()
+    write(options.output, {"environment": environment, "picks": verified})
     print(report(verified))
-    return 0 if all(pick.outcome.ok for pick in verified) else 1
+    return 0 if all(pick["outcome"] == Ok.kind for pick in verified) else 1
 
 
 if __name__ == "__main__":

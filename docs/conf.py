@@ -26,7 +26,6 @@ nitpick_ignore = [
     ("py:class", "attention_autotuner.arch.probe.Driver"),
     ("py:class", "attention_autotuner.codegen.render.RenderedKernel"),
     ("py:class", "attention_autotuner.tuning.pipeline.Pipeline"),
-    ("py:class", "attention_autotuner.tuning.pipeline.StepPipeline"),
     ("py:class", "attention_autotuner.tuning.records.RecordStore"),
     ("py:class", "CausalAlignment"),
     ("py:class", "Mask"),

@@ -15,8 +15,8 @@ from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import class_pools
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.measure import Entry
-from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.measure import Entry, InProcessMeasurer
+from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
@@ -83,16 +83,18 @@ class FakePipeline:
             race.add({name: self.time_us(problem, name) for name in race.running})
         return race.results(), self.interrupt
 
-    def confirm(self, problem: Problem, **rest: Any) -> float | None:
+    def measure_steps(self, problem: Problem, *arguments: Any, **rest: Any) -> Any:
+        raise AssertionError("a race of the benchmarks times steps")
+
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         raise AssertionError("a second process confirms, not the search")
 
 
-class FakeMeasurer:
+class FakeMeasurer(InProcessMeasurer):
     """Times by rule; an entry whose time is an outcome fails with it."""
 
     def __init__(self, time_us: Callable[[Problem, str], float | Outcome]) -> None:
-        self.interrupted = False
-        self.race: Race | None = None
+        super().__init__()
         self.time_us = time_us
         self.raced: list[list[str]] = []
 

@@ -11,6 +11,8 @@ from typing import Any
 from attention_autotuner.arch import DeviceProperties, Policy
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.settings import Settings
+from attention_autotuner.tuning.bring_up import Machine
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.peaks import Peak, Peaks, names_for
 from attention_autotuner.tuning.pipeline import Built, Doubt
@@ -80,10 +82,11 @@ class FakeSweepPipeline(FakePipeline):
         return [self.confirm_ratio(doubt) for doubt in doubts]
 
 
-@dataclass
-class FakeMachine:
+@dataclass(kw_only=True)
+class FakeMachine(Machine):
     """A machine with one GPU whose kernels a :class:`FakeSweepPipeline` times."""
 
+    settings: Settings = field(default_factory=Settings)
     device: DeviceProperties = H200
     peaks: Peaks = field(default_factory=lambda: dict(PEAKS))
     work: FakeSweepPipeline = field(default_factory=FakeSweepPipeline)

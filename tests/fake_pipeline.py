@@ -11,7 +11,7 @@ from attention_autotuner.codegen.report import CompilerReport
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.pipeline import Built
+from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Race, Timing
 
 GPU = Environment(gpu_name="NVIDIA H100 80GB HBM3", num_sms=132, driver="580.1", torch="2.13.0")
@@ -61,6 +61,7 @@ class FakePipeline:
     problems: list[Problem] = field(default_factory=list)
     claims: dict[str, bool] = field(default_factory=dict)
     budget_seconds: float = 0.0
+    steps: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def build(
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
@@ -113,19 +114,6 @@ class FakePipeline:
                 on_round(race.rounds, race.running)
         return race.results(), self.interrupt_in == "measure"
 
-    def confirm(
-        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
-    ) -> float | None:
-        self.confirmations.append((pick[0], default[0]))
-        return self.confirmed_ratio
-
-
-@dataclass
-class FakeStepPipeline(FakePipeline):
-    """A pipeline that also times steps: each takes the sum of the times of its kernels."""
-
-    steps: dict[str, tuple[str, str]] = field(default_factory=dict)
-
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
@@ -135,6 +123,10 @@ class FakeStepPipeline(FakePipeline):
         for _ in range(6):
             race.add({name: sum(map(self.time_us, pair)) for name, pair in self.steps.items()})
         return race.results(), False
+
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+        self.confirmations += [(doubt.pick[0], doubt.default[0]) for doubt in doubts]
+        return [self.confirmed_ratio for _ in doubts]
 
 
 def fast(name: str, us: float) -> Callable[[str], float]:

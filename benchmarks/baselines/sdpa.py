@@ -49,8 +49,7 @@ def _flash_forward(qkv: Triple, causal: bool) -> Saved:
 
 
 def _flash_backward(dout: torch.Tensor, qkv: Triple, saved: Saved, causal: bool) -> Any:
-    o, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = saved
-    lengths = (starts_q, starts_k, longest_q, longest_k)
+    o, lse, *lengths, seed, offset, _ = saved
     return torch.ops.aten._scaled_dot_product_flash_attention_backward.default(
         dout, *qkv, o, lse, *lengths, 0.0, causal, seed, offset
     )
@@ -64,8 +63,7 @@ def _cudnn_forward(qkv: Triple, causal: bool) -> Saved:
 
 
 def _cudnn_backward(dout: torch.Tensor, qkv: Triple, saved: Saved, causal: bool) -> Any:
-    o, lse, starts_q, starts_k, longest_q, longest_k, seed, offset, _ = saved
-    lengths = (starts_q, starts_k, longest_q, longest_k)
+    o, lse, *lengths, seed, offset, _ = saved
     return torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
         dout, *qkv, o, lse, seed, offset, None, *lengths, 0.0, causal
     )

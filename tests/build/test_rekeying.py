@@ -17,7 +17,7 @@ from attention_autotuner.codegen.toolchain import find_disassembler, find_toolch
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
-from attention_autotuner.tuning.shipping import write_shipped
+from attention_autotuner.tuning.shipping import ship
 from tests.neutral_refactoring import copied_sources, refactor
 from tests.record_entries import entry
 
@@ -74,7 +74,7 @@ def picks_of(problems: dict[str, Problem], folder: Path) -> Path:
                 environment=gpu,
             )
         )
-    return write_shipped(folder, GPU, records)
+    return ship(folder, GPU, records)
 
 
 def test_a_tidy_up_costs_no_gpu_and_a_change_of_one_kernel_asks_for_that_one(

@@ -14,7 +14,7 @@ from attention_autotuner.arch import measured_specs, probe, resolution, resolve
 from attention_autotuner.cli import main
 from attention_autotuner.tuning.bring_up import (
     BroughtUp,
-    LocalMachine,
+    Machine,
     bring_up,
     expected_peaks,
 )
@@ -50,7 +50,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     with settings.override(cache_dir=folder / "cache") as current:
         resolution.forget_measured()
         result = bring_up(
-            LocalMachine(settings=current),
+            Machine(settings=current),
             PROBLEMS,
             current,
             budget_seconds=240.0,

@@ -48,7 +48,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
         fake.job_count = settings.jobs or 2
         return fake
 
-    monkeypatch.setattr(bringing_up, "LocalMachine", local)
+    monkeypatch.setattr(bringing_up, "Machine", local)
     return fake
 
 

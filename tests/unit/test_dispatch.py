@@ -31,7 +31,8 @@ from attention_autotuner.errors import (
 )
 from attention_autotuner.serving import dispatch, picks, runtime
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.lookup import Hit, Miss, Query
+from attention_autotuner.tuning.lookup import Hit, Query
+from attention_autotuner.tuning.validity import Miss
 from tests.devices import A100_80GB
 
 PROBLEM = Problem(batch=2, heads_q=4, heads_kv=4, seqlen_q=1000, seqlen_k=1000)

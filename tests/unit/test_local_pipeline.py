@@ -16,7 +16,7 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import measure, pipeline, worker
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.pipeline import LocalPipeline
+from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -84,7 +84,8 @@ def test_environment_and_target_are_those_of_the_measured_device(
         return [[timing("default", 1.2), timing("pick", 1.0)] for _ in races]
 
     monkeypatch.setattr(pipeline, "time_all_in_worker", confirm)
-    ratio = here.confirm(PROBLEM, pick=("pick", built), default=("default", built))
+    doubt = Doubt(problem=PROBLEM, pick=("pick", built), default=("default", built))
+    (ratio,) = here.confirm_all([doubt])
     assert ratio == pytest.approx(1.2)
     assert asked == [1]
 

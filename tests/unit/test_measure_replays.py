@@ -52,7 +52,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch, once_us: float, sets: int) -> Reco
     monkeypatch.setattr(torch.cuda, "graph", recorder.graph)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     entry: Any = SimpleNamespace(name="one", prepare=lambda inputs, outputs: None, run=recorder.put)
-    made = measure._prepare(entry, [SimpleNamespace()] * sets, [])  # type: ignore[list-item]
+    made = measure._attempt(measure._Prepared, entry, [SimpleNamespace()] * sets, [])
     recorder.stream.clear()
     made.enqueue()  # type: ignore[union-attr]
     return recorder

@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(measure, "make_inputs", lambda problem, seed: None)
     monkeypatch.setattr(measure, "make_outputs", lambda *asked: None)
     monkeypatch.setattr(measure, "warm_up", lambda: None)
-    monkeypatch.setattr(measure, "_prepare", lambda *asked: sample)
+    monkeypatch.setattr(measure, "_Prepared", lambda *asked: sample)
     return made
 
 

@@ -17,12 +17,12 @@ from attention_autotuner.core.problem import Form, Problem
 from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
+from attention_autotuner.tuning.lookup import Hit, Query, distance
 from attention_autotuner.tuning.record_schema import SCHEMA, TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
 from attention_autotuner.tuning.step import problems_of_step
-from attention_autotuner.tuning.validity import PresentKernels
+from attention_autotuner.tuning.validity import Miss, PresentKernels
 from tests.old_configs import before_kernels_had_names
 
 RETNET = Problem(op="retnet", mask="explicit", causal=True)

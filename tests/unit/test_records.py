@@ -16,7 +16,7 @@ from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.kernels.configs import knob_schema
 from attention_autotuner.tuning import environment as environment_module
 from attention_autotuner.tuning.environment import Environment, collect, parse_smi
-from attention_autotuner.tuning.lookup import Hit, Miss, Query, distance
+from attention_autotuner.tuning.lookup import Hit, Query, distance
 from attention_autotuner.tuning.record_schema import (
     CandidateEntry,
     TuningRecord,
@@ -24,8 +24,8 @@ from attention_autotuner.tuning.record_schema import (
 )
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipped import ShippedRecords
-from attention_autotuner.tuning.shipping import evidence, evidence_path, write_shipped
-from attention_autotuner.tuning.validity import PresentKernels
+from attention_autotuner.tuning.shipping import evidence, evidence_path, ship
+from attention_autotuner.tuning.validity import Miss, PresentKernels
 from tests import record_entries
 from tests.candidates import forward
 from tests.knob_schemas import KnobsOfAnotherDay
@@ -410,7 +410,7 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_shipped_records_are_read_by_gpu_and_keep_only_measured_entries(tmp_path: Path) -> None:
-    path = write_shipped(tmp_path, "NVIDIA H200", [record()])
+    path = ship(tmp_path, "NVIDIA H200", [record()])
     assert path.name == "nvidia-h200.jsonl"
     shipped = ShippedRecords(tmp_path)
     answer = hit(shipped.find(query()))

@@ -27,7 +27,7 @@ from attention_autotuner.tuning.record_schema import CandidateEntry, TuningRecor
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.rekeying import rekey, wanted
 from attention_autotuner.tuning.shipped import read_shipped
-from attention_autotuner.tuning.shipping import shipped, write_shipped
+from attention_autotuner.tuning.shipping import ship, shipped
 from tests.knob_schemas import KnobsOfAnotherDay
 from tests.record_entries import entry
 
@@ -204,7 +204,7 @@ def test_a_file_of_picks_is_rekeyed_line_by_line(
 ) -> None:
     lost = record(timed(PICK, "before", "other"), replace(PROBLEM, causal=True))
     held = record(timed(PICK, "before", "code"))
-    path = write_shipped(tmp_path, "NVIDIA H200", [held, lost])
+    path = ship(tmp_path, "NVIDIA H200", [held, lost])
     lines = read_shipped(path).lines
     answer = said(capsys, "rekey", "--file", str(path), status=1)
     assert answer["states"] == {"carried": 1, "changed": 1, "valid": 2}

@@ -16,7 +16,7 @@ from attention_autotuner.tuning.record_files import ShippedPicks
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.shipped import read_shipped
 from attention_autotuner.tuning.shipping import evidence
-from attention_autotuner.tuning.validity import Changed, PresentKernels, check
+from attention_autotuner.tuning.validity import Miss, PresentKernels, check
 from tests.knob_schemas import KnobsOfAnotherDay
 
 TUNED = Path(str(files("attention_autotuner.tuned")))
@@ -34,7 +34,7 @@ def picks(name: str = H200) -> list[TuningRecord]:
 def holding(records: list[TuningRecord], root: Path | None = None) -> list[TuningRecord]:
     """The records whose picks hold by their source, with headers from another folder."""
     present = PresentKernels(source=lambda item: source_digest(render(item), root))
-    return [item for item in records if not isinstance(check(item.picked, present), Changed)]
+    return [item for item in records if not isinstance(check(item.picked, present), Miss)]
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_shipped_picks_are_legal_and_of_the_present_kernels(name: str) -> None:
     assert records
     for record in records:
         proof = check(record.picked, PresentKernels())
-        assert not isinstance(proof, Changed), (
+        assert not isinstance(proof, Miss), (
             f"{record.problem.describe()}: {proof} since this pick was timed; run "
             "`attention-autotuner records rekey --shipped`, and for what it cannot carry over "
             f"`python -m benchmarks.run all --suite attention_{record.problem.direction} --ship "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import threading
 from importlib.resources import files
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.tuning import locking
-from attention_autotuner.tuning.shipping import evidence, ship, shipped, write_shipped
+from attention_autotuner.tuning.shipping import evidence, ship, shipped
 
 GPU = "NVIDIA H200"
 FIRST, SECOND = shipped(Path(str(files("attention_autotuner.tuned"))), GPU)[:2]
@@ -24,7 +25,8 @@ def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
         late.start()
         late.join(0.2)
         assert late.is_alive()
-        write_shipped(tmp_path, GPU, [FIRST])
+        other = ship(tmp_path / "other", GPU, [FIRST]).parent
+        shutil.copytree(other, tmp_path, dirs_exist_ok=True, ignore=lambda *_: ["nvidia-h200.lock"])
     late.join(10.0)
     assert not late.is_alive()
     problems = {record.problem for record in shipped(tmp_path, GPU)}
@@ -44,7 +46,7 @@ def test_a_file_locked_for_too_long_is_named(
 def test_packed_evidence_holds_the_same_lines_and_names_its_damage(tmp_path: Path) -> None:
     packed, plain = tmp_path / "packed.jsonl.gz", tmp_path / "plain.jsonl"
     for path in (packed, plain):
-        write_shipped(tmp_path, GPU, [FIRST], path)
+        ship(tmp_path, GPU, [FIRST], path)
     assert evidence(packed) == evidence(plain) != {}
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     before = packed.read_bytes()

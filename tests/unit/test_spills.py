@@ -12,10 +12,10 @@ from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
+from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import tune
-from attention_autotuner.tuning.class_pools import usable
+from attention_autotuner.tuning.class_pools import prepared
 from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
@@ -99,7 +99,8 @@ def test_a_sweep_and_a_search_leave_out_the_same_candidates(
     result = tune(problem, POLICY, records=RecordStore(tmp_path), pipeline=Pipeline(), top_k=3)
     outcomes = {row.candidate: row.outcome for row in result.rows}
     for candidate in others:
-        swept = usable(problem, candidate, FakeBuilt(path=tmp_path, report=said), POLICY)
+        built = FakeBuilt(path=tmp_path, report=said)
+        swept = prepared(candidate, built, POLICY, (), "", lambda *_: Ok()).outcome
         assert outcomes[candidate] == swept == check_spills(candidate, said, timed=True)
     assert others
 

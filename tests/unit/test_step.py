@@ -16,7 +16,7 @@ from attention_autotuner.tuning.lookup import Hit, Query
 from attention_autotuner.tuning.progress import Event
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.step import DEFAULTS, PICKS, problems_of_step
-from tests.fake_pipeline import GPU, FakeStepPipeline
+from tests.fake_pipeline import GPU, FakePipeline
 
 FORWARD = Problem(batch=2, heads_q=8, heads_kv=8, seqlen_q=1024, seqlen_k=1024)
 BACKWARD = replace(FORWARD, direction="backward")
@@ -52,7 +52,7 @@ def hit(records: RecordStore, problem: Problem) -> Hit:
 def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
     records: RecordStore,
 ) -> None:
-    pipeline = FakeStepPipeline(time_us=times, confirmed_ratio=1.1)
+    pipeline = FakePipeline(time_us=times, confirmed_ratio=1.1)
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=2)
     assert result.backward is not None
     assert (result.forward.pick.name, result.backward.pick.name) == CHALLENGERS
@@ -75,15 +75,15 @@ def test_both_directions_are_tuned_recorded_for_the_step_and_timed_as_one(
 
 def test_each_direction_alone_is_recorded_as_such(records: RecordStore) -> None:
     for problem in (FORWARD, BACKWARD):
-        pipeline = FakeStepPipeline(time_us=times)
+        pipeline = FakePipeline(time_us=times)
         tune(problem, POLICY, records=records, pipeline=pipeline, top_k=1)
         assert hit(records, problem).record.purpose == problem.direction
 
 
 def test_a_step_of_recorded_halves_builds_what_it_times(records: RecordStore) -> None:
-    first = FakeStepPipeline(time_us=times, confirmed_ratio=1.1)
+    first = FakePipeline(time_us=times, confirmed_ratio=1.1)
     tune_step(BACKWARD, POLICY, records=records, pipeline=first, top_k=1)
-    again = FakeStepPipeline(time_us=times)
+    again = FakePipeline(time_us=times)
     result = tune_step(BACKWARD, POLICY, records=records, pipeline=again, top_k=1)
     assert [candidate.status for candidate in result.results] == ["recorded", "recorded"]
     assert again.measured == []
@@ -95,9 +95,9 @@ def test_halves_that_were_recorded_alone_belong_to_the_step_from_then_on(
     records: RecordStore,
 ) -> None:
     for problem in (FORWARD, BACKWARD):
-        tune(problem, POLICY, records=records, pipeline=FakeStepPipeline(time_us=times), top_k=1)
+        tune(problem, POLICY, records=records, pipeline=FakePipeline(time_us=times), top_k=1)
     entries = [hit(records, problem).record.entries for problem in (FORWARD, BACKWARD)]
-    pipeline = FakeStepPipeline(time_us=times)
+    pipeline = FakePipeline(time_us=times)
     result = tune_step(BACKWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
     assert [candidate.status for candidate in result.results] == ["recorded", "recorded"]
     assert [candidate.to_json()["purpose"] for candidate in result.results] == ["step", "step"]
@@ -111,7 +111,7 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
     records: RecordStore,
 ) -> None:
     for order, expected in ((9.0, 9.0), (None, 5.0)):
-        pipeline = FakeStepPipeline(time_us=times)
+        pipeline = FakePipeline(time_us=times)
         store = RecordStore(records.root / str(expected))
         seen: list[Event] = []
         tune_step(
@@ -134,7 +134,7 @@ def test_budgets_are_separate_and_the_backward_takes_the_other_by_default(
 
 
 def test_without_a_gpu_the_estimates_are_added_up(records: RecordStore) -> None:
-    pipeline = FakeStepPipeline(gpu=False, environment=Environment())
+    pipeline = FakePipeline(gpu=False, environment=Environment())
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
     assert result.source == "predicted"
     assert result.backward is not None
@@ -151,7 +151,7 @@ def test_without_a_gpu_the_estimates_are_added_up(records: RecordStore) -> None:
 
 
 def test_equal_picks_and_defaults_are_timed_once(records: RecordStore) -> None:
-    pipeline = FakeStepPipeline()
+    pipeline = FakePipeline()
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline, top_k=1)
     assert list(pipeline.steps) == [PICKS]
     assert (result.picks_us, result.defaults_us, result.gain) == (200.0, 200.0, 0.0)
@@ -159,7 +159,7 @@ def test_equal_picks_and_defaults_are_timed_once(records: RecordStore) -> None:
 
 def test_a_default_that_does_not_build_leaves_the_picks_alone(records: RecordStore) -> None:
     failing = POLICY.default(BACKWARD).name
-    pipeline = FakeStepPipeline(
+    pipeline = FakePipeline(
         time_us=times,
         confirmed_ratio=1.1,
         build_outcome=lambda n: BuildFailed(reason="no", log="/l") if n == failing else None,
@@ -171,7 +171,7 @@ def test_a_default_that_does_not_build_leaves_the_picks_alone(records: RecordSto
 
 
 def test_ctrl_c_in_the_forward_search_ends_the_step(records: RecordStore) -> None:
-    pipeline = FakeStepPipeline(interrupt_in="build")
+    pipeline = FakePipeline(interrupt_in="build")
     result = tune_step(FORWARD, POLICY, records=records, pipeline=pipeline)
     assert result.interrupted
     assert result.backward is None
@@ -180,14 +180,14 @@ def test_ctrl_c_in_the_forward_search_ends_the_step(records: RecordStore) -> Non
 
 
 def test_determinism_is_asked_of_the_backward_only(records: RecordStore) -> None:
-    pipeline = FakeStepPipeline(time_us=times)
+    pipeline = FakePipeline(time_us=times)
     strict = replace(BACKWARD, deterministic=True)
     result = tune_step(strict, POLICY, records=records, pipeline=pipeline, top_k=2)
     assert result.backward is not None
     assert result.backward.problem == strict
     assert result.forward.problem == FORWARD
     assert all(pipeline.claims.values())
-    free = FakeStepPipeline(time_us=times)
+    free = FakePipeline(time_us=times)
     tune(BACKWARD, POLICY, records=records, pipeline=free, top_k=4)
     assert free.claims == {
         candidate.name: candidate.deterministic
@@ -202,7 +202,7 @@ def test_a_problem_or_its_fields_without_a_direction(records: RecordStore) -> No
         device_type="H100",
         effort="none",
         records=records,
-        pipeline=FakeStepPipeline(),
+        pipeline=FakePipeline(),
         seqlen_q=512,
         deterministic=True,
     )

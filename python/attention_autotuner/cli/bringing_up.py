@@ -18,7 +18,7 @@ from ..codegen.jobs import available_cores
 from ..core.outcome import Outcome
 from ..core.problem import DTYPES
 from ..errors import ArchSpecError
-from ..tuning.bring_up import BUDGET_SECONDS, LocalMachine, bring_up
+from ..tuning.bring_up import BUDGET_SECONDS, Machine, bring_up
 from ..tuning.peaks import SECONDS
 from ..tuning.sweep_plan import expectation, make_plan
 from ..tuning.sweeps import default_sweep, only
@@ -96,7 +96,7 @@ def run_bring_up(arguments: argparse.Namespace) -> int:
         problems = only(default_sweep(arguments.dtype), arguments.only)
         with progress(quiet=arguments.json) as show:
             result = bring_up(
-                LocalMachine(settings=settings),
+                Machine(settings=settings),
                 problems,
                 settings,
                 budget_seconds=arguments.budget_seconds,

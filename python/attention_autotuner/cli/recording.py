@@ -20,7 +20,7 @@ from ..tuning.record_schema import TuningRecord
 from ..tuning.records import RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX
-from ..tuning.validity import Changed, built_here, check
+from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress
 from .options import Commands, add_command, add_jobs
 from .status import FAILED
@@ -190,7 +190,7 @@ def verified(kept: KeptRecord) -> dict[str, Any]:
         return said | {"field": kept.field, "reason": kept.reason}
     said["pick"] = record.pick
     proof = check(record.picked, built_here(default_store(), record.environment))
-    if not isinstance(proof, Changed):
+    if not isinstance(proof, Miss):
         return said | {"proof": proof, "field": "", "reason": ""}
     advice = proof.advice and f"; {proof.advice}"
     reason = f"{proof.field} is {proof.recorded or 'unknown'}, wanted {proof.expected}{advice}"

@@ -17,10 +17,10 @@ from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from ..settings import Settings
 from ..tuning.environment import Environment
-from ..tuning.lookup import Hit, Miss, Query
+from ..tuning.lookup import Hit, Query
 from ..tuning.records import RecordStore
 from ..tuning.shipped import ShippedRecords, shipped_gpus
-from ..tuning.validity import built_here
+from ..tuning.validity import Miss, built_here
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """A GPU that nobody described: its limits, its peaks, its spec, and the picks of a sweep, within one budget.
 
-:class:`Machine` is what this does to the world; :class:`LocalMachine` is this one, tests use others. What comes out is
-kept in the cache, and written as files that can be put into the package.
+:class:`Machine` is what this does to the world. What comes out is kept in the cache, and written as files that can be
+put into the package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ..arch import measured_specs
 from ..arch.measured_specs import MeasuredSpec
@@ -31,7 +31,7 @@ from ..settings import Settings
 from . import peaks as peaks_module
 from .environment import Environment, collect
 from .peaks import Peak, Peaks
-from .pipeline import LocalPipeline, SweepPipeline
+from .pipeline import LocalPipeline, Pipeline
 from .records import RecordStore
 from .shipped import shipped_name
 from .shipping import evidence_path, ship, shipped
@@ -44,33 +44,9 @@ BUDGET_SECONDS = 540.0
 FOLDER = "bring_up"  # under the cache folder
 
 
-class Machine(Protocol):
-    """Where a GPU is brought up."""
-
-    def properties(self) -> DeviceProperties:
-        """The limits that the GPU reports."""
-
-    def environment(self) -> Environment:
-        """The environment that stands beside every figure."""
-
-    def measure_peaks(
-        self,
-        capability: tuple[int, int],
-        seconds: float,
-        progress: Callable[[str, Peak | Outcome], None],
-    ) -> Peaks:
-        """Build the library and measure everything that this compute capability has."""
-
-    def pipeline(self, policy: Policy) -> SweepPipeline:
-        """The pipeline that builds, verifies and measures kernels here."""
-
-    def jobs(self) -> int:
-        """Compilations at once, while others are measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalMachine:
-    """This machine and its first visible GPU.
+@dataclass(kw_only=True)
+class Machine:
+    """This machine and its first visible GPU; tests bring up another.
 
     Attributes:
         settings: where the cache is, and how the compiler is found.
@@ -79,11 +55,11 @@ class LocalMachine:
     settings: Settings
 
     def properties(self) -> DeviceProperties:
-        """See :meth:`Machine.properties`."""
+        """The limits that the GPU reports."""
         return probe(0)
 
     def environment(self) -> Environment:
-        """See :meth:`Machine.environment`."""
+        """The environment that stands beside every figure."""
         return collect()
 
     def measure_peaks(
@@ -92,7 +68,7 @@ class LocalMachine:
         seconds: float,
         progress: Callable[[str, Peak | Outcome], None],
     ) -> Peaks:
-        """See :meth:`Machine.measure_peaks`."""
+        """Build the library and measure everything that this compute capability has."""
         library = peaks_module.build_library(
             peaks_module.target_of(capability),
             toolchain=find_toolchain(self.settings),
@@ -101,12 +77,12 @@ class LocalMachine:
         names = peaks_module.names_for(capability)
         return peaks_module.measure_peaks(library, names, seconds=seconds, progress=progress)
 
-    def pipeline(self, policy: Policy) -> SweepPipeline:
-        """See :meth:`Machine.pipeline`."""
+    def pipeline(self, policy: Policy) -> Pipeline:
+        """The pipeline that builds, verifies and measures kernels here."""
         return LocalPipeline(policy, self.settings)
 
     def jobs(self) -> int:
-        """See :meth:`Machine.jobs`: a core is left to what is measured."""
+        """Compilations at once: a core is left to what is measured meanwhile."""
         cores = available_cores()
         if self.settings.jobs is not None:
             return self.settings.jobs

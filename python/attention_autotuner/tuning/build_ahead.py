@@ -111,24 +111,12 @@ class BuildAhead:
     @property
     def built(self) -> int:
         """The number of builds that are over, failures included."""
-        return sum(
-            future.done()
-            and not future.cancelled()
-            and future.exception() is None
-            and future.result() is not None
-            for future in self._futures.values()
-        )
+        over = [f for f in self._futures.values() if f.done() and not f.cancelled()]
+        return sum(f.exception() is None and f.result() is not None for f in over)
 
     def _tell(self) -> None:
         done = sum(future.done() for future in self._futures.values())
         if done != self._reported:
             self._reported = done
-            name = next(
-                (
-                    candidate.name
-                    for candidate, future in reversed(self._futures.items())
-                    if future.done()
-                ),
-                "",
-            )
-            self._on_built(done, len(self._futures), name)
+            over = [candidate.name for candidate, future in self._futures.items() if future.done()]
+            self._on_built(done, len(self._futures), over[-1])

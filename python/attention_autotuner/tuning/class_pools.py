@@ -5,22 +5,22 @@ A pool is the union of what the cost model would try for each problem of the cla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Outcome
+from ..core.outcome import Ok, Outcome
 from ..core.problem import Problem
 from ..kernels.cost_model import estimate, rank, refine
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
 from .failures import require_usable
 from .pipeline import Built, Pipeline
-from .result import Row, gain_over
+from .result import Row
 from .shortlist import Ranked, shortlist
-from .stages import MIN_GAIN, examine, time_rows
+from .stages import examine, time_rows
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -116,20 +116,6 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
     return list(islice(best.values(), 1, 1 + COMPANIONS))
 
 
-def choose(raced: Sequence[Row], default: Candidate) -> Row:
-    """The fastest, or the default where nothing is at least :data:`MIN_GAIN` faster.
-
-    Args:
-        raced: usable rows first, the fastest first.
-        default: the policy's own.
-    """
-    best = raced[0]
-    base = next((row for row in raced if row.candidate == default and row.outcome.ok), None)
-    if base is None or base is best:
-        return best
-    return best if gain_over(best, base) >= MIN_GAIN else base
-
-
 def small_problem(candidate: Candidate) -> Problem:
     """A problem that a candidate is verified on: of odd length where its copies allow that."""
     seqlen = MASKED_SEQLEN if candidate.mask == "explicit" else VERIFIED_SEQLEN
@@ -151,9 +137,37 @@ def small_problem(candidate: Candidate) -> Problem:
     )
 
 
-def usable(problem: Problem, candidate: Candidate, result: Built, policy: Policy) -> Outcome:
-    """Ok for a kernel that its compiler's report leaves worth timing; see :func:`~.stages.examine`."""
-    return examine(problem, candidate, result, policy, timed=True)[1]
+def prepared(
+    candidate: Candidate,
+    result: Built | Outcome,
+    policy: Policy,
+    defaults: Collection[Candidate],
+    source_digest: str,
+    verify: Callable[[Problem, Candidate, Built], Outcome],
+) -> Row:
+    """A row of a pool after build and verification.
+
+    Args:
+        candidate: the kernel.
+        result: what became of its build.
+        policy: whose candidate.
+        defaults: are verified even if they spill: they serve untuned callers, their time is what others must beat.
+        source_digest: what its source says.
+        verify: the verifier.
+    """
+    small = small_problem(candidate)
+    row = Row(
+        candidate=candidate,
+        estimate=estimate(small, candidate, policy.spec),
+        outcome=result if isinstance(result, Outcome) else Ok(),
+        source_digest=source_digest,
+    )
+    if isinstance(result, Outcome):
+        return row
+    row = examine(small, row, result, policy, timed=True)
+    if row.outcome.ok or candidate in defaults:
+        row = replace(row, outcome=verify(small, candidate, result))
+    return row
 
 
 def race(

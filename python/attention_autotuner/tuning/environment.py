@@ -7,38 +7,36 @@ when it is loaded already). On a machine without a GPU the GPU's fields are None
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import platform
 import re
 import shutil
 import subprocess
 import sys
-import uuid
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..arch.probe import cuda_driver, probe
 from ..core.identity import digest16
+from ..errors import UnsupportedArchitectureError
 from ..version import __version__
 
 HARD_FIELDS = ("gpu_name", "num_sms")  # another value makes a record a miss
 SOFT_FIELDS = ("driver", "cuda_driver", "cuda_runtime", "torch", "nvcc", "cutlass")  # unverified
 
-_MULTIPROCESSOR_COUNT = 16  # CUdevice_attribute
-_CAPABILITY_MAJOR = 75
-_CAPABILITY_MINOR = 76
-_SMI_FIELDS = (
-    "clocks.sm",
-    "clocks.mem",
-    "clocks.max.sm",
-    "pstate",
-    "power.draw",
-    "power.limit",
-    "temperature.gpu",
-    "driver_version",
-)
+_SMI_FIELDS = {
+    "clocks.sm": "sm_clock_mhz",
+    "clocks.mem": "memory_clock_mhz",
+    "clocks.max.sm": "max_sm_clock_mhz",
+    "pstate": "power_state",
+    "power.draw": "power_draw_w",
+    "power.limit": "power_limit_w",
+    "temperature.gpu": "temperature_c",
+    "driver_version": "driver",
+}
+_SMI_TEXTS = ("power_state", "driver")
 _SMI_TIMEOUT_SECONDS = 10
 _DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/proc/driver/nvidia/version"))
 
@@ -131,7 +129,7 @@ def collect(
     torch = sys.modules.get("torch")
     return Environment(
         **values,
-        torch=_version("torch"),
+        torch=installed_version("torch"),
         cuda_runtime=None if torch is None else torch.version.cuda,
         nvcc=nvcc,
         cutlass=cutlass,
@@ -151,7 +149,8 @@ def _driver_version() -> str | None:
     return None
 
 
-def _version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
     try:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
@@ -161,30 +160,18 @@ def _version(distribution: str) -> str | None:
 def _read_driver(device: int) -> dict[str, Any]:
     """Name, SM count, capability and UUID through the driver; it needs no context."""
     try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+        driver = cuda_driver()
+        properties = probe(device, driver=driver)
+        version, gpu_uuid = driver.version(), driver.uuid(device)
+    except UnsupportedArchitectureError:
         return {}
-    handle, version = ctypes.c_int(), ctypes.c_int()
-    if cuda.cuInit(0) != 0 or cuda.cuDeviceGet(ctypes.byref(handle), device) != 0:
-        return {}
-    values: dict[str, Any] = {}
-    if cuda.cuDriverGetVersion(ctypes.byref(version)) == 0:
-        values["cuda_driver"] = f"{version.value // 1000}.{version.value % 1000 // 10}"
-    name = ctypes.create_string_buffer(256)
-    if cuda.cuDeviceGetName(name, len(name), handle) == 0:
-        values["gpu_name"] = name.value.decode()
-    numbers = {}
-    for key in (_MULTIPROCESSOR_COUNT, _CAPABILITY_MAJOR, _CAPABILITY_MINOR):
-        value = ctypes.c_int()
-        if cuda.cuDeviceGetAttribute(ctypes.byref(value), key, handle) == 0:
-            numbers[key] = value.value
-    values["num_sms"] = numbers.get(_MULTIPROCESSOR_COUNT)
-    if _CAPABILITY_MAJOR in numbers and _CAPABILITY_MINOR in numbers:
-        values["compute_capability"] = f"{numbers[_CAPABILITY_MAJOR]}.{numbers[_CAPABILITY_MINOR]}"
-    raw = (ctypes.c_ubyte * 16)()
-    if cuda.cuDeviceGetUuid(raw, handle) == 0:
-        values["uuid"] = f"GPU-{uuid.UUID(bytes=bytes(raw))}"
-    return values
+    return {
+        "cuda_driver": f"{version // 1000}.{version % 1000 // 10}",
+        "gpu_name": properties.name,
+        "num_sms": properties.num_sms,
+        "compute_capability": "{}.{}".format(*properties.compute_capability),
+        "uuid": f"GPU-{gpu_uuid}",
+    }
 
 
 def _read_smi(gpu_uuid: str) -> dict[str, Any]:
@@ -211,16 +198,9 @@ def parse_smi(line: str) -> dict[str, Any]:
     cells = [cell.strip() for cell in line.strip().split(",")]
     if len(cells) != len(_SMI_FIELDS):
         return {}
-    raw = dict(zip(_SMI_FIELDS, cells, strict=True))
     return {
-        "sm_clock_mhz": _number(raw["clocks.sm"]),
-        "memory_clock_mhz": _number(raw["clocks.mem"]),
-        "max_sm_clock_mhz": _number(raw["clocks.max.sm"]),
-        "power_state": raw["pstate"] or None,
-        "power_draw_w": _number(raw["power.draw"]),
-        "power_limit_w": _number(raw["power.limit"]),
-        "temperature_c": _number(raw["temperature.gpu"]),
-        "driver": raw["driver_version"] or None,
+        name: (cell or None) if name in _SMI_TEXTS else _number(cell)
+        for name, cell in zip(_SMI_FIELDS.values(), cells, strict=True)
     }
 
 

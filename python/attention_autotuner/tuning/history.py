@@ -15,7 +15,7 @@ from .lookup import Hit, Query
 from .record_schema import CandidateEntry, Purpose, TuningRecord, space_digest
 from .records import RecordStore
 from .result import Row
-from .validity import Changed, PresentKernels, check
+from .validity import Miss, PresentKernels, check
 
 
 def source_digests(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
@@ -62,7 +62,7 @@ def _holding(
         now = digests.get(entry.candidate.name)
         if now is None or now == entry.source_digest:
             yield entry
-        elif not isinstance(check(entry, kernels), Changed):
+        elif not isinstance(check(entry, kernels), Miss):
             yield replace(entry, source_digest=now, kernel_digest=None)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from math import log2
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
 from .record_migration import OLDEST, SCHEMA, migrated
 from .record_schema import TuningRecord, stale_pick
-from .validity import ADVICE, Changed, PresentKernels, check
+from .validity import ADVICE, Miss, PresentKernels, check
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
 
@@ -62,30 +61,6 @@ class Hit:
     def estimate_us(self) -> float | None:
         """The cost model's time, microseconds."""
         return self.record.picked.estimate_us
-
-
-@dataclass(frozen=True, kw_only=True)
-class Miss:
-    """No record serves.
-
-    Attributes:
-        field: what missed: ``problem`` when nothing was ever recorded, else the first hard field that differs.
-        expected: the present value.
-        recorded: the record's value.
-        advice: what may help, where something does.
-    """
-
-    field: str
-    expected: str
-    recorded: str
-    advice: str = dataclass_field(default="", compare=False)
-
-    def describe(self) -> str:
-        """One line for people."""
-        if self.field == "problem":
-            return f"{self.recorded} for {self.expected} or a shape near it"
-        advice = self.advice and f"; {self.advice}"
-        return f"recorded with {self.field} {self.recorded}, now {self.expected}{advice}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,37 +122,32 @@ def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
         return Miss(field="arch", expected=query.arch, recorded=record.arch)
-    for name in HARD_FIELDS:
-        now, then = getattr(query.environment, name), getattr(record.environment, name)
-        if now is not None and now != then:
-            return Miss(field=name, expected=str(now), recorded=str(then))
+    for name, now, then in _differences(HARD_FIELDS, query.environment, record.environment):
+        return Miss(field=name, expected=now, recorded=then)
     if query.kernels is not None:
         proof = check(record.picked, query.kernels)
-        if isinstance(proof, Changed):
-            return Miss(
-                field=proof.field,
-                expected=proof.expected,
-                recorded=proof.recorded,
-                advice=proof.advice,
-            )
-    unverified = []
-    if query.space_digest is not None and query.space_digest != record.space_digest:
-        unverified.append("space_digest")
-    for name in SOFT_FIELDS:
-        now, then = getattr(query.environment, name), getattr(record.environment, name)
-        if now is not None and now != then:
-            unverified.append(name)
-    if query.strict and unverified:
-        name = unverified[0]
-        if name == "space_digest":
-            return Miss(field=name, expected=str(query.space_digest), recorded=record.space_digest)
-        return Miss(
-            field=name,
-            expected=str(getattr(query.environment, name)),
-            recorded=str(getattr(record.environment, name)),
-        )
+        if isinstance(proof, Miss):
+            return proof
+    soft = _differences(SOFT_FIELDS, query.environment, record.environment)
+    if query.space_digest not in (None, record.space_digest):
+        soft.insert(0, ("space_digest", str(query.space_digest), record.space_digest))
+    if query.strict and soft:
+        name, now, then = soft[0]
+        return Miss(field=name, expected=now, recorded=then)
     exact = record.problem == query.problem.bucketed()
-    return Hit(record=record, layer=layer, exact=exact, unverified=tuple(unverified))
+    return Hit(
+        record=record, layer=layer, exact=exact, unverified=tuple(name for name, _, _ in soft)
+    )
+
+
+def _differences(
+    names: Iterable[str], present: Environment, recorded: Environment
+) -> list[tuple[str, str, str]]:
+    """The fields of two environments that differ, with both values; those not known now are not compared."""
+    pairs = [(name, getattr(present, name), getattr(recorded, name)) for name in names]
+    return [
+        (name, str(now), str(then)) for name, now, then in pairs if now is not None and now != then
+    ]
 
 
 def by_distance(

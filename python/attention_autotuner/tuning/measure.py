@@ -2,8 +2,8 @@
 
 An *entry* is anything with a name that can be prepared for a list of inputs and then run on one of them: a kernel of
 ours (:class:`KernelEntry`, which holds only a path and a name, so that a worker process could be sent it), a forward
-and a backward kernel as one step (:class:`StepEntry`), or a peer (:class:`CallableEntry`). :class:`Measurer` is what
-callers rely on; :class:`InProcessMeasurer` measures in the caller's process.
+and a backward kernel as one step (:class:`StepEntry`), or a peer. :class:`InProcessMeasurer` measures in the caller's
+process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -39,6 +39,8 @@ MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
 HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, to cover what the host takes
 MAX_HEAD_START_CYCLES = 60_000_000
+
+T = TypeVar("T")
 
 
 class Entry(Protocol):
@@ -134,65 +136,6 @@ class StepEntry:
         self._backward.run(index)
 
 
-@dataclass
-class CallableEntry:
-    """A peer: any function of q, k, v.
-
-    Attributes:
-        name: how it is reported.
-        function: called with the tensors of one input set; its result is dropped.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    _inputs: Sequence[Inputs] = field(default_factory=tuple, repr=False)
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Keep the inputs and run once, so that lazy set-up is over."""
-        self._inputs = inputs
-        self.run(0)
-
-    def run(self, index: int) -> None:
-        """Call the function."""
-        tensors = self._inputs[index]
-        self.function(tensors.q, tensors.k, tensors.v)
-
-
-class Measurer(Protocol):
-    """Times entries of one problem against each other.
-
-    Attributes:
-        interrupted: the last measurement was cut short by Ctrl-C; its results are the best so far.
-    """
-
-    interrupted: bool
-
-    def measure(
-        self,
-        problem: Problem,
-        entries: Sequence[Entry],
-        *,
-        budget_seconds: float,
-        keep: Collection[str] = (),
-    ) -> list[Timing]:
-        """Race the entries.
-
-        Args:
-            problem: makes the inputs.
-            entries: in tie-breaking order, the default first.
-            budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
-            keep: names that are timed in every round.
-
-        Returns:
-            One timing per entry, fastest first; entries that failed carry their outcome and come last.
-        """
-
-
-def use_device(device: int) -> None:
-    """Make a CUDA device, by its index, the one that this thread measures on."""
-    torch.cuda.set_device(device)
-
-
 class InProcessMeasurer:
     """Measures on the current CUDA device in this process.
 
@@ -208,6 +151,7 @@ class InProcessMeasurer:
         on_round: called after each round with (rounds, names still in the race).
 
     Attributes:
+        interrupted: the last measurement was cut short by Ctrl-C; its results are the best so far.
         race: the last race, for ratios between any two of its entries; None before the first.
     """
 
@@ -236,7 +180,17 @@ class InProcessMeasurer:
         budget_seconds: float,
         keep: Collection[str] = (),
     ) -> list[Timing]:
-        """See :meth:`Measurer.measure`."""
+        """Race the entries.
+
+        Args:
+            problem: makes the inputs.
+            entries: in tie-breaking order, the default first.
+            budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
+            keep: names that are timed in every round.
+
+        Returns:
+            One timing per entry, fastest first; entries that failed carry their outcome and come last.
+        """
         race = self.race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
         inputs = self._inputs(problem)
         workspace = SharedWorkspace(current_device())
@@ -246,7 +200,7 @@ class InProcessMeasurer:
         try:
             warm_up()
             for entry in entries:
-                prepared = _prepare(entry, inputs, outputs)
+                prepared = _attempt(_Prepared, entry, inputs, outputs)
                 if isinstance(prepared, Outcome):
                     race.fail(entry.name, prepared)
                 else:
@@ -267,7 +221,7 @@ class InProcessMeasurer:
             spinning = time.monotonic()
             for name in race.order():
                 failure = _attempt(live[name].enqueue)
-                if failure is not None:
+                if isinstance(failure, Outcome):
                     race.fail(name, failure)
             host_cycles = int((time.monotonic() - spinning) * HEAD_START_CYCLES_A_SECOND)
             head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
@@ -316,9 +270,10 @@ class _Prepared:
     A sample is then of the kernels alone, however long the launch of a graph takes.
     """
 
-    def __init__(self, entry: Entry, *, sets: int) -> None:
+    def __init__(self, entry: Entry, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        entry.prepare(inputs, outputs)
         self._entry = entry
-        self._sets = sets
+        self._sets = len(inputs)
         self._next = 0
         self._start = _timing_event()
         self._end = _timing_event()
@@ -331,7 +286,7 @@ class _Prepared:
         torch.cuda.synchronize()
         once = self.read_us()
         if once < GRAPH_BELOW_US:
-            self._launches, self._next = launches_per_replay(once, sets), 0
+            self._launches, self._next = launches_per_replay(once, self._sets), 0
             self._capture()
         else:
             self._launches = max(1, min(MAX_LAUNCHES, round(SAMPLE_US / once)))
@@ -368,23 +323,12 @@ def _timing_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
 
 
-def _prepare(
-    entry: Entry, inputs: Sequence[Inputs], outputs: Sequence[Outputs]
-) -> _Prepared | Outcome:
+def _attempt(action: Callable[..., T], *arguments: Any) -> T | Outcome:
+    """What an action returns, or why it failed."""
     try:
-        entry.prepare(inputs, outputs)
-        return _Prepared(entry, sets=len(inputs))
+        return action(*arguments)
     except (AttentionAutotunerError, RuntimeError) as error:
         return classify(error)
-
-
-def _attempt(action: Callable[[], None]) -> Outcome | None:
-    """Why an action failed, or None."""
-    try:
-        action()
-    except (AttentionAutotunerError, RuntimeError) as error:
-        return classify(error)
-    return None
 
 
 def warm_up(seconds: float = WARM_UP_SECONDS) -> None:

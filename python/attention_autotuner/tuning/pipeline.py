@@ -50,6 +50,25 @@ class Built(Protocol):
         """Identity of its machine code, where that is known."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doubt:
+    """A pick that a second process is to confirm.
+
+    Attributes:
+        problem: what it is for.
+        pick, default: candidate names and what was built of them.
+    """
+
+    problem: Problem
+    pick: tuple[str, Built]
+    default: tuple[str, Built]
+
+    @classmethod
+    def of(cls, problem: Problem, pick: str, default: str, built: Mapping[str, Built]) -> Doubt:
+        """The doubt about a pick, with what was built by name."""
+        return cls(problem=problem, pick=(pick, built[pick]), default=(default, built[default]))
+
+
 class Pipeline(Protocol):
     """The steps of a search that touch compiler and GPU.
 
@@ -62,7 +81,10 @@ class Pipeline(Protocol):
     def build(
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
     ) -> Sequence[Built | Outcome]:
-        """Build kernels, in their order; called with (done, total, message) as it goes."""
+        """Build kernels, in their order; called with (done, total, message) as it goes.
+
+        A sweep calls this from several threads.
+        """
 
     def can_measure(self) -> bool:
         """True where a GPU that runs these kernels is here, with torch to drive it."""
@@ -81,15 +103,6 @@ class Pipeline(Protocol):
     ) -> tuple[list[Timing], bool]:
         """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short."""
 
-    def confirm(
-        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
-    ) -> float | None:
-        """The default's time over the pick's in a second, fresh process; None if that process failed."""
-
-
-class StepPipeline(Pipeline, Protocol):
-    """A pipeline that times training steps, too."""
-
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
@@ -103,24 +116,6 @@ class StepPipeline(Pipeline, Protocol):
         Returns:
             The timings, and whether Ctrl-C cut it short.
         """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Doubt:
-    """A pick that a second process is to confirm.
-
-    Attributes:
-        problem: what it is for.
-        pick, default: candidate names and what was built of them.
-    """
-
-    problem: Problem
-    pick: tuple[str, Built]
-    default: tuple[str, Built]
-
-
-class SweepPipeline(Pipeline, Protocol):
-    """A pipeline whose :meth:`build` may be called from several threads, and that confirms many picks at once."""
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
         """The default's time over the pick's for each, in a second, fresh process; None where that failed."""
@@ -224,7 +219,7 @@ class LocalPipeline:
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
-        """See :meth:`StepPipeline.measure_steps`."""
+        """See :meth:`Pipeline.measure_steps`."""
         from .measure import InProcessMeasurer, StepEntry
 
         measurer = InProcessMeasurer()
@@ -237,28 +232,19 @@ class LocalPipeline:
         )
         return timings, measurer.interrupted
 
-    def confirm(
-        self, problem: Problem, *, pick: tuple[str, Built], default: tuple[str, Built]
-    ) -> float | None:
-        """See :meth:`Pipeline.confirm`."""
-        return self._confirmed(
-            [Doubt(problem=problem, pick=pick, default=default)], CONFIRM_SECONDS
-        )[0]
-
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        """See :meth:`SweepPipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
-        ratios = self._confirmed(doubts, CONFIRM_EACH_SECONDS)
+        """See :meth:`Pipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
+        ratios = self._confirmed(doubts)
         if len(doubts) > 1 and not any(ratios):
-            return [
-                ratio for doubt in doubts for ratio in self._confirmed([doubt], CONFIRM_SECONDS)
-            ]
+            return [ratio for doubt in doubts for ratio in self._confirmed([doubt])]
         return ratios
 
-    def _confirmed(self, doubts: Sequence[Doubt], seconds: float) -> list[float | None]:
+    def _confirmed(self, doubts: Sequence[Doubt]) -> list[float | None]:
         races = [
             (doubt.problem, {name: built.path for name, built in (doubt.default, doubt.pick)})
             for doubt in doubts
         ]
+        seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS
         try:
             answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
         except ArtifactError as error:

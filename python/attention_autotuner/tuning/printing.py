@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from math import isfinite
 
 from .progress import Event
@@ -61,14 +62,7 @@ class LinePrinter:
 
     def listen(self, event: Event) -> None:
         """:meth:`show` for the events of a search."""
-        self.show(
-            event.phase,
-            event.done,
-            event.total,
-            event.message,
-            best_us=event.best_us,
-            seconds_left=event.seconds_left,
-        )
+        self.show(**asdict(event))
 
 
 def describe(message: str, best_us: float | None, seconds_left: float | None) -> str:

@@ -35,6 +35,9 @@ NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samp
 TIE_LOG_RATIO = log(1.005)
 
 
+FIGURES = ("median_us", "spread_us", "samples", "ratio_to_best")  # of a timing, that are recorded
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timing:
     """The result of a race for one entry.

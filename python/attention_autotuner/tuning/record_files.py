@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from ..core.problem import Problem
 from ..errors import RecordError, StoreError
@@ -38,19 +37,6 @@ class KeptRecord:
     record: TuningRecord | None
     reason: str = ""
     field: str = ""
-
-
-class RecordPlace(Protocol):
-    """A place that holds records."""
-
-    def records(self) -> Iterator[KeptRecord]:
-        """All of them, in a fixed order."""
-
-    def rewrite(self, keys: Collection[str], change: Change) -> int:
-        """Replace records by what becomes of them as they are under the lock; says how many were written."""
-
-    def remove(self, keys: Collection[str]) -> None:
-        """Remove records."""
 
 
 def _kept(key: str, document: Document) -> KeptRecord:
@@ -86,12 +72,12 @@ class OwnRecords:
         self.store = store
 
     def records(self) -> Iterator[KeptRecord]:
-        """See :class:`RecordPlace`."""
+        """All of them, in a fixed order."""
         for path, document in self.store.documents():
             yield _kept(str(path), document)
 
     def rewrite(self, keys: Collection[str], change: Change) -> int:
-        """See :class:`RecordPlace`.
+        """Replace records by what becomes of them as they are under the lock; says how many were written.
 
         Raises:
             RecordError: a record was damaged meanwhile.
@@ -100,7 +86,7 @@ class OwnRecords:
         return sum(self.store.rewrite(Path(key), change) for key in keys)
 
     def remove(self, keys: Collection[str]) -> None:
-        """See :class:`RecordPlace`.
+        """Remove records.
 
         Raises:
             StoreError: a file cannot be removed.
@@ -123,7 +109,7 @@ class ShippedPicks:
         self.path = path
 
     def records(self) -> Iterator[KeptRecord]:
-        """See :class:`RecordPlace`.
+        """All of them, in a fixed order.
 
         Raises:
             RecordError: the file is damaged.
@@ -133,7 +119,7 @@ class ShippedPicks:
             yield _kept(_key(document), document)
 
     def rewrite(self, keys: Collection[str], change: Change) -> int:
-        """See :class:`RecordPlace`; all lines at once.
+        """Replace records by what becomes of them as they are under the lock, all lines at once; says how many differ.
 
         Raises:
             RecordError: the file is damaged.
@@ -147,7 +133,7 @@ class ShippedPicks:
         return self._replace(line_of)
 
     def remove(self, keys: Collection[str]) -> None:
-        """See :class:`RecordPlace`.
+        """Remove records.
 
         Raises:
             RecordError: the file is damaged.
@@ -167,6 +153,9 @@ class ShippedPicks:
                 kept = [line for line in lines if line is not None]
                 write_lines(self.path, file.gpu_name, environments, kept)
         return changed
+
+
+RecordPlace = OwnRecords | ShippedPicks
 
 
 def _key(document: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +22,10 @@ from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
-from .lookup import Document, Hit, Miss, Query, by_distance, compare
+from .lookup import Document, Hit, Query, by_distance, compare
 from .record_migration import OLDEST, SCHEMA
 from .record_schema import TuningRecord, is_present
+from .validity import Miss
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]
 
@@ -66,12 +67,10 @@ class RecordStore:
             return near
         if missed is None:
             # The same problem on another GPU is worth naming as the reason.
-            for path in others:
-                document = self._read(path)
-                if document is not None:
-                    answer = self._compare(path, document, query)
-                    if isinstance(answer, Miss):
-                        return answer
+            for path, document in self._documents(others):
+                answer = self._compare(path, document, query)
+                if isinstance(answer, Miss):
+                    return answer
         described = query.problem.bucketed().describe()
         return missed or Miss(field="problem", expected=described, recorded="no record")
 
@@ -116,7 +115,10 @@ class RecordStore:
 
     def documents(self) -> Iterator[tuple[Path, Document]]:
         """Every file's JSON object, whatever its schema, in the order of its path."""
-        for path in sorted(self.root.glob("*/*/*.json")):
+        return self._documents(sorted(self.root.glob("*/*/*.json")))
+
+    def _documents(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Document]]:
+        for path in paths:
             document = self._read(path)
             if document is not None:
                 yield path, document
@@ -150,32 +152,22 @@ class RecordStore:
             return Miss(field="record", expected="a readable record", recorded=str(error))
 
     def _nearest(self, folder: Path, query: Query) -> Hit | None:
-        pairs = []
-        for path in sorted(folder.glob("*.json")):
-            document = self._read(path)
-            if document is not None:
-                pairs.append((path, document))
+        pairs = self._documents(sorted(folder.glob("*.json")))
         hits = (self._compare(path, doc, query) for path, doc in by_distance(pairs, query))
         return next((hit for hit in hits if isinstance(hit, Hit)), None)
 
     def _read(self, path: Path) -> Document | None:
         """A file's JSON object; None when there is none. What cannot be parsed is set aside."""
         try:
-            text = path.read_text(encoding="utf-8")
+            document = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(document, dict):
+                raise ValueError(f"a record is a JSON object, got {type(document).__name__}")
         except (FileNotFoundError, NotADirectoryError):
-            return None
-        except UnicodeDecodeError as error:
-            self._quarantine(path, str(error))
             return None
         except OSError as error:
             raise StoreError(f"cannot read the tuning record {path}: {error}") from error
-        try:
-            document = json.loads(text)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # of the encoding and of JSON, too
             self._quarantine(path, str(error))
-            return None
-        if not isinstance(document, dict):
-            self._quarantine(path, f"a record is a JSON object, got {type(document).__name__}")
             return None
         return document
 

@@ -22,7 +22,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from .environment import Environment
 from .record_schema import CandidateEntry, TuningRecord
-from .validity import Changed, PresentKernels, check
+from .validity import Miss, PresentKernels, check
 
 State = Literal["valid", "filled", "carried", "changed", "unknown"]
 Key = tuple[Candidate, BuildTarget]
@@ -95,7 +95,7 @@ def _environment(record: TuningRecord, entry: CandidateEntry) -> Environment:
 def _source_holds(entry: CandidateEntry) -> bool:
     """True for an entry of the present source, whatever else its kernel's knobs can say by now."""
     proof = check(replace(entry, knob_schema="", code_digest=None), PresentKernels())
-    return not isinstance(proof, Changed)
+    return not isinstance(proof, Miss)
 
 
 def build_codes(

@@ -11,7 +11,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate
-from .racing import Timing
+from .racing import FIGURES, Timing
 from .record_schema import CandidateEntry, Measurement, TuningRecord
 
 Status = Literal["measured", "recorded", "predicted"]
@@ -58,11 +58,8 @@ class Row:
         if timing is not None and timing.samples and isfinite(timing.ratio_to_best):
             measurement = Measurement(
                 candidate_name=self.candidate.name,
-                median_us=timing.median_us,
-                spread_us=timing.spread_us,
-                samples=timing.samples,
-                ratio_to_best=timing.ratio_to_best,
                 environment=environment,
+                **{name: getattr(timing, name) for name in FIGURES},
             )
         return CandidateEntry(
             candidate=self.candidate,
@@ -70,7 +67,7 @@ class Row:
             code_digest=self.code_digest,
             outcome=self.outcome,
             measurement=measurement,
-            estimate_us=_finite(self.estimate.us),
+            estimate_us=finite(self.estimate.us),
         )
 
     def recorded(self, entry: CandidateEntry) -> Row:
@@ -80,12 +77,9 @@ class Row:
             timing = Timing(
                 name=measurement.candidate_name,
                 outcome=entry.outcome,
-                median_us=measurement.median_us,
-                spread_us=measurement.spread_us,
-                samples=measurement.samples,
-                ratio_to_best=measurement.ratio_to_best,
                 error=0.0,
                 tied=measurement.ratio_to_best == 1.0,
+                **{name: getattr(measurement, name) for name in FIGURES},
             )
         return replace(self, outcome=entry.outcome, timing=timing)
 
@@ -96,13 +90,10 @@ class Row:
             "name": self.candidate.name,
             "family": self.candidate.family,
             "config": self.candidate.config,
-            "estimate_us": _finite(self.estimate.us),
+            "estimate_us": finite(self.estimate.us),
             "limiter": self.estimate.limiter,
             "outcome": self.outcome.to_json(),
-            "median_us": None if timing is None else _finite(timing.median_us),
-            "spread_us": None if timing is None else timing.spread_us,
-            "samples": None if timing is None else timing.samples,
-            "ratio_to_best": None if timing is None else _finite(timing.ratio_to_best),
+            **{n: None if timing is None else finite(getattr(timing, n)) for n in FIGURES},
             "artifact": None if self.artifact is None else str(self.artifact),
         }
 
@@ -185,5 +176,6 @@ def median_us(row: Row) -> float | None:
     return None if row.timing is None else row.timing.median_us
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, or None in place of one that JSON cannot hold."""
     return value if isfinite(value) else None

@@ -8,8 +8,8 @@ second, fresh process is asked to confirm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,16 @@ from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
-from .pipeline import Built, LocalPipeline, Pipeline, running
+from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
-from .result import Row, Status, TuneResult, by_estimate, by_ratio, gain_over, median_us
+from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
 from .stages import MIN_GAIN as MIN_GAIN
-from .stages import examine, time_rows
+from .stages import choose, examine, time_rows
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 
@@ -93,7 +93,6 @@ def tune(
         purpose="step" if for_step else problem.direction,
         policy=running(policy, pipeline.environment),
         settings=settings,
-        effort=settings.effort,
         progress=Progress(listener, settings.budget_seconds),
         records=records or RecordStore(settings.cache_dir / "records"),
         pipeline=pipeline,
@@ -135,30 +134,18 @@ def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int)
     )
 
 
+@dataclass(kw_only=True)
 class _Search:
     """One run of :func:`tune`; its methods are the steps, in order."""
 
-    def __init__(
-        self,
-        *,
-        problem: Problem,
-        purpose: Purpose,
-        policy: Policy,
-        settings: Settings,
-        effort: Effort,
-        progress: Progress,
-        records: RecordStore,
-        pipeline: Pipeline,
-    ) -> None:
-        self.problem = problem
-        self.purpose = purpose
-        self.policy = policy
-        self.settings = settings
-        self.effort = effort
-        self.progress = progress
-        self.records = records
-        self.pipeline = pipeline
-        self.interrupted = False
+    problem: Problem
+    purpose: Purpose
+    policy: Policy
+    settings: Settings
+    progress: Progress
+    records: RecordStore
+    pipeline: Pipeline
+    interrupted: bool = False
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
         """The whole search."""
@@ -167,10 +154,10 @@ class _Search:
         best_us = ranked[0][1].us
         self.progress.tell("rank", len(ranked), len(ranked), f"{len(ranked)} candidates", best_us)
         chosen = ranked
-        if self.effort != "full":
+        if self.settings.effort != "full":
             chosen = shortlist(ranked, self.default, top_k)
         rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
-        if self.effort == "none":
+        if self.settings.effort == "none":
             return self._predicted(rows)
         kernels = unique(render(row.candidate) for row in rows)
         digests = {kernel.name: source_digest(kernel) for kernel in kernels}
@@ -219,6 +206,7 @@ class _Search:
         except KeyboardInterrupt:
             self.interrupted = True
         by_name = dict(zip((kernel.name for kernel in kernels), results, strict=False))
+        timed = self.pipeline.can_measure()
         built: dict[str, Built] = {}
         refined: list[Row] = []
         for row in rows:
@@ -227,7 +215,7 @@ class _Search:
                 row = replace(row, outcome=result)
             elif result is not None:
                 built[row.candidate.name] = result
-                row = self._refine(row, result)
+                row = examine(self.problem, row, result, self.policy, timed=timed)
             refined.append(row)
         # A kernel that spills is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
@@ -241,17 +229,6 @@ class _Search:
                 ]
         require_usable(self.problem, self.policy.name, refined)
         return built, sorted(refined, key=by_estimate)
-
-    def _refine(self, row: Row, built: Built) -> Row:
-        timed = self.pipeline.can_measure()
-        estimate, outcome = examine(self.problem, row.candidate, built, self.policy, timed=timed)
-        return replace(
-            row,
-            estimate=estimate,
-            outcome=outcome,
-            artifact=built.path,
-            code_digest=built.code_digest,
-        )
 
     def _admit_default(self, row: Row) -> Row:
         """The default is timed even if it spills: it serves untuned callers, its time is what others must beat."""
@@ -286,7 +263,7 @@ class _Search:
         def on_round(rounds: int, running: list[str]) -> None:
             self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
-        seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.effort])
+        seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort])
         measured, self.interrupted = time_rows(
             self.problem, self.default, rows, built, self.pipeline, seconds, on_round
         )
@@ -303,22 +280,16 @@ class _Search:
         timed = [row for row in rows if row.outcome.ok and row.timing is not None]
         if not timed:
             return self._predicted(rows)
-        pick = timed[0]
-        base = next((row for row in timed if row.candidate == self.default), None)
-        if base is None or base is pick:
-            return self._finish(rows, pick, None if base is None else 0.0, True, known)
-        gain = gain_over(pick, base)
-        if gain < MIN_GAIN:
-            return self._finish(rows, base, 0.0, True, known)
+        pick, gain = choose(timed, self.default)
+        if not gain:
+            return self._finish(rows, pick, gain, True, known)
         if not confirm or self.interrupted:
             return self._finish(rows, pick, gain, False, known)
         self.progress.tell("confirm", 0, 1, pick.candidate.name, median_us(pick))
-        ratio = self.pipeline.confirm(
-            self.problem,
-            pick=(pick.candidate.name, built[pick.candidate.name]),
-            default=(base.candidate.name, built[base.candidate.name]),
-        )
+        names = (pick.candidate.name, self.default.name)
+        (ratio,) = self.pipeline.confirm_all([Doubt.of(self.problem, *names, built)])
         if ratio is not None and ratio - 1.0 < MIN_GAIN:
+            base = next(row for row in timed if row.candidate == self.default)
             return self._finish(rows, base, 0.0, True, known)
         return self._finish(rows, pick, gain, ratio is not None, known)
 

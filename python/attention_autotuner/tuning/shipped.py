@@ -13,9 +13,10 @@ from ..codegen.files import write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
 from .environment import Environment
-from .lookup import Document, Hit, Miss, Query, by_distance, compare
+from .lookup import Document, Hit, Query, by_distance, compare
 from .record_schema import SCHEMA
 from .shipped_lines import to_document
+from .validity import Miss
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable

@@ -17,13 +17,13 @@ from ..kernels.configs import encode
 from ..kernels.registry import KERNELS
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
 from .lookup import Document
+from .racing import FIGURES
 from .record_schema import SCHEMA, CandidateEntry, TuningRecord
 
 KEPT_FIELDS = (*HARD_FIELDS, "compute_capability", *SOFT_FIELDS, "python", "package")
 """Fields of an environment that a shipped record has: those that do not change from minute to minute."""
 
 _DIGITS = 6  # that figures are rounded to
-_TIMING = ("median_us", "spread_us", "samples", "ratio_to_best")
 _DIGESTS = {
     "knob_schema": "schema",
     "source_digest": "source",
@@ -86,7 +86,7 @@ def _entry_line(entry: CandidateEntry, problem: Problem) -> Document:
         if getattr(entry, name) is not None
     }
     if entry.measurement is not None:
-        line |= {name: _rounded(getattr(entry.measurement, name)) for name in _TIMING}
+        line |= {name: _rounded(getattr(entry.measurement, name)) for name in FIGURES}
     return line | {"estimate_us": _rounded(entry.estimate_us)}
 
 
@@ -150,7 +150,7 @@ def _entry_document(
         "mask": whole.mask,
     }
     config |= {part: line[part] for part in ("kernel", "knobs") if part in line}
-    timing = {part: line[part] for part in _TIMING if part in line}
+    timing = {part: line[part] for part in FIGURES if part in line}
     return {
         "name": name,
         "candidate": config,

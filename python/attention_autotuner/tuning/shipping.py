@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,50 +130,27 @@ def ship(
         RecordError: the file that is there is damaged.
         StoreError: the folder cannot be written, or another process holds it for too long.
     """
-    with locked(folder / shipped_name(gpu_name)):
-        return _write(folder, gpu_name, _read(folder, gpu_name), records, evidence)
-
-
-def write_shipped(
-    folder: Path, gpu_name: str, records: Iterable[TuningRecord], evidence: Path | None = None
-) -> Path:
-    """Write a GPU's file, and its evidence, from records alone."""
-    return _write(
-        folder,
-        gpu_name,
-        ShippedFile(gpu_name=gpu_name, environments={}, lines=()),
-        list(records),
-        evidence,
-    )
-
-
-def _write(
-    folder: Path,
-    gpu_name: str,
-    file: ShippedFile,
-    records: Sequence[TuningRecord],
-    evidence: Path | None,
-) -> Path:
-    """The lines that stay and those of new records, each with its evidence."""
-    proofs = evidence or evidence_path(folder, gpu_name)
-    said = _lines(proofs)
-    environments = [Environment.from_json(document) for document in file.environments.values()]
-    lines: dict[tuple[str, str], Document] = {}
-    for line, document in zip(file.lines, file.documents(), strict=True):
-        if is_present(document):
-            record = TuningRecord.from_json(document)
-            lines[record.problem.describe(), record.arch] = line
-    for record in records:
-        text = evidence_line(record)
-        said[evidence_digest(text)] = text
-        environments.append(lasting(record.environment))
-        lines[record.problem.describe(), record.arch] = to_line(record, evidence_digest(text))
-    ordered = [lines[key] for key in sorted(lines)]
     path = folder / shipped_name(gpu_name)
-    proofs.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(
-        proofs,
-        "".join(said[line["evidence"]] + "\n" for line in ordered if line["evidence"] in said),
-    )
-    write_lines(path, gpu_name, environments, ordered)
+    with locked(path):
+        file = _read(folder, gpu_name)
+        proofs = evidence or evidence_path(folder, gpu_name)
+        said = _lines(proofs)
+        environments = [Environment.from_json(document) for document in file.environments.values()]
+        lines: dict[tuple[str, str], Document] = {}
+        for line, document in zip(file.lines, file.documents(), strict=True):
+            if is_present(document):
+                record = TuningRecord.from_json(document)
+                lines[record.problem.describe(), record.arch] = line
+        for record in records:
+            text = evidence_line(record)
+            said[evidence_digest(text)] = text
+            environments.append(lasting(record.environment))
+            lines[record.problem.describe(), record.arch] = to_line(record, evidence_digest(text))
+        ordered = [lines[key] for key in sorted(lines)]
+        proofs.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(
+            proofs,
+            "".join(said[line["evidence"]] + "\n" for line in ordered if line["evidence"] in said),
+        )
+        write_lines(path, gpu_name, environments, ordered)
     return path

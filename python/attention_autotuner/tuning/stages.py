@@ -1,40 +1,56 @@
-"""The stages that searches and sweeps put candidates through after the build: the compiler's report, and the race."""
+"""The stages that searches and sweeps put candidates through: build, the compiler's report, race, choice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ..arch.policy import Policy
+from ..codegen.render import render
 from ..core.candidate import Candidate
 from ..core.outcome import Infeasible, Outcome
 from ..core.problem import Problem
-from ..kernels.cost_model import Estimate, refine
+from ..kernels.cost_model import refine
 from .pipeline import Built, Pipeline
-from .result import Row
+from .result import Row, gain_over
 from .spills import check_spills
 
 MIN_GAIN = 0.01  # over the default, or it stays
 
 
-def examine(
-    problem: Problem, candidate: Candidate, built: Built, policy: Policy, *, timed: bool
-) -> tuple[Estimate, Outcome]:
-    """The estimate with the compiler's report, and whether that leaves the kernel worth timing.
+def built_of(
+    candidates: Iterable[Candidate],
+    pipeline: Pipeline,
+    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> dict[Candidate, Built | Outcome]:
+    """Kernels built in one batch, each once, or why they are not."""
+    wanted = list(dict.fromkeys(candidates))
+    results = pipeline.build([render(candidate) for candidate in wanted], progress)
+    return dict(zip(wanted, results, strict=True))
+
+
+def examine(problem: Problem, row: Row, built: Built, policy: Policy, *, timed: bool) -> Row:
+    """A row with its kernel: the estimate with the compiler's report, and whether that leaves it worth timing.
 
     Args:
         problem: what it computes.
-        candidate: the kernel.
+        row: of the candidate.
         built: what was built of it.
         policy: whose candidate.
         timed: measured, or about to be; otherwise only the model ranks it.
     """
-    estimate = refine(problem, candidate, policy.spec, built.report)
-    outcome = check_spills(candidate, built.report, timed=timed)
+    estimate = refine(problem, row.candidate, policy.spec, built.report)
+    outcome = check_spills(row.candidate, built.report, timed=timed)
     if outcome.ok and estimate.occupancy == 0:
         registers = built.report.registers
         outcome = Infeasible(reason=f"no CTA fits an SM with {registers} registers")
-    return estimate, outcome
+    return replace(
+        row,
+        estimate=estimate,
+        outcome=outcome,
+        artifact=built.path,
+        code_digest=built.code_digest,
+    )
 
 
 def time_rows(
@@ -78,3 +94,21 @@ def time_rows(
         for timing in timings
     ]
     return [*raced, *by_name.values()], interrupted
+
+
+def choose(raced: Sequence[Row], default: Candidate) -> tuple[Row, float | None]:
+    """The fastest, or the default where nothing is at least :data:`MIN_GAIN` faster.
+
+    Args:
+        raced: usable rows first, the fastest first.
+        default: the policy's own.
+
+    Returns:
+        The pick, and its gain over the default; None where the default does not run.
+    """
+    best = raced[0]
+    base = next((row for row in raced if row.candidate == default and row.outcome.ok), None)
+    if base is None:
+        return best, None
+    gain = gain_over(best, base)
+    return (best, gain) if best is not base and gain >= MIN_GAIN else (base, 0.0)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, Literal
 
 from ..arch import Policy, resolve
-from ..codegen.render import render
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Direction, Problem
 from ..settings import Effort
-from .pipeline import Built, LocalPipeline, StepPipeline
+from .pipeline import LocalPipeline, Pipeline
 from .printing import LinePrinter, print_ranking
 from .progress import Event, Listener
 from .racing import Timing
 from .records import RecordStore
 from .result import TuneResult
 from .search import problem_of, settings_of, tune
+from .stages import built_of
 
 LOGGER = logging.getLogger(__name__)
 STEP_SECONDS = 3.0  # of timing rounds of whole steps
@@ -91,7 +90,7 @@ def tune_step(
     confirm: bool = True,
     listener: Listener | None = None,
     records: RecordStore | None = None,
-    pipeline: StepPipeline | None = None,
+    pipeline: Pipeline | None = None,
     **fields: Any,
 ) -> StepResult:
     """Find the fastest forward and the fastest backward kernel of a shape, and remember both as tuned for the step.
@@ -186,13 +185,14 @@ def _predicted_us(*picked: tuple[TuneResult, Candidate]) -> float | None:
 
 
 def _timed(
-    result: StepResult, first: TuneResult, second: TuneResult, pipeline: StepPipeline
+    result: StepResult, first: TuneResult, second: TuneResult, pipeline: Pipeline
 ) -> StepResult:
     """The result with the times of whole steps."""
     wanted = {PICKS: (first.pick, second.pick), DEFAULTS: (first.default, second.default)}
     if wanted[PICKS] == wanted[DEFAULTS]:
         del wanted[DEFAULTS]
-    built = _built([candidate for pair in wanted.values() for candidate in pair], pipeline)
+    results = built_of((candidate for pair in wanted.values() for candidate in pair), pipeline)
+    built = {c: result for c, result in results.items() if not isinstance(result, Outcome)}
     steps = {
         name: (built[forward], built[backward])
         for name, (forward, backward) in wanted.items()
@@ -221,14 +221,3 @@ def _timed(
         gain=gain,
         interrupted=interrupted,
     )
-
-
-def _built(candidates: list[Candidate], pipeline: StepPipeline) -> Mapping[Candidate, Built]:
-    """Libraries of candidates, from the store or built; without those that do not build."""
-    kernels = [render(candidate) for candidate in dict.fromkeys(candidates)]
-    results = pipeline.build(kernels, lambda done, total, message: None)
-    return {
-        kernel.candidate: result
-        for kernel, result in zip(kernels, results, strict=True)
-        if not isinstance(result, Outcome)
-    }

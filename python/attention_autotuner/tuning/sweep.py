@@ -19,15 +19,14 @@ from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import NoCandidateError
-from ..kernels.cost_model import estimate
 from .build_ahead import BuildAhead
-from .class_pools import choose, race, small_problem, usable
+from .class_pools import prepared, race
 from .history import extended, recall, source_digests
-from .pipeline import Built, Doubt, SweepPipeline
+from .pipeline import Built, Doubt, Pipeline
 from .record_schema import TuningRecord
 from .records import RecordStore
-from .result import Row, gain_over
-from .stages import MIN_GAIN
+from .result import Row
+from .stages import MIN_GAIN, choose
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -113,10 +112,8 @@ class SweepResult:
 class _Doubtful:
     """A race that the default lost, until it is confirmed."""
 
-    problem: Problem
     record: TuningRecord
-    pick: Row
-    base: Row
+    gain: float
     doubt: Doubt
 
 
@@ -136,7 +133,7 @@ class Sweep:
 
     plan: Plan
     policy: Policy
-    pipeline: SweepPipeline
+    pipeline: Pipeline
     records: RecordStore
     budget_seconds: float
     again: bool = False
@@ -176,9 +173,8 @@ class Sweep:
         for group in groups:
             for problem in group.problems:
                 why = "interrupted" if interrupted else "the budget was spent"
-                self._settled.setdefault(
-                    problem, Settled(problem=problem, status="left", reason=why)
-                )
+                if problem not in self._settled:
+                    self._settle(problem, "left", reason=why)
         settled = tuple(self._settled[problem] for problem in self.plan.problems)
         return SweepResult(
             settled=settled,
@@ -264,9 +260,7 @@ class Sweep:
             default = self.policy.default(problem).name
             if known is not None and known.confirmed and known.entry(default) is not None:
                 gain = _recorded_gain(known)
-                self._settled[problem] = Settled(
-                    problem=problem, status="recorded", record=known, gain=gain
-                )
+                self._settle(problem, "recorded", record=known, gain=gain)
             else:
                 missing.append(problem)
         return replace(group, problems=tuple(missing))
@@ -275,6 +269,12 @@ class Sweep:
         self, group: Group, ahead: BuildAhead, waiting: Waiting
     ) -> tuple[list[Row], dict[str, Built]]:
         """Rows of a group's pool after build and verification, and what was built; fewer where time is short."""
+
+        def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
+            self._verified += 1
+            with self._timed("verify"):
+                return self.pipeline.verify(small, kernel, deterministic=candidate.deterministic)
+
         rows: list[Row] = []
         built: dict[str, Built] = {}
         results = ahead.results(group.pool)
@@ -282,31 +282,14 @@ class Sweep:
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
                 break
             self.tell("verify", index, len(results), candidate.name)
-            small = small_problem(candidate)
-            if isinstance(result, Outcome):
-                outcome = result
-            else:
-                built[candidate.name] = result
-                outcome = usable(small, candidate, result, self.policy)
-                # The default serves untuned callers: its time is what the others must beat.
-                if outcome.ok or candidate in self._defaults:
-                    self._verified += 1
-                    with self._timed("verify"):
-                        outcome = self.pipeline.verify(
-                            small, result, deterministic=candidate.deterministic
-                        )
-            if not outcome.ok:
-                self._failures[candidate.name] = outcome
-            rows.append(
-                Row(
-                    candidate=candidate,
-                    estimate=estimate(small, candidate, self.policy.spec),
-                    outcome=outcome,
-                    artifact=None if isinstance(result, Outcome) else result.path,
-                    source_digest=self._digests[candidate],
-                    code_digest=None if isinstance(result, Outcome) else result.code_digest,
-                )
+            row = prepared(
+                candidate, result, self.policy, self._defaults, self._digests[candidate], verify
             )
+            rows.append(row)
+            if not isinstance(result, Outcome):
+                built[candidate.name] = result
+            if not row.outcome.ok:
+                self._failures[candidate.name] = row.outcome
         return rows, built
 
     def _race(self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]) -> None:
@@ -316,46 +299,30 @@ class Sweep:
         try:
             raced = race(problem, self.policy, default, rows, built, self.pipeline, RACE_SECONDS)
         except NoCandidateError as error:
-            self._settled[problem] = Settled(problem=problem, status="failed", reason=str(error))
+            self._settle(problem, "failed", reason=str(error))
             return
-        pick = choose(raced, default)
-        base = next(row for row in raced if row.candidate == default)
-        if pick is base or not base.outcome.ok:
-            # Nothing is faster, or the default does not run at all, so that anything that does is better.
-            record = self._put(problem, raced, pick.candidate, confirmed=True)
-            gain = 0.0 if pick is base else None
-            self._settled[problem] = Settled(
-                problem=problem, status="measured", record=record, gain=gain
-            )
+        pick, gain = choose(raced, default)
+        # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
+        record = extended(
+            None,
+            raced,
+            problem,
+            self.policy,
+            self.pipeline.environment,
+            pick=default if gain else pick.candidate,
+            default=default,
+            confirmed=not gain,
+        )
+        record = self.records.put(record)
+        if not gain:
+            self._settle(problem, "measured", record=record, gain=gain)
             return
-        record = self._put(problem, raced, default, confirmed=False)
-        self._settled[problem] = Settled(
-            problem=problem, status="unconfirmed", record=record, gain=0.0
-        )
-        doubt = Doubt(
-            problem=problem,
-            pick=(pick.candidate.name, built[pick.candidate.name]),
-            default=(default.name, built[default.name]),
-        )
-        self._doubts.append(
-            _Doubtful(problem=problem, record=record, pick=pick, base=base, doubt=doubt)
-        )
+        self._settle(problem, "unconfirmed", record=record, gain=0.0)
+        doubt = Doubt.of(problem, pick.candidate.name, default.name, built)
+        self._doubts.append(_Doubtful(record=record, gain=gain, doubt=doubt))
 
-    def _put(
-        self, problem: Problem, raced: Sequence[Row], pick: Candidate, confirmed: bool
-    ) -> TuningRecord:
-        return self.records.put(
-            extended(
-                None,
-                raced,
-                problem,
-                self.policy,
-                self.pipeline.environment,
-                pick=pick,
-                default=self.policy.default(problem),
-                confirmed=confirmed,
-            )
-        )
+    def _settle(self, problem: Problem, status: Status, **more: Any) -> None:
+        self._settled[problem] = Settled(problem=problem, status=status, **more)
 
     def _confirm(self) -> None:
         """Ask a second process about every doubt; a pick that it does not confirm leaves the default in its place."""
@@ -367,14 +334,10 @@ class Sweep:
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
             won = ratio - 1.0 >= MIN_GAIN
-            name = doubtful.pick.candidate.name if won else doubtful.record.default
+            name = doubtful.doubt.pick[0] if won else doubtful.record.default
             record = self.records.put(replace(doubtful.record, pick=name, confirmed=True))
-            self._settled[doubtful.problem] = Settled(
-                problem=doubtful.problem,
-                status="measured",
-                record=record,
-                gain=gain_over(doubtful.pick, doubtful.base) if won else 0.0,
-            )
+            gain = doubtful.gain if won else 0.0
+            self._settle(doubtful.doubt.problem, "measured", record=record, gain=gain)
         self.tell("confirm", len(asked), len(asked), "")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from functools import lru_cache
 from typing import Literal
 
@@ -26,20 +27,27 @@ ADVICE = "`attention-autotuner records rekey` can tell whether its machine code 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Changed:
-    """The difference between a measurement's kernel and the present one.
+class Miss:
+    """A record that does not serve, or none at all.
 
     Attributes:
-        field: the field of its entry that differs.
+        field: what missed: ``problem`` when nothing was ever recorded, else the first field that differs.
         expected: the present value.
-        recorded: the entry's.
+        recorded: the record's value.
         advice: what may help; empty where only a GPU does.
     """
 
     field: str
     expected: str
     recorded: str
-    advice: str = ""
+    advice: str = dataclass_field(default="", compare=False)
+
+    def describe(self) -> str:
+        """One line for people."""
+        if self.field == "problem":
+            return f"{self.recorded} for {self.expected} or a shape near it"
+        advice = self.advice and f"; {self.advice}"
+        return f"recorded with {self.field} {self.recorded}, now {self.expected}{advice}"
 
 
 def _source_digest(candidate: Candidate) -> str:
@@ -87,10 +95,10 @@ def built_here(store: Store, environment: Environment) -> PresentKernels:
     return PresentKernels(code=code)
 
 
-def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Changed:
+def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Miss:
     """The digest by which an entry's measurement holds, or what has changed since."""
     if entry.knob_schema != knob_schema(entry.candidate.kernel):
-        return Changed(
+        return Miss(
             field="knob_schema",
             expected=knob_schema(entry.candidate.kernel),
             recorded=entry.knob_schema,
@@ -101,17 +109,15 @@ def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Changed:
         if exact == entry.kernel_digest:
             return "bytes"
         if not entry.source_digest and entry.code_digest is None:
-            return Changed(field="kernel_digest", expected=exact, recorded=entry.kernel_digest)
+            return Miss(field="kernel_digest", expected=exact, recorded=entry.kernel_digest)
     source = present.source(entry.candidate)
     if source == entry.source_digest:
         return "source"
     if entry.code_digest is None:
-        return Changed(field="source_digest", expected=source, recorded=entry.source_digest)
+        return Miss(field="source_digest", expected=source, recorded=entry.source_digest)
     code = present.code(entry.candidate)
     if code == entry.code_digest:
         return "code"
     if code is not None:
-        return Changed(field="code_digest", expected=code, recorded=entry.code_digest)
-    return Changed(
-        field="source_digest", expected=source, recorded=entry.source_digest, advice=ADVICE
-    )
+        return Miss(field="code_digest", expected=code, recorded=entry.code_digest)
+    return Miss(field="source_digest", expected=source, recorded=entry.source_digest, advice=ADVICE)

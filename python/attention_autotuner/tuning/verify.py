@@ -26,11 +26,10 @@ from ..core.outcome import (
 )
 from ..core.problem import Problem
 from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
-from ..operations.bindings import Binding, Reference, ways_of
+from ..operations.bindings import Binding, ways_of
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
 from ..operations.shared.tensors import (
-    Outputs,
     PoisonedWorkspace,
     bind,
     current_device,
@@ -172,19 +171,10 @@ class _Check:
         same = all(same_bits(first[name], second[name]) for name in first)
         if deterministic and not same:
             return Nondeterministic(reason=f"two runs on the same input differ for {self._where}")
-        references = list(self._way.references(self._problem, self._inputs))
-        reason = _disagreement(self._problem, runs[:1] if same else runs, references)
-        return Wrong(reason=f"{reason} for {self._where}") if reason else Ok()
-
-
-def _disagreement(
-    problem: Problem, runs: Sequence[Outputs], references: Sequence[Reference]
-) -> str:
-    """Why some run's outputs do not follow the rule; empty when all do."""
-    for outputs in runs:
-        for name, ref, low in references:
-            bands = Bands.of(problem, name, ref.dim())
-            comparison = check(outputs.tensors[name], ref, low, bands)
-            if not comparison.ok:
-                return f"{name}: {comparison.reason}"
-    return ""
+        for name, ref, low in self._way.references(self._problem, self._inputs):
+            bands = Bands.of(self._problem, name, ref.dim())
+            for outputs in runs[:1] if same else runs:
+                comparison = check(outputs.tensors[name], ref, low, bands)
+                if not comparison.ok:
+                    return Wrong(reason=f"{name}: {comparison.reason} for {self._where}")
+        return Ok()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, Literal
 
 from ..arch.policy import Policy
@@ -11,6 +10,7 @@ from ..core.candidate import Candidate, Rejection
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate, rank
 from .record_schema import CandidateEntry, TuningRecord
+from .result import finite
 
 Fate = Literal["kept", "lost", "failed", "untried", "rejected"]
 ORDER: tuple[Fate, ...] = ("kept", "lost", "failed", "untried", "rejected")
@@ -107,7 +107,7 @@ def _candidate_row(
         fate="kept" if kept else "untried",
         reason=reason,
         rank=place,
-        estimate_us=_finite(estimate.us),
+        estimate_us=finite(estimate.us),
         limiter=estimate.limiter,
     )
 
@@ -127,7 +127,7 @@ def _entry_row(
         fate=fate,
         reason=reason,
         rank=rank_,
-        estimate_us=entry.estimate_us if estimate is None else _finite(estimate.us),
+        estimate_us=entry.estimate_us if estimate is None else finite(estimate.us),
         limiter=None if estimate is None else estimate.limiter,
         median_us=None if timing is None else timing.median_us,
         ratio_to_best=None if timing is None else timing.ratio_to_best,
@@ -155,10 +155,6 @@ def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Fate, str]:
 
 def _timed(median_us: float, samples: int) -> str:
     return f"median {median_us:.1f} us of {samples} rounds"
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 def _order(row: Explanation) -> tuple[int, float, int]:
