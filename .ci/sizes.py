@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-BUDGETS = {
-    ".py": 400,
-    ".h": 400,
-    ".cuh": 400,
-    ".hpp": 400,
-    ".cu": 400,
-    ".cpp": 400,
-    ".jinja": 120,
-}
+from tracked import ROOT, files
+
+BUDGETS = dict.fromkeys((".py", ".h", ".cuh", ".hpp", ".cu", ".cpp"), 400) | {".jinja": 120}
 TEST_BUDGET = 500  # a test file is a list of cases, read one at a time
 
 
-def source_files() -> list[Path]:
-    """Every file that git tracks or would track."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
-
-
-def over_budget(files: list[Path]) -> list[str]:
+def over_budget(paths: list[Path]) -> list[str]:
     """One message per file that is too long."""
     messages = []
-    for path in files:
+    for path in paths:
         budget = BUDGETS.get(path.suffix)
         if budget is None:
             continue
@@ -48,7 +28,7 @@ def over_budget(files: list[Path]) -> list[str]:
 
 def main() -> int:
     """Check; answers 1 when a file is over its budget."""
-    messages = over_budget(source_files())
+    messages = over_budget(files())
     for message in messages:
         print(message)
     return 1 if messages else 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT
 
 
 def main() -> int:
     """Type-check; answers mypy's worst exit status."""
     # mypy cannot follow setuptools' mapping of folders; the package's links to them it can.
-    environment = {**os.environ, "MYPYPATH": str(ROOT / "python")}
+    search = os.pathsep.join(str(ROOT / name) for name in ("python", ".ci"))
+    environment = {**os.environ, "MYPYPATH": search}
     mypy = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
     beside = [
         name

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from configparser import ConfigParser
+from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, files
+
 LIST = Path(__file__).with_name("words.txt")
 CPP = {".cuh", ".h", ".hpp", ".cpp", ".cu"}
 TEXT = {*CPP, ".py", ".md", ".rst", ".jinja", ".toml", ".cmake", ".txt", ".yaml", ".yml"}
@@ -27,31 +28,28 @@ _CPP_NO_CODE = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|#include[^
 class Words:
     """The lists of words.txt."""
 
-    everywhere: list[str] = field(default_factory=list)
-    identifiers: list[str] = field(default_factory=list)
-    openers: list[str] = field(default_factory=list)
-    exceptions: list[tuple[str, str]] = field(default_factory=list)  # (path pattern, word)
+    everywhere: list[str]
+    identifiers: list[str]
+    openers: list[str]
+    exceptions: list[tuple[str, str]]  # (path pattern, word)
 
     @classmethod
     def read(cls, path: Path) -> Words:
-        """Read the lists; a ValueError names a line that belongs to none or an exception without a reason."""
-        words = cls()
-        section = ""
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if not line.strip() or line.startswith("#"):
-                continue
-            if line.startswith("["):
-                section = line.strip("[]")
-            elif section == "exceptions":
-                pattern, word, reason = line.split(maxsplit=2)
-                if not reason:
-                    raise ValueError(f"{path}: an exception without a reason: {line}")
-                words.exceptions.append((pattern, word))
-            elif section:
-                getattr(words, section).append(line.strip())
-            else:
-                raise ValueError(f"{path}: a line before the first section: {line}")
-        return words
+        """Read the lists.
+
+        Raises:
+            configparser.Error: a line belongs to none, or is there twice.
+            ValueError: an exception without a reason.
+        """
+        sections = ConfigParser(allow_no_value=True, delimiters="\0", interpolation=None)
+        sections.optionxform = str  # type: ignore[assignment,method-assign]  # words keep their case
+        sections.read_string(path.read_text(encoding="utf-8"))
+        lists = {name: list(sections[name]) for name in ("everywhere", "identifiers", "openers")}
+        exceptions = []
+        for line in sections["exceptions"]:
+            pattern, word, _reason = line.split(maxsplit=2)
+            exceptions.append((pattern, word))
+        return cls(**lists, exceptions=exceptions)
 
     def excepted(self, name: str, word: str) -> bool:
         """True where an exception covers the word in the file of that name."""
@@ -140,24 +138,9 @@ def hits_of(path: Path, words: Words) -> list[Hit]:
 
 def files_of(arguments: list[str]) -> list[Path]:
     """The text files that git tracks or would track, below the given paths."""
-    command = [
-        "git",
-        "ls-files",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-        "-z",
-        "--",
-        *arguments,
-    ]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = [ROOT / name for name in listed.split("\0") if name]
     skipped = {LIST, Path(__file__).resolve()}
-    return [
-        p
-        for p in paths
-        if p.suffix in TEXT and p.is_file() and not p.is_symlink() and p not in skipped
-    ]
+    texts = (path for path in files(*arguments) if path.suffix in TEXT and path not in skipped)
+    return [path for path in texts if not path.is_symlink()]
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -83,17 +83,7 @@ class Artifact:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form, without the path, that :meth:`from_json` reads back."""
-        return {
-            "name": self.name,
-            "digest": self.digest,
-            "kernel_digest": self.kernel_digest,
-            "code_digest": self.code_digest,
-            "target": {"arch": self.target.arch, "ptx": self.target.ptx},
-            "toolchain": self.toolchain,
-            "build_seconds": self.build_seconds,
-            "build_peak_bytes": self.build_peak_bytes,
-            "report": self.report.to_json(),
-        }
+        return {name: value for name, value in asdict(self).items() if name != "path"}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], path: Path) -> Artifact:

@@ -59,21 +59,9 @@ class _Step:
     log: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Batch:
-    """The constants of a running batch."""
-
-    project: Project
-    target: BuildTarget
-    toolchain: Toolchain
-    store: Store
-    timeout_seconds: float
-    disassembler: Path | None
-
-
-def _read_step(batch: _Batch, name: str, step: str) -> _Step | None:
+def _read_step(batch: Project, name: str, step: str) -> _Step | None:
     """A finished step of a target, or None while it is not."""
-    prefix = batch.project.logs / f"{name}.{step}"
+    prefix = batch.logs / f"{name}.{step}"
     try:
         result = json.loads(Path(f"{prefix}.json").read_text(encoding="ascii"))
     except FileNotFoundError:
@@ -100,19 +88,19 @@ def _inspect(
         return report
 
 
-def _code_digest(batch: _Batch, name: str) -> str | None:
+def _code_digest(batch: Project, name: str) -> str | None:
     """The digest of a target's machine code, from its object file; None where it cannot be known."""
     if batch.disassembler is None:
         return None
     try:
-        return code_digest(batch.project.object_file(name), batch.disassembler)
+        return code_digest(batch.object_file(name), batch.disassembler)
     except ToolchainError as error:
         logger.warning("the digest of the machine code stays unknown: %s", error)
         return None
 
 
 def _classify(
-    batch: _Batch, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
+    batch: Project, name: str, kernel: RenderedKernel, digest: str, step: _Step, log: str
 ) -> Outcome:
     """The outcome of a step that failed; a failure that would repeat itself is remembered.
 
@@ -134,7 +122,7 @@ def _classify(
     line = _ERROR_LINE.search(step.log)
     reason = line[0].strip() if line else f"the compiler ended with status {step.returncode}"
     # The source has a private name in the batch; with the log it is kept as kernel.cu.
-    source = f"{batch.project.sources}/{name}.cu"
+    source = f"{batch.sources}/{name}.cu"
     return batch.store.publish_failure(
         source=kernel.text,
         log=log.replace(source, SOURCE),
@@ -145,7 +133,7 @@ def _classify(
 
 
 def _finish(
-    batch: _Batch, name: str, kernel: RenderedKernel, digest: str
+    batch: Project, name: str, kernel: RenderedKernel, digest: str
 ) -> tuple[Artifact | Outcome, float] | None:
     """Publish a target that is done, with the seconds it took; None while it is not."""
     compiled = _read_step(batch, name, "compile")
@@ -164,7 +152,7 @@ def _finish(
     if artifact_digest(kernel, batch.target, batch.toolchain) != digest:
         # Only where somebody edits the headers: what was compiled is not what the digest stands for.
         return BuildFailed(reason="a header changed while it compiled; build it again"), seconds
-    library = batch.project.build / f"{name}.so"
+    library = batch.build / f"{name}.so"
     artifact = Artifact(
         name=kernel.name,
         digest=digest,
@@ -198,7 +186,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def _run_ninja(
-    batch: _Batch,
+    batch: Project,
     pending: dict[str, tuple[str, RenderedKernel]],
     jobs: int,
     report: Callable[[str, Artifact | Outcome, float], None],
@@ -215,12 +203,12 @@ def _run_ninja(
                 del pending[name]
                 report(digest, *finished)
 
-    command: list[str | Path] = [batch.toolchain.ninja, "-C", batch.project.build]
+    command: list[str | Path] = [batch.toolchain.ninja, "-C", batch.build]
     command += ["-k", "0", "-j", str(jobs), *pending]
     try:
         process = subprocess.Popen(
             command,
-            env=batch.project.environment(),
+            env=batch.environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -254,29 +242,22 @@ def _run_ninja(
 
 
 def _compile(
-    misses: dict[str, RenderedKernel], batch: _Batch, jobs: int | None, progress: Progress | None
+    misses: dict[str, RenderedKernel], batch: Project, jobs: int | None, progress: Progress | None
 ) -> dict[str, Artifact | Outcome]:
     """Compile kernels by digest."""
     results: dict[str, Artifact | Outcome] = {}
     targets = {f"k{number}": item for number, item in enumerate(misses.items())}
-    with store_errors(batch.project.root):
-        for folder in (batch.project.sources, batch.project.logs, batch.project.temporary):
+    with store_errors(batch.root):
+        for folder in (batch.sources, batch.logs, batch.temporary):
             folder.mkdir(parents=True)
         for name, (_, kernel) in targets.items():
-            (batch.project.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
+            (batch.sources / f"{name}.cu").write_text(kernel.text, encoding="utf-8")
             target = batch.target.of_family(kernel.candidate.family)
             if target != batch.target:
-                architecture = batch.project.sources / f"{name}.architecture"
+                architecture = batch.sources / f"{name}.architecture"
                 architecture.write_text(f"{target.cmake_architecture}\n", encoding="ascii")
     at_once = job_count(len(misses), jobs)
-    configure(
-        batch.project,
-        batch.target,
-        toolchain=batch.toolchain,
-        store=batch.store,
-        timeout_seconds=batch.timeout_seconds,
-        jobs=at_once,
-    )
+    configure(batch, jobs=at_once)
 
     def report(digest: str, result: Artifact | Outcome, seconds: float) -> None:
         if digest not in results and progress is not None:
@@ -290,7 +271,7 @@ def _compile(
     if starved and at_once > 1:
         # Memory may suffice for one at a time.
         for name in starved:
-            for path in batch.project.logs.glob(f"{name}.*"):
+            for path in batch.logs.glob(f"{name}.*"):
                 path.unlink()
         _run_ninja(batch, starved, 1, report)
     return results
@@ -342,8 +323,8 @@ def build(
         if not toolchain.nvcc.exists():
             raise ToolchainError(f"the compiler {toolchain.nvcc} is gone")
         with store.staging() as root:
-            batch = _Batch(
-                project=Project(root=root),
+            batch = Project(
+                root=root,
                 target=target,
                 toolchain=toolchain,
                 store=store,

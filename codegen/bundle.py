@@ -91,14 +91,8 @@ class BundledPick:
 
     def to_json(self, kernel: int) -> dict[str, Any]:
         """The pick as the index holds it, its kernel by number."""
-        return {
-            "problem": asdict(self.problem),
-            "kernel": kernel,
-            "layer": self.layer,
-            "gpu_name": self.gpu_name,
-            "median_us": self.median_us,
-            "estimate_us": self.estimate_us,
-        }
+        values = vars(self) | {"problem": asdict(self.problem), "kernel": kernel}
+        return {name: value for name, value in values.items() if name != "candidate"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +160,12 @@ def open_bundle(root: Path) -> Bundle:
             )
         kernels = tuple(_read_kernel(root, item) for item in data["kernels"])
         picks = tuple(_read_pick(item, kernels) for item in data["picks"])
-        return Bundle(
-            root=root,
-            arch=str(data["arch"]),
-            package_version=str(data["package_version"]),
-            kernels=kernels,
-            picks=picks,
-        )
+        arch, version = str(data["arch"]), str(data["package_version"])
+    except BundleError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, BundleError):
-            raise
         raise BundleError(f"{root / INDEX} lacks or distorts a field: {error!r}") from error
+    return Bundle(root=root, arch=arch, package_version=version, kernels=kernels, picks=picks)
 
 
 def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
@@ -198,14 +187,9 @@ def _read_pick(data: Mapping[str, Any], kernels: Sequence[BundledKernel]) -> Bun
     number = data["kernel"]
     if type(number) is not int or not 0 <= number < len(kernels):
         raise ValueError(f"kernel must be in 0..{len(kernels) - 1}, got {number!r}")
-    return BundledPick(
-        problem=Problem(**data["problem"]),
-        candidate=kernels[number].candidate,
-        layer=data["layer"],
-        gpu_name=data["gpu_name"],
-        median_us=data["median_us"],
-        estimate_us=data["estimate_us"],
-    )
+    measured = {name: data[name] for name in ("layer", "gpu_name", "median_us", "estimate_us")}
+    candidate, problem = kernels[number].candidate, Problem(**data["problem"])
+    return BundledPick(problem=problem, candidate=candidate, **measured)
 
 
 def write_bundle(
@@ -289,7 +273,7 @@ def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any
         "library_bytes": record["library_bytes"],
         "digest": artifact.digest,
         "kernel_digest": artifact.kernel_digest,
-        "target": {"arch": artifact.target.arch, "ptx": artifact.target.ptx},
+        "target": asdict(artifact.target),
         "toolchain": artifact.toolchain,
         "candidate": candidate.config,
     }

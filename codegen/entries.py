@@ -73,7 +73,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{RECORD} is missing") from error
     except ValueError as error:
         raise DamagedError(f"{RECORD} is not JSON: {error}") from error

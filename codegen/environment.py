@@ -33,8 +33,6 @@ def _environment_over(root: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    env.filters["cpp_enumerator"] = cpp_enumerator
-    env.filters["cpp_literal"] = cpp_literal
-    env.filters["cpp_members"] = cpp_members
-    env.filters["cpp_type"] = cpp_type
+    filters = (cpp_enumerator, cpp_literal, cpp_members, cpp_type)
+    env.filters.update({function.__name__: function for function in filters})
     return env

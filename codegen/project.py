@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ..core.identity import digest16
@@ -26,13 +25,23 @@ _CONFIGURE_SECONDS = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """The folders of a batch.
+    """A batch: its folders, and what it is built with.
 
     Attributes:
-        root: private to this batch; everything below is inside it.
+        root: private to this batch; all its folders are inside it.
+        target: what to compile for.
+        toolchain: what to compile with.
+        store: where artifacts are kept, and what CMake finds out.
+        timeout_seconds: for each compilation and each link; 0 for no limit.
+        disassembler: ``cuobjdump``, where there is one.
     """
 
     root: Path
+    target: BuildTarget
+    toolchain: Toolchain
+    store: Store
+    timeout_seconds: float = 0.0
+    disassembler: Path | None = None
 
     @property
     def sources(self) -> Path:
@@ -70,24 +79,19 @@ class Project:
         return clean_environment(self.temporary)
 
 
-def _python() -> str:
+def _command(project: Project, jobs: int) -> list[str | Path]:
     python = sys.executable or shutil.which("python3")
     if not python:
         raise ToolchainError(
             "no Python interpreter found to run compilers with; put python3 on PATH"
         )
-    return python
-
-
-def _command(
-    project: Project, target: BuildTarget, toolchain: Toolchain, timeout_seconds: float, jobs: int
-) -> list[str]:
-    run = [_python(), "-I", "-S", str(Path(launcher.__file__).resolve()), str(timeout_seconds)]
+    script, toolchain = Path(launcher.__file__).resolve(), project.toolchain
+    run = [python, "-I", "-S", str(script), str(project.timeout_seconds)]
     variables = {
         "CMAKE_MAKE_PROGRAM": toolchain.ninja,
         "CMAKE_CUDA_COMPILER": toolchain.nvcc,
         "CMAKE_CUDA_HOST_COMPILER": toolchain.host_cxx,
-        "CMAKE_CUDA_ARCHITECTURES": target.cmake_architecture,
+        "CMAKE_CUDA_ARCHITECTURES": project.target.cmake_architecture,
         "CMAKE_CUDA_FLAGS": shlex.join(toolchain.cuda_flags),
         "CMAKE_SUPPRESS_REGENERATION": "ON",
         # Ninja gives every free job to a compilation before it links anything. Compilations have jobs of their own, so
@@ -100,20 +104,8 @@ def _command(
         "ATTENTION_AUTOTUNER_LOG_DIR": project.logs,
         "ATTENTION_AUTOTUNER_LAUNCHER": ";".join(run),
     }
-    return [
-        str(toolchain.cmake),
-        "-G",
-        "Ninja",
-        "-S",
-        str(cmake_root()),
-        "-B",
-        str(project.build),
-        *(f"-D{name}={value}" for name, value in variables.items()),
-    ]
-
-
-def _run_cmake(command: Sequence[str], project: Project) -> subprocess.CompletedProcess[str]:
-    return run_tool(command, seconds=_CONFIGURE_SECONDS, temporary=project.temporary)
+    command = [toolchain.cmake, "-G", "Ninja", "-S", cmake_root(), "-B", project.build]
+    return command + [f"-D{name}={value}" for name, value in variables.items()]
 
 
 def _detection_folder(store: Store, toolchain: Toolchain) -> Path:
@@ -145,15 +137,7 @@ def _keep_detection(project: Project, store: Store, kept: Path) -> None:
             store.move_in(staging, kept)
 
 
-def configure(
-    project: Project,
-    target: BuildTarget,
-    *,
-    toolchain: Toolchain,
-    store: Store,
-    timeout_seconds: float = 0.0,
-    jobs: int = 1,
-) -> None:
+def configure(project: Project, *, jobs: int = 1) -> None:
     """Turn the sources of a batch into a Ninja build.
 
     Asking a compiler what it is takes CMake 1.3 to 1.8 s; the answer is kept in the store, and with it this takes
@@ -162,28 +146,26 @@ def configure(
 
     Args:
         project: with its sources written.
-        target: what to compile for.
-        toolchain: what to compile with.
-        store: keeps the answer.
-        timeout_seconds: for each compilation and each link; 0 for no limit.
         jobs: compilations at once.
 
     Raises:
         ToolchainError: CMake fails; the message ends with what it printed.
         StoreError: the store cannot be written.
     """
-    command = _command(project, target, toolchain, timeout_seconds, jobs)
+    store, toolchain = project.store, project.toolchain
+    run_cmake = partial(run_tool, seconds=_CONFIGURE_SECONDS, temporary=project.temporary)
+    command = _command(project, jobs)
     kept = _detection_folder(store, toolchain)
     if kept.is_dir():
         with store_errors(project.build):
             shutil.copytree(kept, project.build / "CMakeFiles" / toolchain.cmake_version)
-        done = _run_cmake([*command, "-DCMAKE_PLATFORM_INFO_INITIALIZED:INTERNAL=1"], project)
+        done = run_cmake([*command, "-DCMAKE_PLATFORM_INFO_INITIALIZED:INTERNAL=1"])
         if done.returncode == 0:
             return
         with store_errors(kept):
             store.discard(kept)
             shutil.rmtree(project.build)
-    done = _run_cmake(command, project)
+    done = run_cmake(command)
     if done.returncode != 0:
         raise ToolchainError(
             f"CMake cannot set up a build with {toolchain.nvcc}:\n{done.stdout.strip()[-3000:]}"

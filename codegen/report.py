@@ -9,11 +9,10 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelReport:
-    """One ``__global__`` function, together with the device functions compiled for it that were not inlined.
+class Counts:
+    """Resources that machine code takes.
 
     Attributes:
-        name: mangled name.
         registers: 32-bit registers per thread.
         spill_store_bytes, spill_load_bytes: static count of spill traffic per thread.
         stack_bytes: local-memory stack per thread, callees included.
@@ -21,7 +20,6 @@ class KernelReport:
         loop_spills: True where a main loop touches local memory; None where no disassembler looked.
     """
 
-    name: str
     registers: int
     spill_store_bytes: int
     spill_load_bytes: int
@@ -31,22 +29,25 @@ class KernelReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompilerReport:
-    """The worst over the kernels of one translation unit, and each kernel by itself.
+class KernelReport(Counts):
+    """One ``__global__`` function, together with the device functions compiled for it that were not inlined.
 
     Attributes:
-        registers, spill_store_bytes, spill_load_bytes, stack_bytes, static_smem_bytes, loop_spills: the maximum over
-            ``kernels``, units as in :class:`KernelReport`.
+        name: mangled name.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompilerReport(Counts):
+    """The counts of one translation unit, each the maximum over its kernels, and each kernel by itself.
+
+    Attributes:
         kernels: each kernel, in the order of compilation.
         warnings: performance warnings with their code, e.g. ``C7510``.
     """
 
-    registers: int
-    spill_store_bytes: int
-    spill_load_bytes: int
-    stack_bytes: int
-    static_smem_bytes: int
-    loop_spills: bool | None
     kernels: tuple[KernelReport, ...]
     warnings: tuple[str, ...]
 
@@ -105,7 +106,7 @@ def parse_ptxas(text: str) -> CompilerReport:
             for name, pattern in _AT_MOST.items():
                 if match := pattern.search(line):
                     counts[entry][name] = max(counts[entry][name], int(match[1]))
-    kernels = [KernelReport(name=name, loop_spills=None, **count) for name, count in counts.items()]
+    kernels = [KernelReport(name=name, **count) for name, count in counts.items()]
     return combine(kernels, warnings)
 
 

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..core.outcome import BuildFailed
 from ..settings import Settings, current
@@ -55,9 +56,8 @@ from .toolchain import Toolchain
 
 logger = logging.getLogger(__name__)
 
-STALE_STAGING_SECONDS = (
-    24 * 3600.0
-)  # no build takes a day; what is older was left by a killed process
+# No build takes a day; what is older was left by a killed process.
+STALE_STAGING_SECONDS = 24 * 3600.0
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}")  # staged, or on its way to be removed
 
 
@@ -128,31 +128,30 @@ class Store:
 
     def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
         """An entry that is whole; a damaged one is quarantined and is then none."""
-        if not folder.is_dir():
-            return None
-        try:
+        with self._quarantined_if_damaged(folder):
             artifact = read_artifact(folder)
             if digest is not None and artifact.digest != digest:
                 raise DamagedError(f"it holds the artifact {artifact.digest}, not {digest}")
-        except DamagedError as error:
-            # Another process may have moved it away between the two looks.
-            if folder.is_dir():
-                self.quarantine(folder, str(error))
-            return None
-        return artifact
+            return artifact
+        return None
 
     def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
-        if not folder.is_dir():
-            return None
-        try:
+        with self._quarantined_if_damaged(folder):
             record = read_record(folder)
             if record.get("digest") != digest or not isinstance(record.get("reason"), str):
                 raise DamagedError(f"{RECORD} lacks its reason or is of another artifact")
+            return BuildFailed(reason=record["reason"], log=str(folder / LOG))
+        return None
+
+    @contextmanager
+    def _quarantined_if_damaged(self, folder: Path) -> Iterator[None]:
+        """Move an entry aside that the block finds damaged; one that is not there is none."""
+        try:
+            yield
         except DamagedError as error:
+            # Another process may have moved it away since.
             if folder.is_dir():
                 self.quarantine(folder, str(error))
-            return None
-        return BuildFailed(reason=record["reason"], log=str(folder / LOG))
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -183,17 +182,13 @@ class Store:
         """
         folder = self.path(artifact.digest, artifact.name)
         with store_errors(folder), self.staging() as staging:
-            (staging / SOURCE).write_text(source, encoding="utf-8")
-            (staging / LOG).write_text(log, encoding="utf-8")
             shutil.copy2(library, staging / LIBRARY)
-            record = {
-                "schema": SCHEMA,
-                **artifact.to_json(),
+            checks = {
                 "library_bytes": (staging / LIBRARY).stat().st_size,
                 "library_sha256": file_sha256(staging / LIBRARY),
                 "created": time.time(),
             }
-            (staging / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+            _write_entry(staging, source, log, artifact.to_json() | checks)
             while not self.move_in(staging, folder):
                 existing = self._open(folder, artifact.digest)
                 if existing is not None:
@@ -211,10 +206,7 @@ class Store:
         """
         folder = self.failed_path(digest, name)
         with store_errors(folder), self.staging() as staging:
-            (staging / SOURCE).write_text(source, encoding="utf-8")
-            (staging / LOG).write_text(log, encoding="utf-8")
-            record = {"schema": SCHEMA, "name": name, "digest": digest, "reason": reason}
-            (staging / RECORD).write_text(json.dumps(record, indent=2), encoding="utf-8")
+            _write_entry(staging, source, log, {"name": name, "digest": digest, "reason": reason})
             while not self.move_in(staging, folder):
                 self.discard(folder)
         return BuildFailed(reason=reason, log=str(folder / LOG))
@@ -223,8 +215,7 @@ class Store:
         """Remove a remembered failure, if there is one."""
         folder = self.failed_path(digest, name)
         with store_errors(folder):
-            if folder.is_dir():
-                self.discard(folder)
+            self.discard(folder)
 
     def move_in(self, staging: Path, folder: Path) -> bool:
         """Make a staged folder durable and rename it into place; False where the place is taken."""
@@ -279,12 +270,8 @@ class Store:
         Returns:
             What was removed.
         """
-        chosen = [
-            entry
-            for entry in self.ls()
-            if fnmatch.fnmatchcase(entry.name, pattern)
-            or fnmatch.fnmatchcase(entry.path.name, pattern)
-        ]
+        matches = re.compile(fnmatch.translate(pattern)).match
+        chosen = [e for e in self.ls() if matches(e.name) or matches(e.path.name)]
         return self._remove(chosen)
 
     def verify(self) -> list[tuple[Entry, str]]:
@@ -332,11 +319,8 @@ class Store:
             or (max_age_seconds is not None and now - entry.last_used > max_age_seconds)
         ]
         kept = [entry for entry in entries if entry not in chosen]
-        excess = sum(entry.size_bytes for entry in kept) - (max_bytes or 0)
-        while max_bytes is not None and excess > 0 and kept:
-            entry = kept.pop(0)
-            excess -= entry.size_bytes
-            chosen.append(entry)
+        while max_bytes is not None and sum(entry.size_bytes for entry in kept) > max_bytes:
+            chosen.append(kept.pop(0))
         return self._remove(chosen)
 
     def _remove(self, entries: list[Entry]) -> list[Entry]:
@@ -344,6 +328,14 @@ class Store:
             with store_errors(entry.path):
                 self.discard(entry.path)
         return entries
+
+
+def _write_entry(folder: Path, source: str, log: str, record: dict[str, Any]) -> None:
+    """Write an entry's text files."""
+    (folder / SOURCE).write_text(source, encoding="utf-8")
+    (folder / LOG).write_text(log, encoding="utf-8")
+    text = json.dumps({"schema": SCHEMA, **record}, indent=2)
+    (folder / RECORD).write_text(text, encoding="utf-8")
 
 
 def default_store(settings: Settings | None = None) -> Store:

@@ -13,10 +13,11 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ..arch.probe import cuda_driver
 from ..core.memo import remembered
@@ -36,6 +37,7 @@ from .wheels import (
 )
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 MIN_NVCC = (12, 0)  # the first release that knows sm_89 and sm_90 alike
 MIN_CMAKE = (3, 24)  # the cmake_minimum_required of templates/cmake
@@ -105,6 +107,23 @@ def _probe(*command: str | Path) -> str:
     return done.stdout
 
 
+def _first_usable(
+    what: str, attempts: Iterable[Callable[[], Result]], none: str, fix: str
+) -> Result:
+    """The result of the first attempt that does not fail.
+
+    Raises:
+        ToolchainError: all fail; the message lists why, or says ``none`` where there are none.
+    """
+    problems = []
+    for attempt in attempts:
+        try:
+            return attempt()
+        except ToolchainError as error:  # noqa: PERF203  # a failure is why the loop goes on
+            problems.append(str(error))
+    raise ToolchainError(f"no usable {what}: {'; '.join(problems) or none}. To fix it, {fix}")
+
+
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
@@ -128,11 +147,10 @@ def probe_nvcc(path: Path) -> Nvcc:
     # Wheels keep the runtime in lib, where nvcc.profile looks in lib64.
     bare = (root / "lib" / "libcudart_static.a").exists() and not (root / "lib64").exists()
     flags = (f"-L{root / 'lib'}",) if bare else ()
-    merged = root / MERGED_VERSION
+    merged, named = root / MERGED_VERSION, version[1]
     if merged.exists():  # its front end tells its own version alone
-        text = merged.read_text(encoding="utf-8")
-        return Nvcc(path=path, version=text, root=root, flags=(*flags, *MERGED_FLAGS))
-    return Nvcc(path=path, version=version[1], root=root, flags=flags)
+        named, flags = merged.read_text(encoding="utf-8"), (*flags, *MERGED_FLAGS)
+    return Nvcc(path=path, version=named, root=root, flags=flags)
 
 
 def nvcc_places() -> Iterator[Path]:
@@ -168,8 +186,8 @@ def driver_runs(toolchain: Mapping[str, str]) -> bool:
     return release is None or not built or built[0] <= release[0]
 
 
-def _check_driver(compiler: Nvcc) -> None:
-    """Refuse a compiler whose kernels the driver cannot run.
+def _suiting(compiler: Nvcc) -> Nvcc:
+    """A compiler, refused where the driver cannot run its kernels.
 
     Raises:
         ToolchainError: naming both.
@@ -179,6 +197,7 @@ def _check_driver(compiler: Nvcc) -> None:
         raise ToolchainError(
             f"{compiler.path} is of CUDA {compiler.version}, the driver here runs kernels of CUDA {release[0]} at most"
         )
+    return compiler
 
 
 def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
@@ -200,49 +219,28 @@ def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
         except ToolchainError as error:
             raise ToolchainError(f"ATTENTION_AUTOTUNER_NVCC={nvcc}: {error}") from error
         try:
-            _check_driver(compiler)
+            _suiting(compiler)
         except ToolchainError as error:
             logger.warning("%s; ATTENTION_AUTOTUNER_NVCC names it all the same", error)
         return compiler
-    problems: list[str] = []
-    for find in _compilers():
-        usable = _attempt(find, problems)
-        if usable is not None:
-            return usable
-    listed = "; ".join(problems) or "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
-    raise ToolchainError(f"no usable nvcc: {listed}. To fix it, {_INSTALL_NVCC}")
-
-
-def _attempt(find: Callable[[], Nvcc], problems: list[str]) -> Nvcc | None:
-    """A compiler that the driver suits; what is wrong with any other is added to the problems."""
-    try:
-        compiler = find()
-        _check_driver(compiler)
-    except ToolchainError as error:
-        problems.append(str(error))
-        return None
-    return compiler
+    none = "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
+    return _first_usable("nvcc", _compilers(), none, _INSTALL_NVCC)
 
 
 def _compilers() -> Iterator[Callable[[], Nvcc]]:
     """A function for each compiler that is there, in the order in which they are tried."""
+
+    def compiler(locate: Callable[[Path], Path], place: Path) -> Nvcc:
+        return _suiting(probe_nvcc(locate(place)))
+
     for place in nvcc_places():
         if place.exists():
-            yield partial(probe_nvcc, place)
+            yield partial(compiler, Path, place)
     for root in wheel_roots():
         if (root / "bin" / "nvcc").exists():
-            yield partial(_of_wheels, root)
+            yield partial(compiler, check_wheels, root)
     for place in cu12_places():
-        yield partial(_of_cu12, place)
-
-
-def _of_wheels(root: Path) -> Nvcc:
-    check_wheels(root)
-    return probe_nvcc(root / "bin" / "nvcc")
-
-
-def _of_cu12(place: Path) -> Nvcc:
-    return probe_nvcc(merge_cu12(place))
+        yield partial(compiler, merge_cu12, place)
 
 
 def find_host_cxx() -> tuple[Path, str]:
@@ -251,17 +249,15 @@ def find_host_cxx() -> tuple[Path, str]:
     Raises:
         ToolchainError: there is none.
     """
-    problems = []
-    for name in (os.environ.get("CUDAHOSTCXX"), os.environ.get("CXX"), "g++", "c++", "clang++"):
-        path = shutil.which(name) if name else None
-        if path is None:
-            continue
-        try:
-            return Path(path), _probe(path, "--version").strip().splitlines()[0]
-        except ToolchainError as error:
-            problems.append(str(error))
-    listed = "; ".join(problems) or "none of g++, c++, clang++ on PATH"
-    raise ToolchainError(f"no usable C++ compiler: {listed}. To fix it, install g++ or set CXX")
+
+    def compiler(path: str) -> tuple[Path, str]:
+        return Path(path), _probe(path, "--version").strip().splitlines()[0]
+
+    names = (os.environ.get("CUDAHOSTCXX"), os.environ.get("CXX"), "g++", "c++", "clang++")
+    paths = filter(None, (shutil.which(name) for name in names if name))
+    none = "none of g++, c++, clang++ on PATH"
+    attempts = (partial(compiler, path) for path in paths)
+    return _first_usable("C++ compiler", attempts, none, "install g++ or set CXX")
 
 
 def _tool_places(name: str) -> Iterator[Path]:
@@ -276,20 +272,15 @@ def _tool_places(name: str) -> Iterator[Path]:
 
 
 def _find_tool(name: str, minimum: tuple[int, ...]) -> tuple[Path, str]:
-    problems = []
-    for place in _tool_places(name):
-        if not place.exists():
-            continue
-        try:
-            version = re.search(r"\d+(?:\.\d+)+", _probe(place, "--version"))
-        except ToolchainError as error:
-            problems.append(str(error))
-            continue
-        if version is not None and numbers(version[0]) >= minimum:
-            return place, version[0]
-        problems.append(f"{place} is older than {_dotted(minimum)}")
-    listed = "; ".join(problems) or "neither installed for this Python nor on PATH"
-    raise ToolchainError(f"no usable {name}: {listed}. To fix it, run `pip install {name}`")
+    def tool(place: Path) -> tuple[Path, str]:
+        version = re.search(r"\d+(?:\.\d+)+", _probe(place, "--version"))
+        if version is None or numbers(version[0]) < minimum:
+            raise ToolchainError(f"{place} is older than {_dotted(minimum)}")
+        return place, version[0]
+
+    attempts = (partial(tool, place) for place in _tool_places(name) if place.exists())
+    none = "neither installed for this Python nor on PATH"
+    return _first_usable(name, attempts, none, f"run `pip install {name}`")
 
 
 def find_cmake() -> tuple[Path, str]:
@@ -324,7 +315,7 @@ def find_disassembler() -> Path | None:
 
 
 @remembered("toolchain.found", bound=8)
-def _assemble(nvcc: str | None, cutlass_dir: str | None) -> Toolchain:
+def _assemble(nvcc: Path | None, cutlass_dir: Path | None) -> Toolchain:
     compiler = find_nvcc(nvcc)
     host_cxx, host_cxx_version = find_host_cxx()
     cutlass_include, cutlass_version = find_cutlass(cutlass_dir)
@@ -355,7 +346,4 @@ def find_toolchain(settings: Settings | None = None) -> Toolchain:
         ToolchainError: something is missing or does not fit; the message says what to install.
     """
     settings = settings or current()
-    return _assemble(
-        str(settings.nvcc) if settings.nvcc is not None else None,
-        str(settings.cutlass_dir) if settings.cutlass_dir is not None else None,
-    )
+    return _assemble(settings.nvcc, settings.cutlass_dir)

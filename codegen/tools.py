@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,21 +11,9 @@ from pathlib import Path
 from ..errors import ToolchainError
 
 # Variables that would change a build behind the back of its digest.
-_UNWANTED = frozenset(
-    {
-        "CFLAGS",
-        "CXXFLAGS",
-        "CUDAARCHS",
-        "CUDACXX",
-        "CUDAFLAGS",
-        "CUDAHOSTCXX",
-        "LDFLAGS",
-        "MAKEFLAGS",
-        "NINJA_STATUS",
-        "NVCC_APPEND_FLAGS",
-        "NVCC_CCBIN",
-        "NVCC_PREPEND_FLAGS",
-    }
+_UNWANTED = re.compile(
+    r"CMAKE_.*|(C|CXX|CUDA|LD|MAKE)FLAGS|CUDA(ARCHS|CXX|HOSTCXX)|NINJA_STATUS"
+    r"|NVCC_(APPEND_FLAGS|CCBIN|PREPEND_FLAGS)"
 )
 
 
@@ -34,11 +23,7 @@ def clean_environment(temporary: Path | None = None) -> dict[str, str]:
     Args:
         temporary: folder for their temporary files, if not the system's.
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _UNWANTED and not name.startswith("CMAKE_")
-    }
+    kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
     if temporary is not None:
         kept["TMPDIR"] = str(temporary)
     return {**kept, "LC_ALL": "C"}

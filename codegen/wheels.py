@@ -21,19 +21,16 @@ from ..core.identity import digest16
 from ..errors import ToolchainError
 from ..settings import current
 
-WHEELS = (
+FRONT_END_WHEELS = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
     "nvidia-nvvm==13.0.88",
-    "nvidia-cuda-cccl==13.0.85",
-    "nvidia-cuda-runtime==13.0.*",
 )
+WHEELS = (*FRONT_END_WHEELS, "nvidia-cuda-cccl==13.0.85", "nvidia-cuda-runtime==13.0.*")
 """A whole compiler from PyPI; all of one CUDA release, because mixed releases break ptxas."""
 
 WHEELS_CU12 = (
-    "nvidia-cuda-nvcc==13.0.88",
-    "nvidia-cuda-crt==13.0.88",
-    "nvidia-nvvm==13.0.88",
+    *FRONT_END_WHEELS,
     "nvidia-cuda-nvcc-cu12==12.9.86",
     "nvidia-cuda-runtime-cu12==12.9.79",
     "nvidia-cuda-cccl-cu12==12.9.27",
@@ -128,8 +125,8 @@ def _check_whole(root: Path, files: Mapping[str, str]) -> None:
         raise ToolchainError(f"{root} lacks what these wheels bring: {', '.join(missing)}")
 
 
-def check_wheels(root: Path) -> None:
-    """Check that the wheels under a root make a whole compiler of one CUDA release.
+def check_wheels(root: Path) -> Path:
+    """The nvcc of the wheels under a root, which must make a whole compiler of one CUDA release.
 
     Raises:
         ToolchainError: a wheel is missing, or two are of different releases.
@@ -139,6 +136,7 @@ def check_wheels(root: Path) -> None:
     if len({numbers(version)[:2] for version in versions.values()}) > 1:
         listed = ", ".join(f"{name}=={version}" for name, version in sorted(versions.items()))
         raise ToolchainError(f"{root} mixes CUDA releases, which breaks ptxas: {listed}")
+    return root / "bin" / "nvcc"
 
 
 def cu12_places() -> list[Path]:

@@ -272,11 +272,11 @@ def test_ptx_travels_beside_the_machine_code_where_asked(
 
 def _commands(root: Path, target: BuildTarget, toolchain: Toolchain, store: Store) -> str:
     """The commands that Ninja would run for one kernel, with the private folder's name taken out."""
-    project = Project(root=root)
+    project = Project(root=root, target=target, toolchain=toolchain, store=store)
     for folder in (project.sources, project.logs, project.temporary):
         folder.mkdir(parents=True)
     (project.sources / "k0.cu").write_text(_trivial("plain").text)
-    configure(project, target, toolchain=toolchain, store=store)
+    configure(project)
     listed = subprocess.run(
         [toolchain.ninja, "-C", project.build, "-t", "commands"],
         check=True,

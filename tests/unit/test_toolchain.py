@@ -94,7 +94,7 @@ def test_nvcc_places_in_their_order(
         _toolkit(tmp_path / name, f"13.0.{number}")
         for number, name in enumerate(("wheels/nvidia/cu13", "a", "b", "c", "d"))
     )
-    monkeypatch.setattr(toolchain, "check_wheels", lambda root: None)
+    monkeypatch.setattr(toolchain, "check_wheels", lambda root: root / "bin" / "nvcc")
     monkeypatch.setattr(toolchain, "wheel_roots", lambda: [wheels])
     assert find_nvcc().root == wheels
     monkeypatch.setenv("CUDA_PATH", str(cuda_path))
