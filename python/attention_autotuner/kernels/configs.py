@@ -86,14 +86,12 @@ def knobs_from_config(kind: type[KernelKnobs], config: Mapping[str, Any]) -> Ker
 
 def _built(kind: Any, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
-    return kind(
-        **{
-            name: _built(_class_of(hints[name]), value)
-            if isinstance(value, Mapping) and name in hints
-            else value
-            for name, value in values.items()
-        }
-    )
+    nested = {
+        name: _built(_class_of(hints[name]), value)
+        for name, value in values.items()
+        if isinstance(value, Mapping) and name in hints
+    }
+    return kind(**{**values, **nested})
 
 
 def _class_of(hint: Any) -> type[Any]:
