@@ -112,7 +112,7 @@ def attention_backward(
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
     if grad_o is None:
-        attention_checks.check_some_gradient(grad_lse)
+        checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     key = (
         launch.signature_of_three(q, k, v),

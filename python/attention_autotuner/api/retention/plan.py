@@ -132,7 +132,7 @@ def retention_backward(
     """
     log2_gamma, gamma = decays
     if grad_o is None:
-        retention_checks.check_some_gradient(grad_state)
+        checks.check_some_gradient("the final state", grad_state)
         grad_o = q.new_zeros(v.shape[-1:]).expand(*q.shape[:3], v.shape[-1])
     key = (
         launch.signature_of_three(q, k, v),

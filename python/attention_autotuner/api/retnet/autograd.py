@@ -14,7 +14,7 @@ import torch
 from ... import settings
 from ...operations.retnet.reference import retnet_attention
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
@@ -30,6 +30,7 @@ from .torch_op import (
 )
 
 _MASK = Forward._fields.index("mask")
+_ARGUMENTS = 10  # of RetNetFunction
 
 
 def _keep(
@@ -63,7 +64,7 @@ def save_for_backward(
 def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
     if grad_o is None:
-        return _of_arguments()
+        return of_arguments(Forward)
     *tensors, o, r = ctx.saved_tensors
     with settings_of(ctx):
         if ctx.rules.normalize and not ctx.return_r:
@@ -91,11 +92,7 @@ def _through_dispatcher(
         need_dmask,
         ctx.deterministic,
     )
-    return _of_arguments(dq, dk, dv, dmask if need_dmask else None)
-
-
-def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
-    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
+    return of_arguments(Forward, dq, dk, dv, dmask if need_dmask else None)
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -128,7 +125,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             function, (q, k, v, mask), (grad_o,), (dq, dk, dv, dmask if ctx.need_dmask else None)
         )
         results = (*by_gradients, *by_inputs)
-    return (*results, *(None,) * (len(Backward._fields) - len(results)))
+    return of_arguments(Backward, *results)
 
 
 class RetNetFunction(torch.autograd.Function):
@@ -138,20 +135,12 @@ class RetNetFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Gradient,
-        log2_gamma: Gradient,
-        gamma: Any,
-        rules: Rules,
-        device_type: str,
-        return_r: bool,
-        deterministic: bool,
-    ) -> Any:
-        """Launch the kernel and keep what the gradient needs, r among it."""
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        """Launch the kernel and keep what the gradient needs, r among it.
+
+        Arguments are those of :class:`Forward`, with the rules in one.
+        """
+        q, k, v, mask, log2_gamma, gamma, rules, device_type, return_r, deterministic = arguments
         factors = (mask, log2_gamma, gamma)
         o, r = retnet_plan.retnet_forward(
             q, k, v, factors, rules, device_type, return_r or rules.normalize
@@ -166,12 +155,12 @@ class RetNetFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Gradient, _: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v and the mask."""
         if grad_o is None:
-            return (None,) * 10
+            return (None,) * _ARGUMENTS
         *tensors, o, r = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
-                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:10]
+                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:_ARGUMENTS]
             q, k, v, mask, log2_gamma = tensors
             gradients = retnet_plan.retnet_backward(
                 grad_o,
@@ -186,7 +175,7 @@ class RetNetFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_MASK],
                 ctx.deterministic,
             )
-        return (*gradients, *(None,) * 6)
+        return (*gradients, *(None,) * (_ARGUMENTS - len(gradients)))
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

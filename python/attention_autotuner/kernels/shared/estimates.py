@@ -87,11 +87,11 @@ def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
 def reported_usage(needs: KernelNeeds, report: ResourceReport, fit: Coefficients) -> Usage:
     """The resources that a kernel takes by its compiler's report."""
     spilled = report.spill_store_bytes + report.spill_load_bytes
+    share = fit.spill_share_outside_loops if report.loop_spills is False else 1.0
     return Usage(
         registers=report.registers,
         smem_bytes=needs.smem_bytes + report.static_smem_bytes,
-        spill_bytes=spilled
-        * (fit.spill_share_outside_loops if report.loop_spills is False else 1.0),
+        spill_bytes=spilled * share,
     )
 
 
