@@ -20,6 +20,8 @@ from . import plan as attention_plan
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
+_OTHERS = of_arguments(Forward)[3:]  # arguments without a gradient
+
 
 def save_for_backward(
     ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]
@@ -103,10 +105,11 @@ class AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
         """Launch the kernel and keep what the gradient needs, LSE among it; arguments are those of :class:`Forward`."""
-        *inputs, return_lse, deterministic = arguments
-        with_lse: tuple[Any, ...] = (*inputs, True)
-        o, lse = attention_plan.attention_forward(*with_lse)
-        _keep(ctx, *inputs[:3], o, lse, *inputs[3:], deterministic)
+        q, k, v, scale, causal, top_left, device_type, return_lse, deterministic = arguments
+        o, lse = attention_plan.attention_forward(
+            q, k, v, scale, causal, top_left, device_type, True
+        )
+        _keep(ctx, q, k, v, o, lse, scale, causal, top_left, device_type, deterministic)
         return (o, lse) if return_lse else o
 
     @staticmethod
@@ -123,7 +126,7 @@ class AttentionFunction(torch.autograd.Function):
                 gradients = attention_plan.attention_backward(
                     grad_o, grad_lse, *saved, *ctx.arguments
                 )
-        return of_arguments(Forward, *gradients)
+        return (*gradients, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

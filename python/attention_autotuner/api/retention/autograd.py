@@ -21,6 +21,7 @@ from . import plan as retention_plan
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward
 
 _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
+_OTHERS = of_arguments(Forward)[_STATE + 1 :]  # arguments without a gradient
 
 
 def _keep(
@@ -106,13 +107,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             function,
             inputs,
             gradients,
-            (
-                dq,
-                dk,
-                dv,
-                dlog2 if ctx.need_gamma else None,
-                dstate if ctx.need_state else None,
-            ),
+            (dq, dk, dv, dlog2 if ctx.need_gamma else None, dstate if ctx.need_state else None),
         )
     return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None, None)
 
@@ -159,7 +154,7 @@ class RetentionFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_STATE],
                 ctx.needs_input_grad[_LOG2_GAMMA],
             )
-        return of_arguments(Forward, *gradients, dlog2, None, dstate)
+        return (*gradients, dlog2, None, dstate, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

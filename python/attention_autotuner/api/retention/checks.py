@@ -155,10 +155,7 @@ def state_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:
 
 
 def check_gradients(
-    grad_o: torch.Tensor | None,
-    grad_state: torch.Tensor | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
+    grad_o: torch.Tensor | None, grad_state: torch.Tensor | None, q: torch.Tensor, v: torch.Tensor
 ) -> None:
     """Check the gradients that the backward starts from; strides are free.
 

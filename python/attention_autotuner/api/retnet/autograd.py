@@ -19,18 +19,11 @@ from ..shared.second_order import differentiate_again, notice_reference, zeros_l
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
 from .checks import Rules
-from .torch_op import (
-    BACKWARD_OP,
-    FORWARD_OP,
-    Backward,
-    Forward,
-    mask_of,
-    options_of,
-    rules_of,
-)
+from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, mask_of, options_of, rules_of
 
 _MASK = Forward._fields.index("mask")
 _ARGUMENTS = 10  # of RetNetFunction
+_OTHERS = (None,) * (_ARGUMENTS - 4)  # those without a gradient
 
 
 def _keep(
@@ -135,12 +128,20 @@ class RetNetFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        """Launch the kernel and keep what the gradient needs, r among it.
-
-        Arguments are those of :class:`Forward`, with the rules in one.
-        """
-        q, k, v, mask, log2_gamma, gamma, rules, device_type, return_r, deterministic = arguments
+    def forward(
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        mask: Gradient,
+        log2_gamma: Gradient,
+        gamma: Any,
+        rules: Rules,
+        device_type: str,
+        return_r: bool,
+        deterministic: bool,
+    ) -> Any:
+        """Launch the kernel and keep what the gradient needs, r among it."""
         factors = (mask, log2_gamma, gamma)
         o, r = retnet_plan.retnet_forward(
             q, k, v, factors, rules, device_type, return_r or rules.normalize
@@ -175,7 +176,7 @@ class RetNetFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_MASK],
                 ctx.deterministic,
             )
-        return (*gradients, *(None,) * (_ARGUMENTS - len(gradients)))
+        return (*gradients, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

@@ -70,12 +70,7 @@ class Launch:
     )
 
     def __init__(
-        self,
-        kernel: LoadedKernel,
-        params: ctypes.Structure,
-        *,
-        index: int,
-        allocate: Allocate,
+        self, kernel: LoadedKernel, params: ctypes.Structure, *, index: int, allocate: Allocate
     ) -> None:
         """Prepare launches.
 
@@ -178,10 +173,7 @@ def gradients(**tensors: torch.Tensor) -> list[Layout]:
     """The layouts of gradients, by their names: dense, each with its tensor's order of dimensions."""
     return [
         Layout(
-            name,
-            tuple(x.shape),
-            checks.output_strides(x.shape, x.stride(), x.shape[3]),
-            x.dtype,
+            name, tuple(x.shape), checks.output_strides(x.shape, x.stride(), x.shape[3]), x.dtype
         )
         for name, x in tensors.items()
     ]

@@ -100,11 +100,5 @@ def plan_of(
             scalars["log2_gamma"] = keep.data_ptr()
         params = strided_params(problem, scale, [*read, *(x[:3] for x in outputs)], **scalars)
     return Plan(
-        kernel,
-        params,
-        inputs=inputs,
-        outputs=outputs,
-        in_force=in_force,
-        copies=copies,
-        keep=keep,
+        kernel, params, inputs=inputs, outputs=outputs, in_force=in_force, copies=copies, keep=keep
     )

@@ -121,10 +121,5 @@ def _predict_pass(
     }
     compute = ceil(rounds) * chunks * chunk_clk * to_us
     return launch_estimate(
-        terms,
-        compute,
-        placed,
-        spec,
-        overlap_loss=fit.chunk_sm90_overlap_loss,
-        start_us=start_us,
+        terms, compute, placed, spec, overlap_loss=fit.chunk_sm90_overlap_loss, start_us=start_us
     )

@@ -43,11 +43,4 @@ def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
     knobs = knobs_of(candidate)
     shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
-    return (
-        Pass(
-            kernel=knobs.kernel,
-            subject=shape,
-            rules=RECURRENT_PREDICATES,
-            needs_of=needs,
-        ),
-    )
+    return (Pass(kernel=knobs.kernel, subject=shape, rules=RECURRENT_PREDICATES, needs_of=needs),)

@@ -14,12 +14,7 @@ from ...arch.occupancy import KernelNeeds
 from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..shared.workspace import (
-    SUM_BYTES,
-    count_head_splits,
-    lse_delta_bytes,
-    shared_gradient_bytes,
-)
+from ..shared.workspace import SUM_BYTES, count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import KeyPass, RowPass, knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -202,10 +197,7 @@ def dq_split(shape: KeyShape) -> tuple[int, int]:
 def dq_tile(shape: KeyShape) -> tuple[int, int]:
     """Rows and columns of dQ's tile that the busiest warp computes."""
     along_rows, along_columns = dq_split(shape)
-    return (
-        shape.knobs.block_m // along_rows,
-        -(-shape.padded_dim_qk // 16 // along_columns) * 16,
-    )
+    return (shape.knobs.block_m // along_rows, -(-shape.padded_dim_qk // 16 // along_columns) * 16)
 
 
 def _key_smem_bytes(shape: KeyShape) -> int:

@@ -93,11 +93,7 @@ def pass_of(shape: PassShape) -> Pass:
     rules: dict[str, Rule[Any]] = {**KEY_PREDICATES} if is_keys else {**ROW_PREDICATES}
     symbol = KEYS_SYMBOL if is_keys else ROWS_SYMBOL.format(RESULTS.index(shape.name))
     return Pass(
-        kernel=BackwardKnobs.kernel,
-        subject=shape,
-        rules=rules,
-        needs_of=needs,
-        symbol=symbol,
+        kernel=BackwardKnobs.kernel, subject=shape, rules=rules, needs_of=needs, symbol=symbol
     )
 
 

@@ -195,11 +195,7 @@ def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
 @lru_cache
 def _row_points(space: BackwardSpace) -> tuple[RowPass, ...]:
     points = _by_distance(
-        space.slices,
-        space.row_tiles,
-        space.block_columns,
-        space.row_stages,
-        space.ctas_per_sm,
+        space.slices, space.row_tiles, space.block_columns, space.row_stages, space.ctas_per_sm
     )
     return tuple(
         RowPass(

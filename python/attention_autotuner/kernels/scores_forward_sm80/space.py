@@ -39,14 +39,7 @@ class ForwardSpace:
         ctas_per_sm: launch bounds.
     """
 
-    tiles: tuple[tuple[int, int], ...] = (
-        (128, 4),
-        (64, 4),
-        (128, 8),
-        (64, 2),
-        (192, 6),
-        (256, 8),
-    )
+    tiles: tuple[tuple[int, int], ...] = ((128, 4), (64, 4), (128, 8), (64, 2), (192, 6), (256, 8))
     block_n: tuple[int, ...] = (64, 128, 32, 96, 48)
     warps_n: tuple[int, ...] = (1, 2)
     num_stages: tuple[int, ...] = (1, 2, 3)
@@ -200,13 +193,7 @@ def _row_points(
     v_slices = _v_slices(problem, space)
     warps_n = [w for w in space.warps_n if w == 1 or problem.padded_dim_v >= MIN_SHARED_P_COLUMNS]
     for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
-        space.tiles,
-        space.block_n,
-        warps_n,
-        space.num_stages,
-        k_slices,
-        v_slices,
-        space.ctas_per_sm,
+        space.tiles, space.block_n, warps_n, space.num_stages, k_slices, v_slices, space.ctas_per_sm
     ):
         for q_in_registers, qk_ahead in product((False, True), repeat=2):
             if qk_ahead and (stages != 2 or k != problem.padded_dim_qk or n > 1):

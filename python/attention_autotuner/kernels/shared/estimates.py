@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...arch.occupancy import (
-    KernelNeeds,
-    least_registers,
-    register_cap,
-    registers_per_thread,
-)
+from ...arch.occupancy import KernelNeeds, least_registers, register_cap, registers_per_thread
 from ...arch.spec import ArchSpec
 from .coefficients import Coefficients
 

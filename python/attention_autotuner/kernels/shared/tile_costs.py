@@ -156,8 +156,4 @@ def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
     cover = counts.lookahead * busy / counts.waits
     late = counts.waits * max(0.0, fit.load_latency_clk - cover)
     latency = (counts.barriers * fit.barrier_clk + late) / residents
-    return RoundCost(
-        clk=busy + latency,
-        exposed_clk=busy - bottleneck,
-        latency_clk=latency,
-    )
+    return RoundCost(clk=busy + latency, exposed_clk=busy - bottleneck, latency_clk=latency)

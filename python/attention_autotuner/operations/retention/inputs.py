@@ -116,14 +116,7 @@ class RetentionBackward:
         # In that dtype, or the reference would be rounded to theirs.
         q, k, v = (tensor.to(dtype) for tensor in read)
         refs = retention_backward(
-            dout.to(dtype),
-            dfinal,
-            q,
-            k,
-            v,
-            gamma,
-            initial_state=state,
-            need_dgamma=self.dgamma,
+            dout.to(dtype), dfinal, q, k, v, gamma, initial_state=state, need_dgamma=self.dgamma
         )
         lows = self._low(read, dout, gamma, state, dfinal)
         shapes = self.output_shapes(problem)
@@ -197,11 +190,7 @@ DECODING: tuple[Binding, ...] = (
 BACKWARD: tuple[Binding, ...] = (
     RetentionBackward(),
     RetentionBackward(
-        initial=True,
-        final=True,
-        dgamma=True,
-        edge=1,
-        note=", to states and gammas of all sizes",
+        initial=True, final=True, dgamma=True, edge=1, note=", to states and gammas of all sizes"
     ),
     RetentionBackward(
         final=True, dgamma=True, edge=3, note=", from the final state to gammas of all sizes"
