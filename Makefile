@@ -1,7 +1,7 @@
 # make tune   environment, install, and the main job for this machine
 # make test   environment, lint, and the tests that this machine can run
 # make smoke  on a GPU: the tests that take minutes there, over all operations
-# make lint   ruff, mypy --strict, clang-format, file sizes
+# make lint   ruff, mypy --strict, clang-format, file sizes, words
 # make docs   the documentation site, strictly, in build/site
 # make clean  forget the environment and build outputs
 
@@ -16,7 +16,7 @@ TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,2)
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
-cpp_sources = $(shell find templates/include templates/ceilings benchmarks client examples tests/build tests/toy_family -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
+cpp_sources = $(shell find templates/include templates/peaks benchmarks client examples tests/build tests/toy_family -name '*.h' -o -name '*.hpp' -o -name '*.cuh' -o -name '*.cu' -o -name '*.cpp')
 
 .PHONY: tune test smoke lint docs venv clean
 
@@ -35,6 +35,7 @@ lint: venv
 	$(bin)/python .ci/typecheck.py
 	$(bin)/clang-format --dry-run -Werror $(cpp_sources)
 	$(bin)/python .ci/sizes.py
+	$(bin)/python .ci/words.py
 
 docs: venv
 	$(bin)/python -m sphinx -W --keep-going -b html -d build/site_doctrees docs build/site

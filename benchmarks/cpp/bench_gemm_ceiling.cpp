@@ -15,7 +15,7 @@ namespace {
 constexpr char kProgram[] = "bench_gemm_ceiling";
 constexpr double kMaxSeconds = 60;  // of peaks/peaks.h
 
-struct CeilingOptions {
+struct PeakOptions {
   std::vector<std::string> which;
   double seconds = 0.5;
   int device = 0;
@@ -37,7 +37,7 @@ std::vector<std::string> names(std::string const& text) {
     size_t const end = std::min(text.find(',', begin), text.size());
     names.push_back(text.substr(begin, end - begin));
     if (attention_autotuner_peak_unit(names.back().c_str()) == nullptr) {
-      throw UsageError("--which knows no ceiling \"" + names.back() + "\"");
+      throw UsageError("--which knows no peak \"" + names.back() + "\"");
     }
     begin = end + 1;
   }
@@ -73,7 +73,7 @@ Record measured(std::string const& which, double seconds, bool& fine) {
 }
 
 int body(int count, char const* const* arguments) {
-  CeilingOptions options;
+  PeakOptions options;
   std::string which = "mma_fp16,mma_bf16,wgmma_fp16,wgmma_bf16,fp32,exp,smem,l2,hbm_copy,launch";
   CommandLine line("Measures the limits of this GPU that kernels are held against.");
   line.flag("--which", "NAME[,NAME...]", "which of " + which + "; default: all",

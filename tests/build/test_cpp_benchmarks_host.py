@@ -316,7 +316,7 @@ def test_what_is_missing_ends_with_1(programs: Path, fake_bundle: Path, tmp_path
     assert (done.returncode, "has no kernel for" in done.stdout) == (1, True)
 
 
-def test_ceilings_are_reported_with_what_cannot_be(programs: Path, tmp_path: Path) -> None:
+def test_peaks_that_cannot_be_measured_are_reported(programs: Path, tmp_path: Path) -> None:
     output = tmp_path / "ceilings.json"
     command: list[str | Path] = [
         programs / "bench_gemm_ceiling",
@@ -332,7 +332,7 @@ def test_ceilings_are_reported_with_what_cannot_be(programs: Path, tmp_path: Pat
     assert (second["value"], second["error"]) == (None, "this device cannot")
     assert ask(*command, "--which", "launch").returncode == 1  # failed, rather than cannot
     done = ask(*command, "--which", "gemm")
-    assert (done.returncode, 'knows no ceiling "gemm"' in done.stderr) == (2, True)
+    assert (done.returncode, 'knows no peak "gemm"' in done.stderr) == (2, True)
     assert ask(*command, "--seconds", "0").returncode == 2
 
 

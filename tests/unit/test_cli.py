@@ -76,8 +76,8 @@ def test_backward_candidates_are_listed_by_plan_and_the_deterministic_ones_alone
     assert all(candidate_from_config(row["config"]).deterministic for row in alone)
     assert main([*flags, "--limit", "400", "--full"]) == 0
     said = capsys.readouterr().out
-    assert "| fused" in said
-    assert "| pair" in said
+    assert "| one_pass" in said
+    assert "| two_kernels" in said
     assert "keys:m" in said
     assert "deterministic" in said
 

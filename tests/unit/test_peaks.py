@@ -20,13 +20,13 @@ from attention_autotuner.tuning.peaks import (
 from attention_autotuner.tuning.peaks_worker import PeakResult
 
 HEADER = template_root() / "include" / "attention_autotuner" / "peaks/peaks.h"
-SOURCE = template_root() / "ceilings" / "ceilings.cu"
+SOURCE = template_root() / "peaks" / "peaks.cu"
 C_TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "double": ctypes.c_double}
 
 
 @pytest.fixture(scope="module")
 def library(fake_kernel: Callable[..., Path]) -> Path:
-    return fake_kernel('-DDIES_AT="nothing"', source="fake_ceilings.c")
+    return fake_kernel('-DDIES_AT="nothing"', source="fake_peaks.c")
 
 
 def test_the_struct_matches_the_header() -> None:
@@ -76,7 +76,7 @@ def test_a_peak_that_cannot_be_measured_has_a_reason_and_the_rest_are_measured(
 def test_a_measurement_that_kills_its_process_costs_no_other(
     fake_kernel: Callable[..., Path],
 ) -> None:
-    deadly = fake_kernel('-DDIES_AT="exp"', source="fake_ceilings.c")
+    deadly = fake_kernel('-DDIES_AT="exp"', source="fake_peaks.c")
     peaks = measure_peaks(deadly, ["launch", "exp", "fp32"], seconds=0.1)
     assert list(peaks) == ["launch", "exp", "fp32"]
     assert isinstance(peaks["exp"], Crashed)

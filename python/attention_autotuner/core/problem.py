@@ -54,6 +54,12 @@ def operations() -> tuple[str, ...]:
     return tuple(_semantics())
 
 
+def _is_integer(value: object) -> bool:
+    """True for an int and for torch's SymInt, a length under torch.compile; this module does not import torch."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or type(value).__name__ == "SymInt"
+
+
 def score_of(op: Op, mask: Mask) -> Score:
     """The score modification that an operation asks of a kernel under a mask.
 
@@ -130,8 +136,7 @@ class Problem:
         require(self.dtype in DTYPES, f"dtype must be one of {DTYPES}, got {self.dtype!r}")
         for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes"):
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            require(whole, f"{name} must be an integer, got {value!r}")
+            require(_is_integer(value), f"{name} must be an integer, got {value!r}")
         for name in ("causal", "deterministic"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")

@@ -1,4 +1,4 @@
-/* A library of ceilings that runs on the host: figures by rule, and a way to die. */
+/* A library of peaks that runs on the host: figures by rule, and a way to die. */
 #include <stdlib.h>
 #include <string.h>
 
