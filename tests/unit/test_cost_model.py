@@ -27,8 +27,7 @@ from attention_autotuner.kernels.shared.coefficients import (
 )
 from attention_autotuner.kernels.shared.schedule import (
     makespan,
-    tiles_of_keys,
-    tiles_of_queries,
+    tiles_of,
 )
 from benchmarks.exhaustive import correlation
 from benchmarks.tuning_logs import Log, read_logs
@@ -307,14 +306,30 @@ def test_long_greedy_lists_are_within_one_percent_of_the_simulation() -> None:
     assert predicted == pytest.approx(exact, rel=0.01)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Shifted(Problem):
+    """A problem of 300 queries and 500 keys whose diagonal lies anywhere."""
+
+    seqlen_q: int = 300
+    seqlen_k: int = 500
+    offset: int = 0
+
+    @property
+    def causal_offset(self) -> int:
+        """The offset of its own."""
+        return self.offset
+
+
 def test_tiles_of_queries_follow_the_mask() -> None:
-    shape = {"seqlen_q": 300, "seqlen_k": 500, "block": 128, "step": 64}
-    assert tiles_of_queries(**shape, causal=False, causal_offset=0) == (8, 8, 8)
+    def tiles(**mask: Any) -> tuple[int, ...]:
+        return tiles_of(Shifted(**mask), block=128, step=64, by_queries=True)
+
+    assert tiles(causal=False) == (8, 8, 8)
     # Last rows 127, 255, 299 see 328, 456 and 500 keys under bottom-right alignment.
-    assert tiles_of_queries(**shape, causal=True, causal_offset=200) == (8, 8, 6)
-    assert tiles_of_queries(**shape, causal=True, causal_offset=0) == (5, 4, 2)
+    assert tiles(causal=True, offset=200) == (8, 8, 6)
+    assert tiles(causal=True, offset=0) == (5, 4, 2)
     # Rows that see no key cost no tile.
-    assert tiles_of_queries(**shape, causal=True, causal_offset=-256) == (1, 0, 0)
+    assert tiles(causal=True, offset=-256) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(("block", "step"), [(128, 64), (64, 128), (32, 16)])
@@ -334,18 +349,10 @@ def test_tiles_of_keys_are_those_of_queries_seen_from_the_other_side(
         ]
         # From the first tile with a row that sees a key, or would if it existed, to the last of all.
         expected.append(len([start for start in starts if met and start >= met[0]]))
-    predicted = tiles_of_keys(
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        block=block,
-        step=step,
-        causal=True,
-        causal_offset=offset,
-    )
+    problem = Shifted(causal=True, offset=offset)
+    predicted = tiles_of(problem, block=block, step=step, by_queries=False)
     assert predicted == tuple(expected)
-    full = tiles_of_keys(
-        seqlen_q=seqlen_q, seqlen_k=seqlen_k, block=block, step=step, causal=False, causal_offset=0
-    )
+    full = tiles_of(Shifted(causal=False), block=block, step=step, by_queries=False)
     assert full == (-(-seqlen_q // step),) * -(-seqlen_k // block)
 
 

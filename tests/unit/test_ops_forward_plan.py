@@ -17,6 +17,8 @@ import torch
 from attention_autotuner import settings
 from attention_autotuner.api.attention import plan as attention_plan
 from attention_autotuner.api.attention import torch_op as library
+from attention_autotuner.api.shared import launch
+from attention_autotuner.api.shared.planning import strided_params
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError, NotWarmError, UnsupportedProblemError
@@ -294,7 +296,8 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
     problem = Problem(
         batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True
     )
-    params = attention_plan.forward_params(problem, q, k, v, 0.25)
+    read = [(name, x.shape, x.stride()) for name, x in {"q": q, "k": k, "v": v}.items()]
+    params = strided_params(problem, 0.25, [*read, launch.output(q, v)[:3]])
     values = {name: getattr(params, name) for name, _ in abi.AttentionForwardParams._fields_}
     assert values.pop("struct_size") == ctypes.sizeof(abi.AttentionForwardParams)
     assert values.pop("abi_version") == abi.ABI_VERSION

@@ -234,10 +234,7 @@ PROTOTYPES: dict[str, tuple[object, tuple[object, ...]]] = {
     "get_kernel_info": (ctypes.c_int32, (ctypes.POINTER(KernelInfo),)),
     "prepare": (ctypes.c_int32, (ctypes.c_int32,)),
     "workspace_bytes": (ctypes.c_size_t, (ctypes.c_void_p,)),
-    "launch": (
-        ctypes.c_int32,
-        (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
-    ),
+    "launch": (ctypes.c_int32, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)),
     "status_string": (ctypes.c_char_p, (ctypes.c_int32,)),
 }
 """Exported function without :data:`SYMBOL_PREFIX` -> (result, arguments)."""

@@ -7,10 +7,7 @@ from typing import Any
 
 NAMESPACE = "attention_autotuner"
 
-_TYPES = {
-    "fp16": "__half",
-    "bf16": "__nv_bfloat16",
-}
+_TYPES = {"fp16": "__half", "bf16": "__nv_bfloat16"}
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _INT64_MAX = 2**63 - 1
 

@@ -86,14 +86,12 @@ def knobs_from_config(kind: type[KernelKnobs], config: Mapping[str, Any]) -> Ker
 
 def _built(kind: Any, values: Mapping[str, Any]) -> Any:
     hints = get_type_hints(kind)
-    return kind(
-        **{
-            name: _built(_class_of(hints[name]), value)
-            if isinstance(value, Mapping) and name in hints
-            else value
-            for name, value in values.items()
-        }
-    )
+    nested = {
+        name: _built(_class_of(hints[name]), value)
+        for name, value in values.items()
+        if isinstance(value, Mapping) and name in hints
+    }
+    return kind(**{**values, **nested})
 
 
 def _class_of(hint: Any) -> type[Any]:
@@ -125,11 +123,7 @@ RENAMED_FIELDS = {"class_qk": "padded_dim_qk", "class_v": "padded_dim_v"}
 _VARIANTS = ("scores", "parallel", "forward", "backward")
 # Configs from before kernels had names tell theirs by operation, direction and family; of retention forward, whose
 # knobs are a closed list, by a field that each had and the others lacked.
-_OLD_FORMS = {
-    "rows": "scores_forward_sm80",
-    "output": "chunks_sm80",
-    "warps": "recurrent_sm80",
-}
+_OLD_FORMS = {"rows": "scores_forward_sm80", "output": "chunks_sm80", "warps": "recurrent_sm80"}
 _OLD: dict[tuple[str, str, str], str] = {
     ("attention", "forward", "sm80"): "scores_forward_sm80",
     ("attention", "backward", "sm80"): "scores_backward_sm80",

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from ..core.abi import ABI_VERSION
+from ..core.abi import ABI_VERSION, Tensor
 from ..core.problem import Direction, Problem
 from ..serving.loader import load
 from .registry import OPERATIONS
@@ -29,6 +29,14 @@ def _params_of_operation(problem: Problem) -> OperationParams:
 def struct_of(problem: Problem) -> type[ctypes.Structure]:
     """The struct that a problem's kernels are launched with."""
     return _params_of_operation(problem).STRUCTS[problem.direction]
+
+
+def abi_tensor(shape: Sequence[int], strides: Sequence[int], address: int | None = None) -> Tensor:
+    """A tensor as the C ABI has it, null without an address; one without a batch is a mask, which heads may share."""
+    if len(shape) == 3:
+        strides = (0, 0 if shape[0] == 1 else strides[0], *strides[1:])
+    batch, head, row, _ = strides
+    return Tensor(data=address, stride_batch=batch, stride_head=head, stride_row=row)
 
 
 SOMEWHERE = 256  # an address that is not null

@@ -13,12 +13,14 @@ import torch
 from ... import settings
 from ...operations.attention.second_order import attention_double_backward
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
+
+_OTHERS = of_arguments(Forward)[3:]  # arguments without a gradient
 
 
 def save_for_backward(
@@ -51,18 +53,14 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     if not ctx.return_lse:
         grad_lse = None
     if grad_o is None and grad_lse is None:
-        return _of_arguments()
+        return of_arguments(Forward)
     with settings_of(ctx):
         if not ctx.return_lse:
             # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
             # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
             *options, deterministic = ctx.arguments
             _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
-        return _of_arguments(*_through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse))
-
-
-def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
-    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
+        return of_arguments(Forward, *_through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse))
 
 
 def _through_dispatcher(
@@ -95,7 +93,7 @@ def differentiate_twice(ctx: Any, *gradients: torch.Tensor) -> tuple[Gradient, .
     else:
         dq, dk, dv = gradients
         results = attention_double_backward((dq, dk, dv), grad_o, grad_lse, q, k, v, **ctx.options)
-    return (*results, *(None,) * (len(Backward._fields) - len(results)))
+    return of_arguments(Backward, *results)
 
 
 class AttentionFunction(torch.autograd.Function):
@@ -105,30 +103,20 @@ class AttentionFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        softmax_scale: float | None,
-        causal: bool,
-        top_left: bool,
-        device_type: str,
-        return_lse: bool,
-        deterministic: bool,
-    ) -> Any:
-        """Launch the kernel and keep what the gradient needs, LSE among it."""
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        """Launch the kernel and keep what the gradient needs, LSE among it; arguments are those of :class:`Forward`."""
+        q, k, v, scale, causal, top_left, device_type, return_lse, deterministic = arguments
         o, lse = attention_plan.attention_forward(
-            q, k, v, softmax_scale, causal, top_left, device_type, True
+            q, k, v, scale, causal, top_left, device_type, True
         )
-        _keep(ctx, q, k, v, o, lse, softmax_scale, causal, top_left, device_type, deterministic)
+        _keep(ctx, q, k, v, o, lse, scale, causal, top_left, device_type, deterministic)
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k and v."""
         if grad_o is None and grad_lse is None:
-            return _of_arguments()
+            return of_arguments(Forward)
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
@@ -138,7 +126,7 @@ class AttentionFunction(torch.autograd.Function):
                 gradients = attention_plan.attention_backward(
                     grad_o, grad_lse, *saved, *ctx.arguments
                 )
-        return _of_arguments(*gradients)
+        return (*gradients, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

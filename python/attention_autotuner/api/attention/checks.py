@@ -28,35 +28,20 @@ def check_options(
     Raises:
         UnsupportedProblemError: one is outside its range.
     """
-    for name, value in (("causal", causal), ("return_lse", return_lse)):
-        checks.fail_unless(
-            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
-        )
+    checks.check_flags(causal=causal, return_lse=return_lse)
     checks.fail_unless(
         deterministic is None or isinstance(deterministic, bool),
-        f"deterministic must be True, False or None, got {options.shown(deterministic)}",
+        f"deterministic must be True, False or None, got {checks.shown(deterministic)}",
     )
     checks.fail_unless(
         isinstance(causal_alignment, str) and causal_alignment in CAUSAL_ALIGNMENTS,
-        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {options.shown(causal_alignment)}",
+        f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {checks.shown(causal_alignment)}",
     )
     if softmax_scale is None:
         return None
     scale = options.as_float(SCALE, softmax_scale, " or None")
     checks.check_scale(scale, SCALE)
     return scale
-
-
-def check_some_gradient(*gradients: torch.Tensor | None) -> None:
-    """Check that there is anything to propagate.
-
-    Raises:
-        UnsupportedProblemError: every gradient is None.
-    """
-    checks.fail_unless(
-        any(x is not None for x in gradients),
-        "the gradient of o or of lse must be given, got None for both",
-    )
 
 
 def check_gradients(
@@ -72,17 +57,9 @@ def check_gradients(
     Raises:
         UnsupportedProblemError: one is not what the forward returned, or no gradient of that.
     """
-    check_some_gradient(grad_o, grad_lse)
-    shape_o, shape_lse = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
-    for name, x, shape, dtype in (
-        ("o", o, shape_o, q.dtype),
-        ("lse", lse, shape_lse, torch.float32),
-        ("the gradient of o", grad_o, shape_o, q.dtype),
-        ("the gradient of lse", grad_lse, shape_lse, torch.float32),
-    ):
-        if x is None:
-            continue
-        checks.check_like(name, x, shape, dtype, q.device)
+    checks.check_some_gradient("lse", grad_o, grad_lse)
+    checks.check_results({"o": o, "the gradient of o": grad_o}, q, v)
+    checks.check_results({"lse": lse, "the gradient of lse": grad_lse}, q)
 
 
 def make_problem(

@@ -6,18 +6,13 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 
 from __future__ import annotations
 
-import ctypes
 import math
-from typing import Any
 
 import torch
 
 from ... import settings
-from ...core import abi
-from ...core.problem import Problem
 from ...serving import dispatch
-from ...serving.loader import LoadedKernel
-from ..shared import checks, launch
+from ..shared import checks, launch, planning
 from . import checks as attention_checks
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
@@ -67,24 +62,15 @@ def attention_forward(
     if plan is None:
         checks.check_tensors(q, k, v)
         checks.notice_exchanged(q, k)
-        in_force = settings.current()
         scale = _scale(q, softmax_scale)
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        kernel: LoadedKernel | None = None
-        params: Any = abi.AttentionForwardParams()
+        problem = None
         if not checks.is_empty(q, k):
             problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            params = forward_params(problem, q, k, v, scale)
-        plan = launch.Plan(
-            kernel,
-            params,
-            inputs={"q": q, "k": k, "v": v},
-            outputs=outputs,
-            in_force=in_force,
-        )
+        inputs = {"q": q, "k": k, "v": v}
+        plan = planning.plan_of(problem, device_type, scale, inputs=inputs, outputs=outputs)
         FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v)
     return results[0], results[1] if return_lse else None
@@ -126,7 +112,7 @@ def attention_backward(
         torch.OutOfMemoryError: there is no room for the gradients or the workspace.
     """
     if grad_o is None:
-        attention_checks.check_some_gradient(grad_lse)
+        checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
     key = (
         launch.signature_of_three(q, k, v),
@@ -147,12 +133,7 @@ def attention_backward(
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
-        in_force = settings.current()
-        scale = _scale(q, softmax_scale)
-        copies = [name for name, x in others.items() if x is not None and not _is_readable(x)]
-        outputs = launch.gradients(dq=q, dk=k, dv=v)
-        kernel: LoadedKernel | None = None
-        params: Any = abi.AttentionBackwardParams()
+        scale, problem = _scale(q, softmax_scale), None
         if not checks.is_empty(q, k):
             problem = attention_checks.make_problem(
                 q,
@@ -163,47 +144,17 @@ def attention_backward(
                 backward=True,
                 deterministic=deterministic,
             )
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            read = {name: x for name, x in others.items() if x is not None and x.dim() == 4}
-            params = launch.strided_params(
-                problem,
-                scale,
-                q=q.stride(),
-                k=k.stride(),
-                v=v.stride(),
-                **{n: launch.strides_read(x, copied=n in copies) for n, x in read.items()},
-                **{layout.name: layout.strides for layout in outputs},
-            )
-        plan = launch.Plan(
-            kernel,
-            params,
+        plan = planning.plan_of(
+            problem,
+            device_type,
+            scale,
             inputs={"q": q, "k": k, "v": v, **others},
-            outputs=outputs,
-            in_force=in_force,
-            copies=copies,
+            outputs=launch.gradients(dq=q, dk=k, dv=v),
+            copies=launch.unreadable(**others),
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
-
-
-def forward_params(
-    problem: Problem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-) -> ctypes.Structure:
-    """Params of a forward call, complete but for the pointers."""
-    return launch.strided_params(
-        problem,
-        scale,
-        q=q.stride(),
-        k=k.stride(),
-        v=v.stride(),
-        o=launch.output(q, v).strides,
-    )
-
-
-def _is_readable(x: torch.Tensor) -> bool:
-    """Return True where kernels can read it as it lies: rows by their strides, LSE when it is dense."""
-    return launch.is_readable(x) if x.dim() == 4 else x.is_contiguous()
 
 
 def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:

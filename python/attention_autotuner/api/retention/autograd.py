@@ -14,13 +14,14 @@ import torch
 from ... import settings
 from ...operations.retention.reference import retention_chunkwise
 from ..shared import checks, gammas
-from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retention_plan
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward
 
 _LOG2_GAMMA, _STATE = Forward._fields.index("log2_gamma"), Forward._fields.index("initial_state")
+_OTHERS = of_arguments(Forward)[_STATE + 1 :]  # arguments without a gradient
 
 
 def _keep(
@@ -45,7 +46,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_state: Gradient) -> tuple[Gra
     if not ctx.return_state:
         grad_state = None
     if grad_o is None and grad_state is None:
-        return _of_arguments()
+        return of_arguments(Forward)
     with settings_of(ctx):
         return _through_dispatcher(ctx, grad_o, grad_state, ctx.saved_tensors)
 
@@ -70,13 +71,9 @@ def _through_dispatcher(
         need_state,
         need_gamma,
     )
-    return _of_arguments(
-        *gradients, dlog2 if need_gamma else None, None, dstate if need_state else None
+    return of_arguments(
+        Forward, *gradients, dlog2 if need_gamma else None, None, dstate if need_state else None
     )
-
-
-def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
-    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -110,13 +107,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             function,
             inputs,
             gradients,
-            (
-                dq,
-                dk,
-                dv,
-                dlog2 if ctx.need_gamma else None,
-                dstate if ctx.need_state else None,
-            ),
+            (dq, dk, dv, dlog2 if ctx.need_gamma else None, dstate if ctx.need_state else None),
         )
     return (*by_gradients, *by_inputs[:4], None, by_inputs[4], None, None, None, None)
 
@@ -128,20 +119,11 @@ class RetentionFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        log2_gamma: Gradient,
-        gamma: Any,
-        initial_state: Gradient,
-        scale: float | None,
-        form: Any,
-        device_type: str,
-        return_state: bool,
-    ) -> Any:
-        """Launch the kernel and keep what the gradient needs."""
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        """Launch the kernel and keep what the gradient needs; arguments are those of :class:`Forward`."""
+        q, k, v, log2_gamma, gamma, initial_state, scale, form, device_type, return_state = (
+            arguments
+        )
         o, state = retention_plan.retention_forward(
             q, k, v, (log2_gamma, gamma), initial_state, scale, form, device_type, return_state
         )
@@ -152,7 +134,7 @@ class RetentionFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Gradient, grad_state: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v, the logarithms of decays and the initial state."""
         if grad_o is None and grad_state is None:
-            return _of_arguments()
+            return of_arguments(Forward)
         tensors = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
@@ -172,7 +154,7 @@ class RetentionFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_STATE],
                 ctx.needs_input_grad[_LOG2_GAMMA],
             )
-        return _of_arguments(*gradients, dlog2, None, dstate)
+        return (*gradients, dlog2, None, dstate, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

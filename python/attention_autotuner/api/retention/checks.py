@@ -26,13 +26,7 @@ def check_types(
         UnsupportedProblemError: one is outside its range.
     """
     check_form(form)
-    for name, value in (
-        ("output_final_state", output_final_state),
-        ("inplace_state", inplace_state),
-    ):
-        fail_unless(
-            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
-        )
+    checks.check_flags(output_final_state=output_final_state, inplace_state=inplace_state)
     number = None if scale is None else options.as_float("scale", scale, " or None")
     check_scale(number)
     return number
@@ -57,7 +51,7 @@ def check_form(form: object) -> None:
     """
     fail_unless(
         isinstance(form, str) and form in FORMS,
-        f"form must be one of {FORMS}, got {options.shown(form)}",
+        f"form must be one of {FORMS}, got {checks.shown(form)}",
     )
 
 
@@ -103,10 +97,7 @@ def check_state(name: str, state: torch.Tensor, q: torch.Tensor, v: torch.Tensor
         tuple(state.shape) == shape,
         f"{name} must be [batch, heads_q, dim_qk, dim_v] = {list(shape)}, got {list(state.shape)}",
     )
-    fail_unless(state.dtype == torch.float32, f"{name} must be torch.float32, got {state.dtype}")
-    fail_unless(
-        state.device == q.device, f"{name} must be on q's device {q.device}, got {state.device}"
-    )
+    checks.check_like(name, state, shape, torch.float32, q.device)
 
 
 def check_in_place(state: torch.Tensor | None) -> torch.Tensor:
@@ -163,33 +154,16 @@ def state_shape(q: torch.Tensor, v: torch.Tensor) -> tuple[int, int, int, int]:
     return (q.shape[0], q.shape[1], q.shape[3], v.shape[3])
 
 
-def check_some_gradient(*gradients: torch.Tensor | None) -> None:
-    """Check that there is anything to propagate.
-
-    Raises:
-        UnsupportedProblemError: every gradient is None.
-    """
-    fail_unless(
-        any(x is not None for x in gradients),
-        "the gradient of o or of the final state must be given, got None for both",
-    )
-
-
 def check_gradients(
-    grad_o: torch.Tensor | None,
-    grad_state: torch.Tensor | None,
-    q: torch.Tensor,
-    v: torch.Tensor,
+    grad_o: torch.Tensor | None, grad_state: torch.Tensor | None, q: torch.Tensor, v: torch.Tensor
 ) -> None:
     """Check the gradients that the backward starts from; strides are free.
 
     Raises:
         UnsupportedProblemError: one is no gradient of what the forward returned.
     """
-    check_some_gradient(grad_o, grad_state)
-    if grad_o is not None:
-        shape = (*q.shape[:3], v.shape[3])
-        checks.check_like("the gradient of o", grad_o, shape, q.dtype, q.device)
+    checks.check_some_gradient("the final state", grad_o, grad_state)
+    checks.check_results({"the gradient of o": grad_o}, q, v)
     if grad_state is not None:
         check_state("the gradient of the final state", grad_state, q, v)
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ... import settings
-from ...core import abi
-from ...core.problem import Form, Problem
+from ...core.problem import Form
 from ...serving import dispatch
-from ...serving.loader import LoadedKernel
-from ..shared import checks, gammas, launch
+from ..shared import checks, gammas, launch, planning
 from . import checks as retention_checks
 
 Decays = tuple["torch.Tensor | None", "gammas.Floats | None"]
@@ -79,30 +75,20 @@ def retention_forward(
         checks.notice_exchanged(q, k)
         if in_place:
             retention_checks.check_address(retention_checks.check_in_place(initial_state))
-        in_force = settings.current()
         outputs = [launch.output(q, v)]
         if return_state and not in_place:
-            outputs.append(
-                launch.contiguous(
-                    "final_state",
-                    retention_checks.state_shape(q, v),
-                    torch.float32,
-                    "initial_state",
-                )
-            )
-        kernel: LoadedKernel | None = None
-        params, keep = abi.RetentionForwardParams(), None
+            shape = retention_checks.state_shape(q, v)
+            outputs.append(launch.contiguous("final_state", shape, torch.float32, "initial_state"))
+        problem, keep = None, None
         if not checks.is_empty(q, k):
             problem = retention_checks.make_problem(q, k, v, form=form)
             keep = _decays_to_keep(decays, q)
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            params = _params(problem, scale, q, k, v, keep, o=outputs[0].strides)
-        plan = launch.Plan(
-            kernel,
-            params,
+        plan = planning.plan_of(
+            problem,
+            device_type,
+            _scale(q, scale),
             inputs=dict(zip(_FORWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
-            in_force=in_force,
             copies=[] if in_place else _states_to_copy(initial_state=initial_state),
             keep=keep,
         )
@@ -146,7 +132,7 @@ def retention_backward(
     """
     log2_gamma, gamma = decays
     if grad_o is None:
-        retention_checks.check_some_gradient(grad_state)
+        checks.check_some_gradient("the final state", grad_state)
         grad_o = q.new_zeros(v.shape[-1:]).expand(*q.shape[:3], v.shape[-1])
     key = (
         launch.signature_of_three(q, k, v),
@@ -167,13 +153,8 @@ def retention_backward(
     if plan is None:
         retention_checks.check_call(q, k, v, log2_gamma, gamma, initial_state, scale)
         retention_checks.check_gradients(grad_o, grad_state, q, v)
-        in_force = settings.current()
-        copies = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
-        copied = not launch.is_readable(grad_o)
-        if copied:
-            copies.append("dout")
+        states = _states_to_copy(initial_state=initial_state, dfinal_state=grad_state)
         outputs = launch.gradients(dq=q, dk=k, dv=v)
-        strides = {layout.name: layout.strides for layout in outputs}
         if need_state:
             shape = retention_checks.state_shape(q, v)
             outputs.append(
@@ -181,21 +162,17 @@ def retention_backward(
             )
         if need_gamma:
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
-        kernel: LoadedKernel | None = None
-        params, keep = abi.RetentionBackwardParams(), None
+        problem, keep = None, None
         if not checks.is_empty(q, k):
             problem = retention_checks.make_problem(q, k, v, backward=True)
             keep = _decays_to_keep(decays, q)
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            dout = launch.strides_read(grad_o, copied=copied)
-            params = _params(problem, scale, q, k, v, keep, dout=dout, **strides)
-        plan = launch.Plan(
-            kernel,
-            params,
+        plan = planning.plan_of(
+            problem,
+            device_type,
+            _scale(q, scale),
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
-            in_force=in_force,
-            copies=copies,
+            copies=[*states, *launch.unreadable(dout=grad_o)],
             keep=keep,
         )
         BACKWARD_PLANS.remember(key, plan)
@@ -220,20 +197,5 @@ def _decays_to_keep(decays: Decays, q: torch.Tensor) -> torch.Tensor | None:
     return None if log2_gamma is not None else gammas.on_device(gamma, q.shape[1], q.device)
 
 
-def _params(
-    problem: Problem,
-    scale: float | None,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    keep: torch.Tensor | None,
-    **strides: tuple[int, ...],
-) -> Any:
-    """Params complete but for the pointers, except that of decays that are kept."""
-    factor = problem.dim_qk**-0.5 if scale is None else scale
-    params: Any = launch.strided_params(
-        problem, factor, q=q.stride(), k=k.stride(), v=v.stride(), **strides
-    )
-    if keep is not None:
-        params.log2_gamma = keep.data_ptr()
-    return params
+def _scale(q: torch.Tensor, scale: float | None) -> float:
+    return float(q.shape[3] ** -0.5) if scale is None else scale

@@ -14,22 +14,16 @@ import torch
 from ... import settings
 from ...operations.retnet.reference import retnet_attention
 from ..shared import checks
-from ..shared.plain import Gradient, are_plain, refuse_tangents, settings_of
+from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, settings_of
 from ..shared.second_order import differentiate_again, notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as retnet_plan
 from .checks import Rules
-from .torch_op import (
-    BACKWARD_OP,
-    FORWARD_OP,
-    Backward,
-    Forward,
-    mask_of,
-    options_of,
-    rules_of,
-)
+from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, mask_of, options_of, rules_of
 
 _MASK = Forward._fields.index("mask")
+_ARGUMENTS = 10  # of RetNetFunction
+_OTHERS = (None,) * (_ARGUMENTS - 4)  # those without a gradient
 
 
 def _keep(
@@ -63,7 +57,7 @@ def save_for_backward(
 def differentiate(ctx: Any, grad_o: Gradient, _: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
     if grad_o is None:
-        return _of_arguments()
+        return of_arguments(Forward)
     *tensors, o, r = ctx.saved_tensors
     with settings_of(ctx):
         if ctx.rules.normalize and not ctx.return_r:
@@ -91,11 +85,7 @@ def _through_dispatcher(
         need_dmask,
         ctx.deterministic,
     )
-    return _of_arguments(dq, dk, dv, dmask if need_dmask else None)
-
-
-def _of_arguments(*gradients: Gradient) -> tuple[Gradient, ...]:
-    return (*gradients, *(None,) * (len(Forward._fields) - len(gradients)))
+    return of_arguments(Forward, dq, dk, dv, dmask if need_dmask else None)
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -128,7 +118,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             function, (q, k, v, mask), (grad_o,), (dq, dk, dv, dmask if ctx.need_dmask else None)
         )
         results = (*by_gradients, *by_inputs)
-    return (*results, *(None,) * (len(Backward._fields) - len(results)))
+    return of_arguments(Backward, *results)
 
 
 class RetNetFunction(torch.autograd.Function):
@@ -166,12 +156,12 @@ class RetNetFunction(torch.autograd.Function):
     def backward(ctx: Any, grad_o: Gradient, _: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k, v and the mask."""
         if grad_o is None:
-            return (None,) * 10
+            return (None,) * _ARGUMENTS
         *tensors, o, r = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
-                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:10]
+                return _through_dispatcher(ctx, grad_o, tensors, o, r)[:_ARGUMENTS]
             q, k, v, mask, log2_gamma = tensors
             gradients = retnet_plan.retnet_backward(
                 grad_o,
@@ -186,7 +176,7 @@ class RetNetFunction(torch.autograd.Function):
                 ctx.needs_input_grad[_MASK],
                 ctx.deterministic,
             )
-        return (*gradients, *(None,) * 6)
+        return (*gradients, *_OTHERS)
 
 
 differentiate_by(FORWARD_OP, differentiate, setup_context=save_for_backward)

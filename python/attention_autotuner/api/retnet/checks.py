@@ -42,16 +42,8 @@ def check_types(rules: Rules, return_r: object) -> Rules:
     Raises:
         UnsupportedProblemError: one is outside its range, or they contradict each other.
     """
-    flags = {
-        "causal": rules.causal,
-        "normalize": rules.normalize,
-        "r_grad": rules.r_grad,
-        "return_r": return_r,
-    }
-    for name, value in flags.items():
-        fail_unless(
-            isinstance(value, bool), f"{name} must be True or False, got {options.shown(value)}"
-        )
+    switches = {"causal": rules.causal, "normalize": rules.normalize, "r_grad": rules.r_grad}
+    checks.check_flags(**switches, return_r=return_r)
     clamp = rules.r_clamp_max
     rules = rules._replace(
         scale=options.as_float("scale", rules.scale),
@@ -70,7 +62,7 @@ def check_mask_type(mask: object) -> None:
     if not interop.is_array(mask) or isinstance(mask, type):
         hint = f": pass an instance, {Decay.__name__}()" if mask is Decay else ""
         raise UnsupportedProblemError(
-            f"mask must be a tensor or a Decay, got {options.shown(mask)}{hint}"
+            f"mask must be a tensor or a Decay, got {checks.shown(mask)}{hint}"
         )
 
 
@@ -147,22 +139,16 @@ def check_gradients(
     Raises:
         UnsupportedProblemError: one is missing, is not what the forward returned, or is no gradient of that.
     """
-    shape_o, shape_r = (*q.shape[:3], v.shape[3]), tuple(q.shape[:3])
     fail_unless(
         (r is not None) == rules.normalize,
-        f"r must be given where rows were divided by it, and nowhere else, got {options.shown(r)}",
+        f"r must be given where rows were divided by it, and nowhere else, got {checks.shown(r)}",
     )
     fail_unless(
         (o is not None) == rules.r_grad,
-        f"o must be given for gradients through r, and for no others, got {options.shown(o)}",
+        f"o must be given for gradients through r, and for no others, got {checks.shown(o)}",
     )
-    for name, x, shape, dtype in (
-        ("the gradient of o", grad_o, shape_o, q.dtype),
-        ("o", o, shape_o, q.dtype),
-        ("r", r, shape_r, torch.float32),
-    ):
-        if x is not None:
-            checks.check_like(name, x, shape, dtype, q.device)
+    checks.check_results({"the gradient of o": grad_o, "o": o}, q, v)
+    checks.check_results({"r": r}, q)
 
 
 def make_problem(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from ... import settings
-from ...core import abi
-from ...core.problem import Problem
 from ...serving import dispatch
-from ...serving.loader import LoadedKernel
-from ..shared import checks, gammas, launch
+from ..shared import checks, gammas, launch, planning
 from . import checks as retnet_checks
 from .checks import Rules
 
@@ -67,25 +63,22 @@ def retnet_forward(
     if plan is None:
         retnet_checks.check_call(q, k, v, *factors, rules)
         checks.notice_exchanged(q, k)
-        in_force = settings.current()
         outputs = [launch.output(q, v)]
         if return_r:
             outputs.append(launch.contiguous("r", q.shape[:3], torch.float32, 1.0))
-        kernel: LoadedKernel | None = None
-        params, keep = abi.RetNetForwardParams(), None
+        problem, keep = None, None
         if not checks.is_empty(q, k):
             problem = retnet_checks.make_problem(q, k, v, mask, rules)
             keep = _decays_to_keep(factors, q)
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            params = _params(problem, rules, q, k, v, mask, keep, o=outputs[0].strides)
-            params.normalize = int(rules.normalize)
-        plan = launch.Plan(
-            kernel,
-            params,
+        plan = planning.plan_of(
+            problem,
+            device_type,
+            rules.scale,
             inputs=dict(zip(_INPUTS, (q, k, v, mask, log2_gamma), strict=True)),
             outputs=outputs,
-            in_force=in_force,
             keep=keep,
+            normalize=int(rules.normalize),
+            r_clamp_max=_largest_r(rules),
         )
         FORWARD_PLANS.remember(key, plan)
     o, *rest = plan.run(q, k, v, mask, log2_gamma)
@@ -150,36 +143,25 @@ def retnet_backward(
     if plan is None:
         retnet_checks.check_call(q, k, v, *factors, rules)
         retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
-        in_force = settings.current()
-        rows = {"dout": grad_o} if o is None else {"dout": grad_o, "o": o}
-        copies = [name for name, x in rows.items() if not launch.is_readable(x)]
-        strides = {name: launch.strides_read(x, copied=name in copies) for name, x in rows.items()}
-        if r is not None and not r.is_contiguous():
-            copies.append("r")
         outputs = launch.gradients(dq=q, dk=k, dv=v)
         if need_dmask and mask is not None:
             outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
-        kernel: LoadedKernel | None = None
-        params, keep = abi.RetNetBackwardParams(), None
+        problem, keep = None, None
         if not checks.is_empty(q, k):
             problem = retnet_checks.make_problem(
                 q, k, v, mask, rules, backward=True, deterministic=deterministic
             )
             keep = _decays_to_keep(factors, q)
-            kernel = launch.kernel_of(problem, device_type, q.get_device())
-            strides |= {layout.name: layout.strides for layout in outputs[:3]}
-            if len(outputs) > 3:
-                strides["dmask"] = _mask_strides(outputs[3].shape, outputs[3].strides)
-            params = _params(problem, rules, q, k, v, mask, keep, **strides)
-            params.r_grad = int(rules.r_grad)
-        plan = launch.Plan(
-            kernel,
-            params,
+        plan = planning.plan_of(
+            problem,
+            device_type,
+            rules.scale,
             inputs=dict(zip(_BACKWARD_INPUTS, tensors, strict=True)),
             outputs=outputs,
-            in_force=in_force,
-            copies=copies,
+            copies=launch.unreadable(dout=grad_o, o=o, r=r),
             keep=keep,
+            r_grad=int(rules.r_grad),
+            r_clamp_max=_largest_r(rules),
         )
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv, *rest = plan.run(*tensors)
@@ -194,28 +176,5 @@ def _decays_to_keep(factors: Factors, q: torch.Tensor) -> torch.Tensor | None:
     return gammas.on_device(gamma, q.shape[1], q.device)
 
 
-def _params(
-    problem: Problem,
-    rules: Rules,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    keep: torch.Tensor | None,
-    **strides: tuple[int, ...],
-) -> Any:
-    """Params complete but for the pointers, except that of decays that are kept."""
-    if mask is not None:
-        strides["mask"] = _mask_strides(mask.shape, mask.stride())
-    params: Any = launch.strided_params(
-        problem, rules.scale, q=q.stride(), k=k.stride(), v=v.stride(), **strides
-    )
-    params.r_clamp_max = math.inf if rules.r_clamp_max is None else rules.r_clamp_max
-    if keep is not None:
-        params.log2_gamma = keep.data_ptr()
-    return params
-
-
-def _mask_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """Of ``[batch, heads, seqlen_q, seqlen_k]``: 0 between sequences, and between heads that share one mask."""
-    return (0, 0 if shape[0] == 1 else strides[0], strides[1], 1)
+def _largest_r(rules: Rules) -> float:
+    return math.inf if rules.r_clamp_max is None else rules.r_clamp_max

@@ -53,6 +53,37 @@ def check_scale(scale: float, name: str) -> None:
         raise UnsupportedProblemError(f"{name} must be finite in fp32, got {scale}")
 
 
+def check_flags(**flags: object) -> None:
+    """Check arguments that are switches, by their names.
+
+    Raises:
+        UnsupportedProblemError: one is neither True nor False.
+    """
+    for name, value in flags.items():
+        fail_unless(isinstance(value, bool), f"{name} must be True or False, got {shown(value)}")
+
+
+def check_some_gradient(result: str, *gradients: torch.Tensor | None) -> None:
+    """Check that there is anything to propagate, through o or another result.
+
+    Raises:
+        UnsupportedProblemError: every gradient is None.
+    """
+    fail_unless(
+        any(x is not None for x in gradients),
+        f"the gradient of o or of {result} must be given, got None for both",
+    )
+
+
+def shown(value: object) -> str:
+    """A value for a message: arrays by type and shape only, whose elements may lie on a GPU."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and not isinstance(value, type):
+        return f"{type(value).__name__} {list(shape)}"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def check_layout(name: str, x: torch.Tensor) -> None:
     """Check that a tensor's values lie in strided memory.
 
@@ -190,6 +221,26 @@ def check_like(
     )
     fail_unless(x.dtype == dtype, f"{name} must be {dtype}, got {x.dtype}")
     fail_unless(x.device == device, f"{name} must be on q's device {device}, got {x.device}")
+
+
+def check_results(
+    named: Mapping[str, torch.Tensor | None], q: torch.Tensor, v: torch.Tensor | None = None
+) -> None:
+    """Check tensors by their names against checked q and v; None is passed over, and strides are free.
+
+    Args:
+        named: shaped like o and in q's dtype; without v like a value of every row, in fp32.
+        q: the queries.
+        v: the values.
+
+    Raises:
+        UnsupportedProblemError: one is of another shape, dtype or device.
+    """
+    dtype = torch.float32 if v is None else q.dtype
+    shape = q.shape[:3] if v is None else (*q.shape[:3], v.shape[3])
+    for name, x in named.items():
+        if x is not None:
+            check_like(name, x, shape, dtype, q.device)
 
 
 def sizes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from ... import settings
-from ...arch import naming
-from ...core import abi
 from ...core.memo import Table
-from ...core.problem import Direction, Op, Problem
-from ...operations.params import params_of
-from ...serving import dispatch
+from ...core.problem import Direction, Op
 from ...serving.loader import LoadedKernel
 from . import checks
 
@@ -75,12 +70,7 @@ class Launch:
     )
 
     def __init__(
-        self,
-        kernel: LoadedKernel,
-        params: ctypes.Structure,
-        *,
-        index: int,
-        allocate: Allocate,
+        self, kernel: LoadedKernel, params: ctypes.Structure, *, index: int, allocate: Allocate
     ) -> None:
         """Prepare launches.
 
@@ -183,10 +173,7 @@ def gradients(**tensors: torch.Tensor) -> list[Layout]:
     """The layouts of gradients, by their names: dense, each with its tensor's order of dimensions."""
     return [
         Layout(
-            name,
-            tuple(x.shape),
-            checks.output_strides(x.shape, x.stride(), x.shape[3]),
-            x.dtype,
+            name, tuple(x.shape), checks.output_strides(x.shape, x.stride(), x.shape[3]), x.dtype
         )
         for name, x in tensors.items()
     ]
@@ -245,7 +232,7 @@ class Plan:
     def __init__(
         self,
         kernel: LoadedKernel | None,
-        params: ctypes.Structure,
+        params: ctypes.Structure | None,
         *,
         inputs: Mapping[str, torch.Tensor | None],
         outputs: Sequence[Layout],
@@ -257,7 +244,8 @@ class Plan:
 
         Args:
             kernel: to be launched; None where there is nothing to read.
-            params: complete but for the pointers of inputs and outputs; other pointers stay as they are.
+            params: complete but for the pointers of inputs and outputs; other pointers stay as they are. None without
+                a kernel.
             inputs: by their fields of the params, in the order of :meth:`run`'s arguments; q is on the device of all.
             outputs: to be allocated.
             in_force: the present settings.
@@ -271,25 +259,24 @@ class Plan:
         self._index = index = q.get_device()
         self.keep = keep
         self._copies = tuple(n for n, name in enumerate(inputs) if name in copies)
-        kind = type(params)
-        self._input_words = words_of(kind, *inputs)
-        written = words_of(kind, *(layout.name for layout in outputs))
+        names = [*inputs, *(layout.name for layout in outputs)]
+        pointers = [0] * len(names) if params is None else words_of(type(params), *names)
+        self._input_words, written = pointers[: len(inputs)], pointers[len(inputs) :]
         self._outputs = [
             (word, layout.shape, layout.strides, layout.dtype)
             for word, layout in zip(written, outputs, strict=True)
         ]
-        names = list(inputs)
         self._unread = [
             names.index(layout.unread) if isinstance(layout.unread, str) else layout.unread
             for layout in outputs
         ]
         self._launch = None
         self.workspace_bytes = 0
-        if kernel is not None:
+        if kernel is not None and params is not None:
             # A kernel may need more memory for what is there than for what is not: none of it may look absent.
             words = memoryview(params).cast("B").cast("Q")
-            present = words_of(kind, *(name for name, x in inputs.items() if x is not None))
-            for word in (*present, *written):
+            present = [name for name, x in inputs.items() if x is not None]
+            for word in (*words_of(type(params), *present), *written):
                 words[word] = SOMEWHERE
             self._launch = Launch(kernel, params, index=index, allocate=self._allocate)
             self.workspace_bytes = self._launch.workspace_bytes
@@ -350,46 +337,18 @@ def is_readable(x: torch.Tensor) -> bool:
     return x.stride(-1) == 1 and checks.is_aligned(x)
 
 
-def strides_read(x: torch.Tensor, *, copied: bool) -> tuple[int, ...]:
-    """Strides of what the kernel reads: the tensor itself, or its copy."""
-    return contiguous("", x.shape, x.dtype).strides if copied else x.stride()
+def unreadable(**tensors: torch.Tensor | None) -> list[str]:
+    """The names of tensors that kernels cannot read where they lie: rows by their strides, row values when dense."""
+    return [
+        name
+        for name, x in tensors.items()
+        if x is not None and not (is_readable(x) if x.dim() == 4 else x.is_contiguous())
+    ]
 
 
-def kernel_of(problem: Problem, device_type: str, index: int) -> LoadedKernel:
-    """The kernel that dispatch chooses for a problem, ready on a device.
-
-    Args:
-        problem: what is to be computed.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU itself.
-        index: CUDA device index.
-
-    Raises:
-        NotWarmError: a graph is being captured and the kernel is not ready.
-    """
-    with nullcontext() if current_device() == index else torch.cuda.device(index):
-        capturing = torch.cuda.is_current_stream_capturing()
-        policy = naming.policy_named(device_type, device=index)
-        return dispatch.kernel_for(problem, policy, device=index, must_be_warm=capturing)
-
-
-def words_of(kind: type[ctypes.Structure], *pointers: str) -> tuple[int, ...]:
+def words_of(kind: type[ctypes.Structure], *pointers: str) -> list[int]:
     """Where the fields that hold or begin with an address lie in params, in 8-byte words."""
-    return tuple(getattr(kind, name).offset // 8 for name in pointers)
-
-
-def strided_params(problem: Problem, scale: float, **strides: Sequence[int]) -> ctypes.Structure:
-    """A problem's params, complete but for the pointers.
-
-    Args:
-        problem: gives the sizes.
-        scale: the softmax scale.
-        strides: of each tensor that the params name, ``[batch, heads, seqlen, dim]``, in elements.
-    """
-    params = params_of(problem, scale)
-    for name, (batch, head, row, _) in strides.items():
-        tensor = abi.Tensor(stride_batch=batch, stride_head=head, stride_row=row)
-        setattr(params, name, tensor)
-    return params
+    return [getattr(kind, name).offset // 8 for name in pointers]
 
 
 def table_of_plans(op: Op, direction: Direction) -> Table[Any, Plan]:

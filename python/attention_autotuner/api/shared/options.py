@@ -64,24 +64,15 @@ def refuse_others(
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UnsupportedArgumentError(
-                f"{function.__name__} has no argument {name!r}, got {name}={shown(value)}{hint}"
+                f"{function.__name__} has no argument {name!r}, got {name}={checks.shown(value)}{hint}"
             )
         plain = value is None or isinstance(value, (Real, list, tuple))
         same = tuple(value) if isinstance(value, list) else value
         if not (plain and same == option.value and (same is None) == (option.value is None)):
             raise UnsupportedArgumentError(
                 f"{function.__name__} has no {name}: it must be {option.value!r}, which leaves it off, "
-                f"got {shown(value)}" + (f"; {option.hint}" if option.hint else "")
+                f"got {checks.shown(value)}" + (f"; {option.hint}" if option.hint else "")
             )
-
-
-def shown(value: object) -> str:
-    """A value for a message: arrays by type and shape only, whose elements may lie on a GPU."""
-    shape = getattr(value, "shape", None)
-    if shape is not None and not isinstance(value, type):
-        return f"{type(value).__name__} {list(shape)}"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def refuse_number(function: str, device_type: object) -> None:
@@ -120,7 +111,7 @@ def as_float(name: str, value: object, also: str = "") -> float:
         number = number.item() if number.__dlpack_device__()[0] == CPU_MEMORY else number
     checks.fail_unless(
         isinstance(number, Real) and not isinstance(number, bool),
-        f"{name} must be a float{also}, got {type(value).__name__} {shown(number)}",
+        f"{name} must be a float{also}, got {type(value).__name__} {checks.shown(number)}",
     )
     return checks.to_float(number)
 
@@ -141,7 +132,7 @@ def call_with_views(
     """
     checks.fail_unless(
         isinstance(layout, str) and layout in LAYOUTS,
-        f"layout must be one of {LAYOUTS}, got {shown(layout)}",
+        f"layout must be one of {LAYOUTS}, got {checks.shown(layout)}",
     )
     if not all(isinstance(x, torch.Tensor) for x in tensors.values()):
         return interop.call_with_tensors(function, tensors, layout=layout, **options)

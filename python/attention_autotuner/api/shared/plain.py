@@ -31,6 +31,11 @@ Gradient = torch.Tensor | None
 _UNCHANGED = nullcontext()
 
 
+def of_arguments(arguments: type[Any], *gradients: Gradient) -> tuple[Gradient, ...]:
+    """Gradients of an op's first arguments, and None for the others; ``arguments`` is its ``NamedTuple``."""
+    return (*gradients, *(None,) * (len(arguments._fields) - len(gradients)))
+
+
 @remembered("notices.plain")
 def notice(message: str) -> None:
     """Log a message once a process."""

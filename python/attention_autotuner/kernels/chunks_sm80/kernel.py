@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words
+from ..shared.cells import RETENTION_COLUMNS, cells, chunk_words, pass_words
 from . import cost, resources, rules, space
 from .knobs import RENAMED_SCORES, ChunkPass, ChunksKnobs, knobs_of
 
@@ -38,21 +38,20 @@ class ChunksSm80(Kernel[ChunksKnobs]):
         return Traits(
             tile=(*start, *map(_tile, all_passes)),
             feed=tuple((knobs.scores, knobs.num_stages) for knobs in all_passes),
-            stratum=(
-                *start,
-                *(
-                    (knobs.columns, knobs.depth_warps, knobs.num_threads // 32, knobs.num_stages)
-                    for knobs in all_passes
-                ),
-            ),
+            stratum=(*start, *map(_stages, all_passes)),
             cells=cells(
                 RETENTION_COLUMNS,
                 candidate,
                 "chunkwise",
                 chunk_words(knobs.chunk, knobs.super_chunk),
-                " ".join(f"{name}:{knobs.label}" for name, knobs in knobs.passes.items()),
+                pass_words(knobs.passes),
             ),
         )
+
+
+def _stages(knobs: ChunkPass) -> tuple[int, ...]:
+    """Columns, warps and stages of a pass."""
+    return (knobs.columns, knobs.depth_warps, knobs.num_threads // 32, knobs.num_stages)
 
 
 def _tile(knobs: ChunkPass) -> tuple[int, ...]:

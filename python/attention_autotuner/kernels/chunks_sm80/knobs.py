@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
 from ...core.problem import Form
-from ..shared.knobs import Sm80Knobs
+from ..shared.knobs import PlannedPasses, Sm80Knobs
 
 Scores = Literal["inline", "precomputed"]
 
@@ -58,7 +58,7 @@ class ChunkPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunksKnobs(Sm80Knobs):
+class ChunksKnobs(PlannedPasses, Sm80Knobs):
     """Retention chunk by chunk: one pass forward, one for each gradient with states that are computed again.
 
     Attributes:
@@ -74,6 +74,8 @@ class ChunksKnobs(Sm80Knobs):
         {("retention", "forward", "decayed"), ("retention", "backward", "decayed")}
     )
 
+    pass_names: ClassVar[tuple[str, ...]] = ("output", "dq", "dk", "dv")
+
     chunk: int
     super_chunk: int = 0
     output: ChunkPass | None = None
@@ -86,17 +88,6 @@ class ChunksKnobs(Sm80Knobs):
             raise ValueError(f"takes the pass output, or dq, dk and dv, got {tuple(self.passes)}")
 
     @property
-    def passes(self) -> dict[str, ChunkPass]:
-        """The passes by name, in the order they run."""
-        named = ((name, getattr(self, name)) for name in ("output", "dq", "dk", "dv"))
-        return {name: knobs for name, knobs in named if knobs is not None}
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA of the widest pass."""
-        return max(knobs.num_threads for knobs in self.passes.values())
-
-    @property
     def form(self) -> Form:
         """``chunkwise`` of the forward direction."""
         return "auto" if self.output is None else "chunkwise"
@@ -107,7 +98,7 @@ class ChunksKnobs(Sm80Knobs):
         start = f"chunkwise_l{self.chunk}p{self.super_chunk}"
         if self.output is not None:
             return f"{start}_{self.output.label}"
-        return "_".join([start, *(f"{name}_{knobs.label}" for name, knobs in self.passes.items())])
+        return "_".join([start, *self.pass_labels])
 
 
 knobs_of = knobs_as(ChunksKnobs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
-from ..shared.rules import Rule, divides, known, within
+from ..shared.rules import Rule, divides, known, state_fits_registers, within
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
 from .resources import ChunkShape, needs, shape_of
 
@@ -18,7 +18,6 @@ MAX_STAGES = 3
 MIN_WARPS = 2  # a pass of a copy must fill whole groups of 8 rows
 MAX_WARPS = 16
 MIN_PRECOMPUTED_CHUNK = 32  # rows of scores that a copy of all threads fills whole
-MAX_STATE_REGISTERS = 128
 
 
 def _chunk_range(s: ChunkShape) -> str | None:
@@ -65,15 +64,6 @@ def _super_chunk_multiple_of_chunk(s: ChunkShape) -> str | None:
     return f"super_chunk must be a multiple of chunk, got {s.super_chunk} and {s.chunk}"
 
 
-def _state_fits_registers(s: ChunkShape) -> str | None:
-    if s.state_registers <= MAX_STATE_REGISTERS:
-        return None
-    return (
-        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
-        f"{s.state_registers}"
-    )
-
-
 CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "chunk_range": _chunk_range,
     "chunk_stages_range": within("num_stages", 1, MAX_STAGES),
@@ -84,7 +74,7 @@ CHUNK_PREDICATES: dict[str, Rule[ChunkShape]] = {
     "inline_divides_chunk": _inline_divides_chunk,
     "precomputed_needs_chunk_of_32": _precomputed_needs_chunk_of_32,
     "super_chunk_multiple_of_chunk": _super_chunk_multiple_of_chunk,
-    "state_fits_registers": _state_fits_registers,
+    "state_fits_registers": state_fits_registers,
 }
 
 

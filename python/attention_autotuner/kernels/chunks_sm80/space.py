@@ -15,10 +15,10 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection, rejected
 from ...core.problem import Problem
 from ..shared.forms import default_form, forms
-from ..shared.rules import Violation
+from ..shared.rules import MAX_STATE_REGISTERS, Violation
 from .knobs import ChunkPass, ChunksKnobs, Scores
 from .resources import ChunkShape, needs, shape_of, wanted_registers
-from .rules import MAX_STATE_REGISTERS, pass_of
+from .rules import pass_of
 
 FULL_CTAS = 2  # CTAs an SM from which a sequence need not be divided
 EMPLOYED = 0.75  # of the SMs, that a division which needs no tuning gives a CTA

@@ -109,9 +109,8 @@ def _predict_pass(
     chunk_clk = max(tensor_clk, chain_clk)
     to_us = 1 / spec.sm_clock_mhz
     start_us = fit.chunk_sm90_start_clk * shape.depth * to_us
-    bandwidth = (
-        fit.chunk_sm90_bandwidth_2_stages if knobs.num_stages == 2 else fit.chunk_sm90_bandwidth
-    )
+    two_stages = knobs.num_stages == 2
+    bandwidth = fit.chunk_sm90_bandwidth_2_stages if two_stages else fit.chunk_sm90_bandwidth
     terms = {
         "tensor_us": rounds * chunks * tensor_clk * to_us,
         "chain_us": rounds * chunks * (chunk_clk - tensor_clk) * to_us,
@@ -122,10 +121,5 @@ def _predict_pass(
     }
     compute = ceil(rounds) * chunks * chunk_clk * to_us
     return launch_estimate(
-        terms,
-        compute,
-        placed,
-        spec,
-        overlap_loss=fit.chunk_sm90_overlap_loss,
-        start_us=start_us,
+        terms, compute, placed, spec, overlap_loss=fit.chunk_sm90_overlap_loss, start_us=start_us
     )

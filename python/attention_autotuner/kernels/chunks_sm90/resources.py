@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...arch.occupancy import (
-    REGISTER_ALLOCATION_UNIT,
-    REGISTERS_BESIDE_FRAGMENTS_MIN,
-    KernelNeeds,
-)
+from ...arch.occupancy import REGISTER_ALLOCATION_UNIT, REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.sm90_tiles import (

@@ -18,6 +18,11 @@ class RecurrentShape:
     knobs: RecurrentKnobs
     padded_dim_qk: int
 
+    @property
+    def state_registers(self) -> int:
+        """Registers of a thread for its elements of the state."""
+        return THREAD_COLUMNS * thread_rows(self.padded_dim_qk, self.knobs)
+
 
 def row_groups(knobs: RecurrentKnobs) -> int:
     """Groups of threads that share the state's rows."""
@@ -36,5 +41,5 @@ def needs(shape: RecurrentShape) -> KernelNeeds:
         threads=knobs.num_threads,
         ctas_per_sm=knobs.ctas_per_sm,
         smem_bytes=knobs.warps * knobs.columns * SUM_BYTES,
-        fragment_registers=THREAD_COLUMNS * thread_rows(shape.padded_dim_qk, knobs),
+        fragment_registers=shape.state_registers,
     )

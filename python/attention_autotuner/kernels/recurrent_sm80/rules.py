@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
-from ..shared.rules import Rule, within
+from ..shared.rules import Rule, state_fits_registers, within
 from .knobs import knobs_of
-from .resources import THREAD_COLUMNS, RecurrentShape, needs, row_groups, thread_rows
+from .resources import THREAD_COLUMNS, RecurrentShape, needs, row_groups
 
 MAX_WARPS = 32
 MAX_COLUMNS = 128  # a warp's, four a thread
-MAX_STATE_REGISTERS = 128
 
 
 def _recurrent_columns_share_warps(s: RecurrentShape) -> str | None:
@@ -32,21 +31,11 @@ def _recurrent_rows_divide(s: RecurrentShape) -> str | None:
     return f"groups of threads must divide padded_dim_qk, got {groups} and {s.padded_dim_qk}"
 
 
-def _recurrent_state_fits_registers(s: RecurrentShape) -> str | None:
-    registers = THREAD_COLUMNS * thread_rows(s.padded_dim_qk, s.knobs)
-    if registers <= MAX_STATE_REGISTERS:
-        return None
-    return (
-        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
-        f"{registers}"
-    )
-
-
 RECURRENT_PREDICATES: dict[str, Rule[RecurrentShape]] = {
     "recurrent_warps_range": within("warps", 1, MAX_WARPS),
     "recurrent_columns_share_warps": _recurrent_columns_share_warps,
     "recurrent_rows_divide": _recurrent_rows_divide,
-    "recurrent_state_fits_registers": _recurrent_state_fits_registers,
+    "recurrent_state_fits_registers": state_fits_registers,
 }
 
 
@@ -54,11 +43,4 @@ def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
     knobs = knobs_of(candidate)
     shape = RecurrentShape(knobs=knobs, padded_dim_qk=candidate.padded_dim_qk)
-    return (
-        Pass(
-            kernel=knobs.kernel,
-            subject=shape,
-            rules=RECURRENT_PREDICATES,
-            needs_of=needs,
-        ),
-    )
+    return (Pass(kernel=knobs.kernel, subject=shape, rules=RECURRENT_PREDICATES, needs_of=needs),)

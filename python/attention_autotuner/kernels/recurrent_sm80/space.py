@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.forms import default_form, forms
-from ..shared.passes import points_of
+from ..shared.passes import first_legal, points_of
 from .knobs import RecurrentKnobs
 from .rules import passes_of
 
@@ -41,14 +41,7 @@ def default(problem: Problem, spec: ArchSpec) -> RecurrentKnobs | None:
     """The first legal point, where the form serves untuned."""
     if default_form(problem) != "recurrent":
         return None
-    return next(
-        (
-            knobs
-            for knobs in points_of(problem, spec, _points(spec), passes_of)
-            if isinstance(knobs, RecurrentKnobs)
-        ),
-        None,
-    )
+    return first_legal(problem, spec, _points(spec), passes_of)
 
 
 def _points(spec: ArchSpec) -> Iterator[RecurrentKnobs]:

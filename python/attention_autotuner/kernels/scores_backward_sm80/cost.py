@@ -49,9 +49,8 @@ def predict(
         _pass_time(problem, shape, candidate.copy_bytes, longest_first, shares, spec, usage, fit)
         for shape, usage in zip(shapes(candidate), usages, strict=True)
     ]
-    auxiliary = _auxiliary_bytes(
-        problem, one_pass=knobs_of(candidate).plan == "one_pass", shares=shares
-    )
+    one_pass = knobs_of(candidate).plan == "one_pass"
+    auxiliary = _auxiliary_bytes(problem, one_pass=one_pass, shares=shares)
     return in_sequence(passes, AuxiliaryWork.through_memory(auxiliary, spec), spec)
 
 
@@ -66,9 +65,8 @@ def _auxiliary_bytes(problem: Problem, *, one_pass: bool, shares: int) -> tuple[
     if shares > 1:
         rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
         once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
-        reductions = (
-            once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),
-        )  # written, read, and added up
+        # Written, read, and added up.
+        reductions = (once * (2 * shares * SUM_BYTES + ELEMENT_BYTES),)
     if not one_pass:
         return preprocess, *reductions
     return preprocess + sums, *reductions, sums + rows * problem.dim_qk * ELEMENT_BYTES

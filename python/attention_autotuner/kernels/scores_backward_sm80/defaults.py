@@ -18,15 +18,8 @@ from .space import Passes
 PassKnobs = TypeVar("PassKnobs", KeyPass, RowPass)
 
 
-def _keys(*, m: int, n: int, pairs: int, stages: int, subtiles: int = 1, ctas: int = 1) -> KeyPass:
-    return KeyPass(
-        block_m=m,
-        block_n=n,
-        warp_pairs=pairs,
-        num_stages=stages,
-        query_subtiles=subtiles,
-        ctas_per_sm=ctas,
-    )
+def _keys(*, m: int, n: int, pairs: int, stages: int, ctas: int = 1) -> KeyPass:
+    return KeyPass(block_m=m, block_n=n, warp_pairs=pairs, num_stages=stages, ctas_per_sm=ctas)
 
 
 def _rows(*, rows: int, columns: int, warps: int, stages: int) -> RowPass:
@@ -70,9 +63,8 @@ def _covering(table: Sequence[tuple[int, PassKnobs]], problem: Problem) -> Itera
     return (knobs for up_to, knobs in table if widest <= up_to)
 
 
-PREFERENCES: dict[
-    str, BackwardPreferences
-] = {}  # by the spec's name; the others have the tables above
+# By the spec's name; the others have the tables above.
+PREFERENCES: dict[str, BackwardPreferences] = {}
 
 
 def default(problem: Problem, spec: ArchSpec) -> BackwardKnobs | None:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, defaults, resources, rules, space
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
@@ -32,15 +32,10 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        if candidate.score == "softmax":
-            return Entry(
-                cpp_type="AttentionBackwardEntry",
-                header="attention_entry.cuh",
-                enough_ctas=resources.ENOUGH_CTAS,
-            )
+        op = "Attention" if candidate.score == "softmax" else "RetNet"
         return Entry(
-            cpp_type="RetNetBackwardEntry",
-            header="retnet_entry.cuh",
+            cpp_type=f"{op}BackwardEntry",
+            header=f"{op.lower()}_entry.cuh",
             enough_ctas=resources.ENOUGH_CTAS,
         )
 
@@ -68,7 +63,7 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
                 BACKWARD_COLUMNS,
                 candidate,
                 knobs.plan,
-                " ".join(f"{name}:{item.label}" for name, item in knobs.passes.items()),
+                pass_words(knobs.passes),
                 order_words(knobs.cta_order),
                 more=("deterministic" if knobs.deterministic else "",),
             ),

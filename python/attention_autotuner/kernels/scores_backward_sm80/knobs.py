@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...core.candidate import Service, knobs_as
-from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm80Knobs
+from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm80Knobs
 
 BackwardPlan = Literal["one_pass", "two_kernels", "three_kernels"]
 
@@ -91,7 +91,7 @@ class RowPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackwardKnobs(Sm80Knobs):
+class BackwardKnobs(PlannedPasses, Sm80Knobs):
     """Attention backward: a plan of passes between a common preprocess and, for ``one_pass``, a conversion of dQ.
 
     Attributes:
@@ -113,6 +113,8 @@ class BackwardKnobs(Sm80Knobs):
         }
     )
 
+    pass_names: ClassVar[tuple[str, ...]] = ("keys", "dq", "dk", "dv")
+
     plan: BackwardPlan
     keys: KeyPass | None = None
     dq: RowPass | None = None
@@ -126,17 +128,6 @@ class BackwardKnobs(Sm80Knobs):
             raise ValueError(f"plan {self.plan!r} takes other passes than {names}")
 
     @property
-    def passes(self) -> dict[str, KeyPass | RowPass]:
-        """The passes that the plan has, by name, in the order they run."""
-        named = ((name, getattr(self, name)) for name in ("keys", "dq", "dk", "dv"))
-        return {name: knobs for name, knobs in named if knobs is not None}
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA of the widest pass."""
-        return max(knobs.num_threads for knobs in self.passes.values())
-
-    @property
     def deterministic(self) -> bool:
         """True where two runs on equal inputs give equal bits."""
         return self.plan != "one_pass"
@@ -144,8 +135,7 @@ class BackwardKnobs(Sm80Knobs):
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        passes = [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
-        return "_".join([self.plan, *passes, ORDER_LABELS[self.cta_order]])
+        return "_".join([self.plan, *self.pass_labels, ORDER_LABELS[self.cta_order]])
 
 
 knobs_of = knobs_as(BackwardKnobs)

@@ -14,12 +14,7 @@ from ...arch.occupancy import KernelNeeds
 from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..shared.workspace import (
-    SUM_BYTES,
-    count_head_splits,
-    lse_delta_bytes,
-    shared_gradient_bytes,
-)
+from ..shared.workspace import SUM_BYTES, count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import KeyPass, RowPass, knobs_of
 
 ELEMENT_BYTES = 2  # fp16 and bf16
@@ -28,23 +23,32 @@ LSE_DELTA_BYTES = 8  # of a query: its LSE and delta in fp32
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeyShape:
+class _Dims:
+    """The fields of a candidate that formulas of its passes need.
+
+    Attributes:
+        padded_dim_qk, padded_dim_v: padded head dims.
+        masked: a tile of an explicit mask streams with each step.
+    """
+
+    padded_dim_qk: int
+    padded_dim_v: int
+    masked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyShape(_Dims):
     """A key pass with what its formulas need of the candidate.
 
     Attributes:
         name: of the pass.
         knobs: the pass.
-        padded_dim_qk, padded_dim_v: padded head dims.
         one_pass: it adds its share of dQ.
-        masked: a tile of an explicit mask streams beside dO.
     """
 
     name: str = "keys"
     knobs: KeyPass
-    padded_dim_qk: int
-    padded_dim_v: int
     one_pass: bool
-    masked: bool = False
 
     @property
     def block(self) -> int:
@@ -83,21 +87,16 @@ class KeyShape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowShape:
+class RowShape(_Dims):
     """A row pass with what its formulas need of the candidate.
 
     Attributes:
         name: of the pass, which is the result's: ``dq``, ``dk`` or ``dv``.
         knobs: the pass.
-        padded_dim_qk, padded_dim_v: padded head dims.
-        masked: a tile of an explicit mask streams with each step.
     """
 
     name: str
     knobs: RowPass
-    padded_dim_qk: int
-    padded_dim_v: int
-    masked: bool = False
 
     @property
     def block(self) -> int:
@@ -198,10 +197,7 @@ def dq_split(shape: KeyShape) -> tuple[int, int]:
 def dq_tile(shape: KeyShape) -> tuple[int, int]:
     """Rows and columns of dQ's tile that the busiest warp computes."""
     along_rows, along_columns = dq_split(shape)
-    return (
-        shape.knobs.block_m // along_rows,
-        -(-shape.padded_dim_qk // 16 // along_columns) * 16,
-    )
+    return (shape.knobs.block_m // along_rows, -(-shape.padded_dim_qk // 16 // along_columns) * 16)
 
 
 def _key_smem_bytes(shape: KeyShape) -> int:
@@ -229,18 +225,16 @@ def _key_fragment_registers(shape: KeyShape) -> int:
 
 
 def _row_smem_bytes(shape: RowShape) -> int:
-    rows, columns, stages = (
-        shape.knobs.block_rows,
-        shape.knobs.block_columns,
-        shape.knobs.num_stages,
-    )
+    knobs = shape.knobs
+    rows, columns = knobs.block_rows, knobs.block_columns
     resident = rows * shape.resident_columns * ELEMENT_BYTES
     streamed = columns * (shape.padded_dim_qk + shape.other_columns) * ELEMENT_BYTES
     row_values = 0 if shape.name == "dq" else columns * LSE_DELTA_BYTES
     mask = rows * columns * ELEMENT_BYTES if shape.masked else 0
     result = rows * shape.result_columns
-    sums = result * SUM_BYTES * (shape.knobs.column_warps - 1)
-    return max(resident + stages * (streamed + row_values + mask), sums, result * ELEMENT_BYTES)
+    sums = result * SUM_BYTES * (knobs.column_warps - 1)
+    stages = knobs.num_stages * (streamed + row_values + mask)
+    return max(resident + stages, sums, result * ELEMENT_BYTES)
 
 
 def _row_fragment_registers(shape: RowShape) -> int:

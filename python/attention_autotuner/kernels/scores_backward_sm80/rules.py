@@ -10,7 +10,7 @@ from typing import Any
 
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
-from ..shared.rules import Rule, divides, within
+from ..shared.rules import Rule, divides, product_within, within
 from .knobs import BackwardKnobs
 from .resources import KeyShape, PassShape, RowShape, needs, shapes
 
@@ -43,15 +43,6 @@ def _keys_query_subtiles_divide(s: KeyShape) -> str | None:
     )
 
 
-def _rows_warps_range(s: RowShape) -> str | None:
-    if MIN_WARPS <= s.knobs.warps * s.knobs.column_warps <= MAX_WARPS:
-        return None
-    return (
-        f"warps * column_warps must be in {MIN_WARPS}..{MAX_WARPS}, got {s.knobs.warps} * "
-        f"{s.knobs.column_warps}"
-    )
-
-
 def _rows_block_columns_divides_among_warps(s: RowShape) -> str | None:
     columns, warps = s.knobs.block_columns, s.knobs.column_warps
     if columns % (16 * warps) == 0 and columns <= MAX_BLOCK_COLUMNS:
@@ -81,7 +72,7 @@ KEY_PREDICATES: dict[str, Rule[KeyShape]] = {
     "keys_query_subtiles_divide": _keys_query_subtiles_divide,
 }
 ROW_PREDICATES: dict[str, Rule[RowShape]] = {
-    "rows_warps_range": _rows_warps_range,
+    "rows_warps_range": product_within("warps", "column_warps", MIN_WARPS, MAX_WARPS),
     "rows_column_warps_range": within("column_warps", 1, MAX_COLUMN_WARPS),
     "rows_block_rows_divides_among_warps": divides("block_rows", "warps", "warps"),
     "rows_block_columns_divides_among_warps": _rows_block_columns_divides_among_warps,
@@ -102,11 +93,7 @@ def pass_of(shape: PassShape) -> Pass:
     rules: dict[str, Rule[Any]] = {**KEY_PREDICATES} if is_keys else {**ROW_PREDICATES}
     symbol = KEYS_SYMBOL if is_keys else ROWS_SYMBOL.format(RESULTS.index(shape.name))
     return Pass(
-        kernel=BackwardKnobs.kernel,
-        subject=shape,
-        rules=rules,
-        needs_of=needs,
-        symbol=symbol,
+        kernel=BackwardKnobs.kernel, subject=shape, rules=rules, needs_of=needs, symbol=symbol
     )
 
 

@@ -28,9 +28,7 @@ Shape = TypeVar("Shape", KeyShape, RowShape)
 MIN_PAIRS = 2  # a key pass with fewer leaves schedulers of an SM idle
 MIN_SUBTILE_ROWS = 32  # queries of one of several subtiles: each reads all of the keys' operands
 FULL_WARPS = 4  # so does a row pass with fewer
-MAX_WHOLE_COLUMNS = (
-    256  # a result as wide as this fits the registers of its warps, so it is not sliced
-)
+MAX_WHOLE_COLUMNS = 256  # a result as wide as this fits its warps' registers, so it is not sliced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +195,7 @@ def _key_points(space: BackwardSpace) -> tuple[KeyPass, ...]:
 @lru_cache
 def _row_points(space: BackwardSpace) -> tuple[RowPass, ...]:
     points = _by_distance(
-        space.slices,
-        space.row_tiles,
-        space.block_columns,
-        space.row_stages,
-        space.ctas_per_sm,
+        space.slices, space.row_tiles, space.block_columns, space.row_stages, space.ctas_per_sm
     )
     return tuple(
         RowPass(

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, resources, rules, space
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
@@ -51,7 +51,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
                 BACKWARD_COLUMNS,
                 candidate,
                 "three_kernels",
-                " ".join(f"{name}:{item.label}" for name, item in knobs.passes.items()),
+                pass_words(knobs.passes),
                 order_words(knobs.cta_order),
                 more=("deterministic",),
             ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...core.candidate import Service, knobs_as
-from ..shared.knobs import ORDER_LABELS, CtaOrder, Sm90Knobs, Warpgroups
+from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Sm90Pass(Warpgroups):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackwardSm90Knobs(Sm90Knobs):
+class BackwardSm90Knobs(PlannedPasses, Sm90Knobs):
     """Retnet backward in family ``sm90``: after a common preprocess, a pass for each result.
 
     Attributes:
@@ -56,26 +56,17 @@ class BackwardSm90Knobs(Sm90Knobs):
     kernel: ClassVar[str] = "scores_backward_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("retnet", "backward", "masked")})
 
+    pass_names: ClassVar[tuple[str, ...]] = ("dq", "dk", "dv")
+
     dq: Sm90Pass
     dk: Sm90Pass
     dv: Sm90Pass
     cta_order: CtaOrder = "raster"
 
     @property
-    def passes(self) -> dict[str, Sm90Pass]:
-        """The passes by name, in the order they run."""
-        return {"dq": self.dq, "dk": self.dk, "dv": self.dv}
-
-    @property
-    def num_threads(self) -> int:
-        """Threads of one CTA of the widest pass."""
-        return max(knobs.num_threads for knobs in self.passes.values())
-
-    @property
     def label(self) -> str:
         """This part of the candidate's name."""
-        passes = [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
-        return "_".join([*passes, ORDER_LABELS[self.cta_order]])
+        return "_".join([*self.pass_labels, ORDER_LABELS[self.cta_order]])
 
 
 knobs_of = knobs_as(BackwardSm90Knobs)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
 from ..shared.rules import Rule, known, within
-from ..shared.sm90_rules import (
-    fragments_fit_warpgroup,
-    tma_needs_alignment,
-    warpgroups_range,
-)
+from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment, warpgroups_range
 from ..shared.sm90_tiles import BARRIER_BYTES, BLOCK_COLUMNS, MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs
 from .resources import Sm90PassShape, needs, shapes

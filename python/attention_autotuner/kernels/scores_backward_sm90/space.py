@@ -14,7 +14,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import points_of
+from ..shared.passes import first_legal, points_of
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import BackwardSm90Knobs, Sm90Pass
 from .resources import Sm90PassShape, shapes, smem_bytes
@@ -54,8 +54,7 @@ def default(problem: Problem, spec: ArchSpec) -> BackwardSm90Knobs | None:
     widest = max(problem.padded_dim_qk, problem.padded_dim_v)
     space = SPACES.get(spec.name, BackwardSm90Space())
     chosen = replace(space, ping_pong=(widest < MAX_COLUMNS,), cta_orders=(order,))
-    every = points_of(problem, spec, _points(problem, chosen, spec), passes_of)
-    return next((knobs for knobs in every if isinstance(knobs, BackwardSm90Knobs)), None)
+    return first_legal(problem, spec, _points(problem, chosen, spec), passes_of)
 
 
 def _points(

@@ -33,9 +33,8 @@ class ScoresForwardSm80(Kernel[ForwardKnobs]):
         """The header and the C++ type of a candidate's entry points."""
         if knobs_of(candidate).states is not None:
             return Entry(cpp_type="ParallelEntry", header="retention_entry.cuh")
-        if candidate.score == "softmax":
-            return Entry(cpp_type="AttentionForwardEntry", header="attention_entry.cuh")
-        return Entry(cpp_type="RetNetForwardEntry", header="retnet_entry.cuh")
+        op = "Attention" if candidate.score == "softmax" else "RetNet"
+        return Entry(cpp_type=f"{op}ForwardEntry", header=f"{op.lower()}_entry.cuh")
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""

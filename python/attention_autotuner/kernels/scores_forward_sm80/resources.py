@@ -65,9 +65,8 @@ def fragment_registers(candidate: Candidate) -> int:
     o = row_tiles * (value_columns(candidate) // knobs.warps_n // 8) * 4
     s = row_tiles * (knobs.block_n // knobs.warps_n // 8) * 4
     q = row_tiles * (candidate.padded_dim_qk // 16) * 4 if knobs.q_in_registers else 0
-    ahead = (
-        s * 3 // 4 if knobs.qk_ahead else 0
-    )  # the next scores grow while these shrink to packed P
+    # The next scores grow while these shrink to packed P.
+    ahead = s * 3 // 4 if knobs.qk_ahead else 0
     return o + s + q + ahead
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from ...core.candidate import Candidate
 from ..chunks_sm80.rules import chunk_pass
 from ..shared.passes import Pass
-from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, divides
+from ..shared.rules import CLASS_PREDICATES, COPY_PREDICATES, Rule, divides, product_within, within
 from .knobs import knobs_of
 from .resources import needs, value_columns
 
@@ -21,12 +21,6 @@ MIN_SHARED_P_COLUMNS = 192  # output columns of a CTA from which P may go throug
 MIN_SLICE_COLUMNS = 128  # output columns of one of several value slices
 MIN_ODD_DIM = 400  # padded value head dim from which a row block's output takes too many registers to stay whole
 MAX_ROW_BARRIERS = 15  # named barriers 1..15; 0 is __syncthreads
-
-
-def _warps_range(c: Candidate) -> str | None:
-    if MIN_WARPS <= knobs_of(c).warps_m * knobs_of(c).warps_n <= MAX_WARPS:
-        return None
-    return f"warps_m * warps_n must be in {MIN_WARPS}..{MAX_WARPS}, got {knobs_of(c).warps_m} * {knobs_of(c).warps_n}"
 
 
 def _row_barriers_available(c: Candidate) -> str | None:
@@ -59,20 +53,11 @@ def _k_slice_divides_padded_dim_qk(c: Candidate) -> str | None:
     )
 
 
-def _num_stages_range(c: Candidate) -> str | None:
-    if 1 <= knobs_of(c).num_stages <= MAX_STAGES:
-        return None
-    return f"num_stages must be in 1..{MAX_STAGES}, got {knobs_of(c).num_stages}"
-
-
 def _qk_ahead_needs_two_whole_stages(c: Candidate) -> str | None:
-    if not knobs_of(c).qk_ahead or (
-        knobs_of(c).num_stages == 2
-        and knobs_of(c).k_slice == c.padded_dim_qk
-        and knobs_of(c).warps_n == 1
-    ):
-        return None
     knobs = knobs_of(c)
+    whole = knobs.num_stages == 2 and knobs.k_slice == c.padded_dim_qk and knobs.warps_n == 1
+    if whole or not knobs.qk_ahead:
+        return None
     return (
         "qk_ahead needs num_stages == 2, unsliced K and warps_n == 1, got "
         f"num_stages {knobs.num_stages}, k_slice {knobs.k_slice} of {c.padded_dim_qk}, warps_n {knobs.warps_n}"
@@ -101,14 +86,11 @@ def narrow_slices(padded_dim_v: int) -> int | None:
 
 
 def _slices_only_for_wide_heads(c: Candidate) -> str | None:
-    narrow = value_columns(c) < MIN_SLICE_COLUMNS and knobs_of(c).v_slices != narrow_slices(
-        c.padded_dim_v
-    )
-    if knobs_of(c).v_slices > 1 and narrow:
-        return (
-            f"value slices narrower than 128 columns repeat Q K^T too often, got {value_columns(c)}"
-        )
-    if knobs_of(c).k_slice < c.padded_dim_qk and c.padded_dim_qk < 128:
+    knobs, columns = knobs_of(c), value_columns(c)
+    sliced = knobs.v_slices not in (1, narrow_slices(c.padded_dim_v))
+    if sliced and columns < MIN_SLICE_COLUMNS:
+        return f"value slices narrower than 128 columns repeat Q K^T too often, got {columns}"
+    if knobs.k_slice < c.padded_dim_qk and c.padded_dim_qk < 128:
         return f"K is sliced only from padded_dim_qk 128 on, got {c.padded_dim_qk}"
     return None
 
@@ -120,14 +102,14 @@ def _rows_per_warp_known(c: Candidate) -> str | None:
 
 KERNEL_PREDICATES: dict[str, Rule[Candidate]] = {
     **CLASS_PREDICATES,
-    "warps_range": _warps_range,
+    "warps_range": product_within("warps_m", "warps_n", MIN_WARPS, MAX_WARPS),
     "row_barriers_available": _row_barriers_available,
     "block_m_divides_among_warps": divides("block_m", "warps_m", "warps"),
     "block_n_divides_among_warps": divides("block_n", "warps_n", "warps"),
     "v_slices_divide_padded_dim_v": _v_slices_divide_padded_dim_v,
     "value_columns_divide_among_warps": _value_columns_divide_among_warps,
     "k_slice_divides_padded_dim_qk": _k_slice_divides_padded_dim_qk,
-    "num_stages_range": _num_stages_range,
+    "num_stages_range": within("num_stages", 1, MAX_STAGES),
     "qk_ahead_needs_two_whole_stages": _qk_ahead_needs_two_whole_stages,
     "sliced_k_needs_two_stages": _sliced_k_needs_two_stages,
     **COPY_PREDICATES,

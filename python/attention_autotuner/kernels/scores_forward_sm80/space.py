@@ -13,7 +13,7 @@ from ..chunks_sm80.knobs import ChunkPass
 from ..chunks_sm80.space import ChunkPasses
 from ..shared.forms import default_form, forms
 from ..shared.knobs import CtaOrder
-from ..shared.passes import check_passes
+from ..shared.passes import check_passes, first_legal
 from .knobs import ForwardKnobs
 from .rules import (
     MIN_SHARED_P_COLUMNS,
@@ -39,14 +39,7 @@ class ForwardSpace:
         ctas_per_sm: launch bounds.
     """
 
-    tiles: tuple[tuple[int, int], ...] = (
-        (128, 4),
-        (64, 4),
-        (128, 8),
-        (64, 2),
-        (192, 6),
-        (256, 8),
-    )
+    tiles: tuple[tuple[int, int], ...] = ((128, 4), (64, 4), (128, 8), (64, 2), (192, 6), (256, 8))
     block_n: tuple[int, ...] = (64, 128, 32, 96, 48)
     warps_n: tuple[int, ...] = (1, 2)
     num_stages: tuple[int, ...] = (1, 2, 3)
@@ -159,36 +152,33 @@ def default(problem: Problem, spec: ArchSpec) -> ForwardKnobs | None:
     """The first row of the default table that is legal, or None."""
     chunk, states = None, None
     if problem.semantics.carries_state:
-        chosen_states = None
-        if default_form(problem) == "parallel":
-            chosen_states = _states(problem, ChunkPasses(problem, spec))
+        if default_form(problem) != "parallel":
+            return None
+        chosen_states = _states(problem, ChunkPasses(problem, spec))
         if chosen_states is None:
             return None
         chunk, states = chosen_states
-    space = SPACES.get(spec.name, ForwardSpace())
-    for row in PREFERENCES.get(spec.name, FORWARD_PREFERENCES):
-        if not row.covers(problem):
-            continue
-        for v_slices in _v_slices(problem, space):
-            knobs = ForwardKnobs(
-                block_m=row.block_m,
-                block_n=row.block_n,
-                warps_m=row.warps_m,
-                num_stages=row.num_stages,
-                k_slice=problem.padded_dim_qk,
-                v_slices=v_slices,
-                cta_order="longest_first" if problem.causal else "raster",
-                q_in_registers=row.q_in_registers,
-                ctas_per_sm=row.ctas_per_sm,
-                chunk=chunk,
-                states=states,
-            )
-            if (
-                check_passes(Candidate.of(problem, knobs), passes_of, spec, PRUNING_PREDICATES)
-                is None
-            ):
-                return knobs
-    return None
+    v_slices = _v_slices(problem, SPACES.get(spec.name, ForwardSpace()))
+    rows = PREFERENCES.get(spec.name, FORWARD_PREFERENCES)
+    preferred = (
+        ForwardKnobs(
+            block_m=row.block_m,
+            block_n=row.block_n,
+            warps_m=row.warps_m,
+            num_stages=row.num_stages,
+            k_slice=problem.padded_dim_qk,
+            v_slices=slices,
+            cta_order="longest_first" if problem.causal else "raster",
+            q_in_registers=row.q_in_registers,
+            ctas_per_sm=row.ctas_per_sm,
+            chunk=chunk,
+            states=states,
+        )
+        for row in rows
+        if row.covers(problem)
+        for slices in v_slices
+    )
+    return first_legal(problem, spec, preferred, passes_of, PRUNING_PREDICATES)
 
 
 def _row_points(
@@ -203,13 +193,7 @@ def _row_points(
     v_slices = _v_slices(problem, space)
     warps_n = [w for w in space.warps_n if w == 1 or problem.padded_dim_v >= MIN_SHARED_P_COLUMNS]
     for (block_m, warps_m), block_n, n, stages, k, v, ctas in product(
-        space.tiles,
-        space.block_n,
-        warps_n,
-        space.num_stages,
-        k_slices,
-        v_slices,
-        space.ctas_per_sm,
+        space.tiles, space.block_n, warps_n, space.num_stages, k_slices, v_slices, space.ctas_per_sm
     ):
         for q_in_registers, qk_ahead in product((False, True), repeat=2):
             if qk_ahead and (stages != 2 or k != problem.padded_dim_qk or n > 1):
@@ -228,9 +212,8 @@ def _row_points(
                 chunk=chunk,
                 states=states,
             )
-            rejection = check_passes(
-                Candidate.of(problem, knobs), passes_of, spec, PRUNING_PREDICATES
-            )
+            candidate = Candidate.of(problem, knobs)
+            rejection = check_passes(candidate, passes_of, spec, PRUNING_PREDICATES)
             if rejection is not None:
                 yield rejection
                 continue

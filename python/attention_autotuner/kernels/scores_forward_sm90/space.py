@@ -10,7 +10,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Rejection
 from ...core.problem import Problem
 from ..shared.knobs import CtaOrder
-from ..shared.passes import points_of
+from ..shared.passes import first_legal, points_of
 from ..shared.sm90_tiles import MAX_COLUMNS
 from .knobs import ForwardSm90Knobs
 from .rules import passes_of
@@ -42,8 +42,8 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs | Reje
 def default(problem: Problem, spec: ArchSpec) -> ForwardSm90Knobs | None:
     """The first legal point, in the order of CTAs that suits the mask; None where there is none."""
     order = "longest_first" if problem.causal else "raster"
-    legal = (knobs for knobs in points(problem, spec) if isinstance(knobs, ForwardSm90Knobs))
-    return next((knobs for knobs in legal if knobs.cta_order == order), None)
+    ordered = (knobs for knobs in _points(problem, spec) if knobs.cta_order == order)
+    return first_legal(problem, spec, ordered, passes_of)
 
 
 def _points(problem: Problem, spec: ArchSpec) -> Iterator[ForwardSm90Knobs]:

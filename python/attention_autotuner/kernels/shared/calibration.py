@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import log
 from statistics import fmean
@@ -33,18 +33,17 @@ def loss(samples: Sequence[Sample], coefficients: Coefficients) -> float:
 
     Slow candidates count less (weight best / measured), since only the order at the top matters.
     """
-    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    best: dict[str, float] = {}
+    groups: dict[str, list[Sample]] = defaultdict(list)
     for sample in samples:
-        best[sample.group] = min(best.get(sample.group, sample.measured_us), sample.measured_us)
-    for sample in samples:
-        error = log(sample.predict(coefficients) / sample.measured_us)
-        groups[sample.group].append((error, best[sample.group] / sample.measured_us))
+        groups[sample.group].append(sample)
     losses = []
-    for pairs in groups.values():
-        weight = sum(w for _, w in pairs)
-        mean = sum(e * w for e, w in pairs) / weight
-        spread = sum(w * (e - mean) ** 2 for e, w in pairs) / weight
+    for group in groups.values():
+        best = min(sample.measured_us for sample in group)
+        errors = [log(sample.predict(coefficients) / sample.measured_us) for sample in group]
+        shares = [best / sample.measured_us for sample in group]
+        total = sum(shares)
+        mean = sum(e * w for e, w in zip(errors, shares, strict=True)) / total
+        spread = sum(w * (e - mean) ** 2 for e, w in zip(errors, shares, strict=True)) / total
         losses.append(spread + ABSOLUTE_WEIGHT * mean**2)
     return fmean(losses)
 
@@ -77,7 +76,13 @@ def calibrate(
     known = {field.name for field in fields(Coefficients)}
     if not limits.keys() <= known:
         raise ValueError(f"no coefficients named {sorted(limits.keys() - known)}")
-    limits = _influential(samples, start, limits)
+    predicted = [sample.predict(start) for sample in samples]
+
+    def matters(name: str, bound: float) -> bool:
+        trial = replace(start, **{name: bound})
+        return any(s.predict(trial) != us for s, us in zip(samples, predicted, strict=True))
+
+    limits = {n: ends for n, ends in limits.items() if any(matters(n, end) for end in ends)}
     current, lowest = start, loss(samples, start)
     step = 0.25
     for _ in range(sweeps):
@@ -95,19 +100,3 @@ def calibrate(
         if not moved:
             step /= 2
     return current
-
-
-def _influential(
-    samples: Sequence[Sample], start: Coefficients, limits: Mapping[str, tuple[float, float]]
-) -> dict[str, tuple[float, float]]:
-    """The limits of those coefficients that the samples depend on."""
-    predicted = [(sample, sample.predict(start)) for sample in samples]
-
-    def changes(trial: Coefficients) -> bool:
-        return any(sample.predict(trial) != us for sample, us in predicted)
-
-    return {
-        name: bounds
-        for name, bounds in limits.items()
-        if any(changes(replace(start, **{name: bound})) for bound in bounds)
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from ...core.candidate import Candidate
 
@@ -18,6 +19,11 @@ def cells(
     copies = "" if candidate.copy_bytes == 16 else f"{candidate.copy_bytes}-byte copies"
     last = ", ".join(word for word in (*more, copies) if word) or "-"
     return dict(zip(columns, (candidate.family, *words, last), strict=True))
+
+
+def pass_words(passes: Mapping[str, Any]) -> str:
+    """Passes by name as words."""
+    return " ".join(f"{name}:{knobs.label}" for name, knobs in passes.items())
 
 
 def order_words(cta_order: str) -> str:

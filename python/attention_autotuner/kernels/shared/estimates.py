@@ -6,12 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ...arch.occupancy import (
-    KernelNeeds,
-    least_registers,
-    register_cap,
-    registers_per_thread,
-)
+from ...arch.occupancy import KernelNeeds, least_registers, register_cap, registers_per_thread
 from ...arch.spec import ArchSpec
 from .coefficients import Coefficients
 
@@ -87,11 +82,11 @@ def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
 def reported_usage(needs: KernelNeeds, report: ResourceReport, fit: Coefficients) -> Usage:
     """The resources that a kernel takes by its compiler's report."""
     spilled = report.spill_store_bytes + report.spill_load_bytes
+    share = fit.spill_share_outside_loops if report.loop_spills is False else 1.0
     return Usage(
         registers=report.registers,
         smem_bytes=needs.smem_bytes + report.static_smem_bytes,
-        spill_bytes=spilled
-        * (fit.spill_share_outside_loops if report.loop_spills is False else 1.0),
+        spill_bytes=spilled * share,
     )
 
 

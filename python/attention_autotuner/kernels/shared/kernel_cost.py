@@ -88,9 +88,8 @@ def _cta_clk(work: KernelWork, spec: ArchSpec, resident: int, fit: Coefficients)
 
     Co-resident CTAs cover each other's waits.
     """
-    start = fit.cta_clk * (
-        fit.persistent_start_share if work.persistent else 1.0
-    )  # no CTA launch between tiles
+    # No CTA launch between tiles.
+    start = fit.cta_clk * (fit.persistent_start_share if work.persistent else 1.0)
     moved = work.outer_bytes * spec.num_sms / spec.l2_bytes_per_clk
     return (start + 2 * fit.load_latency_clk + moved) / resident
 

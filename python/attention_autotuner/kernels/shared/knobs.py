@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from ...core.candidate import Family, KernelKnobs
 
@@ -26,6 +27,33 @@ class Warpgroups:
     def num_threads(self) -> int:
         """Threads of one CTA."""
         return 128 * (1 + self.warpgroups)
+
+
+class PlannedPasses:
+    """Knobs of a kernel of several passes, each a field.
+
+    Attributes:
+        pass_names: the fields, in the order in which the passes run; those that are None are left out.
+    """
+
+    pass_names: ClassVar[tuple[str, ...]]
+
+    @property
+    def passes(self) -> Mapping[str, Any]:
+        """The passes by name, in the order they run."""
+        named = ((name, getattr(self, name)) for name in self.pass_names)
+        return {name: knobs for name, knobs in named if knobs is not None}
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest pass."""
+        threads: int = max(knobs.num_threads for knobs in self.passes.values())
+        return threads
+
+    @property
+    def pass_labels(self) -> list[str]:
+        """The parts of a candidate's name that are of its passes."""
+        return [f"{name}_{knobs.label}" for name, knobs in self.passes.items()]
 
 
 class Sm90Knobs(KernelKnobs):

@@ -104,7 +104,20 @@ def points_of(
     spec: ArchSpec,
     space: Iterable[K],
     passes_of: Callable[[Candidate], tuple[Pass, ...]],
+    pruning: Mapping[str, Rule[Candidate]] | None = None,
 ) -> Iterator[K | Rejection]:
     """Every point of a space: knobs, or the rejection that says why not."""
     for knobs in space:
-        yield check_passes(Candidate.of(problem, knobs), passes_of, spec) or knobs
+        yield check_passes(Candidate.of(problem, knobs), passes_of, spec, pruning) or knobs
+
+
+def first_legal(
+    problem: Problem,
+    spec: ArchSpec,
+    space: Iterable[K],
+    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+    pruning: Mapping[str, Rule[Candidate]] | None = None,
+) -> K | None:
+    """The first point of a space that may exist; None where there is none."""
+    points = points_of(problem, spec, space, passes_of, pruning)
+    return next((point for point in points if not isinstance(point, Rejection)), None)

@@ -15,6 +15,8 @@ Rule = Callable[[Subject], "str | None"]  # the reason why not, or None
 ArchRule = Callable[[KernelNeeds, ArchSpec], "str | None"]
 Violation = tuple[str, str]  # the name of the rule, and the reason
 
+MAX_STATE_REGISTERS = 128  # of a thread, of the kernels of family sm80
+
 
 def first_violation(rules: Mapping[str, Rule[Subject]], subject: Subject) -> Violation | None:
     """The first of the rules that a subject breaks."""
@@ -57,16 +59,37 @@ def divides(knob: str, count: str, parties: str) -> Rule[Any]:
     return rule
 
 
-def _padded_dim_qk_range(c: Candidate) -> str | None:
-    if c.padded_dim_qk % 16 == 0 and 16 <= c.padded_dim_qk <= MAX_DIM_QK:
-        return None
-    return f"padded_dim_qk must be a multiple of 16 in 16..{MAX_DIM_QK}, got {c.padded_dim_qk}"
+def product_within(first: str, second: str, least: int, most: int) -> Rule[Any]:
+    """A rule: the product of two knobs lies between two values, both included."""
+
+    def rule(subject: Any) -> str | None:
+        a, b = getattr(subject.knobs, first), getattr(subject.knobs, second)
+        if least <= a * b <= most:
+            return None
+        return f"{first} * {second} must be in {least}..{most}, got {a} * {b}"
+
+    return rule
 
 
-def _padded_dim_v_range(c: Candidate) -> str | None:
-    if c.padded_dim_v % 16 == 0 and 16 <= c.padded_dim_v <= MAX_DIM_V:
+def state_fits_registers(subject: Any) -> str | None:
+    """A thread's elements of a retention state fit its registers."""
+    registers = subject.state_registers
+    if registers <= MAX_STATE_REGISTERS:
         return None
-    return f"padded_dim_v must be a multiple of 16 in 16..{MAX_DIM_V}, got {c.padded_dim_v}"
+    return (
+        f"a thread's elements of the state must take at most {MAX_STATE_REGISTERS} registers, got "
+        f"{registers}"
+    )
+
+
+def _padded_dim_range(name: str, most: int) -> Rule[Candidate]:
+    def rule(candidate: Candidate) -> str | None:
+        dim = getattr(candidate, name)
+        if dim % 16 == 0 and 16 <= dim <= most:
+            return None
+        return f"{name} must be a multiple of 16 in 16..{most}, got {dim}"
+
+    return rule
 
 
 def _copy_bytes_known(c: Candidate) -> str | None:
@@ -115,8 +138,8 @@ def _registers_fit(kernel: KernelNeeds, spec: ArchSpec) -> str | None:
 
 
 CLASS_PREDICATES: dict[str, Rule[Candidate]] = {
-    "padded_dim_qk_range": _padded_dim_qk_range,
-    "padded_dim_v_range": _padded_dim_v_range,
+    "padded_dim_qk_range": _padded_dim_range("padded_dim_qk", MAX_DIM_QK),
+    "padded_dim_v_range": _padded_dim_range("padded_dim_v", MAX_DIM_V),
 }
 COPY_PREDICATES: dict[str, Rule[Candidate]] = {"copy_bytes_known": _copy_bytes_known}
 ARCH_PREDICATES: dict[str, ArchRule] = {

@@ -24,65 +24,29 @@ EXACT_TILES = 2048  # tiles that a greedy raster list simulates one by one
 EXACT_WAVES = 4  # and at least this many per slot
 
 
+@lru_cache(maxsize=1024)
 def tiles_of(problem: Problem, *, block: int, step: int, by_queries: bool) -> tuple[int, ...]:
-    """Tiles of the other side that each block of a problem's queries visits, or of its keys: one of the two below."""
-    count = tiles_of_queries if by_queries else tiles_of_keys
-    return count(
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        block=block,
-        step=step,
-        causal=problem.causal,
-        causal_offset=problem.causal_offset,
-    )
+    """Tiles of the other side that each block of a problem's queries, or of its keys, visits, in the list's order.
 
-
-@lru_cache(maxsize=1024)
-def tiles_of_queries(
-    *,
-    seqlen_q: int,
-    seqlen_k: int,
-    block: int,
-    step: int,
-    causal: bool,
-    causal_offset: int,
-) -> tuple[int, ...]:
-    """Tiles of ``step`` keys that each block of ``block`` queries visits, in the order of the scheduler's list.
+    Args:
+        problem: gives the lengths and the causal mask.
+        block: queries of a block, or keys.
+        step: keys of a tile, or queries of one head.
+        by_queries: which of the two.
 
     Returns:
-        One count per block; the longest first when ``causal``. A block whose rows see no key counts 0.
+        One count per block; the longest first when causal. A block of queries that see no key, or of keys that no
+        query sees, counts 0.
     """
-    blocks = -(-seqlen_q // block)
-    if not causal:
-        return (-(-seqlen_k // step),) * blocks
-    counts = []
-    for index in reversed(range(blocks)):
-        last_row = min((index + 1) * block, seqlen_q) - 1
-        keys = max(0, min(seqlen_k, last_row + causal_offset + 1))
-        counts.append(-(-keys // step))
-    return tuple(counts)
-
-
-@lru_cache(maxsize=1024)
-def tiles_of_keys(
-    *,
-    seqlen_q: int,
-    seqlen_k: int,
-    block: int,
-    step: int,
-    causal: bool,
-    causal_offset: int,
-) -> tuple[int, ...]:
-    """Tiles of ``step`` queries of one head that each block of ``block`` keys visits, in the order of the list.
-
-    Returns:
-        One count per block; the longest first when ``causal``. A block that no row sees counts 0.
-    """
-    tiles = -(-seqlen_q // step)
-    first_keys = range(0, seqlen_k, block)
-    if not causal:
-        return (tiles,) * len(first_keys)
-    return tuple(max(0, tiles - max(0, key - causal_offset) // step) for key in first_keys)
+    rows, keys, offset = problem.seqlen_q, problem.seqlen_k, problem.causal_offset
+    length, other = (rows, keys) if by_queries else (keys, rows)
+    tiles, starts = -(-other // step), range(0, length, block)
+    if not problem.causal:
+        return (tiles,) * len(starts)
+    if not by_queries:
+        return tuple(max(0, tiles - max(0, key - offset) // step) for key in starts)
+    seen = (min(start + block, rows) + offset for start in reversed(starts))
+    return tuple(-(-max(0, min(keys, count)) // step) for count in seen)
 
 
 @lru_cache(maxsize=8192)

@@ -18,24 +18,17 @@ def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> Ker
     if problem.score == "softmax":
         return work
     counts = work.counts
-    if problem.score == "masked":
-        return replace(
-            work,
-            counts=replace(
-                counts,
-                exponentials=0.0,
-                alu_share=fit.score_masked_alu_share,
-                mask_bytes=counts.scores * ELEMENT_BYTES,
-            ),
-            batches=problem.batch,
-            once_bytes=work.once_bytes + mask_bytes(problem),
-        )
-    counts = replace(
+    if problem.score == "decayed":
+        exponentials, alu_share = fit.score_decayed_exponentials, fit.score_decayed_alu_share
+        return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))
+    masked = replace(
         counts,
-        exponentials=fit.score_decayed_exponentials,
-        alu_share=fit.score_decayed_alu_share,
+        exponentials=0.0,
+        alu_share=fit.score_masked_alu_share,
+        mask_bytes=counts.scores * ELEMENT_BYTES,
     )
-    return replace(work, counts=counts)
+    once_bytes = work.once_bytes + mask_bytes(problem)
+    return replace(work, counts=masked, batches=problem.batch, once_bytes=once_bytes)
 
 
 def mask_bytes(problem: Problem) -> int:

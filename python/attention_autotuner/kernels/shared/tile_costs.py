@@ -17,10 +17,8 @@ WARP = 32
 MMA_FLOPS = 2 * 16 * 8 * 16  # one mma.sync m16n8k16
 LDMATRIX_BYTES = 512  # one ldmatrix.x4 of a warp
 STORE_BYTES = 128  # one 4-byte store of a warp
-COPY_INSTRUCTIONS = {
-    16: 3.0,
-    2: 30.0,
-}  # per warp and 512 bytes: one cp.async, or eight loads and a packed store
+# Per warp and 512 bytes: one cp.async, or eight loads and a packed store.
+COPY_INSTRUCTIONS = {16: 3.0, 2: 30.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,8 +156,4 @@ def round_cost(tile: TileCost, residents: int, fit: Coefficients) -> RoundCost:
     cover = counts.lookahead * busy / counts.waits
     late = counts.waits * max(0.0, fit.load_latency_clk - cover)
     latency = (counts.barriers * fit.barrier_clk + late) / residents
-    return RoundCost(
-        clk=busy + latency,
-        exposed_clk=busy - bottleneck,
-        latency_clk=latency,
-    )
+    return RoundCost(clk=busy + latency, exposed_clk=busy - bottleneck, latency_clk=latency)

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
+from ..shared.binding import (
+    Binding,
+    Normal,
+    Reference,
+    gradient_shapes,
+    gradients_of_formula,
+    output_shapes,
+)
 from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_low
 
@@ -22,16 +29,11 @@ class AttentionForward:
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
-        normal = Normal(problem, seed, device)
-        return Inputs(tensors={"q": normal.q(), "k": normal.k(), "v": normal.v()})
+        return Inputs(tensors=Normal(problem, seed, device).qkv())
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        rows = (problem.batch, problem.heads_q, problem.seqlen_q)
-        return {
-            "o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype]),
-            "lse": (rows, torch.float32),
-        }
+        return output_shapes(problem, "lse")
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -60,9 +62,10 @@ class AttentionBackward:
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`; o and lse are the reference of the forward pass, rounded."""
         normal = Normal(problem, seed, device)
-        q, k, v = normal.q(), normal.k(), normal.v()
+        tensors = normal.qkv()
+        q, k, v = tensors.values()
         o, lse = attention(q, k, v, **_mask(problem))
-        tensors = {"q": q, "k": k, "v": v, "o": o.to(q.dtype), "lse": lse, "dout": normal.dout()}
+        tensors |= {"o": o.to(q.dtype), "lse": lse, "dout": normal.dout()}
         if self._lse_gradient:
             tensors["dlse"] = normal.floats(*lse.shape)
         return Inputs(tensors=tensors)
@@ -81,9 +84,8 @@ class AttentionBackward:
         """
         mask, read = _mask(problem), (inputs.q, inputs.k, inputs.v)
         dout, dlse = inputs.tensors["dout"], inputs.tensors.get("dlse")
-        in_fp32 = [
-            tensor.float() for tensor in read
-        ]  # or the reference would be rounded to their dtype
+        # In fp32, or the reference would be rounded to their dtype.
+        in_fp32 = [tensor.float() for tensor in read]
         refs = attention_backward(dout, dlse, *in_fp32, **mask)
         shift = shift_of_delta(inputs, attention(*in_fp32, **mask)[0])
         shifted = attention_backward(
@@ -92,8 +94,7 @@ class AttentionBackward:
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in read]
             o, lse = attention_low(*leaves, **mask)
-            outputs = [(o, dout)] if dlse is None else [(o, dout), (lse, dlse)]
-            lows = torch.autograd.grad([out for out, _ in outputs], leaves, [g for _, g in outputs])
+            lows = gradients_of_formula([(o, dout), (lse, dlse)], leaves)
         for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
             yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
 

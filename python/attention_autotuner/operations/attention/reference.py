@@ -9,11 +9,12 @@ O = 0 and LSE = -inf, and no gradient. Tensors are ``[batch, heads, seqlen, dim]
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from ...core.problem import CausalAlignment
-from ..shared.blocks import MAX_SCORES, Blocks, full_precision
+from ..shared.blocks import MAX_SCORES, Blocks, full_precision, zeros
 
 
 def attention_naive(
@@ -97,32 +98,16 @@ def attention(
 
 
 def attention_low(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    causal_alignment: CausalAlignment = "bottom_right",
-    max_scores: int = MAX_SCORES,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula as written, in the dtype of the inputs: the rounding that the error rule excuses.
 
-    Arguments are those of :func:`attention`.
+    Options are those of :func:`attention`, but for ``dtype``.
 
     Returns:
         O in the dtype of q, and LSE in fp32 of the rounded scores.
     """
-    return attention(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        causal=causal,
-        causal_alignment=causal_alignment,
-        dtype=q.dtype,
-        max_scores=max_scores,
-    )
+    return attention(q, k, v, dtype=q.dtype, **options)
 
 
 def attention_backward(
@@ -153,9 +138,7 @@ def attention_backward(
     query, key, value = plan.group_queries(q), plan.flatten(k), plan.flatten(v)
     grad_out = None if grad_o is None else plan.group_queries(grad_o)
     grad_sum = None if grad_lse is None else plan.group_queries(grad_lse)
-    dq = torch.zeros(query.shape, dtype=q.dtype, device=q.device)
-    dk = torch.zeros(key.shape, dtype=k.dtype, device=k.device)
-    dv = torch.zeros(value.shape, dtype=v.dtype, device=v.device)
+    dq, dk, dv = map(zeros, (query, key, value))
     with torch.no_grad(), full_precision():
         for heads in plan.head_blocks():
             keys, values = key[heads].to(dtype), value[heads].to(dtype)

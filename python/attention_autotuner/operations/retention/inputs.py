@@ -10,7 +10,14 @@ import torch
 
 from ...core.problem import Problem
 from ..attention.inputs import moved_off
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
+from ..shared.binding import (
+    Binding,
+    Normal,
+    Reference,
+    gradient_shapes,
+    gradients_of_formula,
+    output_shapes,
+)
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
 from .reference import retention_chunkwise, retention_low
@@ -40,17 +47,12 @@ class RetentionForward:
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
         normal = Normal(problem, seed, device)
-        tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v()}
-        tensors["log2_gamma"] = log2_gammas(problem.heads_q, device, self.edge)
-        if self.initial:
-            tensors["initial_state"] = normal.floats(*_state_shape(problem))
-        return Inputs(tensors=tensors)
+        return Inputs(tensors=normal.qkv() | _start(self, problem, normal, device))
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        rows = (problem.batch, problem.heads_q, problem.seqlen_q)
-        o = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
-        return o | {"final_state": (_state_shape(problem), torch.float32)} if self.final else o
+        final = {"final_state": (_state_shape(problem), torch.float32)} if self.final else {}
+        return {**output_shapes(problem), **final}
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`."""
@@ -84,10 +86,8 @@ class RetentionBackward:
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
         normal = Normal(problem, seed, device)
-        tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v(), "dout": normal.dout()}
-        tensors["log2_gamma"] = log2_gammas(problem.heads_q, device, self.edge)
-        if self.initial:
-            tensors["initial_state"] = normal.floats(*_state_shape(problem))
+        tensors = normal.qkv() | {"dout": normal.dout()}
+        tensors |= _start(self, problem, normal, device)
         if self.final:
             tensors["dfinal_state"] = normal.floats(*_state_shape(problem))
         return Inputs(tensors=tensors)
@@ -113,18 +113,10 @@ class RetentionBackward:
         read, dout = (flat["q"], flat["k"], flat["v"]), flat["dout"]
         state, dfinal = flat.get("initial_state"), flat.get("dfinal_state")
         dtype = torch.float64 if self.dgamma else torch.float32
-        q, k, v = (
-            tensor.to(dtype) for tensor in read
-        )  # or the reference would be rounded to theirs
+        # In that dtype, or the reference would be rounded to theirs.
+        q, k, v = (tensor.to(dtype) for tensor in read)
         refs = retention_backward(
-            dout.to(dtype),
-            dfinal,
-            q,
-            k,
-            v,
-            gamma,
-            initial_state=state,
-            need_dgamma=self.dgamma,
+            dout.to(dtype), dfinal, q, k, v, gamma, initial_state=state, need_dgamma=self.dgamma
         )
         lows = self._low(read, dout, gamma, state, dfinal)
         shapes = self.output_shapes(problem)
@@ -152,11 +144,21 @@ class RetentionBackward:
             o, final = retention_low(q, k, v, decays, initial_state=start)
             wanted = [q, k, v, start, decays if self.dgamma else None]
             leaves = [leaf for leaf in wanted if leaf is not None]
-            outputs = [(o, dout)] if dfinal is None else [(o, dout), (final, dfinal)]
-            gradients = iter(
-                torch.autograd.grad([out for out, _ in outputs], leaves, [g for _, g in outputs])
-            )
+            gradients = iter(gradients_of_formula([(o, dout), (final, dfinal)], leaves))
         return [None if leaf is None else next(gradients) for leaf in wanted]
+
+
+def _start(
+    way: RetentionForward | RetentionBackward,
+    problem: Problem,
+    normal: Normal,
+    device: torch.device,
+) -> dict[str, torch.Tensor]:
+    """The decays of a way, and its initial state where one is given."""
+    decays = {"log2_gamma": log2_gammas(problem.heads_q, device, way.edge)}
+    if not way.initial:
+        return decays
+    return decays | {"initial_state": normal.floats(*_state_shape(problem))}
 
 
 def _as_heads(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,11 +190,7 @@ DECODING: tuple[Binding, ...] = (
 BACKWARD: tuple[Binding, ...] = (
     RetentionBackward(),
     RetentionBackward(
-        initial=True,
-        final=True,
-        dgamma=True,
-        edge=1,
-        note=", to states and gammas of all sizes",
+        initial=True, final=True, dgamma=True, edge=1, note=", to states and gammas of all sizes"
     ),
     RetentionBackward(
         final=True, dgamma=True, edge=3, note=", from the final state to gammas of all sizes"

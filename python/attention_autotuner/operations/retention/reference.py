@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -336,21 +337,16 @@ def retention_low(
     k: torch.Tensor,
     v: torch.Tensor,
     gamma: torch.Tensor | None = None,
-    *,
-    scale: float | None = None,
-    initial_state: torch.Tensor | None = None,
-    chunk: int = CHUNK,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The chunkwise form in the dtype of the inputs: the rounding that the error rule excuses.
 
-    Arguments are those of :func:`retention_chunkwise`.
+    Options are those of :func:`retention_chunkwise`, but for ``dtype``.
 
     Returns:
         O in the dtype of q, and the final state in fp32: states are summed in fp32 and rounded for products only.
     """
-    return retention_chunkwise(
-        q, k, v, gamma, scale=scale, initial_state=initial_state, chunk=chunk, dtype=q.dtype
-    )
+    return retention_chunkwise(q, k, v, gamma, dtype=q.dtype, **options)
 
 
 def chunks_with_decays(sequence: Sequence, length: int) -> Iterator[tuple[slice, Decays]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 
 from ...errors import UnsupportedProblemError
-from ..shared.blocks import full_precision
+from ..shared.blocks import full_precision, zeros
 from .reference import CHUNK, Decays, Sequence, check_state, chunks_with_decays
 
 CHECKPOINT_EVERY = 16
@@ -80,7 +80,7 @@ def retention_backward(
             grad_state = torch.zeros_like(sequence.state)
         check_state("grad_state", grad_state, tuple(sequence.state.shape))
         ds = grad_state.to(sequence.state.dtype)
-        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v))
+        dq, dk, dv = map(zeros, (q, k, v))
         shares = torch.zeros_like(sequence.log2)  # of the loss by log gamma
         chunks = list(chunks_with_decays(sequence, chunk))
         kept = _checkpoints(sequence, chunks, checkpoint_every)

@@ -11,7 +11,14 @@ import torch
 from ...core.problem import Problem
 from ..attention.inputs import FP32_SUM, moved_off, shift_of_delta
 from ..retention.reference import decay_mask
-from ..shared.binding import TORCH_DTYPES, Binding, Normal, Reference, gradient_shapes
+from ..shared.binding import (
+    TORCH_DTYPES,
+    Binding,
+    Normal,
+    Reference,
+    gradient_shapes,
+    output_shapes,
+)
 from ..shared.blocks import full_precision
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
@@ -57,10 +64,8 @@ class _Way:
 
     def scalars(self, problem: Problem) -> dict[str, float]:
         """Params beside sizes; scores are about as large as one."""
-        values = {"scale": self.sign * problem.dim_qk**-0.5}
-        if self.r_clamp_max is not None:
-            values["r_clamp_max"] = self.r_clamp_max
-        return values
+        limit = {} if self.r_clamp_max is None else {"r_clamp_max": self.r_clamp_max}
+        return {"scale": self.sign * problem.dim_qk**-0.5, **limit}
 
     def rules(self, problem: Problem) -> dict[str, Any]:
         """The same for the reference."""
@@ -109,16 +114,13 @@ class RetNetForward(_Way):
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
-        normal = Normal(problem, seed, device)
-        tensors = {"q": normal.q(), "k": normal.k(), "v": normal.v()}
+        tensors = Normal(problem, seed, device).qkv()
         scalars = self.scalars(problem) | {"normalize": int(self.normalize)}
         return Inputs(tensors=tensors | self.factors(problem, seed, device), scalars=scalars)
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        rows = (problem.batch, problem.heads_q, problem.seqlen_q)
-        o = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
-        return o | {"r": (rows, torch.float32)} if self.normalize else o
+        return output_shapes(problem, "r" if self.normalize else "")
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -162,8 +164,9 @@ class RetNetBackward(_Way):
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`; r and o are the reference of the forward pass, o rounded."""
         normal = Normal(problem, seed, device)
-        q, k, v = normal.q(), normal.k(), normal.v()
-        tensors = {"q": q, "k": k, "v": v, "dout": normal.dout()}
+        tensors = normal.qkv()
+        q, k, v = tensors.values()
+        tensors["dout"] = normal.dout()
         tensors |= self.factors(problem, seed, device)
         scalars = self.scalars(problem) | {"r_grad": int(self.r_grad)}
         if self.normalize:
@@ -248,9 +251,8 @@ class RetNetBackward(_Way):
         dout, mask = inputs.tensors["dout"], _mask_of(problem, inputs)
         read = (inputs.q, inputs.k, inputs.v)
         rules = self.rules(problem) | {"r_grad": self.r_grad}
-        q, k, v = (
-            tensor.float() for tensor in read
-        )  # or the reference would be rounded to their dtype
+        # In fp32, or the reference would be rounded to their dtype.
+        q, k, v = (tensor.float() for tensor in read)
         refs = retnet_attention_backward(
             dout.float(), q, k, v, mask, need_dmask=self.dmask, **rules
         )

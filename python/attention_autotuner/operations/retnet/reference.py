@@ -14,11 +14,12 @@ returned never carries a gradient.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ...errors import UnsupportedProblemError
-from ..shared.blocks import MAX_SCORES, Blocks, full_precision, summing_dtype
+from ..shared.blocks import MAX_SCORES, Blocks, full_precision, summing_dtype, zeros
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,39 +194,17 @@ def retnet_attention(
 
 
 def retnet_attention_low(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    scale: float = 1.0,
-    causal: bool = False,
-    normalize: bool = True,
-    r_clamp_max: float | None = None,
-    r_grad: bool = False,
-    max_scores: int = MAX_SCORES,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula as written, in the dtype of the inputs: the rounding that the error rule excuses.
 
-    Arguments are those of :func:`retnet_attention`. An X beyond the range of fp16 leaves its row infinite or NaN, which
-    excuses nothing.
+    Options are those of :func:`retnet_attention`, but for ``dtype``. An X beyond the range of fp16 leaves its row
+    infinite or NaN, which excuses nothing.
 
     Returns:
         O in the dtype of q, and r in fp32 of the rounded X.
     """
-    return retnet_attention(
-        q,
-        k,
-        v,
-        mask,
-        scale=scale,
-        causal=causal,
-        normalize=normalize,
-        r_clamp_max=r_clamp_max,
-        r_grad=r_grad,
-        dtype=q.dtype,
-        max_scores=max_scores,
-    )
+    return retnet_attention(q, k, v, mask, dtype=q.dtype, **options)
 
 
 def retnet_attention_backward(
@@ -280,9 +259,7 @@ def retnet_attention_backward(
     masks = MaskBlocks.of(plan, mask, k.shape[1])
     query, key, value = plan.group_queries(q), plan.flatten(k), plan.flatten(v)
     grad_out = plan.group_queries(grad_o)
-    dq = torch.zeros(query.shape, dtype=q.dtype, device=q.device)
-    dk = torch.zeros(key.shape, dtype=k.dtype, device=k.device)
-    dv = torch.zeros(value.shape, dtype=v.dtype, device=v.device)
+    dq, dk, dv = map(zeros, (query, key, value))
     sums = summing_dtype(dtype)
     dmask = torch.zeros(masks.mask.shape, dtype=sums, device=q.device) if need_dmask else None
     with torch.no_grad(), full_precision():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -39,6 +39,21 @@ class Binding(Protocol):
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """The reference of every output."""
+
+
+def output_shapes(problem: Problem, of_rows: str = "") -> Shapes:
+    """Shape and dtype of o and, by its name, of an fp32 value of every row."""
+    rows = (problem.batch, problem.heads_q, problem.seqlen_q)
+    o: Shapes = {"o": ((*rows, problem.dim_v), TORCH_DTYPES[problem.dtype])}
+    return {**o, of_rows: (rows, torch.float32)} if of_rows else o
+
+
+def gradients_of_formula(
+    outputs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], leaves: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """Autograd's gradients by leaves, from outputs and their gradients; an output without one is passed over."""
+    pairs = [(output, gradient) for output, gradient in outputs if gradient is not None]
+    return torch.autograd.grad([o for o, _ in pairs], leaves, [g for _, g in pairs])
 
 
 def gradient_shapes(problem: Problem) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -84,6 +99,10 @@ class Normal:
         """``[batch, heads_q, seqlen_q, dim_v]``."""
         p = self._problem
         return self._tensor(p.heads_q, p.seqlen_q, p.dim_v)
+
+    def qkv(self) -> dict[str, torch.Tensor]:
+        """q, k and v by name."""
+        return {"q": self.q(), "k": self.k(), "v": self.v()}
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Contiguous fp32."""

@@ -18,6 +18,11 @@ def summing_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def zeros(x: torch.Tensor) -> torch.Tensor:
+    """Zeros shaped like a tensor, contiguous whatever its strides are."""
+    return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
     """The cut of the score matrices: over (batch, kv head) pairs, and over rows where one pair is too large."""

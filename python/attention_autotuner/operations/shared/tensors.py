@@ -15,7 +15,7 @@ import torch
 from ...core.abi import Tensor as AbiTensor
 from ...core.problem import Problem
 from ...serving.loader import LoadedKernel
-from ..params import params_of
+from ..params import abi_tensor, params_of
 
 GUARD = 4096  # elements before and after each output, bytes before and after a workspace
 GUARD_BITS = {1: 0x5A, 2: 0x5A5A, 4: 0x5A5A5A5A}
@@ -153,7 +153,9 @@ def bind(
     for name, number in inputs.scalars.items():
         setattr(params, name, number)
     for name, tensor in (*inputs.tensors.items(), *outputs.tensors.items()):
-        value = _abi_tensor(tensor) if kinds[name] is AbiTensor else tensor.data_ptr()
+        address = tensor.data_ptr()
+        strided = kinds[name] is AbiTensor
+        value = abi_tensor(tensor.shape, tensor.stride(), address) if strided else address
         setattr(params, name, value)
     num_bytes = kernel.workspace_bytes(params)
     workspace = outputs.workspace.take(num_bytes) if num_bytes else 0
@@ -196,12 +198,3 @@ def _guards_intact(storage: torch.Tensor) -> bool:
     expected = GUARD_BITS[storage.element_size()]
     guards = torch.cat((bits[:GUARD], bits[-GUARD:]))
     return bool((guards == expected).all())
-
-
-def _abi_tensor(tensor: torch.Tensor) -> AbiTensor:
-    """A tensor as the C ABI has it; one without a batch is a mask, which heads may share."""
-    steps = tensor.stride()
-    if tensor.dim() == 3:
-        steps = (0, 0 if tensor.shape[0] == 1 else steps[0], *steps[1:])
-    batch, head, row, _ = steps
-    return AbiTensor(data=tensor.data_ptr(), stride_batch=batch, stride_head=head, stride_row=row)
