@@ -36,7 +36,7 @@ def step_clks(
     softmax *= fit.attention_sm90_softmax_share
     if not knobs.optimistic:
         softmax *= fit.attention_sm90_exact_share
-    if knobs.overlaps:
+    if knobs.mainloop != "serial":
         softmax *= fit.attention_sm90_overlap_share
     # The softmax of some warpgroups runs beside the MMAs of others.
     sharpness = fit.attention_sm90_sharpness

@@ -70,7 +70,7 @@ class Coefficients:
         attention_sm90_rate: share of the spec's clock that a GPU keeps under a dense stream of wgmma.
         attention_sm90_softmax_share: clocks of a softmax over those of its exponentials alone.
         attention_sm90_exact_share: clocks of a softmax that takes its maximum first, over those without.
-        attention_sm90_overlap_share: clocks of a softmax beside MMAs of its own warpgroup, over those alone.
+        attention_sm90_overlap_share: clocks of a softmax in other main loops, over those in ``serial``.
         attention_sm90_sharpness: as ``unit_sharpness``, of the MMAs and the softmax of several warpgroups.
         attention_sm90_step_clk: clocks of a step beside these.
         attention_sm90_output_clk: clocks that a tile of rows takes to leave, for 128 columns of O.
