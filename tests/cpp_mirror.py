@@ -43,6 +43,8 @@ def traits_of(candidate: Candidate) -> list[str]:
             f"attention_autotuner::Result::k{name}>"
             for name in ("Dq", "Dk", "Dv")
         ]
+    if candidate.family == "sm90" and candidate.op == "attention":
+        return ["attention_autotuner::AttentionForwardSm90Traits<{0}>"]
     if candidate.family == "sm90":
         return ["attention_autotuner::ForwardSm90Traits<{0}>"]
     if candidate.op == "retention":
@@ -63,7 +65,7 @@ def header_of(candidate: Candidate) -> str:
             return "chunks_sm80/backward_entry"
         default = "chunks_sm90/traits" if candidate.family == "sm90" else "chunks_sm80/entry"
         return headers.get(candidate.form, default)
-    return f"scores_{candidate.direction}_{candidate.family}/traits"
+    return f"{candidate.kernel}/traits"
 
 
 def source_of(candidates: list[Candidate], member: str = "kSmemBytes") -> str:

@@ -79,11 +79,13 @@ def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
 
 
 GRADIENTS = "dq dk dv"
+SOFTMAX = sm90()
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 ON_HOST = [
     PLAIN,
     *RETNET[:2],
     sm90(op="retnet", mask="explicit"),
+    *(replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s)) for s in ("grid", "dynamic")),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(
@@ -174,7 +176,12 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
         for i, selected in enumerate(ON_HOST)
         if any(printed[answers * i :][:answers])
     }
-    assert taking == {"scores_forward_sm80", "chunks_sm80", "chunks_sm90"}
+    assert taking == {
+        "scores_forward_sm80",
+        "chunks_sm80",
+        "chunks_sm90",
+        "attention_forward_sm90",
+    }
 
 
 KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)

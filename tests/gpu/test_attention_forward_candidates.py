@@ -51,7 +51,7 @@ def test_a_kernel_of_the_oldest_target_runs_through_its_ptx(
         dim_v=32,
         causal=True,
     )
-    candidate = pool.present.default(problem)
+    candidate = pool.present.on((8, 0)).default(problem)
     (artifact,) = pool.build_for([candidate], BuildTarget(arch=OLDEST))
     assert isinstance(artifact, Artifact), artifact
     kernel = loader.load(artifact)

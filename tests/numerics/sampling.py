@@ -15,7 +15,7 @@ from .cases import Case, Layout
 
 Values = frozenset[tuple[str, object]]
 
-SAMPLE = 24
+SAMPLE = 32
 KNOBS = (
     "block_m", "block_n", "warps_m", "warps_n", "num_stages", "q_in_registers", "qk_ahead",
     "v_slices", "persistent", "cta_order", "ctas_per_sm",
@@ -145,6 +145,8 @@ def _values(candidate: Candidate) -> set[tuple[str, object]]:
     shown: set[tuple[str, object]] = {
         (field, getattr(candidate, field)) for field in ("copy_bytes", "dtype")
     }
+    if candidate.direction == "forward" and candidate.family == "sm90":
+        return shown | {(f"sm90.{knob}", value) for knob, value in asdict(candidate.knobs).items()}
     if candidate.direction == "forward":
         shown |= {(knob, getattr(candidate.knobs, knob)) for knob in KNOBS}
         return shown | {("k_sliced", candidate.knobs.k_slice < candidate.padded_dim_qk)}

@@ -30,6 +30,7 @@ CHUNKS = {"chunks_sm80", "chunks_sm90", "scores_forward_sm80"}
 # Prefix -> the kernels whose estimates its constants change; retention's parallel form has a pass over chunks.
 KERNELS_OF = {
     "score_": {"scores_forward_sm80", "scores_backward_sm80"},
+    "attention_sm90_": {"attention_forward_sm90"},
     "wgmma_": {"scores_forward_sm90", "scores_backward_sm90"},
     "chunk_sm90_": {"chunks_sm90"},
     "chunk_": CHUNKS,
@@ -38,6 +39,7 @@ KERNELS_OF = {
 RETENTION = Problem(op="retention", causal=True, batch=1)
 PROBLEMS = (
     Problem(causal=True, seqlen_q=16384, seqlen_k=16384),
+    Problem(dim_qk=256, dim_v=256),
     Problem(op="retnet", mask="explicit"),
     Problem(op="retnet", mask="decay", causal=True),
     Problem(direction="backward"),
@@ -148,6 +150,7 @@ def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
     ("kernel", "name", "value"),
     [
         ("scores_forward_sm90", "wgmma_step_clk", 400.0),
+        ("attention_forward_sm90", "attention_sm90_step_clk", 250.0),
         ("scores_backward_sm90", "wgmma_tile_clk", 6000.0),
         ("chunks_sm80", "chunk_clk", 1200.0),
         ("chunks_sm90", "chunk_sm90_depth_clk", 16.0),

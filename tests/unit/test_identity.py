@@ -11,6 +11,7 @@ import pytest
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.identity import digest, digest16, encode
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.chunks_sm80.knobs import (
     ChunkPass,
     ChunksKnobs,
@@ -154,6 +155,19 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dv": OTHER_WGMMA_PASS,
     "cta_order": "longest_first",
 }
+SOFTMAX = AttentionForwardSm90Knobs(warpgroups=2, block_n=128, mainloop="overlap")
+SOFTMAX_FLIPS: dict[str, Any] = {
+    "warpgroups": 3,
+    "block_n": 64,
+    "mainloop": "serial",
+    "optimistic": False,
+    "ping_pong": True,
+    "q_stages": 1,
+    "k_stages": 3,
+    "v_stages": 3,
+    "output": "direct",
+    "schedule": "grid",
+}
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {
     "super_chunk": 512,
@@ -202,6 +216,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         (WGMMA_PASS, WGMMA_PASS_FLIPS),
         (WGMMA_SPLIT, WGMMA_SPLIT_FLIPS),
         (WALK, WALK_FLIPS),
+        (SOFTMAX, SOFTMAX_FLIPS),
     ],
     ids=[
         "problem",
@@ -219,6 +234,7 @@ def _flip(instance: Any, name: str, value: Any) -> Any:
         "wgmma pass",
         "wgmma backward",
         "wgmma chunkwise",
+        "wgmma attention",
     ],
 )
 def test_every_field_takes_part(instance: Any, flips: dict[str, Any]) -> None:
@@ -302,6 +318,7 @@ def test_candidate_names_are_as_distinct_as_candidates() -> None:
             lambda knobs_given: replace(split, knobs=replace(WGMMA_SPLIT, dk=knobs_given)),
         ),
         names(WALK, WALK_FLIPS, lambda knobs_given: replace(chunk_candidate, knobs=knobs_given)),
+        names(SOFTMAX, SOFTMAX_FLIPS, lambda knobs_given: replace(CANDIDATE, knobs=knobs_given)),
     ]
     for group in groups:
         assert len(set(group)) == len(group)

@@ -8,6 +8,7 @@ from typing import Any
 from ..arch.spec import ArchSpec
 from ..core.candidate import Candidate, Family, Rejection
 from ..core.problem import Direction, Op, Problem
+from .attention_forward_sm90.kernel import AttentionForwardSm90
 from .chunks_sm80.kernel import ChunksSm80
 from .chunks_sm90.kernel import ChunksSm90
 from .kernel import Kernel
@@ -27,6 +28,7 @@ KERNELS: dict[str, Kernel[Any]] = {
         ChunksSm80(),
         ChunksSm90(),
         RecurrentSm80(),
+        AttentionForwardSm90(),
     )
 }
 """Name -> kernel. Of one family, a problem's candidates come in this order."""

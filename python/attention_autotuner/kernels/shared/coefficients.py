@@ -27,6 +27,8 @@ class Coefficients:
     - ``score_``: counted from the instructions of the score modifications, beside those of a softmax.
     - ``wgmma_``: fitted together, at the spec's clock, to the forward and backward kernels of family ``sm90`` in
       docs/kernel_log.md on an H200 (dims 64, 128, 256 and 256/512), which they meet within 14 %.
+    - ``attention_sm90_``: set by hand to clocks per step and per tile that attention's forward of family ``sm90`` took
+      on an H200 (dims 64, 128 and 256), whose clock its power limit lowers.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
     - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
@@ -65,6 +67,17 @@ class Coefficients:
         wgmma_cta_clk: clocks of a CTA's start, first loads and output.
         wgmma_tile_clk: the same where CTAs stay for further tiles, whose loads run ahead.
         wgmma_overlap_loss: as ``memory_overlap_loss``.
+        attention_sm90_rate: share of the spec's clock that a GPU keeps under a dense stream of wgmma.
+        attention_sm90_softmax_share: clocks of a softmax over those of its exponentials alone.
+        attention_sm90_exact_share: clocks of a softmax that takes its maximum first, over those without.
+        attention_sm90_overlap_share: clocks of a softmax in other main loops, over those in ``serial``.
+        attention_sm90_sharpness: as ``unit_sharpness``, of the MMAs and the softmax of several warpgroups.
+        attention_sm90_step_clk: clocks of a step beside these.
+        attention_sm90_output_clk: clocks that a tile of rows takes to leave, for 128 columns of O.
+        attention_sm90_direct_share: the same from registers, over that.
+        attention_sm90_start_clk: clocks until the first scores where Q does not arrive early.
+        attention_sm90_counter_us: microseconds of clearing the counter of claimed tiles.
+        attention_sm90_overlap_loss: as ``memory_overlap_loss``.
         chunk_clk: clocks of a warp that is alone on its scheduler, for a chunk, whatever it holds.
         chunk_mma_clk: more for each MMA of a warp (m16n8k16).
         chunk_read_clk: more for each fragment read from shared memory.
@@ -123,6 +136,18 @@ class Coefficients:
     wgmma_cta_clk: float = fitted(4000.0, 1000.0, 10000.0)
     wgmma_tile_clk: float = fitted(2500.0, 500.0, 8000.0)
     wgmma_overlap_loss: float = fitted(0.1, 0.0, 0.4)
+
+    attention_sm90_rate: float = fitted(0.76, 0.5, 1.0)
+    attention_sm90_softmax_share: float = fitted(1.2, 1.0, 2.0)
+    attention_sm90_exact_share: float = fitted(1.6, 1.0, 2.5)
+    attention_sm90_overlap_share: float = fitted(1.2, 1.0, 2.0)
+    attention_sm90_sharpness: float = fitted(8.0, 1.5, 12.0)
+    attention_sm90_step_clk: float = fitted(100.0, 0.0, 400.0)
+    attention_sm90_output_clk: float = fitted(900.0, 200.0, 4000.0)
+    attention_sm90_direct_share: float = fitted(1.6, 0.8, 4.0)
+    attention_sm90_start_clk: float = fitted(1500.0, 0.0, 5000.0)
+    attention_sm90_counter_us: float = fitted(2.0, 0.0, 6.0)
+    attention_sm90_overlap_loss: float = fitted(0.05, 0.0, 0.4)
 
     chunk_clk: float = fitted(560.0, 100.0, 2000.0)
     chunk_mma_clk: float = fitted(2.0, 0.5, 8.0)

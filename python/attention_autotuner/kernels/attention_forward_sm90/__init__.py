@@ -1,0 +1,1 @@
+"""Attention forward on Hopper: WGMMA and TMA, with a softmax that hides behind them."""

@@ -1,0 +1,113 @@
+"""The time of an attention forward candidate of family ``sm90``: steps in which MMAs and the softmax share an SM."""
+
+from __future__ import annotations
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.coefficients import Coefficients
+from ..shared.engine import (
+    TileList,
+    hbm_us,
+    infeasible,
+    l2_us,
+    launch_estimate,
+    residency,
+    span_of,
+    spill_clk,
+)
+from ..shared.estimates import Estimate, Usage
+from ..shared.schedule import tiles_of
+from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.wgmma_cost import once_bytes
+from .resources import AttentionForwardSm90Shape, shape_of
+
+
+def step_clks(
+    shape: AttentionForwardSm90Shape, spec: ArchSpec, fit: Coefficients
+) -> tuple[float, float]:
+    """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them."""
+    knobs = shape.knobs
+    scores = knobs.block_m * knobs.block_n
+    columns = shape.candidate.padded_dim_qk + shape.candidate.padded_dim_v
+    rate = spec.wgmma_flops_per_clk_per_sm or 0.0
+    mma = 2 * scores * columns / (rate * fit.attention_sm90_rate)
+    softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
+    softmax *= fit.attention_sm90_softmax_share
+    if not knobs.optimistic:
+        softmax *= fit.attention_sm90_exact_share
+    if knobs.mainloop != "serial":
+        softmax *= fit.attention_sm90_overlap_share
+    # The softmax of some warpgroups runs beside the MMAs of others.
+    sharpness = fit.attention_sm90_sharpness
+    both = (mma**sharpness + softmax**sharpness) ** (1 / sharpness)
+    step = fit.attention_sm90_step_clk
+    if knobs.mainloop in ("strict", "overlap_flat"):
+        step *= 1.5
+    exposed = both - mma + step
+    return mma, exposed
+
+
+def tile_clk(
+    shape: AttentionForwardSm90Shape, mma_clk: float, exposed_clk: float, fit: Coefficients
+) -> float:
+    """Clocks of a tile of rows beside its steps: its first scores and last output alone, and the write of O."""
+    knobs = shape.knobs
+    written = fit.attention_sm90_output_clk * shape.columns / 128
+    if knobs.output == "direct":
+        written *= fit.attention_sm90_direct_share
+    drained = 0.0 if knobs.mainloop == "overlap_flat" else mma_clk / 2 + exposed_clk
+    waits = fit.attention_sm90_start_clk if knobs.schedule == "grid" or knobs.q_stages == 1 else 0.0
+    return written + drained + waits
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of a candidate; infinite where an SM does not hold it, or has no WGMMA."""
+    (usage,) = usages
+    shape = shape_of(candidate)
+    knobs = shape.knobs
+    tiles = TileList(
+        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
+        heads=problem.batch * problem.heads_q,
+        slices=1,
+        longest_first=problem.causal,
+        persistent=knobs.schedule == "static",
+    )
+    placed = residency(spec, usage, threads=knobs.num_threads, ctas=tiles.ctas, filled=False)
+    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
+        return infeasible()
+    mma_clk, exposed_clk = step_clks(shape, spec, fit)
+    spilled_clk = spill_clk(usage, knobs.num_threads, fit)
+    step_clk = mma_clk + exposed_clk + spilled_clk
+    block_clk = tile_clk(shape, mma_clk, exposed_clk, fit)
+    span = span_of(tiles, placed.slots, step_clk=step_clk, cta_clk=block_clk)
+
+    to_us = 1 / spec.sm_clock_mhz
+    rounds = tiles.all_steps / placed.slots
+    moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns)
+    counter_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
+    terms = {
+        "tensor_us": rounds * mma_clk * to_us,
+        "exposed_us": rounds * exposed_clk * to_us,
+        "l2_us": l2_us(tiles.all_steps * moved, spec),
+        "hbm_us": hbm_us(once_bytes(problem), spec),
+        "spill_us": rounds * spilled_clk * to_us,
+        "cta_us": placed.waves * block_clk * to_us,
+        "imbalance_us": span.idle_steps * step_clk * to_us,
+        "auxiliary_us": counter_us,
+    }
+    compute = span.steps * step_clk * to_us
+    return launch_estimate(
+        terms,
+        compute,
+        placed,
+        spec,
+        overlap_loss=fit.attention_sm90_overlap_loss,
+        start_us=counter_us,
+    )

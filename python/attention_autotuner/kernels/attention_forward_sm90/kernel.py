@@ -1,0 +1,55 @@
+"""Attention forward, family ``sm90``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from ...core.candidate import Candidate
+from ..kernel import Entry, Kernel, Traits
+from ..shared.cells import FORWARD_COLUMNS, cells
+from ..shared.rules import Rule
+from . import cost, resources, rules, space
+from .knobs import AttentionForwardSm90Knobs, knobs_of
+
+
+class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
+    """WGMMA over tiles that a producer warpgroup loads by TMA, and a softmax that runs beside them."""
+
+    knobs = AttentionForwardSm90Knobs
+    points = staticmethod(space.points)
+    default = staticmethod(space.default)
+    passes = staticmethod(rules.passes_of)
+    predict = staticmethod(cost.predict)
+    workspace_bytes = staticmethod(resources.workspace_bytes)
+    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = rules.PRUNING_PREDICATES
+
+    def entry(self, candidate: Candidate) -> Entry:
+        """The header and the C++ type of a candidate's entry points."""
+        return Entry(cpp_type="AttentionForwardSm90Entry")
+
+    def describe(self, candidate: Candidate) -> Traits:
+        """A candidate's knobs in words that all kernels share."""
+        knobs = knobs_of(candidate)
+        stages = (knobs.q_stages, knobs.k_stages, knobs.v_stages)
+        return Traits(
+            tile=(self.name, knobs.warpgroups, knobs.block_n, knobs.mainloop),
+            feed=(*stages, knobs.optimistic, knobs.ping_pong, knobs.output, knobs.schedule),
+            stratum=(self.name, knobs.warpgroups, knobs.mainloop, knobs.schedule),
+            cells=cells(
+                FORWARD_COLUMNS,
+                candidate,
+                f"{knobs.block_m}x{knobs.block_n}",
+                f"{knobs.warpgroups} groups",
+                "/".join(map(str, stages)),
+                "-",
+                knobs.schedule,
+                more=(
+                    knobs.mainloop.replace("_", " "),
+                    "" if knobs.optimistic else "exact maxima",
+                    "by turns" if knobs.ping_pong else "",
+                    "O from registers" if knobs.output == "direct" else "",
+                ),
+            ),
+            persistent=knobs.schedule != "grid",
+        )

@@ -1,0 +1,79 @@
+"""Knobs of attention's forward kernel of family ``sm90``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...core.candidate import Service, knobs_as
+from ..shared.knobs import Sm90Knobs, Warpgroups
+
+Mainloop = Literal["strict", "serial", "overlap", "overlap_flat"]
+Output = Literal["through_q", "direct"]
+Schedule = Literal["grid", "static", "dynamic"]
+
+OUTPUT_LABELS: dict[Output, str] = {"through_q": "oq", "direct": "od"}  # in candidates' names
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
+    """Attention forward of family ``sm90``.
+
+    Attributes:
+        warpgroups: consumers; every one has 64 query rows.
+        block_n: key rows of one step of the main loop.
+        mainloop: the order of scores, softmax and output of a warpgroup. ``strict``: one tile of keys after the other;
+            ``serial``: the output of one tile and the scores of the next in flight together, the softmax alone;
+            ``overlap``: the softmax of the next tile while the output of one is in flight; ``overlap_flat``: the same
+            across tiles of rows as well.
+        optimistic: exponentials are taken with the maximum of the tile before, and again where that was too low.
+        ping_pong: warpgroups issue their MMAs by turns.
+        q_stages: shared-memory stages of Q; with two, that of the next tile of rows arrives early.
+        k_stages: stages of K.
+        v_stages: stages of V.
+        output: ``through_q``: O leaves through the shared memory of its Q, by TMA; ``direct``: from registers.
+        schedule: ``grid``: one CTA for each tile of rows; ``static``: CTAs stay and take every n-th tile; ``dynamic``:
+            they claim the next one.
+    """
+
+    kernel: ClassVar[str] = "attention_forward_sm90"
+    serves: ClassVar[frozenset[Service]] = frozenset({("attention", "forward", "softmax")})
+
+    warpgroups: int
+    block_n: int
+    mainloop: Mainloop
+    optimistic: bool = True
+    ping_pong: bool = False
+    q_stages: int = 2
+    k_stages: int = 2
+    v_stages: int = 2
+    output: Output = "through_q"
+    schedule: Schedule = "dynamic"
+
+    @property
+    def block_m(self) -> int:
+        """Query rows of one CTA tile."""
+        return 64 * self.warpgroups
+
+    @property
+    def overlaps(self) -> bool:
+        """True where the softmax runs beside MMAs of its own warpgroup."""
+        return self.mainloop in ("overlap", "overlap_flat")
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return "_".join(
+            [
+                f"g{self.warpgroups}n{self.block_n}",
+                self.mainloop,
+                "optimistic" if self.optimistic else "exact",
+                "turns" if self.ping_pong else "free",
+                f"q{self.q_stages}k{self.k_stages}v{self.v_stages}",
+                OUTPUT_LABELS[self.output],
+                self.schedule,
+            ]
+        )
+
+
+knobs_of = knobs_as(AttentionForwardSm90Knobs)

@@ -1,0 +1,93 @@
+"""Resources that attention's forward kernel of family ``sm90`` takes from an SM, as pure formulas over its knobs.
+
+``smem_bytes`` is exact and the twin of ``AttentionForwardSm90Traits::kSmemBytes`` (a test compares the two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.sm90_tiles import ALIGNMENT_BYTES, ELEMENT_BYTES, Sm90Shape, whole_columns
+from ..shared.workspace import layout_bytes
+from .knobs import AttentionForwardSm90Knobs, knobs_of
+
+BARRIER_BYTES = 512
+REGISTERS_BESIDE_FRAGMENTS = 32  # of a consumer thread; its addresses are few and its loop is short
+COUNTER_BYTES = 4  # of claimed tiles
+PRODUCER_REGISTERS = {2: 24, 3: 32, 4: 24}  # by consumer warpgroups
+SM_REGISTERS = 65536
+MOST_REGISTERS = 240  # of a consumer thread
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionForwardSm90Shape(Sm90Shape):
+    """A candidate of the kernel."""
+
+    knobs: AttentionForwardSm90Knobs
+
+    @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a consumer thread: what the producer leaves of even shares; None for other warpgroups."""
+        producer = PRODUCER_REGISTERS.get(self.knobs.warpgroups)
+        if producer is None:
+            return None
+        even = SM_REGISTERS // self.knobs.num_threads // 8 * 8
+        left = even * (1 + self.knobs.warpgroups) - producer
+        return min(MOST_REGISTERS, left // self.knobs.warpgroups // 8 * 8)
+
+    @property
+    def depth(self) -> int:
+        """Columns of Q and K as tiles hold them."""
+        return whole_columns(self.candidate.padded_dim_qk)
+
+    @property
+    def columns(self) -> int:
+        """Columns of V as tiles hold them."""
+        return whole_columns(self.candidate.padded_dim_v)
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers that a thread's fragments take: O, S, and P unless it takes the place of S.
+
+        The next P counts where it is made while this one is still read.
+        """
+        knobs = self.knobs
+        fragments = self.candidate.padded_dim_v // 2 + knobs.block_n // 2
+        if knobs.mainloop != "strict":
+            fragments += knobs.block_n // 4
+        if knobs.overlaps and knobs.optimistic:
+            fragments += knobs.block_n // 4
+        return fragments
+
+
+def shape_of(candidate: Candidate) -> AttentionForwardSm90Shape:
+    """The shape of a candidate."""
+    return AttentionForwardSm90Shape(candidate=candidate, knobs=knobs_of(candidate))
+
+
+def smem_bytes(shape: AttentionForwardSm90Shape) -> int:
+    """Dynamic shared memory of one CTA, bytes."""
+    knobs = shape.knobs
+    q = knobs.q_stages * knobs.block_m * shape.depth
+    keys = knobs.k_stages * shape.depth + knobs.v_stages * shape.columns
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * (q + knobs.block_n * keys) + BARRIER_BYTES
+
+
+def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    beside = REGISTERS_BESIDE_FRAGMENTS - REGISTERS_BESIDE_FRAGMENTS_MIN
+    producer = PRODUCER_REGISTERS.get(shape.knobs.warpgroups, 24)
+    return KernelNeeds(
+        threads=shape.knobs.num_threads,
+        ctas_per_sm=1,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=shape.even_fragments(shape.fragment_registers + beside, producer),
+    )
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of a launch's workspace: the counter of claimed tiles."""
+    return layout_bytes([COUNTER_BYTES]) if knobs_of(candidate).schedule == "dynamic" else 0

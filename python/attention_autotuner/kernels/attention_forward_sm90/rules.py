@@ -1,0 +1,147 @@
+"""Which candidates may exist: twins of the ``static_assert``s in attention_forward_sm90/traits.cuh, and what pays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, within
+from ..shared.sm90_rules import tma_needs_alignment
+from ..shared.sm90_tiles import MAX_COLUMNS
+from .knobs import knobs_of
+from .resources import (
+    PRODUCER_REGISTERS,
+    REGISTERS_BESIDE_FRAGMENTS,
+    AttentionForwardSm90Shape,
+    needs,
+    shape_of,
+)
+
+MAX_KEY_STAGES = 8
+
+
+def _warpgroups_range(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.warpgroups in PRODUCER_REGISTERS:
+        return None
+    return f"warpgroups must be one of {tuple(PRODUCER_REGISTERS)}, got {s.knobs.warpgroups}"
+
+
+def _block_n_fits_mma(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.block_n % 16 == 0 and 16 <= s.knobs.block_n <= MAX_COLUMNS:
+        return None
+    return f"block_n must be a multiple of 16 in 16..{MAX_COLUMNS}, got {s.knobs.block_n}"
+
+
+def _value_columns_fit_mma(s: AttentionForwardSm90Shape) -> str | None:
+    columns = s.candidate.padded_dim_v
+    if columns <= MAX_COLUMNS:
+        return None
+    return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {columns}"
+
+
+def _flat_needs_two_stages(s: AttentionForwardSm90Shape) -> str | None:
+    stages = (s.knobs.q_stages, s.knobs.k_stages, s.knobs.v_stages)
+    if s.knobs.mainloop != "overlap_flat" or min(stages) > 1:
+        return None
+    return f"overlap_flat holds two stages of Q, K and V at a time, got {stages}"
+
+
+def _flat_takes_no_turns(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.mainloop != "overlap_flat" or not s.knobs.ping_pong:
+        return None
+    return "warpgroups of overlap_flat skip keys at different times, so they cannot take turns"
+
+
+def _output_fits_q(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.output == "direct" or s.columns <= s.depth:
+        return None
+    return f"O goes through Q's {s.depth} columns of shared memory, and has {s.columns}"
+
+
+def _fragments_fit_warpgroup(s: AttentionForwardSm90Shape) -> str | None:
+    registers = s.consumer_registers or 0
+    wanted = s.fragment_registers + REGISTERS_BESIDE_FRAGMENTS
+    if wanted <= registers:
+        return None
+    return (
+        f"needs about {wanted} registers a thread, {s.knobs.warpgroups} warpgroups have {registers}"
+    )
+
+
+ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = {
+    "tma_needs_alignment": tma_needs_alignment,
+    "warpgroups_range": _warpgroups_range,
+    "block_n_fits_mma": _block_n_fits_mma,
+    "value_columns_fit_mma": _value_columns_fit_mma,
+    "q_stages_range": within("q_stages", 1, 2),
+    "k_stages_range": within("k_stages", 1, MAX_KEY_STAGES),
+    "v_stages_range": within("v_stages", 1, MAX_KEY_STAGES),
+    "flat_needs_two_stages": _flat_needs_two_stages,
+    "flat_takes_no_turns": _flat_takes_no_turns,
+    "output_fits_q": _output_fits_q,
+    "fragments_fit_warpgroup": _fragments_fit_warpgroup,
+}
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The one launch of a candidate."""
+    return (
+        Pass(
+            kernel=candidate.kernel,
+            subject=shape_of(candidate),
+            rules=ATTENTION_FORWARD_SM90_PREDICATES,
+            needs_of=needs,
+        ),
+    )
+
+
+MOST_SMEM_BYTES = 227 * 1024  # of a CTA, as the traits have it
+LARGER_BLOCK, LARGEST_BLOCK = 48, 128  # keys
+DEEP_STAGES, SHALLOW_STAGES = 3, 2
+
+
+def _holds(c: Candidate, **knobs: Any) -> bool:
+    """True where a candidate with some other knobs can be compiled and launched."""
+    (launch,) = passes_of(replace(c, knobs=replace(knobs_of(c), **knobs)))
+    return launch.violation is None and launch.needs.smem_bytes <= MOST_SMEM_BYTES
+
+
+def _block_n_uses_registers(c: Candidate) -> str | None:
+    larger = knobs_of(c).block_n + LARGER_BLOCK
+    if larger > LARGEST_BLOCK:
+        return None
+    if not _holds(c, block_n=larger, k_stages=SHALLOW_STAGES, v_stages=SHALLOW_STAGES):
+        return None
+    return f"a step has fixed costs, and registers and shared memory hold {larger} keys"
+
+
+def _stages_use_shared_memory(c: Candidate) -> str | None:
+    if knobs_of(c).k_stages >= DEEP_STAGES:
+        return None
+    if not _holds(c, k_stages=DEEP_STAGES, v_stages=DEEP_STAGES):
+        return None
+    return f"shared memory holds {DEEP_STAGES} stages of K and of V"
+
+
+def _second_q_stage_pays(c: Candidate) -> str | None:
+    knobs, stages = knobs_of(c), SHALLOW_STAGES
+    if knobs.q_stages == 2 or not _holds(c, q_stages=2, k_stages=stages, v_stages=stages):
+        return None
+    return f"shared memory holds a second stage of Q beside {stages} of K and V"
+
+
+def _direct_output_pays(c: Candidate) -> str | None:
+    knobs = knobs_of(c)
+    if knobs.output == "through_q" or knobs.q_stages == 1 or not _holds(c, output="through_q"):
+        return None
+    return "with two stages of Q, a store by TMA runs beside the next tile"
+
+
+PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
+    "block_n_uses_registers": _block_n_uses_registers,
+    "stages_use_shared_memory": _stages_use_shared_memory,
+    "second_q_stage_pays": _second_q_stage_pays,
+    "direct_output_pays": _direct_output_pays,
+}

@@ -1,0 +1,368 @@
+// Attention forward for compute capability 9.0: O = softmax(scale Q K^T) V by WGMMA, with tiles of Q, K and V loaded by
+// TMA into rings of stages.
+//
+// A CTA has 64 rows of queries for each of its consumer warpgroups, and two producer threads. It computes tile of rows
+// after tile of rows, their keys from the last to the first, so that a mask is met at the beginning of a tile.
+#pragma once
+
+#include "attention_autotuner/attention_forward_sm90/output.cuh"
+#include "attention_autotuner/attention_forward_sm90/producer.cuh"
+#include "attention_autotuner/attention_forward_sm90/traits.cuh"
+#include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+
+namespace attention_autotuner {
+
+// A consumer warpgroup.
+template <typename T>
+struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
+  using Base = AttentionForwardSm90Output<T>;
+  using Element = typename T::Element;
+  using Packed = uint32_t[T::kBlockN / 4];
+  using Base::arguments;
+  using Base::Base;
+  using Base::begin_tile;
+  using Base::empty;
+  using Base::full;
+  using Base::group;
+  using Base::k_tile;
+  using Base::largest;
+  using Base::mask;
+  using Base::next_p;
+  using Base::o;
+  using Base::p;
+  using Base::q_tile;
+  using Base::rescale_output;
+  using Base::s;
+  using Base::skipped;
+  using Base::smem;
+  using Base::softmax_to_p;
+  using Base::start_rows;
+  using Base::steps;
+  using Base::sum;
+  using Base::unmasked;
+  using Base::v_tile;
+  using Base::write;
+
+  RingCursor<T::kQStages> q;
+  RingCursor<T::kKStages> k;
+  RingCursor<T::kVStages> v;
+
+  // --- MMAs and stages -----------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void issue_scores() {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const q_desc = make_smem_desc(q_tile(q.stage) + group * kWarpgroupRows * kSwizzleRowBytes, 0);
+    uint64_t const k_desc = make_smem_desc(k_tile(k.stage), 0);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+      Wgmma<T::kBlockN>::template ss<Element, 0>(
+          s, advance_desc(q_desc, block * T::kBlockM * kSwizzleRowBytes + within),
+          advance_desc(k_desc, block * T::kBlockN * kSwizzleRowBytes + within), step > 0);
+    }
+    warpgroup_commit_batch();
+  }
+  __device__ __forceinline__ void issue_output(int accumulate) {
+    uint64_t const v_desc = make_smem_desc(v_tile(v.stage), T::kBlockN * kSwizzleRowBytes);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kBlockN / kMmaDepth; ++step) {
+      Wgmma<T::kColumns>::template rs<Element, 1>(
+          o, p + 4 * step, advance_desc(v_desc, step * kMmaDepth * kSwizzleRowBytes), step > 0 ? 1 : accumulate);
+    }
+    warpgroup_commit_batch();
+  }
+  __device__ __forceinline__ void wait_q() const { wait(full(T::kQBarrier, q.stage), q.phase); }
+  __device__ __forceinline__ void wait_k() const { wait(full(T::kKBarrier, k.stage), k.phase); }
+  __device__ __forceinline__ void wait_v() const { wait(full(T::kVBarrier, v.stage), v.phase); }
+  __device__ __forceinline__ void release_q() {
+    if constexpr (T::kOutput == Output::kDirect) consumer_release(empty(T::kQBarrier, q.stage));
+  }
+  __device__ __forceinline__ void release_stored_q() { Base::release_q_after_store(q.stage); }
+  __device__ __forceinline__ void release_k() {
+    consumer_release(empty(T::kKBarrier, k.stage));
+    k.advance();
+  }
+  __device__ __forceinline__ void release_v() {
+    consumer_release(empty(T::kVBarrier, v.stage));
+    v.advance();
+  }
+  __device__ __forceinline__ void wait_turn() const {
+    if constexpr (T::kPingPong) ping_pong_wait(group);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (T::kPingPong) ping_pong_pass<T::kWarpgroups>(group);
+  }
+
+  // Tiles of keys that other warpgroups of the CTA see and this one does not. Each phase has to be waited for, by all
+  // warps before one of them releases the stage: a wait that comes two phases late takes one for the other.
+  __device__ __forceinline__ void skip_k() {
+#pragma unroll 1
+    for (int i = 0; i < skipped; ++i) {
+      wait_k();
+      warpgroup_barrier(group);
+      release_k();
+    }
+  }
+  __device__ __forceinline__ void skip_v() {
+#pragma unroll 1
+    for (int i = 0; i < skipped; ++i) {
+      wait_v();
+      warpgroup_barrier(group);
+      release_v();
+    }
+  }
+  // Where nothing is held, in the order in which the others read: they wait for V before they release the next K.
+  __device__ __forceinline__ void skip_k_and_v() {
+#pragma unroll 1
+    for (int i = 0; i < skipped; ++i) {
+      wait_k();
+      wait_v();
+      warpgroup_barrier(group);
+      release_k();
+      release_v();
+      wait_turn();
+      pass_turn();
+    }
+  }
+
+  // --- steps ---------------------------------------------------------------------------------------------------------
+
+  // Masks the scores of a tile of keys where that is due.
+  __device__ __forceinline__ void finish_scores(WorkTile const& tile, int key_tile) {
+    release_k();
+    if (key_tile >= unmasked) mask(tile, key_tile);
+  }
+
+  // The first scores of a tile, with nothing in flight: leaves P.
+  __device__ __forceinline__ void first_step(WorkTile const& tile) {
+    start_rows();
+    skip_k_and_v();
+    wait_q();
+    wait_k();
+    issue_scores();
+    warpgroup_wait<0>();
+    fence_accumulators(s);
+    finish_scores(tile, steps - 1);
+    softmax_to_p(false);
+  }
+  __device__ __forceinline__ void last_step(int accumulate) {
+    wait_v();
+    issue_output(accumulate);
+    warpgroup_wait<0>();
+    fence_accumulators(o);
+    release_v();
+  }
+
+  // QK of one tile of keys, then PV of the one before. The next P is left for pack_next(). Returns whether O has to be
+  // multiplied with `factor`.
+  __device__ __forceinline__ bool step_overlap(WorkTile const& tile, int key_tile, int accumulate, bool new_tile) {
+    wait_k();
+    wait_turn();
+    issue_scores();
+    wait_v();
+    issue_output(accumulate);
+    pass_turn();
+    warpgroup_wait<1>();
+    fence_accumulators(s);
+    finish_scores(tile, key_tile);
+    bool due;
+    if constexpr (T::kOptimistic) {
+      due = Base::optimistic_softmax(next_p, !new_tile);
+    } else {
+      due = Base::update_maximum();
+      Base::exponentiate();
+    }
+    warpgroup_wait<0>();
+    fence_accumulators(s);
+    fence_accumulators(o);
+    release_v();
+    return due;
+  }
+  __device__ __forceinline__ void pack_next() {
+    if constexpr (T::kOptimistic) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockN / 4; ++i) {
+        // Not a move: the assembler would give both the same registers, which PV reads while they are written.
+        asm volatile("or.b32 %0, %1, %2;\n" : "=r"(p[i]) : "r"(next_p[i]), "r"(arguments.zero));
+      }
+    } else {
+      Base::pack();
+    }
+    fence_operands(p);
+  }
+  __device__ __forceinline__ void step_serial(WorkTile const& tile, int key_tile, int accumulate) {
+    wait_v();
+    wait_turn();
+    issue_output(accumulate);
+    wait_k();
+    issue_scores();
+    pass_turn();
+    warpgroup_wait<1>();
+    release_v();
+    warpgroup_wait<0>();
+    fence_accumulators(s);
+    fence_accumulators(o);
+    finish_scores(tile, key_tile);
+    if (softmax_to_p(true)) rescale_output();
+  }
+  // One tile of keys from beginning to end, so that P takes the registers of the scores.
+  __device__ __forceinline__ void step_strict(WorkTile const& tile, int key_tile, int accumulate) {
+    wait_k();
+    wait_turn();
+    issue_scores();
+    pass_turn();
+    warpgroup_wait<0>();
+    fence_accumulators(s);
+    finish_scores(tile, key_tile);
+    if (softmax_to_p(accumulate != 0)) rescale_output();
+    wait_v();
+    issue_output(accumulate);
+    warpgroup_wait<0>();
+    fence_accumulators(o);
+    release_v();
+  }
+
+  // --- main loops ----------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void clear_output() {
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 2; ++i) o[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ void run_strict() {
+    TileSequence<T> sequence(arguments.list, smem);
+    clear_output();
+    do {
+      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      begin_tile(tile);
+      if constexpr (T::kQStages == 1) release_stored_q();
+      start_rows();
+      wait_q();
+      skip_k_and_v();
+      int accumulate = 0;
+#pragma unroll 1
+      for (int key_tile = steps - 1; key_tile >= 0; --key_tile) {
+        step_strict(tile, key_tile, accumulate);
+        if (!accumulate) release_stored_q();
+        accumulate = 1;
+      }
+      release_q();
+      write(tile, largest, sum, q.stage);
+      q.advance();
+    } while (sequence.template next<true>());
+  }
+
+  __device__ __forceinline__ void run_tiles() {
+    TileSequence<T> sequence(arguments.list, smem);
+    do {
+      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      begin_tile(tile);
+      if constexpr (T::kQStages == 1) release_stored_q();
+      first_step(tile);
+      release_stored_q();
+      int accumulate = 0;
+#pragma unroll 1
+      for (int key_tile = steps - 2; key_tile >= 0; --key_tile) {
+        if constexpr (T::kMainloop == Mainloop::kSerial) {
+          step_serial(tile, key_tile, accumulate);
+        } else {
+          if (step_overlap(tile, key_tile, accumulate, false)) rescale_output();
+          pack_next();
+        }
+        accumulate = 1;
+      }
+      release_q();
+      last_step(accumulate);
+      write(tile, largest, sum, q.stage);
+      q.advance();
+    } while (sequence.template next<true>());
+  }
+
+  // One loop over the steps of all tiles: QK of the next tile is issued before the last PV of this one.
+  __device__ __forceinline__ void run_flat() {
+    TileSequence<T> sequence(arguments.list, smem);
+    WorkTile tile = work_tile(sequence.index, arguments.list);
+    begin_tile(tile);
+    first_step(tile);
+    int accumulate = 0, key_tile = steps - 1;
+    clear_output();
+#pragma unroll 1
+    while (true) {
+      bool const new_tile = key_tile == 0;
+      WorkTile const before = tile;
+      float const maximum[2] = {largest[0], largest[1]};
+      float total[2] = {sum[0], sum[1]};
+      if (new_tile) {
+        release_q();
+        release_stored_q();
+        if (!sequence.template next<true>()) break;
+        tile = work_tile(sequence.index, arguments.list);
+        begin_tile(tile);
+        start_rows();
+        q.advance();
+        wait_q();
+        skip_k();
+        key_tile = steps;
+      }
+      --key_tile;
+      bool const due = step_overlap(tile, key_tile, accumulate, new_tile);
+      accumulate = 1;
+      if (new_tile) {
+        write(before, maximum, total, q.stage ^ 1);
+        skip_v();
+        accumulate = 0;
+      } else {
+        if (due) rescale_output();
+        release_stored_q();
+      }
+      pack_next();
+    }
+    last_step(accumulate);
+    write(tile, largest, sum, q.stage);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (T::kPingPong && group == T::kWarpgroups - 1) pass_turn();
+    if constexpr (T::kFlat) {
+      run_flat();
+    } else if constexpr (T::kMainloop == Mainloop::kStrict) {
+      run_strict();
+    } else {
+      run_tiles();
+    }
+    if (T::kPingPong && group == 0) wait_turn();
+    // Shared memory stays until stores have read it.
+    if (T::kOutput == Output::kThroughQ && leads_warpgroup()) tma_store_wait_read();
+  }
+};
+
+template <typename Config>
+__global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 1)
+    attention_forward_sm90(AttentionForwardSm90Arguments const __grid_constant__ arguments) {
+  using T = AttentionForwardSm90Traits<Config>;
+  extern __shared__ char smem_bytes[];
+  uint32_t const smem = aligned_shared(smem_bytes);
+  int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
+  AttentionForwardSm90Stages<T> const stages{arguments, smem};
+  if (threadIdx.x == 0) {
+    prefetch_descriptor(arguments.q.descriptor);
+    prefetch_descriptor(arguments.k.descriptor);
+    prefetch_descriptor(arguments.v.descriptor);
+    if (T::kOutput == Output::kThroughQ) prefetch_descriptor(arguments.o.descriptor);
+    stages.init_barriers();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    give_registers<T::kProducerRegisters>();
+    if (threadIdx.x == 0) stages.load_q_and_k();
+    if (threadIdx.x == 32) stages.load_v();
+  } else {
+    take_registers<T::kConsumerRegisters>();
+    AttentionForwardSm90Consumer<T> consumer(arguments, smem, warpgroup - 1);
+    consumer.run();
+  }
+}
+
+}  // namespace attention_autotuner

@@ -1,0 +1,165 @@
+// The output of a consumer warpgroup of attention's forward: O and the LSE of its rows.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_forward_sm90/softmax.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
+namespace attention_autotuner {
+
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float log2_approximate(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <typename T>
+struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
+  using Base = AttentionForwardSm90Softmax<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::empty;
+  using Base::first_row;
+  using Base::group;
+  using Base::lane_row;
+  using Base::o;
+  using Base::q_tile;
+
+  bool q_pending = false;  // a TMA store may still read the stage of Q before `q_stage`
+
+  // Lets go of the stage of Q that O went through, once it has been read.
+  __device__ __forceinline__ void release_q_after_store(int q_stage) {
+    if constexpr (T::kOutput == Output::kThroughQ) {
+      if (q_pending) {
+        q_pending = false;
+        if (leads_warpgroup()) {
+          tma_store_wait_read();
+          arrive(empty(T::kQBarrier, T::kQStages == 1 ? 0 : q_stage ^ 1));
+        }
+      }
+    }
+  }
+
+  // Writes O, of which `total` is the sums of its rows. All reads of this tile's Q, in stage `q_stage`, are done.
+  __device__ __forceinline__ void write(WorkTile const& tile, float const (&maximum)[2], float (&total)[2],
+                                        int q_stage) {
+    float inverse[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] = quad_sum(total[half]);
+      inverse[half] = total[half] == 0.0f ? 0.0f : reciprocal_approximate(total[half]);
+    }
+    if constexpr (T::kOutput == Output::kThroughQ) {
+      write_through(tile, inverse, q_tile(q_stage) + group * kWarpgroupRows * kSwizzleRowBytes);
+      q_pending = true;
+      write_lse(tile, maximum, total);
+    } else {
+      write_lse(tile, maximum, total);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) write_row(tile, half, inverse[half]);
+    }
+  }
+
+ private:
+  // Through shared memory from `slab` on, laid out as tiles of Q.
+  __device__ __forceinline__ void write_through(WorkTile const& tile, float const (&inverse)[2], uint32_t slab) {
+    int const key = lane_index() & 7, row = 16 * warp_in_warpgroup() + (lane_index() & 8) + key;
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 16; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        int const at = 8 * i + 4 * (w / 2) + 2 * (w % 2);
+        words[w] = pack_pair<Element>(o[at] * inverse[w % 2], o[at + 1] * inverse[w % 2]);
+      }
+      int const chunk = 2 * (i % 4) + (lane_index() >> 4);
+      store_matrix_x4(swizzled_address(slab + i / 4 * T::kBlockM * kSwizzleRowBytes, row, chunk, key), words);
+    }
+    fence_view_async_shared();
+    warpgroup_barrier(group);
+    if (leads_warpgroup()) {
+#pragma unroll
+      for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
+        tma_store(arguments.o.descriptor, slab + block * T::kBlockM * kSwizzleRowBytes, block * kSwizzleColumns,
+                  first_row(tile), tile.head * arguments.o.head_step, tile.batch * arguments.o.batch_step);
+      }
+    }
+  }
+
+  // One of this lane's two rows from registers: the four lanes of a row exchange words, so that every one has the 8
+  // columns of a 16-byte store.
+  __device__ __forceinline__ void write_row(WorkTile const& tile, int half, float inverse) {
+    Element* const out = static_cast<Element*>(arguments.output) + tile.batch * arguments.stride_batch +
+                         tile.head * arguments.stride_head;
+    int const lane = lane_index() & 3, row = lane_row(tile) + 8 * half;
+    bool const writes = row < arguments.seqlen_q;
+    Element* const line = out + row * arguments.stride_row;
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 8; i += 4) {
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if (i + w < T::kColumns / 8) {
+          int const at = 4 * (i + w) + 2 * half;
+          words[w] = pack_pair<Element>(o[at] * inverse, o[at + 1] * inverse);
+        }
+      }
+      if (i + 4 <= T::kColumns / 8) {
+        transpose(words, lane);
+        int const column = 8 * (i + lane);
+        if (writes && column < arguments.dim_v) {
+          *reinterpret_cast<uint4*>(line + column) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+      } else {
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          int const column = 8 * (i + w) + 2 * lane;
+          if (i + w < T::kColumns / 8 && writes && column < arguments.dim_v) {
+            *reinterpret_cast<uint32_t*>(line + column) = words[w];
+          }
+        }
+      }
+    }
+  }
+  // The 4 by 4 words of four lanes.
+  __device__ __forceinline__ static void transpose(uint32_t (&words)[4], int lane) {
+#pragma unroll
+    for (int bit = 1; bit <= 2; bit *= 2) {
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if ((w & bit) == 0) {
+          bool const upper = (lane & bit) != 0;
+          uint32_t const sent = upper ? words[w] : words[w | bit];
+          uint32_t const received = __shfl_xor_sync(0xffffffffu, sent, bit);
+          words[w] = upper ? received : words[w];
+          words[w | bit] = upper ? words[w | bit] : received;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void write_lse(WorkTile const& tile, float const (&maximum)[2], float const (&total)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = lane_row(tile) + 8 * half;
+      if (arguments.lse != nullptr && (lane_index() & 3) == 0 && row < arguments.seqlen_q) {
+        float const lse =
+            total[half] == 0.0f ? minus_infinity() : (maximum[half] + log2_approximate(total[half])) * kLn2;
+        arguments.lse[(int64_t(tile.batch) * arguments.heads_q + tile.head) * arguments.seqlen_q + row] = lse;
+      }
+    }
+  }
+};
+
+}  // namespace attention_autotuner

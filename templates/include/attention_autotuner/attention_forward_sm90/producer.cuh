@@ -1,0 +1,105 @@
+// What producers and consumers of attention's forward share, and the producers.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_forward_sm90/schedule.cuh"
+#include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
+namespace attention_autotuner {
+
+struct AttentionForwardSm90Arguments {
+  TmaTensor q, k, v, o;
+  WorkList list;
+  void* output;
+  int64_t stride_batch, stride_head, stride_row;  // of the output
+  float* lse;
+  int heads_q, seqlen_q, seqlen_k, dim_v, causal, causal_offset;
+  int zero;              // which the compiler does not know
+  int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
+  float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
+  float sign;            // of scale
+};
+
+// Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
+template <typename T>
+struct AttentionForwardSm90Stages {
+  AttentionForwardSm90Arguments const& arguments;
+  uint32_t const smem;
+
+  __device__ __forceinline__ uint32_t full(int ring, int stage) const {
+    return smem + T::kBarrierOffset + 16 * (ring + stage);
+  }
+  __device__ __forceinline__ uint32_t empty(int ring, int stage) const { return full(ring, stage) + 8; }
+  __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kQBytes; }
+  __device__ __forceinline__ uint32_t k_tile(int stage) const { return smem + T::kKOffset + stage * T::kKBytes; }
+  __device__ __forceinline__ uint32_t v_tile(int stage) const { return smem + T::kVOffset + stage * T::kVBytes; }
+
+  __device__ __forceinline__ void init_barriers() const {
+    for (int i = 0; i < T::kTileBarrier; ++i) {
+      barrier_init(full(i, 0), 1);
+      barrier_init(empty(i, 0), T::kWarpgroups);
+    }
+    for (int i = 0; i < T::kTileSlots; ++i) {
+      barrier_init(full(T::kTileBarrier, i), 1);
+      barrier_init(empty(T::kTileBarrier, i), 1 + 4 * T::kWarpgroups * kWarpArrivals);
+    }
+    fence_barrier_init();
+  }
+
+  // Tiles of keys that rows before `row_end` see; at least one, so that every tile of rows runs the main loop.
+  __device__ __forceinline__ int key_tiles(int row_end) const {
+    int seen = arguments.seqlen_k;
+    if (arguments.causal) seen = minimum(seen, minimum(row_end, arguments.seqlen_q) + arguments.causal_offset);
+    return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
+  }
+  __device__ __forceinline__ int key_tiles(WorkTile const& tile) const {
+    return key_tiles((tile.row_block + 1) * T::kBlockM);
+  }
+
+  // One producer thread loads Q and K, another V, so that a full ring of one does not stall the other.
+  __device__ __forceinline__ void load_q_and_k() const {
+    TileSequence<T> sequence(arguments.list, smem);
+    RingCursor<T::kQStages> q;
+    RingCursor<T::kKStages> k;
+    do {
+      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      int const kv_head = arguments.list.group.divide(tile.head);
+      wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
+      fill_stage<T::kBlockM, T::kDepthLoaded>(q_tile(q.stage), arguments.q, full(T::kQBarrier, q.stage),
+                                              tile.row_block * T::kBlockM, 0, tile.head, tile.batch);
+      q.advance();
+      int const tiles = key_tiles(tile);
+      int claimed = 0;
+#pragma unroll 1
+      for (int key_tile = tiles - 1; key_tile >= 0; --key_tile) {
+        if (key_tile == minimum(tiles - 1, arguments.claim_lead)) claimed = sequence.claim();
+        wait(empty(T::kKBarrier, k.stage), k.phase ^ 1);
+        fill_stage<T::kBlockN, T::kDepthLoaded>(k_tile(k.stage), arguments.k, full(T::kKBarrier, k.stage),
+                                                key_tile * T::kBlockN, 0, kv_head, tile.batch);
+        k.advance();
+      }
+      if (!sequence.publish(claimed)) break;
+    } while (true);
+  }
+  __device__ __forceinline__ void load_v() const {
+    TileSequence<T> sequence(arguments.list, smem);
+    RingCursor<T::kVStages> v;
+    do {
+      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      int const kv_head = arguments.list.group.divide(tile.head);
+#pragma unroll 1
+      for (int key_tile = key_tiles(tile) - 1; key_tile >= 0; --key_tile) {
+        wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
+        fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
+                                                  key_tile * T::kBlockN, 0, kv_head, tile.batch);
+        v.advance();
+      }
+    } while (sequence.template next<false>());
+  }
+};
+
+}  // namespace attention_autotuner

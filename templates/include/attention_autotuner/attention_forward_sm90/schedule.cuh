@@ -1,0 +1,102 @@
+// Which tiles of rows a CTA computes, and in which order.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_forward_sm90/traits.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+
+namespace attention_autotuner {
+
+// Tiles are ordered section by section; within a section of heads, row block by row block (the longest first where
+// causal), its heads innermost. A section of one head walks the row blocks of one head after the other.
+struct WorkList {
+  int tiles, row_blocks, sections;
+  bool longest_first;
+  Divider section_tiles, section_heads, last_heads, heads, group;
+  int* claimed;  // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
+};
+
+struct WorkTile {
+  int row_block, head, batch;
+};
+
+__device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
+  int const section = list.section_tiles.divide(index);
+  int const within = index - section * list.section_tiles.divisor;
+  bool const last = section == list.sections - 1;
+  int const rank = last ? list.last_heads.divide(within) : list.section_heads.divide(within);
+  int const head_batch = section * list.section_heads.divisor + within -
+                         rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
+  int const batch = list.heads.divide(head_batch);
+  return {list.longest_first ? list.row_blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch};
+}
+
+// Position in a ring of stages.
+template <int Stages>
+struct RingCursor {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if constexpr (Stages == 1) {
+      phase ^= 1;
+    } else if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// The sequence of tiles of one CTA as one of its readers sees it. In a dynamic schedule the thread that loads K claims
+// the next tile when it has almost loaded one, not earlier: claims a whole tile ahead cost causal launches up to a
+// tenth. The others read its index from a ring of two slots in shared memory.
+template <typename T>
+struct TileSequence {
+  WorkList const& list;
+  uint32_t const smem;
+  int index;
+  RingCursor<T::kTileSlots> ring;
+
+  __device__ __forceinline__ TileSequence(WorkList const& list, uint32_t smem)
+      : list(list), smem(smem), index(int(blockIdx.x)) {}
+  __device__ __forceinline__ uint32_t full() const {
+    return smem + T::kBarrierOffset + 16 * (T::kTileBarrier + ring.stage);
+  }
+  __device__ __forceinline__ uint32_t slot() const { return smem + T::kTileSlotOffset + 4 * ring.stage; }
+  __device__ __forceinline__ bool valid() const { return index < list.tiles; }
+  // `Warp`: all lanes of a warp call.
+  template <bool Warp>
+  __device__ __forceinline__ bool next() {
+    if constexpr (T::kSchedule == Schedule::kGrid) {
+      return false;
+    } else if constexpr (T::kSchedule == Schedule::kStatic) {
+      index += int(gridDim.x);
+    } else {
+      wait(full(), ring.phase);
+      uint32_t word;
+      asm volatile("ld.shared.b32 %0, [%1];\n" : "=r"(word) : "r"(slot()) : "memory");
+      if (!Warp || warp_arrives()) arrive_after(word, full() + 8);
+      index = Warp ? __shfl_sync(0xffffffffu, int(word), 0) : int(word);
+      ring.advance();
+    }
+    return valid();
+  }
+  // For the thread that claims: the next index, not yet published.
+  __device__ __forceinline__ int claim() const {
+    if constexpr (T::kSchedule == Schedule::kGrid) return list.tiles;
+    if constexpr (T::kSchedule == Schedule::kStatic) return index + int(gridDim.x);
+    return atomicAdd(list.claimed, 1) + int(gridDim.x);
+  }
+  __device__ __forceinline__ bool publish(int claimed) {
+    if constexpr (T::kSchedule == Schedule::kDynamic) {
+      wait(full() + 8, ring.phase ^ 1);
+      asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(slot()), "r"(claimed) : "memory");
+      arrive(full());
+      ring.advance();
+    }
+    index = claimed;
+    return valid();
+  }
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,202 @@
+// The softmax of a consumer warpgroup of attention's forward: 64 rows, scores in the accumulators of WGMMA.
+//
+// O is rescaled only where a row's maximum has grown by more than kRescaleSlack. The optimistic form does not even look
+// for the maximum first: it takes exponentials with that of the tile before, and again where their sums say that this
+// was too low.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_forward_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
+
+namespace attention_autotuner {
+
+inline constexpr float kRescaleSlack = 8.0f;       // powers of two that a row's maximum may grow before O is rescaled
+inline constexpr float kLowestMaximum = -1.7e38f;  // of a row that has seen no key
+inline constexpr float kSumLimit = 1024.0f;        // of a lane's sum in a tile taken with the maximum of the last one
+
+template <typename T>
+struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
+  using Base = AttentionForwardSm90Stages<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::key_tiles;
+
+  int const group;  // of this warpgroup, the same in all lanes
+  float o[T::kColumns / 2], s[T::kBlockN / 2];
+  uint32_t p[T::kBlockN / 4], next_p[T::kBlockN / 4];
+  float largest[2], sum[2];      // of this lane's two rows, the sum over this lane's columns
+  float factor[2];               // that O is due to be multiplied with
+  int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
+
+  __device__ __forceinline__ AttentionForwardSm90Softmax(AttentionForwardSm90Arguments const& arguments, uint32_t smem,
+                                                         int group)
+      : Base{arguments, smem}, group(group) {}
+
+  __device__ __forceinline__ int first_row(WorkTile const& tile) const {
+    return tile.row_block * T::kBlockM + group * kWarpgroupRows;
+  }
+  __device__ __forceinline__ int lane_row(WorkTile const& tile) const {
+    return first_row(tile) + 16 * warp_in_warpgroup() + lane_index() / 4;
+  }
+
+  __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
+    int const of_cta = key_tiles(tile), row = first_row(tile);
+    steps = row < arguments.seqlen_q ? key_tiles(row + kWarpgroupRows) : 1;
+    // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
+    if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
+    skipped = of_cta - steps;
+    int seen = arguments.seqlen_k;
+    if (arguments.causal) seen = minimum(seen, row + 1 + arguments.causal_offset);
+    unmasked = arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
+  }
+  __device__ __forceinline__ void start_rows() {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      largest[half] = kLowestMaximum;
+      sum[half] = 0.0f;
+    }
+  }
+
+  // Hides keys that rows do not see, and applies a scale that is not positive.
+  __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int seen = arguments.seqlen_k;
+      if (arguments.causal) seen = minimum(seen, lane_row(tile) + 8 * half + 1 + arguments.causal_offset);
+      seen -= key_tile * T::kBlockN + 2 * (lane_index() & 3);
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = s[4 * g + 2 * half + e];
+          score = 8 * g + e < seen ? score : minus_infinity();
+        }
+      }
+    }
+    if (arguments.sign != 1.0f) {
+#pragma unroll
+      for (int i = 0; i < T::kBlockN / 2; ++i) s[i] = s[i] == minus_infinity() ? s[i] : s[i] * arguments.sign;
+    }
+  }
+
+  __device__ __forceinline__ void row_maximum(float (&most)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      constexpr int kChains = 2;
+      float chain[kChains];
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+        float const pair = fmaxf(s[4 * g + 2 * half], s[4 * g + 2 * half + 1]);
+        chain[g % kChains] = g < kChains ? pair : fmaxf(chain[g % kChains], pair);
+      }
+      most[half] = fmaxf(chain[0], chain[1]);
+    }
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        most[half] = fmaxf(most[half], __shfl_xor_sync(0xffffffffu, most[half], lanes));
+      }
+    }
+  }
+  __device__ __forceinline__ void raise_maximum(float const (&most)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float const next = fmaxf(largest[half], most[half] * arguments.exponent_scale);
+      factor[half] = exp2_approximate(largest[half] - next);
+      largest[half] = next;
+      sum[half] *= factor[half];
+    }
+  }
+  // Brings the maxima up to date where that is due; returns whether O has to be multiplied with `factor`.
+  __device__ __forceinline__ bool update_maximum() {
+    float const c = arguments.exponent_scale;
+    float most[2];
+    row_maximum(most);
+    bool const due = fmaxf(fmaf(most[0], c, -largest[0]), fmaf(most[1], c, -largest[1])) > kRescaleSlack;
+    bool const any = __any_sync(0xffffffffu, due);
+    if (any) raise_maximum(most);
+    return any;
+  }
+  __device__ __forceinline__ void rescale_output() {
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 2; ++i) o[i] *= factor[i / 2 % 2];
+  }
+  // s <- exp2(s c - m), summed.
+  __device__ __forceinline__ void exponentiate() {
+    float const c = arguments.exponent_scale;
+    float other[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int g = 0; g < T::kBlockN / 8; ++g) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -largest[e / 2]));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float const pair = s[4 * g + 2 * half] + s[4 * g + 2 * half + 1];
+        if (g % 2 == 0) {
+          sum[half] += pair;
+        } else {
+          other[half] += pair;
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) sum[half] += other[half];
+  }
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < T::kBlockN / 4; ++i) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Exponentials straight to `packed`, with the maximum of the tile before unless that is not `known` or the sums say
+  // that it was too low: the scores are still there then. Returns whether O has to be multiplied with `factor`.
+  __device__ __forceinline__ bool optimistic_softmax(uint32_t (&packed)[T::kBlockN / 4], bool known) {
+    float const c = arguments.exponent_scale;
+    bool exact = !known;
+#pragma unroll 1
+    while (true) {
+      if (exact) {
+        float most[2];
+        row_maximum(most);
+        raise_maximum(most);
+      }
+      float part[2] = {0.0f, 0.0f};
+#pragma unroll
+      for (int g = 0; g < T::kBlockN / 8; ++g) {
+        float x[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -largest[e / 2]));
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          part[half] += x[2 * half] + x[2 * half + 1];
+          packed[2 * g + half] = pack_pair<Element>(x[2 * half], x[2 * half + 1]);
+        }
+      }
+      if (exact || __all_sync(0xffffffffu, part[0] <= kSumLimit && part[1] <= kSumLimit)) {
+        sum[0] += part[0];
+        sum[1] += part[1];
+        return exact;
+      }
+      exact = true;
+    }
+  }
+  // The softmax of a tile whose P takes the place of the last: `known` as above. No MMA may be in flight.
+  __device__ __forceinline__ bool softmax_to_p(bool known) {
+    bool due;
+    if constexpr (T::kOptimistic) {
+      due = optimistic_softmax(p, known);
+    } else {
+      due = update_maximum();
+      exponentiate();
+      pack();
+    }
+    fence_operands(p);
+    return due;
+  }
+};
+
+}  // namespace attention_autotuner

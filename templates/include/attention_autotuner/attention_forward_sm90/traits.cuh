@@ -1,0 +1,95 @@
+// Compile-time shape of attention's forward kernel of family sm90: tile, rings, registers, shared memory.
+//
+// Every static_assert here is the twin of a named predicate in kernels/attention_forward_sm90/rules.py.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+// kGrid: one CTA for each tile. kStatic: CTAs stay, and take every n-th tile. kDynamic: they claim the next one.
+enum class Schedule { kGrid, kStatic, kDynamic };
+// How a warpgroup orders the scores of key tile j, S(j), and the output of it, O(j).
+enum class Mainloop {
+  kStrict,       // S(j), softmax, O(j), so that P takes the registers of the scores
+  kSerial,       // O(j) then S(j+1) in flight together, the softmax with neither
+  kOverlap,      // S(j+1) then O(j), the softmax of j+1 while O(j) runs; drained between tiles of rows
+  kOverlapFlat,  // the same, and the first S of the next tile of rows is issued before the last O of this one
+};
+// The way of a tile of O: kThroughQ through the shared memory of its Q and TMA, kDirect straight from registers.
+enum class Output { kThroughQ, kDirect };
+
+template <typename Config>
+struct AttentionForwardSm90Traits {
+  using Element = typename Config::Element;
+  static constexpr Mainloop kMainloop = Config::kMainloop;
+  static constexpr Output kOutput = Config::kOutput;
+  static constexpr Schedule kSchedule = Config::kSchedule;
+  static constexpr bool kFlat = kMainloop == Mainloop::kOverlapFlat;
+  static constexpr bool kOverlaps = kFlat || kMainloop == Mainloop::kOverlap;
+  static constexpr bool kOptimistic = Config::kOptimistic;
+  static constexpr bool kPingPong = Config::kPingPong;
+  static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
+  static constexpr int kBlockM = 64 * kWarpgroups;
+  static constexpr int kBlockN = Config::kBlockN;
+  static constexpr int kQStages = Config::kQStages;
+  static constexpr int kKStages = Config::kKStages;
+  static constexpr int kVStages = Config::kVStages;
+  static constexpr int kDepth = Config::kPaddedDimQK;  // that Q K^T sums over
+  static constexpr int kColumns = Config::kPaddedDimV;
+  // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
+  static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
+  static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+
+  // Warpgroups trade registers: the consumers share what the producer leaves of the even shares of the launch.
+  static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8;
+  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters =
+      minimum(240, (kEvenRegisters * (1 + kWarpgroups) - kProducerRegisters) / maximum(1, kWarpgroups) / 8 * 8);
+  static constexpr int kRegistersBesideFragments = 32;
+  // O, S, and P unless it takes the place of S; the next P where it is made while this one is still read.
+  static constexpr int kFragmentRegisters = kColumns / 2 + kBlockN / 2 +
+                                            (kMainloop == Mainloop::kStrict ? 0 : kBlockN / 4) +
+                                            (kOverlaps && kOptimistic ? kBlockN / 4 : 0);
+
+  static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
+  static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
+  static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
+  static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
+  static_assert(kWarpgroups >= 2 && kWarpgroups <= 4, "warpgroups_range");
+  static_assert(kBlockN % 16 == 0 && kBlockN >= 16 && kBlockN <= 256, "block_n_fits_mma");
+  static_assert(kColumns <= 256, "value_columns_fit_mma");
+  static_assert(kQStages >= 1 && kQStages <= 2, "q_stages_range");
+  static_assert(kKStages >= 1 && kKStages <= 8, "k_stages_range");
+  static_assert(kVStages >= 1 && kVStages <= 8, "v_stages_range");
+  static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");
+  static_assert(!kFlat || !kPingPong, "flat_takes_no_turns");
+  static_assert(kOutput != Output::kThroughQ || kColumnsLoaded <= kDepthLoaded, "output_fits_q");
+  static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
+
+  // Stages of Q, of K and of V, then barriers and the claimed tiles; all stages at multiples of 1024 bytes.
+  static constexpr int kQBytes = kBlockM * kDepthLoaded * 2;
+  static constexpr int kKBytes = kBlockN * kDepthLoaded * 2;
+  static constexpr int kVBytes = kBlockN * kColumnsLoaded * 2;
+  static constexpr int kKOffset = kQStages * kQBytes;
+  static constexpr int kVOffset = kKOffset + kKStages * kKBytes;
+  static constexpr int kBarrierOffset = kVOffset + kVStages * kVBytes;
+  // Barriers in pairs, full and empty.
+  static constexpr int kQBarrier = 0;
+  static constexpr int kKBarrier = kQStages;
+  static constexpr int kVBarrier = kKBarrier + kKStages;
+  static constexpr int kTileBarrier = kVBarrier + kVStages;
+  static constexpr int kTileSlots = 2;
+  static constexpr int kTileSlotOffset = kBarrierOffset + 16 * (kTileBarrier + kTileSlots);
+  static constexpr int kBarrierBytes = 16 * (kTileBarrier + kTileSlots) + 4 * kTileSlots;
+  static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
+  static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 512;
+  static_assert(kBarrierBytes <= 512, "barriers_fit");
+  static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+}  // namespace attention_autotuner

@@ -1,0 +1,80 @@
+"""Python and the headers agree about attention's forward kernel of family sm90."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.kernels.attention_forward_sm90.resources import shape_of
+from attention_autotuner.kernels.attention_forward_sm90.rules import (
+    ATTENTION_FORWARD_SM90_PREDICATES,
+)
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
+from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+
+pytestmark = pytest.mark.build
+
+PLAIN = Candidate(
+    dtype="fp16",
+    padded_dim_qk=128,
+    padded_dim_v=128,
+    knobs=AttentionForwardSm90Knobs(warpgroups=2, block_n=128, mainloop="overlap"),
+)
+DIMS = ((16, 16), (64, 64), (80, 80), (128, 128), (192, 128), (128, 256), (256, 256))
+
+
+def changed(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    return replace(PLAIN, knobs=replace(PLAIN.knobs, **knobs), **(fields or {}))
+
+
+ILLEGAL = {
+    "padded_dim_qk_range": changed({"padded_dim_qk": 24}),
+    "padded_dim_v_range": changed({"padded_dim_v": 24}),
+    "tma_needs_alignment": changed({"copy_bytes": 2}),
+    "warpgroups_range": changed(warpgroups=1),
+    "block_n_fits_mma": changed(block_n=72),
+    "value_columns_fit_mma": changed({"padded_dim_v": 304}, output="direct"),
+    "q_stages_range": changed(q_stages=3),
+    "k_stages_range": changed(k_stages=9),
+    "v_stages_range": changed(v_stages=0),
+    "flat_needs_two_stages": changed(mainloop="overlap_flat", v_stages=1),
+    "flat_takes_no_turns": changed(mainloop="overlap_flat", ping_pong=True),
+    "output_fits_q": changed({"padded_dim_qk": 64}),
+    "fragments_fit_warpgroup": changed(warpgroups=3),
+}
+TOO_LARGE = changed(k_stages=4, v_stages=4)
+
+
+def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *ATTENTION_FORWARD_SM90_PREDICATES}
+    for name, candidate in ILLEGAL.items():
+        rule = ATTENTION_FORWARD_SM90_PREDICATES.get(name)
+        shape = shape_of(candidate)
+        assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
+    assert check_kernel(PLAIN) is check_kernel(TOO_LARGE) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
+    candidates = [
+        candidate
+        for dims in DIMS
+        for candidate in H100().legal(Problem(dim_qk=dims[0], dim_v=dims[1]))
+        if candidate.family == "sm90"
+    ]
+    assert len(candidates) > 100
+    assert printed(tmp_path, candidates) == counted(candidates)
+    registers = [shape_of(candidate).consumer_registers for candidate in candidates]
+    assert printed(tmp_path, candidates, "kConsumerRegisters") == registers
+    fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
+    assert printed(tmp_path, candidates, "kFragmentRegisters") == fragments
