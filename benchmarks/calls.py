@@ -33,30 +33,43 @@ def rows_of_heads(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(kw_only=True)
-class Call(ABC):
-    """A function of q, k and v and of tensors that have no gradient; an entry of a race.
+class BoundEntry(ABC):
+    """An entry of a race that is bound to each set of inputs outside any timing.
 
     Attributes:
         name: how it is reported.
+    """
+
+    name: str
+    _runs: list[Callable[[], Any]] = field(default_factory=list, repr=False)
+
+    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
+        """Bind every set and run once, so that what is compiled or tuned on a first call is over."""
+        self._runs = [self._bind(tensors) for tensors in inputs]
+        self.run(0)
+
+    def run(self, index: int) -> None:
+        """Run on a set of inputs and drop the results."""
+        self._runs[index]()
+
+    @abstractmethod
+    def _bind(self, inputs: Inputs) -> Callable[[], Any]:
+        """The function to time on one set of inputs."""
+
+
+@dataclass(kw_only=True)
+class Call(BoundEntry):
+    """A function of q, k and v and of tensors that have no gradient.
+
+    Attributes:
         function: returns the output.
         others: names of the tensors that it takes after q, k and v.
         layout: between ours and the function's, either way.
     """
 
-    name: str
     function: Function
     others: tuple[str, ...] = ()
     layout: Layout = as_given
-    _runs: list[Callable[[], Results]] = field(default_factory=list, repr=False)
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Lay the inputs out and run once, so that what is compiled or tuned on a first call is over."""
-        self._runs = [self._bind(tensors) for tensors in inputs]
-        self.run(0)
-
-    def run(self, index: int) -> None:
-        """Call the function and drop the results."""
-        self._runs[index]()
 
     def results(self, index: int) -> Results:
         """Call the function; its results in our layout."""
@@ -72,10 +85,6 @@ class Call(ABC):
     def _dout(self, inputs: Inputs, o: torch.Tensor) -> torch.Tensor:
         """The gradient of the output, in memory as the output is."""
         return torch.empty_like(o).copy_(self.layout(inputs.tensors["dout"]))
-
-    @abstractmethod
-    def _bind(self, inputs: Inputs) -> Callable[[], Results]:
-        """The function to time on one set of inputs."""
 
 
 class ForwardCall(Call):

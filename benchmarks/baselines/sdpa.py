@@ -8,7 +8,7 @@ would hand over; in another layout the operators would copy it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.operations.shared.tensors import Inputs, Outputs
+from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.tuning.measure import Entry
 
-from ..calls import Function
+from ..calls import BoundEntry, Function
 from ..contenders import STEP
 from .base import Baseline, Mode, first, grouped_heads, misaligned, top_left, two_head_dims
 
@@ -73,31 +73,19 @@ FLASH_OPS = FusedOps(forward=_flash_forward, backward=_flash_backward)
 CUDNN_OPS = FusedOps(forward=_cudnn_forward, backward=_cudnn_backward)
 
 
-@dataclass
-class FusedBackwardEntry:
-    """A fused backward pass, alone or after its forward pass.
+@dataclass(kw_only=True)
+class FusedBackwardEntry(BoundEntry):
+    """A fused backward pass, alone on what one forward pass saved, or after its forward pass.
 
     Attributes:
-        name: how it is reported.
         ops: the operators.
         causal: whether rows see keys up to their diagonal only.
         step: whether the forward pass is run, and timed, each time.
     """
 
-    name: str
     ops: FusedOps
     causal: bool
     step: bool
-    _runs: list[Callable[[], Any]] = field(default_factory=list, repr=False)
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Run each set's forward pass, keep what it saves, and run one backward pass."""
-        self._runs = [self._bind(tensors) for tensors in inputs]
-        self.run(0)
-
-    def run(self, index: int) -> None:
-        """Call the operators."""
-        self._runs[index]()
 
     def _bind(self, inputs: Inputs) -> Callable[[], Any]:
         qkv = (inputs.q, inputs.k, inputs.v)

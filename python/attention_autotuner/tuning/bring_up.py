@@ -42,6 +42,12 @@ from .sweep_plan import Plan, make_plan
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0
 FOLDER = "bring_up"  # under the cache folder
+NO_SWEEP: dict[str, Any] = {
+    "kernels": None,
+    "failures": {},
+    "problems": [],
+    "exhausted": False,
+}  # of a report
 
 
 @dataclass(kw_only=True)
@@ -155,14 +161,7 @@ class BroughtUp:
             "spec": self.measured.to_json()["spec"],
             "sources": dict(self.measured.sources),
             "plan": None if self.plan is None else self.plan.to_json(),
-            "kernels": None if self.sweep is None else self.sweep.kernels,
-            "failures": {}
-            if self.sweep is None
-            else {name: outcome.to_json() for name, outcome in self.sweep.failures.items()},
-            "problems": []
-            if self.sweep is None
-            else [settled.to_json() for settled in self.sweep.settled],
-            "exhausted": self.sweep is not None and self.sweep.exhausted,
+            **(NO_SWEEP if self.sweep is None else self.sweep.to_json()),
             "why_no_sweep": self.why_no_sweep,
             "interrupted": self.interrupted,
             "files": {name: str(path) for name, path in self.files.items()},
@@ -278,13 +277,10 @@ def _measure_peaks(
     machine: Machine, properties: DeviceProperties, seconds: float, tell: Tell
 ) -> Peaks:
     names = peaks_module.names_for(properties.compute_capability)
-    done = 0
 
     def progress(name: str, result: Peak | Outcome) -> None:
-        nonlocal done
-        done += 1
         said = f"{result.value:.3e} {result.unit}" if isinstance(result, Peak) else result.reason
-        tell("peaks", done, len(names), f"{name}: {said}")
+        tell("peaks", names.index(name) + 1, len(names), f"{name}: {said}")
 
     tell("peaks", 0, len(names), "compiling")
     return machine.measure_peaks(properties.compute_capability, seconds, progress)
@@ -321,15 +317,8 @@ def _write(result: BroughtUp, folder: Path) -> None:
         write_atomic(paths["spec"], _text(result.measured.to_json()))
         write_atomic(paths["properties"], _text(asdict(result.properties)))
         settled = () if result.sweep is None else result.sweep.settled
-        ship(
-            folder,
-            result.properties.name,
-            [
-                outcome.record
-                for outcome in settled
-                if outcome.record is not None and outcome.status in ("measured", "recorded")
-            ],
-        )
+        sure = [item.record for item in settled if item.status in ("measured", "recorded")]
+        ship(folder, result.properties.name, [record for record in sure if record is not None])
         write_atomic(paths["report"], _text(result.to_json()))
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error}") from error

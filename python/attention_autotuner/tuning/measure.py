@@ -324,7 +324,7 @@ def _timing_event() -> torch.cuda.Event:
 
 
 def _attempt(action: Callable[..., T], *arguments: Any) -> T | Outcome:
-    """What an action returns, or why it failed."""
+    """The result of an action, or the reason why it failed."""
     try:
         return action(*arguments)
     except (AttentionAutotunerError, RuntimeError) as error:

@@ -45,20 +45,17 @@ def _kept(key: str, document: Document) -> KeptRecord:
         problem = Problem(**document["problem"]).describe()
     except (KeyError, TypeError, ValueError):
         problem = ""
-    schema = document.get("schema")
-    if schema not in range(OLDEST, SCHEMA + 1):
-        return KeptRecord(
-            key=key, problem=problem, record=None, reason=f"schema {schema}", field="schema"
-        )
-    try:
-        stale = stale_pick(migrated(document))
-        record = TuningRecord.from_json(document)
-    except RecordError as error:
-        return KeptRecord(key=key, problem=problem, record=None, reason=str(error), field="record")
-    if stale is None:
-        return KeptRecord(key=key, problem=problem, record=record)
-    reason = f"knob_schema is {stale[1]}, wanted {stale[0]}"
-    return KeptRecord(key=key, problem=problem, record=record, reason=reason, field="knob_schema")
+    record, field, reason = None, "schema", f"schema {document.get('schema')}"
+    if document.get("schema") in range(OLDEST, SCHEMA + 1):
+        field = reason = ""
+        try:
+            stale = stale_pick(migrated(document))
+            record = TuningRecord.from_json(document)
+            if stale is not None:
+                field, reason = "knob_schema", f"knob_schema is {stale[1]}, wanted {stale[0]}"
+        except RecordError as error:
+            field, reason = "record", str(error)
+    return KeptRecord(key=key, problem=problem, record=record, reason=reason, field=field)
 
 
 class OwnRecords:

@@ -109,7 +109,7 @@ class CandidateEntry:
         timing = None if self.measurement is None else asdict(self.measurement)
         if timing is not None:
             del timing["candidate_name"]  # as the entry
-        document = {
+        return {
             "name": self.candidate.name,
             "candidate": self.candidate.config,
             "knob_schema": self.knob_schema,
@@ -118,12 +118,8 @@ class CandidateEntry:
             "outcome": self.outcome.to_json(),
             "measurement": timing,
             "estimate_us": self.estimate_us,
+            **({"kernel_digest": self.kernel_digest} if self.kernel_digest is not None else {}),
         }
-        return (
-            document
-            if self.kernel_digest is None
-            else document | {"kernel_digest": self.kernel_digest}
-        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CandidateEntry:

@@ -107,6 +107,15 @@ class SweepResult:
     interrupted: bool
     exhausted: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """The part of a report that is about it."""
+        return {
+            "kernels": self.kernels,
+            "failures": {name: outcome.to_json() for name, outcome in self.failures.items()},
+            "problems": [settled.to_json() for settled in self.settled],
+            "exhausted": self.exhausted,
+        }
+
 
 @dataclass
 class _Doubtful:

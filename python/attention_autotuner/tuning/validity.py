@@ -50,18 +50,6 @@ class Miss:
         return f"recorded with {self.field} {self.recorded}, now {self.expected}{advice}"
 
 
-def _source_digest(candidate: Candidate) -> str:
-    return source_digest(render(candidate))
-
-
-def _kernel_digest(candidate: Candidate) -> str:
-    return kernel_digest(render(candidate))
-
-
-def _unknown(candidate: Candidate) -> None:
-    """No kernel was built."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PresentKernels:
     """The kernels as they are now.
@@ -72,9 +60,9 @@ class PresentKernels:
         exact: its kernel digest, as records of schema 2 have it.
     """
 
-    source: Callable[[Candidate], str] = _source_digest
-    code: Callable[[Candidate], str | None] = _unknown
-    exact: Callable[[Candidate], str] = _kernel_digest
+    source: Callable[[Candidate], str] = lambda candidate: source_digest(render(candidate))
+    code: Callable[[Candidate], str | None] = lambda candidate: None
+    exact: Callable[[Candidate], str] = lambda candidate: kernel_digest(render(candidate))
 
 
 def built_here(store: Store, environment: Environment) -> PresentKernels:
