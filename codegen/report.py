@@ -106,7 +106,7 @@ def parse_ptxas(text: str) -> CompilerReport:
             for name, pattern in _AT_MOST.items():
                 if match := pattern.search(line):
                     counts[entry][name] = max(counts[entry][name], int(match[1]))
-    kernels = [KernelReport(name=name, **count) for name, count in counts.items()]
+    kernels = [KernelReport(name=name, loop_spills=None, **count) for name, count in counts.items()]
     return combine(kernels, warnings)
 
 

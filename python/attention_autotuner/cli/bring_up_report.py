@@ -12,7 +12,7 @@ from ..tuning.bring_up import BroughtUp, expected_peaks
 from ..tuning.peaks import Peak
 from ..tuning.sweep import Settled, SweepResult, measured_us
 from ..tuning.sweep_plan import Plan
-from .console import microseconds, named, print_line, print_table
+from .console import cell, microseconds, named, print_line, print_table
 
 # Prefixes by thousands, for figures of hardware.
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -37,16 +37,10 @@ def print_report(result: BroughtUp) -> None:
         print_picks(result.sweep)
     elif result.why_no_sweep:
         print_line(f"nothing was tuned: {result.why_no_sweep}")
-    print_table(
-        "time",
-        ["phase", "seconds"],
-        [
-            [title, f"{result.seconds[name]:.1f}"]
-            for name, title in _PHASES.items()
-            if name in result.seconds
-        ]
-        + [["of it on the GPU", f"{result.gpu_seconds:.1f}"]],
-    )
+    spent = {title: result.seconds.get(name) for name, title in _PHASES.items()}
+    spent["of it on the GPU"] = result.gpu_seconds
+    rows = [[title, f"{value:.1f}"] for title, value in spent.items() if value is not None]
+    print_table("time", ["phase", "seconds"], rows)
     for path in result.files.values():
         print_line(f"wrote {path}")
     if result.interrupted:
@@ -83,17 +77,12 @@ def print_peaks(result: BroughtUp) -> None:
         if not isinstance(peak, Peak):
             rows.append([name, *["-"] * 5, f"{peak.kind}: {peak.reason}"])
             continue
-        rows.append(
-            [
-                name,
-                with_prefix(peak.value, peak.unit),
-                f"{100 * peak.spread / peak.value:.2f}",
-                f"{peak.sm_clock_hz / 1e6:.0f}" if peak.sm_clock_hz else "-",
-                with_prefix(expected, peak.unit) if expected else "-",
-                f"{peak.value / expected:.2f}" if expected else "-",
-                "",
-            ]
-        )
+        measured = [with_prefix(peak.value, peak.unit), f"{100 * peak.spread / peak.value:.2f}"]
+        clock = f"{peak.sm_clock_hz / 1e6:.0f}" if peak.sm_clock_hz else "-"
+        before = ["-", "-"]
+        if expected:
+            before = [with_prefix(expected, peak.unit), f"{peak.value / expected:.2f}"]
+        rows.append([name, *measured, clock, *before, ""])
     kept = " (of an earlier run)" if result.reused else ""
     print_table(
         f"peaks{kept}",
@@ -118,15 +107,11 @@ def _cells(settled: Settled) -> list[str]:
         return [settled.problem.describe(), settled.status, *["-"] * 4, settled.reason]
     us = measured_us(record, record.pick)
     default_us = measured_us(record, record.default)
-    return [
-        settled.problem.describe(),
-        settled.status,
-        microseconds(us),
-        microseconds(default_us),
-        "-" if not us else f"{settled.problem.flops / us / 1e6:.0f}",
-        "-" if settled.gain is None else f"{100 * settled.gain:.1f}",
-        "the default" if record.pick == record.default else named(record.pick),
-    ]
+    rate = settled.problem.flops / us / 1e6 if us else None
+    gain = None if settled.gain is None else 100 * settled.gain
+    pick = "the default" if record.pick == record.default else named(record.pick)
+    figures = [microseconds(us), microseconds(default_us), cell(rate, ".0f"), cell(gain, ".1f")]
+    return [settled.problem.describe(), settled.status, *figures, pick]
 
 
 def print_dry_run(said: dict[str, Any], problems: tuple[Problem, ...], plan: Plan) -> None:

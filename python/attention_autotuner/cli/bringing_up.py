@@ -47,42 +47,21 @@ def register_bring_up(commands: Commands) -> None:
     )
     option = parser.add_argument
     option("--output", type=Path, metavar="DIR", help="folder for the files; default: in the cache")
-    option(
-        "--budget-seconds",
-        type=seconds,
-        default=BUDGET_SECONDS,
-        metavar="S",
-        help="wall time of all of it",
-    )
-    option(
-        "--peak-seconds",
-        "--ceiling-seconds",
-        type=seconds,
-        default=SECONDS,
-        metavar="S",
-        help="of timing for each peak",
-    )
-    option(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="WORD",
-        help="the problems of the sweep that are described by these words, e.g. forward d64",
-    )
+    time: dict[str, Any] = {"type": seconds, "metavar": "S"}
+    option("--budget-seconds", default=BUDGET_SECONDS, help="wall time of all of it", **time)
+    names = ("--peak-seconds", "--ceiling-seconds")
+    option(*names, default=SECONDS, help="of timing for each peak", **time)
+    words = "the problems of the sweep that are described by these words, e.g. forward d64"
+    option("--only", nargs="+", default=[], metavar="WORD", help=words)
     option("--dtype", type=dtype, choices=DTYPES, default=DTYPES[0], help="of the sweep")
     add_jobs(parser)
     option("--again", action="store_true", help="measure what was measured before, too")
-    dry = parser.add_argument_group("without a GPU")
-    dry.add_argument("--dry-run", action="store_true", help="say what would be done, and end")
-    dry.add_argument(
-        "--properties",
-        type=Path,
-        metavar="FILE",
-        help="of a dry run: the GPU's properties as JSON; default: the present GPU's",
-    )
-    dry.add_argument(
-        "--compile", type=positive, metavar="N", help="of a dry run: build the first N kernels"
-    )
+    option = parser.add_argument_group("without a GPU").add_argument
+    option("--dry-run", action="store_true", help="say what would be done, and end")
+    words = "of a dry run: the GPU's properties as JSON; default: the present GPU's"
+    option("--properties", type=Path, metavar="FILE", help=words)
+    words = "of a dry run: build the first N kernels"
+    option("--compile", type=positive, metavar="N", help=words)
 
 
 def run_bring_up(arguments: argparse.Namespace) -> int:

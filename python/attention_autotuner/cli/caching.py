@@ -49,9 +49,8 @@ def register_cache(commands: Commands) -> None:
     rm.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
     about_verify = "check every kernel against its checksum; damaged ones are set aside"
     add_command(actions, "verify", run_verify, about_verify)
-    gc = add_command(
-        actions, "gc", run_gc, "remove damaged kernels, leftovers, and what is over a limit"
-    )
+    about_gc = "remove damaged kernels, leftovers, and what is over a limit"
+    gc = add_command(actions, "gc", run_gc, about_gc)
     gc.add_argument("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
     gc.add_argument("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
 
@@ -64,16 +63,10 @@ def entry_json(entry: Entry) -> dict[str, object]:
 def print_entries(title: str, entries: list[Entry]) -> None:
     """Print kernels of the store as a table."""
     now = time.time()
-    rows = [
-        [
-            entry.state,
-            entry.name,
-            entry.digest16,
-            f"{entry.size_bytes / 1024:,.0f}",
-            f"{(now - entry.last_used) / DAY_SECONDS:.1f}",
-        ]
-        for entry in entries
-    ]
+    rows = []
+    for entry in entries:
+        figures = f"{entry.size_bytes / 1024:,.0f}", f"{(now - entry.last_used) / DAY_SECONDS:.1f}"
+        rows.append([entry.state, entry.name, entry.digest16, *figures])
     print_table(title, ["state", "candidate", "digest", "KiB", "days unused"], rows)
 
 
@@ -82,15 +75,9 @@ def run_ls(arguments: argparse.Namespace) -> int:
     root = current().cache_dir
     entries = default_store().ls()
     records = [
-        {
-            "path": str(path),
-            "problem": record.problem.describe(),
-            "purpose": record.purpose,
-            "arch": record.arch,
-            "gpu": record.environment.gpu_name,
-            "pick": record.pick,
-            "confirmed": record.confirmed,
-        }
+        {"path": str(path), "problem": record.problem.describe()}
+        | {"gpu": record.environment.gpu_name}
+        | {name: getattr(record, name) for name in ("purpose", "arch", "pick", "confirmed")}
         for path, record in RecordStore(root / "records").records()
     ]
     if arguments.json:

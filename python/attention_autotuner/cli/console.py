@@ -57,6 +57,11 @@ def microseconds(value: float | None) -> str:
     return "-" if value is None or not isfinite(value) else f"{value:,.1f}"
 
 
+def cell(value: object, form: str = "") -> str:
+    """A value for a table; a dash for none."""
+    return "-" if value is None else format(value, form)
+
+
 def named(text: str) -> str:
     """A text with its candidates by short names; as it is under ``--full``."""
     return text if FULL.get() else short_names(text)

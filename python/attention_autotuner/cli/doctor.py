@@ -79,12 +79,9 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"findings": [asdict(finding) for finding in findings], "summary": summary})
     else:
-        print_table(
-            "this machine",
-            ["state", "part", "detail"],
-            [[finding.state, finding.name, finding.detail] for finding in findings],
-            notes=[(finding.name, finding.fix) for finding in findings if finding.fix],
-        )
+        rows = [[finding.state, finding.name, finding.detail] for finding in findings]
+        notes = [(finding.name, finding.fix) for finding in findings if finding.fix]
+        print_table("this machine", ["state", "part", "detail"], rows, notes=notes)
         print_line(summary)
     return FAILED if any(finding.state == "broken" for finding in findings) else OK
 
@@ -94,15 +91,11 @@ def diagnose() -> list[Finding]:
 
     Where kernels come prebuilt, a compiler that is not there breaks nothing.
     """
-    findings = [check() for check in CHECKS]
-    if not prebuilt():
-        return findings
-    return [
-        replace(finding, state="missing")
-        if finding.name in COMPILING and finding.state == "broken"
-        else finding
-        for finding in findings
-    ]
+    findings, spared = [check() for check in CHECKS], COMPILING if prebuilt() else ()
+    for place, finding in enumerate(findings):
+        if finding.name in spared and finding.state == "broken":
+            findings[place] = replace(finding, state="missing")
+    return findings
 
 
 def prebuilt() -> bool:
@@ -126,9 +119,8 @@ def summary_of(findings: Sequence[Finding]) -> str:
     works += [f"running {'all' if builds else 'prebuilt'} kernels"] * runs
     lacks = [] if builds else [f"building kernels ({', '.join(uncompiled) or 'settings, cache'})"]
     if not runs:
-        want = (
-            "no GPU" if "GPU" not in good else "no torch with CUDA" if not torch else "none built"
-        )
+        want = "none built" if torch else "no torch with CUDA"
+        want = want if "GPU" in good else "no GPU"
         lacks.append(f"measuring and running kernels ({want})")
     missing = f"does not: {', '.join(lacks)}" if lacks else "nothing is missing"
     if not lacks:

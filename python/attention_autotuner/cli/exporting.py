@@ -6,6 +6,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from ..serving.exports import (
 )
 from ..serving.picks import CacheHierarchy
 from ..settings import current
-from ..tuning.environment import Environment
 from .console import print_json, print_line, print_table
 from .making import build_candidates
 from .options import Commands, add_command, add_jobs, add_problem, policy_of, problems_of
@@ -53,19 +53,15 @@ def register_export(commands: Commands) -> None:
     }
     # Unset, so that options that were given can be told from those that were not.
     parser.set_defaults(**dict.fromkeys(defaults))
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")
-    parser.add_argument(
-        "--problems", type=Path, metavar="FILE", help="a JSON list of problems, fields as in --json"
-    )
-    parser.add_argument(
-        "--gpu-name", metavar="NAME", help="as the driver gives it, where records know several GPUs"
-    )
-    parser.add_argument(
-        "--bundle",
-        action="store_true",
-        help="write a wheel into the folder: shipped picks and defaults of the common classes",
-    )
-    parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    option = parser.add_argument
+    option("--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    words = "a JSON list of problems, fields as in --json"
+    option("--problems", type=Path, metavar="FILE", help=words)
+    words = "as the driver gives it, where records know several GPUs"
+    option("--gpu-name", metavar="NAME", help=words)
+    words = "write a wheel into the folder: shipped picks and defaults of the common classes"
+    option("--bundle", action="store_true", help=words)
+    option("--force", action="store_true", help="replace a bundle that is there")
     add_jobs(parser)
     parser.set_defaults(problem_defaults=defaults)
 
@@ -74,20 +70,37 @@ def run_export(arguments: argparse.Namespace) -> int:
     """Build what is missing, and write the bundle or the wheel."""
     policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
     environment = environment_of(policy, hierarchy, arguments.gpu_name)
-    problems = _problems(arguments)
-    if arguments.bundle:
-        problems = common_problems(SHAPES[:1]) if problems is None else problems
-        picks = choose_picks(
-            problems, policy, hierarchy, environment, with_records=False, lean=True
-        )
-        return _export_wheel(arguments, policy, picks, environment)
-    if problems is None:
+    problems, wheel, output = _problems(arguments), arguments.bundle, arguments.output
+    if problems is None and wheel:
+        problems = common_problems(SHAPES[:1])
+    elif problems is None:
         recorded = [record.problem for record in own_records(policy, hierarchy, environment)]
         problems = [*recorded, *common_problems()]
-    picks = choose_picks(problems, policy, hierarchy, environment)
-    check_output(arguments.output, force=arguments.force)
-    bundle = _export(arguments, arguments.output, policy, picks, environment)
-    _report(arguments, bundle, picks, {"bundle": str(arguments.output.absolute())})
+    picks = choose_picks(
+        problems, policy, hierarchy, environment, with_records=not wheel, lean=wheel
+    )
+    if wheel:
+        output.mkdir(parents=True, exist_ok=True)
+    else:
+        check_output(output, force=arguments.force)
+    artifacts = _build(arguments, policy, picks)
+    export = partial(
+        write_bundle,
+        arch=policy.name,
+        build_arch=policy.build_arch,
+        artifacts=artifacts,
+        picks=picks,
+        environment=environment.to_json() if environment.num_sms is not None else None,
+        force=arguments.force,
+    )
+    if not wheel:
+        _report(arguments, export(output), picks, {"bundle": str(output.absolute())})
+        return 0
+    with tempfile.TemporaryDirectory(dir=output, prefix=".export.") as folder:
+        bundle = export(Path(folder) / "bundle")
+        path = write_wheel(bundle, policy.spec.name, output.absolute())
+        written = {"wheel": str(path), "wheel_bytes": path.stat().st_size}
+        _report(arguments, bundle, picks, written)
     return 0
 
 
@@ -104,40 +117,6 @@ def _problems(arguments: argparse.Namespace) -> Sequence[Problem] | None:
     return problems_of(arguments)
 
 
-def _export(
-    arguments: argparse.Namespace,
-    output: Path,
-    policy: Policy,
-    picks: Sequence[BundledPick],
-    environment: Environment,
-) -> Bundle:
-    return write_bundle(
-        output,
-        arch=policy.name,
-        build_arch=policy.build_arch,
-        artifacts=_build(arguments, policy, picks),
-        picks=picks,
-        environment=environment.to_json() if environment.num_sms is not None else None,
-        force=arguments.force,
-    )
-
-
-def _export_wheel(
-    arguments: argparse.Namespace,
-    policy: Policy,
-    picks: Sequence[BundledPick],
-    environment: Environment,
-) -> int:
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=arguments.output, prefix=".export.") as folder:
-        bundle = _export(arguments, Path(folder) / "bundle", policy, picks, environment)
-        wheel = write_wheel(bundle, policy.spec.name, arguments.output.absolute())
-        _report(
-            arguments, bundle, picks, {"wheel": str(wheel), "wheel_bytes": wheel.stat().st_size}
-        )
-    return 0
-
-
 def _build(
     arguments: argparse.Namespace, policy: Policy, picks: Sequence[BundledPick]
 ) -> dict[Candidate, Artifact]:
@@ -148,17 +127,13 @@ def _build(
     """
     candidates = list(dict.fromkeys(pick.candidate for pick in picks))
     results = build_candidates(candidates, policy, jobs=arguments.jobs, quiet=arguments.json)
-    built, failed = {}, []
-    for candidate, result in zip(candidates, results, strict=True):
-        if isinstance(result, Artifact):
-            built[candidate] = result
-        else:
-            failed.append(f"{candidate.name}: {result.kind}: {result.reason}")
+    pairs = list(zip(candidates, results, strict=True))
+    failed = [f"{c.name}: {r.kind}: {r.reason}" for c, r in pairs if not isinstance(r, Artifact)]
     if failed:
         raise BuildError(
             f"nothing is exported: {len(failed)} of {len(candidates)} kernels do not build: {'; '.join(failed)}"
         )
-    return built
+    return {candidate: result for candidate, result in pairs if isinstance(result, Artifact)}
 
 
 def _report(
@@ -170,15 +145,8 @@ def _report(
     layers = Counter(pick.layer for pick in picks)
     size = sum((kernel.folder / LIBRARY).stat().st_size for kernel in bundle.kernels)
     if arguments.json:
-        print_json(
-            {
-                **written,
-                "arch": bundle.arch,
-                "kernels": len(bundle.kernels),
-                "kernel_bytes": size,
-                "picks": dict(layers),
-            }
-        )
+        counts = {"kernels": len(bundle.kernels), "kernel_bytes": size, "picks": dict(layers)}
+        print_json({**written, "arch": bundle.arch, **counts})
         return
     kinds = Counter(
         (c.op, c.direction, c.dtype, f"{c.padded_dim_qk}/{c.padded_dim_v}")

@@ -20,7 +20,7 @@ from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
 from ..tuning.why import explain
-from .console import finite, microseconds, named, print_json, print_line, print_table
+from .console import cell, finite, microseconds, named, print_json, print_line, print_table
 from .names import knob_headings, knobs
 from .options import (
     Commands,
@@ -58,26 +58,15 @@ def run_candidates(arguments: argparse.Namespace) -> int:
     rejections = [entry for entry in offered if isinstance(entry, Rejection)]
     ranked = rank(problem, legal, policy.spec)
     if arguments.json:
-        print_json(
-            {
-                "problem": problem_json(problem),
-                "candidates": [
-                    {
-                        "name": candidate.name,
-                        "family": candidate.family,
-                        "config": candidate.config,
-                        "smem_bytes": smem_bytes(candidate),
-                        "estimate_us": finite(estimate.us),
-                        "limiter": estimate.limiter,
-                    }
-                    for candidate, estimate in ranked
-                ],
-                "rejections": [
-                    {"config": rejection.config, "reason": rejection.reason}
-                    for rejection in rejections
-                ],
-            }
-        )
+        candidates = [
+            {name: getattr(candidate, name) for name in ("name", "family", "config")}
+            | {"smem_bytes": smem_bytes(candidate)}
+            | {"estimate_us": finite(estimate.us), "limiter": estimate.limiter}
+            for candidate, estimate in ranked
+        ]
+        rejected = [{"config": entry.config, "reason": entry.reason} for entry in rejections]
+        said = {"candidates": candidates, "rejections": rejected}
+        print_json({"problem": problem_json(problem), **said})
         return 0
     rows = [
         [
@@ -121,12 +110,8 @@ def register_render(commands: Commands) -> None:
     )
     add_problem(parser)
     add_choice(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one",
-    )
+    words = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help=words)
 
 
 def run_render(arguments: argparse.Namespace) -> int:
@@ -140,37 +125,31 @@ def run_render(arguments: argparse.Namespace) -> int:
         if (special := target.of_family(kernel.candidate.family)) != target
     }
     files: dict[str, str] = {}
-    written: list[str] = []
+    written: dict[Path, str] = {}
     if arguments.output is not None:
         arguments.output.mkdir(parents=True, exist_ok=True)
         for kernel in kernels:
             path = arguments.output / f"{kernel.name}.cu"
-            write_atomic(path, kernel.text)
-            files[kernel.name] = str(path)
-            written.append(str(path))
+            files[kernel.name], written[path] = str(path), kernel.text
             if kernel.name in architectures:  # the CMake project compiles it for that
-                beside = path.with_suffix(".architecture")
-                write_atomic(beside, architectures[kernel.name] + "\n")
-                written.append(str(beside))
+                written[path.with_suffix(".architecture")] = f"{architectures[kernel.name]}\n"
+        for path, text in written.items():
+            write_atomic(path, text)
     if arguments.json:
-        print_json(
+        listed = [
             {
-                "problem": problem_json(problem),
-                "kernels": [
-                    {
-                        "name": kernel.name,
-                        "kernel_digest": kernel_digest(kernel),
-                        "file": files.get(kernel.name),
-                        "architecture": architectures.get(kernel.name),
-                        "text": kernel.text,
-                    }
-                    for kernel in kernels
-                ],
+                "name": kernel.name,
+                "kernel_digest": kernel_digest(kernel),
+                "file": files.get(kernel.name),
+                "architecture": architectures.get(kernel.name),
+                "text": kernel.text,
             }
-        )
+            for kernel in kernels
+        ]
+        print_json({"problem": problem_json(problem), "kernels": listed})
     else:
-        text = "\n".join(kernel.text for kernel in kernels)
-        sys.stdout.write("".join(f"{path}\n" for path in written) or text)
+        sources = "\n".join(kernel.text for kernel in kernels)
+        sys.stdout.write("".join(f"{path}\n" for path in written) or sources)
     return 0
 
 
@@ -200,10 +179,8 @@ def run_why(arguments: argparse.Namespace) -> int:
             {
                 "problem": problem_json(problem),
                 "arch": policy.name,
-                "layer": pick.layer,
                 "source": source,
-                "exact": pick.exact,
-                "unverified": list(pick.unverified),
+                **{name: getattr(pick, name) for name in ("layer", "exact", "unverified")},
                 "passed": [asdict(level) for level in pick.passed],
                 "explanations": [asdict(explanation) for explanation in explanations],
             }
@@ -223,11 +200,11 @@ def run_why(arguments: argparse.Namespace) -> int:
                 str(place),
                 row.fate,
                 named(row.name),
-                "-" if row.rank is None else str(row.rank),
+                cell(row.rank),
                 row.limiter or "-",
                 microseconds(row.estimate_us),
                 microseconds(row.median_us),
-                "-" if row.ratio_to_best is None else f"{row.ratio_to_best:.3f}",
+                cell(row.ratio_to_best, ".3f"),
             ]
             for place, row in enumerate(tried, start=1)
         ],

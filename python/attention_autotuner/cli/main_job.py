@@ -39,20 +39,16 @@ WIDTHS: dict[Direction, tuple[int, ...]] = {
     "forward": (TOP_K, 2 * TOP_K, 4 * TOP_K),
     "backward": (1, 3, TOP_K),
 }
+SMALL_SIZES = {"batch": 2, "heads_q": 8, "heads_kv": 8, "dim_qk": 64, "dim_v": 64}
+SMALL_SIZES |= {"seqlen_q": 1024, "seqlen_k": 1024}
 # A small step of each operation, of which few kernels are built.
 SMALL_STEPS = tuple(
     Problem(
         op=name,
         mask=operation.semantics.small_step,
         direction="backward",
-        batch=2,
-        heads_q=8,
-        heads_kv=8,
-        seqlen_q=1024,
-        seqlen_k=1024,
-        dim_qk=64,
-        dim_v=64,
         causal=operation.semantics.is_causal(operation.semantics.small_step),
+        **SMALL_SIZES,
     )
     for name, operation in OPERATIONS.items()
     if operation.semantics.small_step is not None
@@ -244,19 +240,12 @@ def _pick_outcome(result: TuneResult) -> Outcome:
 
 def _print_end(served: Sequence[Served], complaints: list[str]) -> None:
     if served:
-        print_table(
-            "flash_attn_func and its gradient, with the picks",
-            ["tensor", "shape", "max error", "allowed", "right"],
-            [
-                [
-                    tensor.name,
-                    "x".join(map(str, tensor.shape)),
-                    f"{tensor.max_error:.2e}",
-                    f"{tensor.max_allowed:.2e}",
-                    "yes" if tensor.ok else "no",
-                ]
-                for tensor in served
-            ],
-        )
+        rows = []
+        for tensor in served:
+            shape = "x".join(map(str, tensor.shape))
+            errors = [f"{error:.2e}" for error in (tensor.max_error, tensor.max_allowed)]
+            rows.append([tensor.name, shape, *errors, "yes" if tensor.ok else "no"])
+        columns = ["tensor", "shape", "max error", "allowed", "right"]
+        print_table("flash_attn_func and its gradient, with the picks", columns, rows)
     for complaint in complaints:
         print_line(f"not as it should be: {complaint}")

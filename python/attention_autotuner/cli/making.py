@@ -62,8 +62,7 @@ def run_build(arguments: argparse.Namespace) -> int:
     )
     if arguments.json:
         kernels = [result_json(*pair) for pair in zip(candidates, results, strict=True)]
-        problem_fields = problem_json(problem)
-        print_json({"problem": problem_fields, "arch": policy.name, "kernels": kernels})
+        print_json({"problem": problem_json(problem), "arch": policy.name, "kernels": kernels})
     else:
         print_results(f"{problem.describe()} on {policy.spec.name}", candidates, results)
         print_end(results)

@@ -35,6 +35,9 @@ STEP = "step"  # as a direction: both of them
 DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those of PyTorch
 # The options whose fields of Problem, or arguments of functions, have other names.
 FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
+# The fields of Problem that an option of the same name fills as it is.
+SAME_NAMES = ("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes")
+SAME_NAMES += ("deterministic",)
 
 _DEFAULT = Problem()
 
@@ -181,13 +184,10 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose among a problem's candidates."""
     group = parser.add_argument_group("which candidates").add_mutually_exclusive_group()
-    group.add_argument(
-        "--candidate", action="append", metavar="NAME", help="by name, short or full; repeatable"
-    )
-    group.add_argument("--count", type=positive, metavar="N", help="the best N; default: 1")
-    group.add_argument(
-        "--default", action="store_true", help="the one that serves while nothing is tuned"
-    )
+    option, words = group.add_argument, "by name, short or full; repeatable"
+    option("--candidate", action="append", metavar="NAME", help=words)
+    option("--count", type=positive, metavar="N", help="the best N; default: 1")
+    option("--default", action="store_true", help="the one that serves while nothing is tuned")
 
 
 def problem_of(arguments: argparse.Namespace) -> Problem:
@@ -200,22 +200,15 @@ def problem_of(arguments: argparse.Namespace) -> Problem:
     semantics = OPERATIONS[a.op].semantics
     mask: Mask = a.mask or semantics.default_mask
     return Problem(
-        op=a.op,
         direction="backward" if a.direction == STEP else a.direction,
         mask=mask,
-        form=a.form,
-        dtype=a.dtype,
-        batch=a.batch,
         heads_q=a.heads,
         heads_kv=a.heads if a.heads_kv is None else a.heads_kv,
         seqlen_q=a.seqlen,
         seqlen_k=a.seqlen if a.seqlen_k is None else a.seqlen_k,
-        dim_qk=a.dim_qk,
         dim_v=a.dim_qk if a.dim_v is None else a.dim_v,
         causal=a.causal or semantics.is_causal(mask),
-        causal_alignment=a.causal_alignment,
-        alignment_bytes=a.alignment_bytes,
-        deterministic=a.deterministic,
+        **{name: getattr(a, name) for name in SAME_NAMES},
     )
 
 
@@ -245,11 +238,8 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
         NoCandidateError: a name is not a legal candidate of this problem on this GPU.
     """
     ranked = rank(problem, policy.legal(problem), policy.spec)
-    if arguments.default:
-        wanted = [policy.default(problem).name]
-    elif arguments.candidate:
-        wanted = arguments.candidate
-    else:
+    wanted = [policy.default(problem).name] if arguments.default else arguments.candidate
+    if not wanted:
         return ranked[: arguments.count or 1]
     by_name = {short_names(entry[0].name): entry for entry in ranked}
     by_name |= {entry[0].name: entry for entry in ranked}

@@ -16,7 +16,7 @@ from ..codegen.toolchain import find_disassembler, find_toolchain
 from ..errors import RecordError, ToolchainError
 from ..settings import current
 from ..tuning.record_files import KeptRecord, OwnRecords, RecordPlace, ShippedPicks
-from ..tuning.record_schema import TuningRecord
+from ..tuning.record_schema import CandidateEntry, TuningRecord
 from ..tuning.records import RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX
@@ -59,18 +59,13 @@ def register_records(commands: Commands) -> None:
             help="shell pattern of a problem or of a pick's name, e.g. '*bf16*causal'",
             **needed,
         )
-        place = action.add_mutually_exclusive_group()
-        place.add_argument(
-            "--shipped", action="store_true", help="the picks that come with the package"
-        )
-        place.add_argument("--file", type=Path, help="the picks of a file <gpu>.jsonl")
+        option = action.add_mutually_exclusive_group().add_argument
+        option("--shipped", action="store_true", help="the picks that come with the package")
+        option("--file", type=Path, help="the picks of a file <gpu>.jsonl")
         if name == "rekey":
             add_jobs(action)
-            action.add_argument(
-                "--all",
-                action="store_true",
-                help="every entry that was timed, not only pick and default",
-            )
+            words = "every entry that was timed, not only pick and default"
+            action.add_argument("--all", action="store_true", help=words)
 
 
 def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
@@ -117,16 +112,13 @@ def summary(kept: KeptRecord) -> dict[str, Any]:
     record = kept.record
     if record is None:
         return said | {"pick": None, "reason": kept.reason}
+    same = ("purpose", "arch", "pick", "default", "confirmed")
+    said |= {name: getattr(record, name) for name in same}
     timing = record.picked.measurement
     return said | {
-        "purpose": record.purpose,
-        "arch": record.arch,
         "gpu": record.environment.gpu_name,
         "kernel": record.candidate.kernel,
-        "pick": record.pick,
-        "default": record.default,
-        "confirmed": record.confirmed,
-        "median_us": None if timing is None else timing.median_us,
+        "median_us": timing and timing.median_us,
         "entries": len(record.entries),
         "reason": kept.reason,
     }
@@ -163,23 +155,17 @@ def run_show(arguments: argparse.Namespace) -> int:
         print_table(
             f"tuned for {record.purpose}, {'confirmed' if record.confirmed else 'not confirmed'}",
             ["", "candidate", "outcome", "measured us", "source", "code"],
-            [_entry_cells(record, index) for index in range(len(record.entries))],
+            [_cells(record, entry) for entry in record.entries],
         )
     return 0 if records else FAILED
 
 
-def _entry_cells(record: TuningRecord, index: int) -> list[str]:
-    entry = record.entries[index]
-    name = entry.candidate.name
+def _cells(record: TuningRecord, entry: CandidateEntry) -> list[str]:
+    name, timing = entry.candidate.name, entry.measurement
     role = "pick" if name == record.pick else "default" if name == record.default else ""
-    return [
-        role,
-        named(name),
-        entry.outcome.kind,
-        microseconds(None if entry.measurement is None else entry.measurement.median_us),
-        entry.source_digest[:16] or "-",
-        (entry.code_digest or "-")[:16],
-    ]
+    measured = microseconds(timing and timing.median_us)
+    digests = [(digest or "-")[:16] for digest in (entry.source_digest, entry.code_digest)]
+    return [role, named(name), entry.outcome.kind, measured, *digests]
 
 
 def verified(kept: KeptRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..operations.params import workspace_bytes
 from ..tuning.result import Row, TuneResult
 from ..tuning.spills import spilled_bytes
 from ..tuning.step import StepResult
-from .console import microseconds, named, print_line, print_table
+from .console import cell, microseconds, named, print_line, print_table
 from .names import knob_headings, knobs
 
 MIB = 1 << 20
@@ -125,12 +125,12 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         str(place),
         named(row.candidate.name),
         *knobs(row.candidate),
-        "-" if report is None else str(report.registers),
-        "-" if report is None else str(spilled_bytes(report)),
+        cell(report and report.registers),
+        cell(report and spilled_bytes(report)),
         *workspace,
         microseconds(row.estimate.us),
         row.estimate.limiter,
-        "-" if timing is None else microseconds(timing.median_us),
-        "-" if timing is None else f"{timing.ratio_to_best:.3f}",
+        microseconds(timing and timing.median_us),
+        cell(timing and timing.ratio_to_best, ".3f"),
         fate,
     ]

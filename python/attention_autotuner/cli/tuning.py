@@ -38,36 +38,19 @@ def register_tune(commands: Commands) -> None:
     add_problem(parser, step=True)
     option = parser.add_argument_group("search").add_argument
     option("--effort", choices=("none", "quick", "full"), help="default: the setting")
-    option(
-        "--budget",
-        "--budget-seconds",
-        type=seconds,
-        metavar="S",
-        help="default: the setting",
+    names = ("--budget", "--budget-seconds")
+    option(*names, type=seconds, metavar="S", help="default: the setting")
+    words = "of the backward search of a step; default: as --budget"
+    option("--backward-budget", type=seconds, metavar="S", help=words)
+    words = f"candidates beside the default; default: {TOP_K}"
+    option("--top-k", type=positive, metavar="K", help=words)
+    words = "do not ask a second process before the default is replaced"
+    option("--no-confirm", action="store_true", help=words)
+    words = (
+        "the main job, for both directions of a shape: tune the present GPU and run the picks, or without a GPU "
+        "build and rank for A100, RTX4090 and H100; not with --device-type"
     )
-    option(
-        "--backward-budget",
-        type=seconds,
-        metavar="S",
-        help="of the backward search of a step; default: as --budget",
-    )
-    option(
-        "--top-k",
-        type=positive,
-        metavar="K",
-        help=f"candidates beside the default; default: {TOP_K}",
-    )
-    option(
-        "--no-confirm",
-        action="store_true",
-        help="do not ask a second process before the default is replaced",
-    )
-    option(
-        "--all",
-        action="store_true",
-        help="the main job, for both directions of a shape: tune the present GPU and run the picks, or without a GPU "
-        "build and rank for A100, RTX4090 and H100; not with --device-type",
-    )
+    option("--all", action="store_true", help=words)
 
 
 def run_tune(arguments: argparse.Namespace) -> int:
