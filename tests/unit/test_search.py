@@ -142,6 +142,30 @@ def test_kernels_that_spill_in_their_loops_are_not_measured(
     assert "320 bytes" in row.outcome.reason
 
 
+def test_kernels_whose_products_wait_for_one_another_are_not_measured(
+    records: RecordStore, challenger: str
+) -> None:
+    warning = "C7512: Potential Performance Loss: wgmma.mma_async instructions are serialized"
+
+    class Waiting(FakePipeline):
+        def build(self, kernels: Any, progress: Any) -> Any:
+            built = super().build(kernels, progress)
+            slow = (challenger, POLICY.default(PROBLEM).name)
+            return [
+                replace(item, report=replace(item.report, warnings=(warning,)))
+                if kernel.name in slow
+                else item
+                for kernel, item in zip(kernels, built, strict=True)
+            ]
+
+    pipeline = Waiting()
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert challenger not in pipeline.measured
+    assert POLICY.default(PROBLEM).name in pipeline.measured
+    row = next(row for row in result.rows if row.candidate.name == challenger)
+    assert (row.outcome.kind, row.outcome.reason) == ("serialized", warning)
+
+
 def test_a_few_spilled_bytes_are_for_the_clock_to_decide(
     records: RecordStore, challenger: str
 ) -> None:

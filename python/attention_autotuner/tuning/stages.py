@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Infeasible, Outcome
+from ..core.outcome import Infeasible, Outcome, Serialized
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate, refine
 from .pipeline import Built, Pipeline
@@ -31,6 +31,8 @@ def examine(
     """
     estimate = refine(problem, candidate, policy.spec, built.report)
     outcome = check_spills(candidate, built.report, timed=timed)
+    if outcome.ok and built.report.serialized:
+        outcome = Serialized(reason=built.report.serialized)
     if outcome.ok and estimate.occupancy == 0:
         registers = built.report.registers
         outcome = Infeasible(reason=f"no CTA fits an SM with {registers} registers")
