@@ -72,7 +72,7 @@ EXTREMES: tuple[tuple[int, int, Mask], ...] = (
 HEADS = ((1, 1), (2, 2), (4, 2), (6, 1), (8, 2), (3, 3), (5, 5), (12, 4))
 MASKS: tuple[Mask, ...] = ("none", "bottom_right", "top_left")
 SCALES = (None, 0.3, -0.125, 0.0, 1.7, -1.0)
-FILLING: dict[str, int] = {
+FILLING: dict[str, Any] = {
     "batch": 8, "heads_q": 16, "heads_kv": 16, "seqlen_q": 1024, "seqlen_k": 1024,
 }  # fmt: skip  # sizes of which a GPU has many tiles
 LARGE_SCALE = 6.0  # nearly one-hot rows; drawn for one backward case of each class
