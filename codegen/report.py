@@ -51,6 +51,11 @@ class CompilerReport(Counts):
     kernels: tuple[KernelReport, ...]
     warnings: tuple[str, ...]
 
+    @property
+    def serialized(self) -> str:
+        """The warning that MMAs which should overlap wait for one another; empty where there is none."""
+        return next((text for text in self.warnings if _SERIALIZED.match(text)), "")
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form that :meth:`from_json` reads back."""
         return asdict(self)
@@ -75,6 +80,7 @@ _AT_MOST = {
     "static_smem_bytes": re.compile(r"(\d+) bytes smem"),
 }
 _COUNTS = (*_AT_MOST, "spill_store_bytes", "spill_load_bytes")
+_SERIALIZED = re.compile(r"C75\d\d: .*wgmma\.mma_async instructions are serialized")
 _WARNING = re.compile(r"\((C7\d{3})\)[:\s]*(.+)")
 
 

@@ -72,6 +72,9 @@ EXTREMES: tuple[tuple[int, int, Mask], ...] = (
 HEADS = ((1, 1), (2, 2), (4, 2), (6, 1), (8, 2), (3, 3), (5, 5), (12, 4))
 MASKS: tuple[Mask, ...] = ("none", "bottom_right", "top_left")
 SCALES = (None, 0.3, -0.125, 0.0, 1.7, -1.0)
+FILLING: dict[str, Any] = {
+    "batch": 8, "heads_q": 16, "heads_kv": 16, "seqlen_q": 1024, "seqlen_k": 1024,
+}  # fmt: skip  # sizes of which a GPU has many tiles
 LARGE_SCALE = 6.0  # nearly one-hot rows; drawn for one backward case of each class
 LAYOUTS: tuple[Layout, ...] = (
     "dense", "transposed", "padded", "batch_broadcast", "heads_broadcast",
@@ -146,9 +149,11 @@ class Case:
         """
         p = self.problem
         policy = resolve(self.policy) if self.policy else present
-        # The raster order of a default kernel follows the problem's mask; both orders must serve all masks.
+        # The order of a default kernel's tiles follows the problem's mask; all orders must serve all masks. Its family
+        # may follow the number of queries.
         causal = (p.padded_dim_qk + p.padded_dim_v) % 48 == 32
-        return policy.default(replace(p, causal=causal, causal_alignment="bottom_right"))
+        sizes = FILLING if p.direction == "forward" else {}
+        return policy.default(replace(p, causal=causal, causal_alignment="bottom_right", **sizes))
 
 
 def padded(dims: Dims) -> Dims:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def test_performance_warnings_of_wgmma_are_kept() -> None:
     assert "C7511" in codes  # wgmma serialised
     assert len(set(report.warnings)) == len(report.warnings)
     assert any("setmaxnreg" in warning for warning in report.warnings)
+    assert report.serialized.startswith("C7511: Potential Performance Loss")
+    assert replace(report, warnings=report.warnings[:2]).serialized == ""
     assert report.registers == 30
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
@@ -140,6 +141,30 @@ def test_kernels_that_spill_in_their_loops_are_not_measured(
     row = next(row for row in result.rows if row.candidate.name == challenger)
     assert row.outcome.kind == "spilled"
     assert "320 bytes" in row.outcome.reason
+
+
+def test_kernels_whose_products_wait_for_one_another_are_not_measured(
+    records: RecordStore, challenger: str
+) -> None:
+    warning = "C7512: Potential Performance Loss: wgmma.mma_async instructions are serialized"
+
+    class Waiting(FakePipeline):
+        def build(self, kernels: Any, progress: Any) -> Any:
+            built: Any = super().build(kernels, progress)
+            slow = (challenger, POLICY.default(PROBLEM).name)
+            return [
+                replace(item, report=replace(item.report, warnings=(warning,)))
+                if kernel.name in slow
+                else item
+                for kernel, item in zip(kernels, built, strict=True)
+            ]
+
+    pipeline = Waiting()
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert challenger not in pipeline.measured
+    assert POLICY.default(PROBLEM).name in pipeline.measured
+    row = next(row for row in result.rows if row.candidate.name == challenger)
+    assert (row.outcome.kind, row.outcome.reason) == ("serialized", warning)
 
 
 def test_a_few_spilled_bytes_are_for_the_clock_to_decide(
@@ -449,7 +474,7 @@ def test_the_shortlist_holds_the_models_best() -> None:
 
 def test_a_short_list_of_few_shapes_is_filled_up() -> None:
     ranked = rank(PROBLEM, POLICY.legal(PROBLEM), POLICY.spec)
-    shape = shape_of(ranked[0][0])
+    ((shape, _),) = Counter(shape_of(candidate) for candidate, _ in ranked).most_common(1)
     twins = [pair for pair in ranked if shape_of(pair[0]) == shape][:6]
     assert len(shortlist(twins, DEFAULT, 5)) >= 5
     with pytest.raises(ValueError, match="at least 0"):

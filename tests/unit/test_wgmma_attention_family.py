@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ DIMS = [
 ]  # fmt: skip
 
 
-def with_dims(dims: tuple[int, int], **options: object) -> Problem:
+def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
     return replace(PROBLEM, dim_qk=dims[0], dim_v=dims[1], **options)
 
 
@@ -91,9 +92,9 @@ def test_it_serves_attention_forward_on_this_capability_alone() -> None:
     ],
 )
 def test_the_rest_goes_to_the_other_family_with_the_reason(
-    options: dict[str, int], rule: str, reason: str
+    options: dict[str, Any], rule: str, reason: str
 ) -> None:
-    problem = replace(PROBLEM, **options)  # type: ignore[arg-type]  # fields of the problem
+    problem = replace(PROBLEM, **options)
     rejections = [
         point
         for point in POLICY.candidates(problem)
@@ -130,7 +131,7 @@ def test_few_causal_tiles_need_no_claims() -> None:
         ({"warpgroups": 2, "mainloop": "overlap", "block_n": 80}, "block_n_uses_registers"),
     ],
 )
-def test_variants_that_never_pay_are_left_out(knobs: dict[str, object], rule: str) -> None:
+def test_variants_that_never_pay_are_left_out(knobs: dict[str, Any], rule: str) -> None:
     default = POLICY.default(with_dims((64, 64)))
     assert check(default, H200_SPEC) is None
     rejection = check(replace(default, knobs=replace(default.knobs, **knobs)), H200_SPEC)

@@ -53,6 +53,12 @@ class Spilled(Outcome):
     kind = "spilled"
 
 
+class Serialized(Outcome):
+    """It compiled, but the compiler says that its asynchronous MMAs wait for one another."""
+
+    kind = "serialized"
+
+
 class LaunchFailed(Outcome):
     """The driver refused to load, prepare or launch it."""
 
@@ -102,6 +108,7 @@ OUTCOMES: dict[str, type[Outcome]] = {
         Infeasible,
         BuildFailed,
         Spilled,
+        Serialized,
         LaunchFailed,
         OutOfMemory,
         Crashed,

@@ -19,7 +19,7 @@ from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render, unique
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate, Rejection
-from ..core.outcome import Ok, Outcome, Spilled
+from ..core.outcome import Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import SettingsError
 from ..kernels.cost_model import rank
@@ -217,12 +217,12 @@ class _Search:
                 built[row.candidate.name] = result
                 row = examine(self.problem, row, result, self.policy, timed=timed)
             refined.append(row)
-        # A kernel that spills is better than none, and a few bytes are better than many.
+        # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
                 refined = [
                     replace(row, outcome=Ok())
-                    if isinstance(row.outcome, Spilled)
+                    if isinstance(row.outcome, (Spilled, Serialized))
                     and spilled_bytes(built[row.candidate.name].report) <= limit
                     else row
                     for row in refined
@@ -232,8 +232,8 @@ class _Search:
 
     def _admit_default(self, row: Row) -> Row:
         """The default is timed even if it spills: it serves untuned callers, its time is what others must beat."""
-        spilled = isinstance(row.outcome, Spilled) and row.candidate == self.default
-        return replace(row, outcome=Ok()) if spilled else row
+        slow = isinstance(row.outcome, (Spilled, Serialized)) and row.candidate == self.default
+        return replace(row, outcome=Ok()) if slow else row
 
     # --- on the GPU --------------------------------------------------------------------------------
 

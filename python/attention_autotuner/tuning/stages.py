@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..arch.policy import Policy
 from ..codegen.render import render
 from ..core.candidate import Candidate
-from ..core.outcome import Infeasible, Outcome
+from ..core.outcome import Infeasible, Outcome, Serialized
 from ..core.problem import Problem
 from ..kernels.cost_model import refine
 from .pipeline import Built, Pipeline
@@ -41,6 +41,8 @@ def examine(problem: Problem, row: Row, built: Built, policy: Policy, *, timed: 
     """
     estimate = refine(problem, row.candidate, policy.spec, built.report)
     outcome = check_spills(row.candidate, built.report, timed=timed)
+    if outcome.ok and built.report.serialized:
+        outcome = Serialized(reason=built.report.serialized)
     if outcome.ok and estimate.occupancy == 0:
         registers = built.report.registers
         outcome = Infeasible(reason=f"no CTA fits an SM with {registers} registers")
