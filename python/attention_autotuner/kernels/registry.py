@@ -33,7 +33,7 @@ KERNELS: dict[str, Kernel[Any]] = {
 }
 """Name -> kernel. Of one family, a problem's candidates come in this order."""
 
-UNVERIFIED = frozenset({AttentionForwardSm90.name})
+UNVERIFIED = frozenset({AttentionForwardSm90().name})
 """Kernels that no GPU has verified in this form: they build and have tests, and no policy offers them yet."""
 
 
