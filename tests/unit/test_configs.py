@@ -13,17 +13,20 @@ from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.record_schema import TuningRecord, space_digest
+from tests import unverified
 from tests.candidates import KEYS, ROWS, backward
 from tests.old_configs import OLD_WORDS, before_kernels_had_names, in_old_words
 from tests.record_entries import entry
 
 ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
 RETENTION = Problem(op="retention", causal=True)
+with unverified.offered():
+    SM90_ATTENTION = H100().default(ATTENTION)
 DEFAULTS = {
     ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
     ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
     ("scores_forward_sm90", ""): H100().default(replace(RETNET, dim_qk=64, dim_v=64)),
-    ("attention_forward_sm90", ""): H100().default(ATTENTION),
+    ("attention_forward_sm90", ""): SM90_ATTENTION,
     ("scores_backward_sm80", ""): A100().default(replace(ATTENTION, direction="backward")),
     ("scores_backward_sm90", ""): H100().default(replace(RETNET, direction="backward")),
     ("chunks_sm80", "forward"): A100().default(replace(RETENTION, form="chunkwise")),

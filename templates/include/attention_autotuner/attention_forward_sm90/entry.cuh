@@ -30,7 +30,8 @@ struct AttentionForwardSm90Entry {
     if (error != cudaSuccess) return cuda_status(error);
     int32_t status = TmaDescriptors::prepare(device);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
-    status = prepare_kernel(attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    status =
+        prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
@@ -85,12 +86,13 @@ struct AttentionForwardSm90Entry {
     int const row_blocks = divide_up(p.seqlen_q, T::kBlockM);
     int64_t const tiles = int64_t(row_blocks) * p.heads_q * p.batch;
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    AttentionForwardSm90Arguments arguments;
+    softmax_forward::AttentionForwardSm90Arguments arguments;
     bool const described =
         TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&
         TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch, kWarpgroupRows);
+        TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch,
+                                      softmax_forward::kWarpgroupRows);
     if (!described) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     Workspace const buffers(workspace);
     arguments.list = work_list(p, int(tiles), row_blocks, buffers.claimed);
@@ -114,7 +116,7 @@ struct AttentionForwardSm90Entry {
       if (error != cudaSuccess) return cuda_status(error);
     }
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
-    attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
+    softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
     return cuda_status(cudaGetLastError());
   }
 

@@ -10,7 +10,7 @@
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 
-namespace attention_autotuner {
+namespace attention_autotuner::softmax_forward {
 
 // A consumer warpgroup.
 template <typename T>
@@ -365,4 +365,4 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   }
 }
 
-}  // namespace attention_autotuner
+}  // namespace attention_autotuner::softmax_forward

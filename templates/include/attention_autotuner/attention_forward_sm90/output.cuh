@@ -10,7 +10,7 @@
 #include "attention_autotuner/sm90/swizzle.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
-namespace attention_autotuner {
+namespace attention_autotuner::softmax_forward {
 
 __device__ __forceinline__ float reciprocal_approximate(float x) {
   float y;
@@ -162,4 +162,4 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
   }
 };
 
-}  // namespace attention_autotuner
+}  // namespace attention_autotuner::softmax_forward

@@ -9,7 +9,7 @@
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
-namespace attention_autotuner {
+namespace attention_autotuner::softmax_forward {
 
 struct AttentionForwardSm90Arguments {
   TmaTensor q, k, v, o;
@@ -102,4 +102,4 @@ struct AttentionForwardSm90Stages {
   }
 };
 
-}  // namespace attention_autotuner
+}  // namespace attention_autotuner::softmax_forward

@@ -12,7 +12,7 @@
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/threads.cuh"
 
-namespace attention_autotuner {
+namespace attention_autotuner::softmax_forward {
 
 inline constexpr float kRescaleSlack = 8.0f;       // powers of two that a row's maximum may grow before O is rescaled
 inline constexpr float kLowestMaximum = -1.7e38f;  // of a row that has seen no key
@@ -199,4 +199,4 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   }
 };
 
-}  // namespace attention_autotuner
+}  // namespace attention_autotuner::softmax_forward

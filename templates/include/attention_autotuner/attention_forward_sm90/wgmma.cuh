@@ -1,6 +1,6 @@
 // Descriptors of MMAs, the fences around them, and the roles of warpgroups.
 //
-// sm90/wgmma.cuh and sm90/roles.cuh have the same over CUTLASS; a unit includes these or those.
+// sm90/wgmma.cuh and sm90/roles.cuh have the same over CUTLASS; the namespace keeps the two apart.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/swizzle.cuh"
 
-namespace attention_autotuner {
+namespace attention_autotuner::softmax_forward {
 
 inline constexpr int kMmaDepth = 16;  // of one instruction
 inline constexpr int kWarpgroupThreads = 128;
@@ -78,4 +78,4 @@ __device__ __forceinline__ void ping_pong_pass(int group) {
 }
 __device__ __forceinline__ void ping_pong_wait(int group) { named_barrier(1 + group, 2 * kWarpgroupThreads); }
 
-}  // namespace attention_autotuner
+}  // namespace attention_autotuner::softmax_forward
