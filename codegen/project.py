@@ -104,8 +104,8 @@ def _command(project: Project, jobs: int) -> list[str | Path]:
         "ATTENTION_AUTOTUNER_LOG_DIR": project.logs,
         "ATTENTION_AUTOTUNER_LAUNCHER": ";".join(run),
     }
-    command = [toolchain.cmake, "-G", "Ninja", "-S", cmake_root(), "-B", project.build]
-    return command + [f"-D{name}={value}" for name, value in variables.items()]
+    options = [f"-D{name}={value}" for name, value in variables.items()]
+    return [toolchain.cmake, "-G", "Ninja", "-S", cmake_root(), "-B", project.build, *options]
 
 
 def _detection_folder(store: Store, toolchain: Toolchain) -> Path:

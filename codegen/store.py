@@ -128,20 +128,22 @@ class Store:
 
     def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
         """An entry that is whole; a damaged one is quarantined and is then none."""
+        whole: Artifact | None = None
         with self._quarantined_if_damaged(folder):
             artifact = read_artifact(folder)
             if digest is not None and artifact.digest != digest:
                 raise DamagedError(f"it holds the artifact {artifact.digest}, not {digest}")
-            return artifact
-        return None
+            whole = artifact
+        return whole
 
     def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
+        failure: BuildFailed | None = None
         with self._quarantined_if_damaged(folder):
             record = read_record(folder)
             if record.get("digest") != digest or not isinstance(record.get("reason"), str):
                 raise DamagedError(f"{RECORD} lacks its reason or is of another artifact")
-            return BuildFailed(reason=record["reason"], log=str(folder / LOG))
-        return None
+            failure = BuildFailed(reason=record["reason"], log=str(folder / LOG))
+        return failure
 
     @contextmanager
     def _quarantined_if_damaged(self, folder: Path) -> Iterator[None]:

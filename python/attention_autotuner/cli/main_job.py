@@ -39,7 +39,7 @@ WIDTHS: dict[Direction, tuple[int, ...]] = {
     "forward": (TOP_K, 2 * TOP_K, 4 * TOP_K),
     "backward": (1, 3, TOP_K),
 }
-SMALL_SIZES = {"batch": 2, "heads_q": 8, "heads_kv": 8, "dim_qk": 64, "dim_v": 64}
+SMALL_SIZES: dict[str, Any] = {"batch": 2, "heads_q": 8, "heads_kv": 8, "dim_qk": 64, "dim_v": 64}
 SMALL_SIZES |= {"seqlen_q": 1024, "seqlen_k": 1024}
 # A small step of each operation, of which few kernels are built.
 SMALL_STEPS = tuple(

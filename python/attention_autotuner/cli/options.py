@@ -36,8 +36,10 @@ DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those o
 # The options whose fields of Problem, or arguments of functions, have other names.
 FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
 # The fields of Problem that an option of the same name fills as it is.
-SAME_NAMES = ("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes")
-SAME_NAMES += ("deterministic",)
+SAME_NAMES = (
+    *("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes"),
+    "deterministic",
+)
 
 _DEFAULT = Problem()
 

@@ -163,7 +163,7 @@ def run_show(arguments: argparse.Namespace) -> int:
 def _cells(record: TuningRecord, entry: CandidateEntry) -> list[str]:
     name, timing = entry.candidate.name, entry.measurement
     role = "pick" if name == record.pick else "default" if name == record.default else ""
-    measured = microseconds(timing and timing.median_us)
+    measured = microseconds(timing.median_us if timing else None)
     digests = [(digest or "-")[:16] for digest in (entry.source_digest, entry.code_digest)]
     return [role, named(name), entry.outcome.kind, measured, *digests]
 

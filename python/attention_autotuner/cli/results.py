@@ -130,7 +130,7 @@ def _cells(place: int, row: Row, result: TuneResult) -> list[str]:
         *workspace,
         microseconds(row.estimate.us),
         row.estimate.limiter,
-        microseconds(timing and timing.median_us),
+        microseconds(timing.median_us if timing else None),
         cell(timing and timing.ratio_to_best, ".3f"),
         fate,
     ]
