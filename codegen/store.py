@@ -128,32 +128,29 @@ class Store:
 
     def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
         """An entry that is whole; a damaged one is quarantined and is then none."""
-        whole: Artifact | None = None
-        with self._quarantined_if_damaged(folder):
+        try:
             artifact = read_artifact(folder)
             if digest is not None and artifact.digest != digest:
                 raise DamagedError(f"it holds the artifact {artifact.digest}, not {digest}")
-            whole = artifact
-        return whole
+        except DamagedError as error:
+            self._set_aside(folder, error)
+            return None
+        return artifact
 
     def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
-        failure: BuildFailed | None = None
-        with self._quarantined_if_damaged(folder):
+        try:
             record = read_record(folder)
             if record.get("digest") != digest or not isinstance(record.get("reason"), str):
                 raise DamagedError(f"{RECORD} lacks its reason or is of another artifact")
-            failure = BuildFailed(reason=record["reason"], log=str(folder / LOG))
-        return failure
-
-    @contextmanager
-    def _quarantined_if_damaged(self, folder: Path) -> Iterator[None]:
-        """Move an entry aside that the block finds damaged; one that is not there is none."""
-        try:
-            yield
         except DamagedError as error:
-            # Another process may have moved it away since.
-            if folder.is_dir():
-                self.quarantine(folder, str(error))
+            self._set_aside(folder, error)
+            return None
+        return BuildFailed(reason=record["reason"], log=str(folder / LOG))
+
+    def _set_aside(self, folder: Path, error: DamagedError) -> None:
+        """Quarantine a damaged entry, unless another process has moved it away since."""
+        if folder.is_dir():
+            self.quarantine(folder, str(error))
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
