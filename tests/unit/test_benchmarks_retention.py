@@ -24,8 +24,8 @@ from attention_autotuner.reference import (
     retnet_attention,
     retnet_attention_backward,
 )
-from attention_autotuner.tuning import class_pools
-from benchmarks import calls, contenders, results, session
+from attention_autotuner.tuning import class_pools, stages
+from benchmarks import calls, results, session
 from benchmarks.baselines.formula import formula
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
 from benchmarks.contenders import Contenders, Selection, variants
@@ -201,7 +201,7 @@ def raced(
     **rest: Any,
 ) -> list[dict[str, Any]]:
     """The rows of a suite's first case; nothing is built."""
-    monkeypatch.setattr(contenders, "render", lambda candidate: candidate)
+    monkeypatch.setattr(stages, "render", lambda candidate: candidate)
     monkeypatch.setattr(session.Session, "get_ready", lambda self: None)  # compiles for minutes
     monkeypatch.setattr(
         session, "contenders_of", lambda problem, policy, **_: entrants(problem, picks[problem])

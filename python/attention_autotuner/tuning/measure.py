@@ -318,6 +318,11 @@ class _Prepared:
             self._sample()
 
 
+def use_device(index: int) -> None:
+    """Make a GPU the current one; for the worker, which torch stays out of until it has its request."""
+    torch.cuda.set_device(index)
+
+
 def _timing_event() -> torch.cuda.Event:
     """An event that a graph records again at every replay, if it is recorded under capture."""
     return torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]

@@ -84,13 +84,11 @@ def _timing(data: Mapping[str, Any]) -> Timing:
 
 def main(arguments: list[str]) -> int:
     """Answer one request; see the module's text."""
-    import torch
-
-    from .measure import InProcessMeasurer, KernelEntry
+    from .measure import InProcessMeasurer, KernelEntry, use_device
 
     asked, answered = (Path(argument) for argument in arguments)
     request = json.loads(asked.read_text(encoding="utf-8"))
-    torch.cuda.set_device(request["device"])
+    use_device(request["device"])
     answers = []
     for race in request["races"]:
         problem = Problem(**race["problem"])
