@@ -2,7 +2,9 @@
 // TMA into rings of stages.
 //
 // A CTA has 64 rows of queries for each of its consumer warpgroups, and two producer threads. It computes tile of rows
-// after tile of rows, their keys from the last to the first, so that a mask is met at the beginning of a tile.
+// after tile of rows, their keys from the last to the first, so that a mask is met at the beginning of a tile. Few
+// queries are packed: those of all heads of a group are rows of one tile; and their keys are split among CTAs, whose
+// results common/split_combine.cuh combines.
 #pragma once
 
 #include "attention_autotuner/attention_forward_sm90/output.cuh"
@@ -22,10 +24,12 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::Base;
   using Base::begin_tile;
   using Base::empty;
+  using Base::first_key_tile;
   using Base::full;
   using Base::group;
   using Base::k_tile;
   using Base::largest;
+  using Base::last_key_tile;
   using Base::mask;
   using Base::next_p;
   using Base::o;
@@ -37,7 +41,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::smem;
   using Base::softmax_to_p;
   using Base::start_rows;
-  using Base::steps;
   using Base::sum;
   using Base::unmasked;
   using Base::v_tile;
@@ -144,7 +147,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     issue_scores();
     warpgroup_wait<0>();
     fence_accumulators(s);
-    finish_scores(tile, steps - 1);
+    finish_scores(tile, last_key_tile());
     softmax_to_p(false);
   }
   __device__ __forceinline__ void last_step(int accumulate) {
@@ -235,7 +238,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     TileSequence<T> sequence(arguments.list, smem);
     clear_output();
     do {
-      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
@@ -243,7 +246,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       skip_k_and_v();
       int accumulate = 0;
 #pragma unroll 1
-      for (int key_tile = steps - 1; key_tile >= 0; --key_tile) {
+      for (int key_tile = last_key_tile(); key_tile >= first_key_tile(); --key_tile) {
         step_strict(tile, key_tile, accumulate);
         if (!accumulate) release_stored_q();
         accumulate = 1;
@@ -257,14 +260,14 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   __device__ __forceinline__ void run_tiles() {
     TileSequence<T> sequence(arguments.list, smem);
     do {
-      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       first_step(tile);
       release_stored_q();
       int accumulate = 0;
 #pragma unroll 1
-      for (int key_tile = steps - 2; key_tile >= 0; --key_tile) {
+      for (int key_tile = last_key_tile() - 1; key_tile >= first_key_tile(); --key_tile) {
         if constexpr (T::kMainloop == Mainloop::kSerial) {
           step_serial(tile, key_tile, accumulate);
         } else {
@@ -283,14 +286,14 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // One loop over the steps of all tiles: QK of the next tile is issued before the last PV of this one.
   __device__ __forceinline__ void run_flat() {
     TileSequence<T> sequence(arguments.list, smem);
-    WorkTile tile = work_tile(sequence.index, arguments.list);
+    WorkTile tile = work_tile<T>(sequence.index, arguments.list);
     begin_tile(tile);
     first_step(tile);
-    int accumulate = 0, key_tile = steps - 1;
+    int accumulate = 0, key_tile = last_key_tile();
     clear_output();
 #pragma unroll 1
     while (true) {
-      bool const new_tile = key_tile == 0;
+      bool const new_tile = key_tile == first_key_tile();
       WorkTile const before = tile;
       float const maximum[2] = {largest[0], largest[1]};
       float total[2] = {sum[0], sum[1]};
@@ -298,13 +301,13 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
         release_q();
         release_stored_q();
         if (!sequence.template next<true>()) break;
-        tile = work_tile(sequence.index, arguments.list);
+        tile = work_tile<T>(sequence.index, arguments.list);
         begin_tile(tile);
         start_rows();
         q.advance();
         wait_q();
         skip_k();
-        key_tile = steps;
+        key_tile = last_key_tile() + 1;
       }
       --key_tile;
       bool const due = step_overlap(tile, key_tile, accumulate, new_tile);
@@ -353,13 +356,14 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     if (T::kOutput == Output::kThroughQ) prefetch_descriptor(arguments.o.descriptor);
     stages.init_barriers();
   }
+  stages.clear_unloaded_rows();
   __syncthreads();
   if (warpgroup == 0) {
-    give_registers<T::kProducerRegisters>();
+    if constexpr (T::kTradesRegisters) give_registers<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_q_and_k();
     if (threadIdx.x == 32) stages.load_v();
   } else {
-    take_registers<T::kConsumerRegisters>();
+    if constexpr (T::kTradesRegisters) take_registers<T::kConsumerRegisters>();
     AttentionForwardSm90Consumer<T> consumer(arguments, smem, warpgroup - 1);
     consumer.run();
   }

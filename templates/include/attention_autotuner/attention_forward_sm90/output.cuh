@@ -30,11 +30,12 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
   using Base::arguments;
   using Base::Base;
   using Base::empty;
-  using Base::first_row;
   using Base::group;
+  using Base::head_of;
   using Base::lane_row;
   using Base::o;
   using Base::q_tile;
+  using Base::query_of;
 
   bool q_pending = false;  // a TMA store may still read the stage of Q before `q_stage`
 
@@ -60,7 +61,10 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
       total[half] = quad_sum(total[half]);
       inverse[half] = total[half] == 0.0f ? 0.0f : reciprocal_approximate(total[half]);
     }
-    if constexpr (T::kOutput == Output::kThroughQ) {
+    if (T::kSplitKv && arguments.list.splits.divisor > 1) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) write_partial(tile, half, inverse[half], maximum[half], total[half]);
+    } else if constexpr (T::kOutput == Output::kThroughQ) {
       write_through(tile, inverse, q_tile(q_stage) + group * kWarpgroupRows * kSwizzleRowBytes);
       q_pending = true;
       write_lse(tile, maximum, total);
@@ -72,6 +76,20 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
   }
 
  private:
+  struct OutputRow {
+    int query, head;
+    bool exists;
+  };
+  __device__ __forceinline__ OutputRow output_row(WorkTile const& tile, int half) const {
+    int const row = lane_row() + 8 * half, query = query_of(tile, row);
+    bool const loaded = !T::kPackGqa || row < arguments.packed.rows;
+    return {query, head_of(tile, row), loaded && query < arguments.seqlen_q};
+  }
+  // Among the rows of all heads.
+  __device__ __forceinline__ int64_t row_index(WorkTile const& tile, OutputRow const& row) const {
+    return (int64_t(tile.batch) * arguments.heads_q + row.head) * arguments.seqlen_q + row.query;
+  }
+
   // Through shared memory from `slab` on, laid out as tiles of Q.
   __device__ __forceinline__ void write_through(WorkTile const& tile, float const (&inverse)[2], uint32_t slab) {
     int const key = lane_index() & 7, row = 16 * warp_in_warpgroup() + (lane_index() & 8) + key;
@@ -92,7 +110,8 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
 #pragma unroll
       for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
         tma_store(arguments.o.descriptor, slab + block * T::kBlockM * kSwizzleRowBytes, block * kSwizzleColumns,
-                  first_row(tile), tile.head * arguments.o.head_step, tile.batch * arguments.o.batch_step);
+                  query_of(tile, group * kWarpgroupRows), tile.head * arguments.o.head_step,
+                  tile.batch * arguments.o.batch_step);
       }
     }
   }
@@ -100,11 +119,11 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
   // One of this lane's two rows from registers: the four lanes of a row exchange words, so that every one has the 8
   // columns of a 16-byte store.
   __device__ __forceinline__ void write_row(WorkTile const& tile, int half, float inverse) {
-    Element* const out = static_cast<Element*>(arguments.output) + tile.batch * arguments.stride_batch +
-                         tile.head * arguments.stride_head;
-    int const lane = lane_index() & 3, row = lane_row(tile) + 8 * half;
-    bool const writes = row < arguments.seqlen_q;
-    Element* const line = out + row * arguments.stride_row;
+    OutputRow const row = output_row(tile, half);
+    int const lane = lane_index() & 3;
+    bool const writes = row.exists;
+    Element* const line = static_cast<Element*>(arguments.output) + tile.batch * arguments.stride_batch +
+                          row.head * arguments.stride_head + row.query * arguments.stride_row;
 #pragma unroll
     for (int i = 0; i < T::kColumns / 8; i += 4) {
       uint32_t words[4];
@@ -149,16 +168,32 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
     }
   }
 
+  __device__ __forceinline__ static float log2_sum(float maximum, float total) {
+    return total == 0.0f ? minus_infinity() : maximum + log2_approximate(total);
+  }
   __device__ __forceinline__ void write_lse(WorkTile const& tile, float const (&maximum)[2], float const (&total)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const row = lane_row(tile) + 8 * half;
-      if (arguments.lse != nullptr && (lane_index() & 3) == 0 && row < arguments.seqlen_q) {
-        float const lse =
-            total[half] == 0.0f ? minus_infinity() : (maximum[half] + log2_approximate(total[half])) * kLn2;
-        arguments.lse[(int64_t(tile.batch) * arguments.heads_q + tile.head) * arguments.seqlen_q + row] = lse;
+      OutputRow const row = output_row(tile, half);
+      if (arguments.lse != nullptr && (lane_index() & 3) == 0 && row.exists) {
+        arguments.lse[row_index(tile, row)] = log2_sum(maximum[half], total[half]) * kLn2;
       }
     }
+  }
+  // One of this lane's two rows of a split, in fp32.
+  __device__ __forceinline__ void write_partial(WorkTile const& tile, int half, float inverse, float maximum,
+                                                float total) {
+    OutputRow const row = output_row(tile, half);
+    if (!row.exists) return;
+    int const lane = lane_index() & 3;
+    int64_t const place = tile.split * arguments.partial_rows + row_index(tile, row);
+    float* const line = arguments.partial_output + place * T::kColumns + 2 * lane;
+#pragma unroll
+    for (int i = 0; i < T::kColumns / 8; ++i) {
+      int const at = 4 * i + 2 * half;
+      *reinterpret_cast<float2*>(line + 8 * i) = make_float2(o[at] * inverse, o[at + 1] * inverse);
+    }
+    if (lane == 0) arguments.partial_lse[place] = log2_sum(maximum, total);
   }
 };
 

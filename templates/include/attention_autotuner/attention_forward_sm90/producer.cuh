@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/attention_forward_sm90/packed_rows.cuh"
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -14,9 +15,12 @@ namespace attention_autotuner::softmax_forward {
 struct AttentionForwardSm90Arguments {
   TmaTensor q, k, v, o;
   WorkList list;
+  PackedRows packed;
   void* output;
   int64_t stride_batch, stride_head, stride_row;  // of the output
   float* lse;
+  float *partial_output, *partial_lse;  // of every split [rows, padded columns] and, in powers of two, [rows]
+  int64_t partial_rows;                 // of all heads
   int heads_q, seqlen_q, seqlen_k, dim_v, causal, causal_offset;
   int zero;              // which the compiler does not know
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
@@ -50,14 +54,63 @@ struct AttentionForwardSm90Stages {
     fence_barrier_init();
   }
 
-  // Tiles of keys that rows before `row_end` see; at least one, so that every tile of rows runs the main loop.
-  __device__ __forceinline__ int key_tiles(int row_end) const {
+  // The query of a row of a CTA's tile, and the head in it.
+  __device__ __forceinline__ int query_of(WorkTile const& tile, int row) const {
+    if constexpr (T::kPackGqa) {
+      return tile.row_block * arguments.packed.queries + arguments.packed.heads.divide(row);
+    } else {
+      return tile.row_block * T::kBlockM + row;
+    }
+  }
+  __device__ __forceinline__ int head_of(WorkTile const& tile, int row) const {
+    if constexpr (T::kPackGqa) {
+      int const heads = arguments.packed.heads.divisor;
+      return tile.head * heads + row - arguments.packed.heads.divide(row) * heads;
+    } else {
+      return tile.head;
+    }
+  }
+
+  // Tiles of keys that queries before `query_end` see; at least one, so that every tile of rows runs the main loop.
+  __device__ __forceinline__ int key_tiles(int query_end) const {
     int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, minimum(row_end, arguments.seqlen_q) + arguments.causal_offset);
+    if (arguments.causal) seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + arguments.causal_offset);
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
-  __device__ __forceinline__ int key_tiles(WorkTile const& tile) const {
-    return key_tiles((tile.row_block + 1) * T::kBlockM);
+  // Those of a CTA's tile: of all that its queries see, an even share for every split. A split that is left without any
+  // has the one behind the last key, which no query sees.
+  __device__ __forceinline__ KeyTiles key_tiles(WorkTile const& tile) const {
+    int const seen = key_tiles(query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
+    if constexpr (T::kSplitKv) {
+      int const share = arguments.list.splits.divide(seen), rest = seen - share * arguments.list.splits.divisor;
+      int const count = share + (tile.split < rest);
+      int const first = count > 0 ? tile.split * share + minimum(tile.split, rest)
+                                  : (arguments.seqlen_k + T::kBlockN - 1) / T::kBlockN;
+      return {first, first + maximum(1, count)};
+    } else {
+      return {0, seen};
+    }
+  }
+
+  __device__ __forceinline__ void load_q(WorkTile const& tile, int stage) const {
+    uint32_t const target = q_tile(stage), arrived = full(T::kQBarrier, stage);
+    if constexpr (T::kPackGqa) {
+      arrive_and_expect_tx(arrived, arguments.packed.rows * T::kDepthLoaded * 2);
+      load_packed_rows<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, query_of(tile, 0), tile.head,
+                                                    tile.batch);
+    } else {
+      fill_stage<T::kBlockM, T::kDepthLoaded>(target, arguments.q, arrived, query_of(tile, 0), 0, tile.head,
+                                              tile.batch);
+    }
+  }
+  // Rows of Q that no load fills, of packed rows alone, do no harm as zeros. All threads of a CTA call it.
+  __device__ __forceinline__ void clear_unloaded_rows() const {
+    if constexpr (T::kPackGqa) {
+      for (int i = 0; i < T::kQStages * T::kDepthLoaded / kSwizzleColumns; ++i) {
+        clear_rows(smem + i * T::kBlockM * kSwizzleRowBytes, arguments.packed.rows, T::kBlockM, T::kThreads);
+      }
+      fence_view_async_shared();
+    }
   }
 
   // One producer thread loads Q and K, another V, so that a full ring of one does not stall the other.
@@ -66,17 +119,17 @@ struct AttentionForwardSm90Stages {
     RingCursor<T::kQStages> q;
     RingCursor<T::kKStages> k;
     do {
-      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
       wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
-      fill_stage<T::kBlockM, T::kDepthLoaded>(q_tile(q.stage), arguments.q, full(T::kQBarrier, q.stage),
-                                              tile.row_block * T::kBlockM, 0, tile.head, tile.batch);
+      load_q(tile, q.stage);
       q.advance();
-      int const tiles = key_tiles(tile);
+      KeyTiles const tiles = key_tiles(tile);
+      int const claims = minimum(tiles.end - 1, tiles.first + arguments.claim_lead);
       int claimed = 0;
 #pragma unroll 1
-      for (int key_tile = tiles - 1; key_tile >= 0; --key_tile) {
-        if (key_tile == minimum(tiles - 1, arguments.claim_lead)) claimed = sequence.claim();
+      for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
+        if (key_tile == claims) claimed = sequence.claim();
         wait(empty(T::kKBarrier, k.stage), k.phase ^ 1);
         fill_stage<T::kBlockN, T::kDepthLoaded>(k_tile(k.stage), arguments.k, full(T::kKBarrier, k.stage),
                                                 key_tile * T::kBlockN, 0, kv_head, tile.batch);
@@ -89,16 +142,18 @@ struct AttentionForwardSm90Stages {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kVStages> v;
     do {
-      WorkTile const tile = work_tile(sequence.index, arguments.list);
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
+      KeyTiles const tiles = key_tiles(tile);
 #pragma unroll 1
-      for (int key_tile = key_tiles(tile) - 1; key_tile >= 0; --key_tile) {
+      for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
         fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
                                                   key_tile * T::kBlockN, 0, kv_head, tile.batch);
         v.advance();
       }
     } while (sequence.template next<false>());
+    if constexpr (T::kSplitKv) launch_dependent_grids();
   }
 };
 

@@ -24,6 +24,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   using Element = typename T::Element;
   using Base::arguments;
   using Base::key_tiles;
+  using Base::query_of;
 
   int const group;  // of this warpgroup, the same in all lanes
   float o[T::kColumns / 2], s[T::kBlockN / 2];
@@ -31,21 +32,29 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   float largest[2], sum[2];      // of this lane's two rows, the sum over this lane's columns
   float factor[2];               // that O is due to be multiplied with
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
+  int first;                     // of its tiles of keys, counted from the first key
 
   __device__ __forceinline__ AttentionForwardSm90Softmax(AttentionForwardSm90Arguments const& arguments, uint32_t smem,
                                                          int group)
       : Base{arguments, smem}, group(group) {}
 
-  __device__ __forceinline__ int first_row(WorkTile const& tile) const {
-    return tile.row_block * T::kBlockM + group * kWarpgroupRows;
+  // The first of this lane's two rows of a CTA's tile; the other is eight further on.
+  __device__ __forceinline__ int lane_row() const {
+    return group * kWarpgroupRows + 16 * warp_in_warpgroup() + lane_index() / 4;
   }
-  __device__ __forceinline__ int lane_row(WorkTile const& tile) const {
-    return first_row(tile) + 16 * warp_in_warpgroup() + lane_index() / 4;
+  __device__ __forceinline__ int first_key_tile() const {
+    if constexpr (T::kSplitKv) return first;
+    return 0;
   }
+  __device__ __forceinline__ int last_key_tile() const { return first_key_tile() + steps - 1; }
 
   __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
-    int const of_cta = key_tiles(tile), row = first_row(tile);
-    steps = row < arguments.seqlen_q ? key_tiles(row + kWarpgroupRows) : 1;
+    KeyTiles const tiles = key_tiles(tile);
+    int const of_cta = tiles.end - tiles.first, row = query_of(tile, group * kWarpgroupRows);
+    int const last_row = query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
+    first = tiles.first;
+    steps = 1;
+    if (row < arguments.seqlen_q) steps = maximum(1, minimum(tiles.end, key_tiles(last_row + 1)) - tiles.first);
     // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
     skipped = of_cta - steps;
@@ -66,7 +75,9 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       int seen = arguments.seqlen_k;
-      if (arguments.causal) seen = minimum(seen, lane_row(tile) + 8 * half + 1 + arguments.causal_offset);
+      if (arguments.causal) {
+        seen = minimum(seen, query_of(tile, lane_row() + 8 * half) + 1 + arguments.causal_offset);
+      }
       seen -= key_tile * T::kBlockN + 2 * (lane_index() & 3);
 #pragma unroll
       for (int g = 0; g < T::kBlockN / 8; ++g) {

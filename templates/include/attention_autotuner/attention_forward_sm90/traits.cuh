@@ -32,6 +32,8 @@ struct AttentionForwardSm90Traits {
   static constexpr bool kOverlaps = kFlat || kMainloop == Mainloop::kOverlap;
   static constexpr bool kOptimistic = Config::kOptimistic;
   static constexpr bool kPingPong = Config::kPingPong;
+  static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
+  static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
   static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
   static constexpr int kBlockM = 64 * kWarpgroups;
   static constexpr int kBlockN = Config::kBlockN;
@@ -45,7 +47,9 @@ struct AttentionForwardSm90Traits {
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
 
-  // Warpgroups trade registers: the consumers share what the producer leaves of the even shares of the launch.
+  // Warpgroups trade registers: the consumers share what the producer leaves of the even shares of the launch. A single
+  // one has as many as a thread can, without a trade.
+  static constexpr bool kTradesRegisters = kWarpgroups > 1;
   static constexpr int kEvenRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters =
@@ -60,7 +64,7 @@ struct AttentionForwardSm90Traits {
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
   static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
   static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
-  static_assert(kWarpgroups >= 2 && kWarpgroups <= 4, "warpgroups_range");
+  static_assert(kWarpgroups >= 1 && kWarpgroups <= 4, "warpgroups_range");
   static_assert(kBlockN % 16 == 0 && kBlockN >= 16 && kBlockN <= 256, "block_n_fits_mma");
   static_assert(kColumns <= 256, "value_columns_fit_mma");
   static_assert(kQStages >= 1 && kQStages <= 2, "q_stages_range");
@@ -68,7 +72,9 @@ struct AttentionForwardSm90Traits {
   static_assert(kVStages >= 1 && kVStages <= 8, "v_stages_range");
   static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");
   static_assert(!kFlat || !kPingPong, "flat_takes_no_turns");
+  static_assert(!kPingPong || kWarpgroups > 1, "turns_need_warpgroups");
   static_assert(kOutput != Output::kThroughQ || kColumnsLoaded <= kDepthLoaded, "output_fits_q");
+  static_assert(kOutput == Output::kDirect || (!kPackGqa && !kSplitKv), "output_leaves_directly");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
   // Stages of Q, of K and of V, then barriers and the claimed tiles; all stages at multiples of 1024 bytes.
