@@ -25,6 +25,7 @@ C_TYPES = {
     "void*": ctypes.c_void_p,
     "float*": ctypes.c_void_p,
     "const float*": ctypes.c_void_p,
+    "const int32_t*": ctypes.c_void_p,
     "const char*": ctypes.c_char_p,
     "const void*": ctypes.c_void_p,
     "attention_autotuner_kernel_info*": ctypes.POINTER(abi.KernelInfo),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 
-ABI_VERSION = 1002
+ABI_VERSION = 1003
 ABI_MAJOR = ABI_VERSION // 1000
 
 STATUS_OK = 0
@@ -35,7 +35,7 @@ class Tensor(ctypes.Structure):
 
 
 class AttentionForwardParams(ctypes.Structure):
-    """Attention forward: row i sees key j if not ``causal`` or ``j <= i + causal_offset``."""
+    """Attention forward: row i sees key j if not ``causal`` or ``j <= i + causal_offset``; key bounds may be null."""
 
     _fields_ = (
         ("struct_size", ctypes.c_uint32),
@@ -55,6 +55,10 @@ class AttentionForwardParams(ctypes.Structure):
         ("causal", ctypes.c_int32),
         ("causal_offset", ctypes.c_int32),
         ("softmax_scale", ctypes.c_float),
+        ("seqlens_k", ctypes.c_void_p),
+        ("starts_k", ctypes.c_void_p),
+        ("causal_from_end", ctypes.c_int32),
+        ("splits", ctypes.c_int32),
     )
 
 

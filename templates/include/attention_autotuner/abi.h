@@ -16,7 +16,7 @@ extern "C" {
 #endif
 
 /* major * 1000 + minor */
-#define ATTENTION_AUTOTUNER_ABI_VERSION 1002
+#define ATTENTION_AUTOTUNER_ABI_VERSION 1003
 
 enum attention_autotuner_status {
   ATTENTION_AUTOTUNER_OK = 0,
@@ -35,7 +35,8 @@ typedef struct attention_autotuner_tensor {
   int64_t stride_row;
 } attention_autotuner_tensor;
 
-/* Attention forward. Row i sees key j if !causal or j <= i + causal_offset. */
+/* Attention forward. Row i sees key j if !causal or j <= i + causal_offset. An artifact that is compiled for key bounds
+ * reads the keys starts_k[b] <= j < seqlens_k[b] alone; others take neither array. */
 typedef struct attention_autotuner_attention_forward_params {
   uint32_t struct_size; /* sizeof as the caller knows it */
   uint32_t abi_version;
@@ -54,6 +55,11 @@ typedef struct attention_autotuner_attention_forward_params {
   int32_t causal;        /* 0 or 1 */
   int32_t causal_offset; /* seqlen_k - seqlen_q for bottom-right alignment, 0 for top-left */
   float softmax_scale;   /* any finite value, negative and 0 included */
+  /* since 1003 */
+  const int32_t* seqlens_k; /* [batch] on the device, ends of the keys, clamped to [0, seqlen_k]; null: seqlen_k */
+  const int32_t* starts_k;  /* [batch] on the device, first keys, clamped likewise; null: 0 */
+  int32_t causal_from_end;  /* 1: seqlens_k[b] - seqlen_q takes the place of causal_offset */
+  int32_t splits;           /* parts that the keys of a row are cut into, by artifacts that do; 0 or 1: none */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -211,7 +217,8 @@ typedef struct attention_autotuner_kernel_info {
 #define ATTENTION_AUTOTUNER_EXPORT __attribute__((visibility("default")))
 #endif
 
-/* The version of this header that the artifact was compiled with. */
+/* The least version of this header that has every field the artifact reads: callers of that or of a later minor version
+ * may launch it. */
 ATTENTION_AUTOTUNER_EXPORT uint32_t attention_autotuner_abi_version(void);
 
 /* Fills *info (whose struct_size the caller sets). Needs no GPU. */

@@ -121,7 +121,7 @@ struct AttentionForwardSm90Entry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return kernel_info<Config>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
+    return kernel_info<Config, Params>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
   }
 };
 

@@ -18,7 +18,7 @@ inline bool aligned(attention_autotuner_tensor const& tensor, int bytes, int bat
          (heads == 1 || tensor.stride_head % elements == 0) && (rows == 1 || tensor.stride_row % elements == 0);
 }
 
-// Whether params follow this version of the ABI.
+// Whether params have every field that an artifact of these Params reads; a caller's struct may be longer.
 template <typename Params>
 inline bool same_version(Params const& params) {
   return params.struct_size >= sizeof(Params) && params.abi_version / 1000 == ATTENTION_AUTOTUNER_ABI_VERSION / 1000;

@@ -10,6 +10,13 @@
 namespace attention_autotuner {
 
 inline constexpr int kMaxDevices = 64;
+
+// The version that an artifact exports: the least one with all fields of the params that its kernels take.
+template <typename Params>
+inline constexpr uint32_t kAbiVersionOf = 1002;
+template <>
+inline constexpr uint32_t kAbiVersionOf<attention_autotuner_attention_forward_params> = 1003;
+
 inline int32_t cuda_status(cudaError_t error) {
   return error == cudaSuccess ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_CUDA_ERROR + int32_t(error);
 }
@@ -66,11 +73,12 @@ inline int32_t prepare_kernel(Kernel kernel, int threads, int smem_bytes, int32_
   return *resident < 1 ? ATTENTION_AUTOTUNER_BAD_DEVICE : ATTENTION_AUTOTUNER_OK;
 }
 
-// An artifact's description of itself: its tile, and the threads and shared memory of its widest kernel.
-template <typename Config>
+// An artifact's description of itself: its tile, and the threads and shared memory of its widest kernel. Params are
+// named where they have fields since 1003.
+template <typename Config, typename Params = void>
 inline attention_autotuner_kernel_info kernel_info(int block_m, int block_n, int threads, int dynamic_smem_bytes) {
   return {sizeof(attention_autotuner_kernel_info),
-          ATTENTION_AUTOTUNER_ABI_VERSION,
+          kAbiVersionOf<Params>,
           Config::kName,
           Config::kPaddedDimQK,
           Config::kPaddedDimV,
@@ -86,7 +94,7 @@ inline attention_autotuner_kernel_info kernel_info(int block_m, int block_n, int
 
 #define ATTENTION_AUTOTUNER_EXPORT_ENTRY(Entry)                                                                        \
   extern "C" {                                                                                                         \
-  uint32_t attention_autotuner_abi_version(void) { return ATTENTION_AUTOTUNER_ABI_VERSION; }                           \
+  uint32_t attention_autotuner_abi_version(void) { return attention_autotuner::kAbiVersionOf<Entry::Params>; }         \
   int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {                                 \
     if (info == nullptr || info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;                  \
     *info = Entry::info();                                                                                             \

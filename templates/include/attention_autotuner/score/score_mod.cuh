@@ -1,6 +1,8 @@
 // The score modification that kernels are compiled for: it makes W of O = W V from the scores S = Q K^T.
 #pragma once
 
+#include <cstddef>
+
 #include "attention_autotuner/abi.h"
 
 namespace attention_autotuner {
@@ -11,6 +13,21 @@ enum class ScoreMod {
   kDecayed,  // the same with M_ij = gamma^(i + causal_offset - j) at and below the diagonal, never stored
 };
 
+// Attention forward's params as far as ABI 1002 has them: kernels that read no later field take these, so that the
+// later ones change no machine code of theirs.
+struct AttentionForwardParams1002 {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  attention_autotuner_tensor q, k, v, o;
+  float* lse;
+  int32_t batch, heads_q, heads_kv, seqlen_q, seqlen_k, dim_qk, dim_v, causal, causal_offset;
+  float softmax_scale;
+};
+static_assert(sizeof(AttentionForwardParams1002) == offsetof(attention_autotuner_attention_forward_params, seqlens_k) &&
+                  offsetof(AttentionForwardParams1002, softmax_scale) ==
+                      offsetof(attention_autotuner_attention_forward_params, softmax_scale),
+              "1002 is a prefix of the present params");
+
 // The arguments of a direction's kernels.
 template <ScoreMod kScoreMod>
 struct ScoreModParams {
@@ -19,7 +36,7 @@ struct ScoreModParams {
 };
 template <>
 struct ScoreModParams<ScoreMod::kSoftmax> {
-  using Forward = attention_autotuner_attention_forward_params;
+  using Forward = AttentionForwardParams1002;
   using Backward = attention_autotuner_attention_backward_params;
 };
 
@@ -33,6 +50,7 @@ template <ScoreMod kScoreMod>
 struct LseDelta;
 
 // What the scores are multiplied by.
+inline __host__ __device__ float score_scale(AttentionForwardParams1002 const& p) { return p.softmax_scale; }
 inline __host__ __device__ float score_scale(attention_autotuner_attention_forward_params const& p) {
   return p.softmax_scale;
 }

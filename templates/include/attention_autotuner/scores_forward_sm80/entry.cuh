@@ -13,10 +13,11 @@
 namespace attention_autotuner {
 
 // The factor of the scores, which a launch takes beside the shapes.
-inline float score_factor(attention_autotuner_attention_forward_params const& p) {
+inline float score_factor(attention_autotuner_retnet_forward_params const& p) { return p.scale; }
+template <typename AttentionParams>
+inline float score_factor(AttentionParams const& p) {
   return p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;  // 0 clears Q: see apply_scale_sign
 }
-inline float score_factor(attention_autotuner_retnet_forward_params const& p) { return p.scale; }
 
 template <typename Config>
 struct ForwardEntry {
@@ -71,7 +72,7 @@ struct ForwardEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return kernel_info<Config>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
+    return kernel_info<Config, Params>(T::kBlockM, T::kBlockN, T::kThreads, T::kSmemBytes);
   }
 };
 

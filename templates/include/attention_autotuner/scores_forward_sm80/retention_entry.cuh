@@ -61,7 +61,7 @@ struct ParallelEntry {
   static typename Rows::Params rows_params(Params const& p) {
     typename Rows::Params rows{};
     rows.struct_size = sizeof(rows);
-    rows.abi_version = ATTENTION_AUTOTUNER_ABI_VERSION;
+    rows.abi_version = kAbiVersionOf<typename Rows::Params>;
     rows.q = p.q;
     rows.k = p.k;
     rows.v = p.v;

@@ -45,7 +45,7 @@ struct NaiveEntry {
   }
 
   static attention_autotuner_kernel_info info() {
-    return kernel_info<Config>(Config::kWarps, T::kLanes, T::kThreads, 0);
+    return kernel_info<Config, Params>(Config::kWarps, T::kLanes, T::kThreads, 0);
   }
 };
 
