@@ -13,7 +13,7 @@
 namespace attention_autotuner::softmax_forward {
 
 struct AttentionForwardSm90Arguments {
-  TmaTensor q, k, v, o;
+  TmaTensor q, k, v, o, mask;
   WorkList list;
   PackedRows packed;
   void* output;
@@ -26,6 +26,10 @@ struct AttentionForwardSm90Arguments {
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
   float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
   float sign;            // of scale
+  // Of retnet alone.
+  float* r;
+  float scale, r_clamp_max;
+  int normalize;
 };
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
@@ -41,15 +45,19 @@ struct AttentionForwardSm90Stages {
   __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kQBytes; }
   __device__ __forceinline__ uint32_t k_tile(int stage) const { return smem + T::kKOffset + stage * T::kKBytes; }
   __device__ __forceinline__ uint32_t v_tile(int stage) const { return smem + T::kVOffset + stage * T::kVBytes; }
+  __device__ __forceinline__ uint32_t mask_tile(int stage) const {
+    return smem + T::kMaskOffset + stage * T::kMaskBytes;
+  }
 
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < T::kTileBarrier; ++i) {
       barrier_init(full(i, 0), 1);
-      barrier_init(empty(i, 0), T::kWarpgroups);
+      // The mask is released by warps, which read it for themselves.
+      barrier_init(empty(i, 0), T::kWarpgroups * (i < T::kMaskBarrier ? 1 : 4 * kWarpArrivals));
     }
     for (int i = 0; i < T::kTileSlots; ++i) {
       barrier_init(full(T::kTileBarrier, i), 1);
-      barrier_init(empty(T::kTileBarrier, i), 1 + 4 * T::kWarpgroups * kWarpArrivals);
+      barrier_init(empty(T::kTileBarrier, i), T::kProducers - 1 + 4 * T::kWarpgroups * kWarpArrivals);
     }
     fence_barrier_init();
   }
@@ -113,7 +121,7 @@ struct AttentionForwardSm90Stages {
     }
   }
 
-  // One producer thread loads Q and K, another V, so that a full ring of one does not stall the other.
+  // One producer thread loads Q and K, another V, a third the mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_q_and_k() const {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kQStages> q;
@@ -149,11 +157,26 @@ struct AttentionForwardSm90Stages {
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
         fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
-                                                  key_tile * T::kBlockN, 0, kv_head, tile.batch);
+                                                  key_tile * T::kBlockN, tile.slice * T::kColumns, kv_head, tile.batch);
         v.advance();
       }
     } while (sequence.template next<false>());
     if constexpr (T::kSplitKv) launch_dependent_grids();
+  }
+  __device__ __forceinline__ void load_mask() const {
+    TileSequence<T> sequence(arguments.list, smem);
+    RingCursor<T::kMaskStages> masks;
+    do {
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      KeyTiles const tiles = key_tiles(tile);
+#pragma unroll 1
+      for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
+        wait(empty(T::kMaskBarrier, masks.stage), masks.phase ^ 1);
+        fill_stage<T::kBlockM, T::kBlockN>(mask_tile(masks.stage), arguments.mask, full(T::kMaskBarrier, masks.stage),
+                                           tile.row_block * T::kBlockM, key_tile * T::kBlockN, tile.head, 0);
+        masks.advance();
+      }
+    } while (sequence.template next<false>());
   }
 };
 
