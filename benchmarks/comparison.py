@@ -187,8 +187,12 @@ class Comparison:
     def _ours(self) -> Iterator[Entry]:
         for candidate in self._contenders.raced():
             if candidate in self._usable:
-                path = self._usable[candidate].path
-                yield KernelEntry(name=candidate.name, path=path, problem=self._problem)
+                yield KernelEntry(
+                    name=candidate.name,
+                    path=self._usable[candidate].path,
+                    problem=self._problem,
+                    launch_knobs=candidate.launch_knobs,
+                )
         function, others = ours(self._problem, self._device_type), OTHERS[self._problem.op]
         for label, kind in ((CALL, ForwardCall), (AUTOGRAD, StepCall)):
             if label in self._labels:
@@ -199,7 +203,11 @@ class Comparison:
         backward = self._usable.get(self._contenders.plain.pick)
         if forward is not None and backward is not None:
             yield StepEntry(
-                name=STEP, forward=forward.path, backward=backward.path, problem=self._problem
+                name=STEP,
+                forward=forward.path,
+                backward=backward.path,
+                problem=self._problem,
+                launch_knobs=(forward.launch_knobs, backward.launch_knobs),
             )
 
     def _confirmed(self, selection: Selection) -> tuple[Candidate, float | None]:

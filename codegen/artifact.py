@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Artifact:
         build_seconds: time of the compilation and link, one core.
         build_peak_bytes: largest resident set of any one of the compiler's processes.
         code_digest: :func:`.code_digest.code_digest` of its object file; None where no disassembler was at hand.
+        launch_knobs: of the candidate that it is launched for; no part of what is built or stored.
     """
 
     name: str
@@ -80,10 +82,12 @@ class Artifact:
     build_seconds: float
     build_peak_bytes: int
     code_digest: str | None = None
+    launch_knobs: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form, without the path, that :meth:`from_json` reads back."""
-        return {name: value for name, value in asdict(self).items() if name != "path"}
+        """A JSON-ready form, without path and launch knobs, that :meth:`from_json` reads back."""
+        left_out = ("path", "launch_knobs")
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_json(cls, data: dict[str, Any], path: Path) -> Artifact:

@@ -55,7 +55,7 @@ class BundledKernel:
     """A kernel of a bundle.
 
     Attributes:
-        candidate: what it was rendered from.
+        candidate: what it was rendered from; picks have its launch knobs.
         kernel_digest: identity of its source.
         target: what it was compiled for.
         toolchain: what compiled it.
@@ -92,6 +92,8 @@ class BundledPick:
     def to_json(self, kernel: int) -> dict[str, Any]:
         """The pick as the index holds it, its kernel by number."""
         values = vars(self) | {"problem": asdict(self.problem), "kernel": kernel}
+        launch = self.candidate.launch_knobs
+        values |= {"launch": launch} if launch else {}
         return {name: value for name, value in values.items() if name != "candidate"}
 
 
@@ -188,7 +190,8 @@ def _read_pick(data: Mapping[str, Any], kernels: Sequence[BundledKernel]) -> Bun
     if type(number) is not int or not 0 <= number < len(kernels):
         raise ValueError(f"kernel must be in 0..{len(kernels) - 1}, got {number!r}")
     measured = {name: data[name] for name in ("layer", "gpu_name", "median_us", "estimate_us")}
-    candidate, problem = kernels[number].candidate, Problem(**data["problem"])
+    candidate = kernels[number].candidate.launched(data.get("launch", {}))
+    problem = Problem(**data["problem"])
     return BundledPick(problem=problem, candidate=candidate, **measured)
 
 
@@ -222,8 +225,9 @@ def write_bundle(
     staging = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
     staging.mkdir(parents=True)
     try:
-        kernels = [_copy(artifact, candidate, staging) for candidate, artifact in artifacts.items()]
-        numbers = {candidate: number for number, candidate in enumerate(artifacts)}
+        compiled = {candidate.compiled: artifact for candidate, artifact in artifacts.items()}
+        kernels = [_copy(artifact, candidate, staging) for candidate, artifact in compiled.items()]
+        numbers = {candidate: number for number, candidate in enumerate(compiled)}
         index = {
             "schema": SCHEMA,
             "abi_version": abi_version(),
@@ -233,7 +237,7 @@ def write_bundle(
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "environment": None if environment is None else dict(environment),
             "kernels": kernels,
-            "picks": [pick.to_json(numbers[pick.candidate]) for pick in picks],
+            "picks": [pick.to_json(numbers[pick.candidate.compiled]) for pick in picks],
         }
         (staging / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
         sync_folder(staging)

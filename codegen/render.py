@@ -31,7 +31,7 @@ class RenderedKernel:
     """A translation unit, ready to be written and compiled.
 
     Attributes:
-        candidate: the decision it was rendered from.
+        candidate: the decision it was rendered from, its launch knobs at their defaults.
         name: the candidate's name.
         text: CUDA C++ source.
     """
@@ -57,13 +57,14 @@ def render(candidate: Candidate, generated: GeneratedCode | None = None) -> Rend
     """Render a candidate: its config, written from the fields of its knobs, and its entry points.
 
     Args:
-        candidate: what to render.
+        candidate: what to render; launch knobs leave no trace.
         generated: expressions for the template's hooks; none by default.
 
     Raises:
         jinja2.UndefinedError: the template asks for something that the candidate does not have.
         TypeError: a knob holds what is no C++ constant.
     """
+    candidate = candidate.compiled
     text = (
         environment()
         .get_template(TEMPLATE)

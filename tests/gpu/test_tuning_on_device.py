@@ -99,9 +99,13 @@ def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
 
 
 def test_a_second_process_times_the_same_kernels(tuned: TuneResult) -> None:
-    paths = {row.candidate.name: row.artifact for row in tuned.rows if row.artifact is not None}
-    (timings,) = time_all_in_worker([(PROBLEM, paths)], budget_seconds=2.0, device=0)
-    assert {timing.name for timing in timings} == set(paths)
+    libraries = {
+        row.candidate.name: (row.artifact, row.candidate.launch_knobs)
+        for row in tuned.rows
+        if row.artifact is not None
+    }
+    (timings,) = time_all_in_worker([(PROBLEM, libraries)], budget_seconds=2.0, device=0)
+    assert {timing.name for timing in timings} == set(libraries)
     assert all(timing.outcome.ok for timing in timings)
 
 

@@ -97,7 +97,7 @@ class KernelPool:
             pytest.fail(f"{candidate.name}: {artifact}")
         kernel = loader.load(artifact)
         kernel.prepare(device)
-        return kernel
+        return kernel.with_launch_knobs(candidate.launch_knobs)
 
     def summary(self) -> str:
         """One line for the terminal summary."""

@@ -67,7 +67,7 @@ def test_environment_and_target_are_those_of_the_measured_device(
     here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
     assert here._target.arch == "86"
-    built: Any = SimpleNamespace(path=tmp_path / "kernel.so")
+    built: Any = SimpleNamespace(path=tmp_path / "kernel.so", launch_knobs={})
     timings, interrupted = here.measure(
         PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
     )
@@ -100,7 +100,7 @@ def test_the_second_process_measures_on_the_requested_device(
         return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    races = [(PROBLEM, {"a": tmp_path / "a.so", "b": tmp_path / "b.so"})] * 2
+    races = [(PROBLEM, {"a": (tmp_path / "a.so", {}), "b": (tmp_path / "b.so", {})})] * 2
     timings = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
     assert timings == [[timing("a", 1.0), timing("b", 2.0)]] * 2
     assert chosen == [1]

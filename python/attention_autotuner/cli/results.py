@@ -32,7 +32,7 @@ def workspace_of(result: TuneResult, row: Row) -> int | None:
     if row.artifact is None:
         return None
     try:
-        return workspace_bytes(result.problem, row.artifact)
+        return workspace_bytes(result.problem, row.artifact, row.candidate.launch_knobs)
     except ArtifactError:
         return None
 

@@ -6,8 +6,8 @@ problem that pads to them. Which candidates are legal on which GPU is for their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
@@ -15,6 +15,14 @@ from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
 Family = Literal["sm80", "sm90"]
 Service = tuple[Op, Direction, Score]  # what a kernel computes
 K = TypeVar("K", bound="KernelKnobs")
+
+
+def launch_knob(default: int) -> Any:
+    """The field of a knob that is no part of the code: launches pass it in the field of the params that has its name.
+
+    One artifact serves candidates that differ in such knobs alone; records keep them apart.
+    """
+    return field(default=default, metadata={"launch": True})
 
 
 class KernelKnobs:
@@ -30,6 +38,12 @@ class KernelKnobs:
     kernel: ClassVar[str]
     family: ClassVar[Family]
     serves: ClassVar[frozenset[Service]]
+
+    @property
+    def launch_knobs(self) -> dict[str, int]:
+        """The launch knobs that differ from their defaults, by name."""
+        named = {x.name: x.default for x in fields(self) if x.metadata.get("launch")}  # type: ignore[arg-type]
+        return {name: value for name in named if (value := getattr(self, name)) != named[name]}
 
     @property
     def num_threads(self) -> int:
@@ -119,6 +133,26 @@ class Candidate:
         """The family of its kernel."""
         family: Family = self.knobs.family
         return family
+
+    @property
+    def launch_knobs(self) -> dict[str, int]:
+        """The launch knobs that differ from their defaults, by name; see :func:`launch_knob`."""
+        knobs: dict[str, int] = self.knobs.launch_knobs
+        return knobs
+
+    @property
+    def compiled(self) -> Candidate:
+        """The candidate that its artifact is named after: itself, with all launch knobs at their defaults."""
+        defaults = {x.name: x.default for x in fields(self.knobs) if x.name in self.launch_knobs}
+        return self.launched(defaults) if defaults else self
+
+    def launched(self, knobs: Mapping[str, int]) -> Candidate:
+        """The candidate with some launch knobs.
+
+        Raises:
+            TypeError: its kernel has no such knob.
+        """
+        return replace(self, knobs=replace(self.knobs, **knobs))
 
     @property
     def score(self) -> Score:

@@ -94,7 +94,7 @@ def cpp_members(config: Any) -> tuple[CppMember, ...]:
     """The members of a struct that says what a dataclass instance says, in the order of its fields.
 
     A bool or an int is a constant, a string an enumerator of the enum that its field names, a dataclass instance a
-    struct named like its field; what is None is left out.
+    struct named like its field; what is None, or a launch knob, is left out.
 
     Args:
         config: a dataclass instance.
@@ -105,7 +105,7 @@ def cpp_members(config: Any) -> tuple[CppMember, ...]:
     return tuple(
         _member(field.name, value)
         for field in fields(config)
-        if (value := getattr(config, field.name)) is not None
+        if (value := getattr(config, field.name)) is not None and "launch" not in field.metadata
     )
 
 

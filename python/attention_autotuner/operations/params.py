@@ -76,12 +76,15 @@ def params_of(problem: Problem, scale: float | None = None) -> ctypes.Structure:
     return struct(**{name: value for name, value in values.items() if name in names})
 
 
-def workspace_bytes(problem: Problem, library: Path) -> int:
+def workspace_bytes(
+    problem: Problem, library: Path, launch_knobs: Mapping[str, int] | None = None
+) -> int:
     """Bytes of device memory that a built kernel takes beside its tensors; needs no GPU.
 
     Args:
         problem: gives the sizes.
         library: the kernel's library, or the folder that holds it.
+        launch_knobs: that it is launched with.
 
     Raises:
         ArtifactError: the library cannot be loaded.
@@ -92,4 +95,4 @@ def workspace_bytes(problem: Problem, library: Path) -> int:
         params.mask.data = SOMEWHERE
     elif problem.score == "decayed":
         params.log2_gamma = SOMEWHERE
-    return load(library).workspace_bytes(params)
+    return load(library).with_launch_knobs(launch_knobs or {}).workspace_bytes(params)

@@ -270,11 +270,13 @@ class _Decisions:
                 f"{offered}: use device_type=None for the GPU at hand"
             )
         artifact = obtain(candidate, native_arch(gpu.compute_capability), settings=self.settings)
-        kernel = load(artifact)
-        if kernel.info.name != candidate.name:
+        kernel, wanted = load(artifact), candidate.compiled.name
+        if kernel.info.name != wanted:
             # Another kernel, of the other direction even, would take these params for its own.
-            raise ArtifactError(f"{kernel.path} holds {kernel.info.name}, wanted {candidate.name}")
+            raise ArtifactError(f"{kernel.path} holds {kernel.info.name}, wanted {wanted}")
         kernel.prepare(device)
+        if candidate.launch_knobs:
+            kernel = kernel.with_launch_knobs(candidate.launch_knobs)
         self._kernels[candidate, device] = kernel
         return kernel
 

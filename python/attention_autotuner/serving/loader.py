@@ -6,10 +6,11 @@ GPU code and needs no driver; :meth:`LoadedKernel.prepare` does.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +67,7 @@ class LoadedKernel:
         launch_function: the raw C entry ``(params, workspace, stream, device) -> status``, for callers that count
             microseconds; pass integers or ready-made ctypes objects, and hand a non-zero status to
             :meth:`raise_for_status`.
+        launch_knobs: by name; written into the params of every launch.
     """
 
     def __init__(self, path: Path, *, generation: int = 0) -> None:
@@ -95,6 +97,7 @@ class LoadedKernel:
             [int | ctypes.c_void_p, int | None, int | None, int | ctypes.c_int32], int
         ] = self._bind("launch")
         self.info = self._read_info()
+        self.launch_knobs: Mapping[str, int] = {}
         self._prepared: set[int] = set()
         self._lock = threading.Lock()
 
@@ -119,15 +122,29 @@ class LoadedKernel:
                 self.raise_for_status(self._prepare(device), f"prepare it on cuda:{device}")
                 self._prepared.add(device)
 
+    def with_launch_knobs(self, knobs: Mapping[str, int]) -> LoadedKernel:
+        """The kernel as a candidate with such launch knobs launches it; the library is shared."""
+        if knobs == self.launch_knobs:
+            return self
+        kernel = copy.copy(self)
+        kernel.launch_knobs = dict(knobs)
+        return kernel
+
+    def set_launch_knobs(self, params: ctypes.Structure) -> None:
+        """Write the launch knobs into params, each into the field of its name; for callers of ``launch_function``."""
+        for name, value in self.launch_knobs.items():
+            setattr(params, name, value)
+
     def workspace_bytes(self, params: ctypes.Structure) -> int:
-        """Bytes of device memory that :meth:`launch` needs for these params."""
+        """Bytes of device memory that :meth:`launch` needs for these params; sets the launch knobs in them."""
+        self.set_launch_knobs(params)
         return int(self._workspace_bytes(ctypes.addressof(params)))
 
     def launch(self, params: ctypes.Structure, workspace: int, stream: int, device: int) -> None:
         """Enqueue the kernel; never synchronises.
 
         Args:
-            params: a struct of :mod:`.abi`, not needed any more when this returns.
+            params: a struct of :mod:`.abi`, not needed any more when this returns; the launch knobs are set in it.
             workspace: address of :meth:`workspace_bytes` bytes on the device, or 0.
             stream: raw ``cudaStream_t`` of the device, 0 for its default stream.
             device: CUDA device index, current in this thread and prepared.
@@ -136,6 +153,7 @@ class LoadedKernel:
             DeviceMemoryError: the driver ran out of memory.
             ArtifactError: the params do not fit the kernel, or the launch failed.
         """
+        self.set_launch_knobs(params)
         status = self.launch_function(ctypes.addressof(params), workspace, stream, device)
         self.raise_for_status(status, "launch it")
 

@@ -9,7 +9,7 @@ process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -71,16 +71,18 @@ class KernelEntry:
         name: the candidate's name.
         path: the library, or the folder that holds it.
         problem: what it computes.
+        launch_knobs: that it is launched with.
     """
 
     name: str
     path: Path
     problem: Problem
+    launch_knobs: Mapping[str, int] = field(default_factory=dict)
     _launches: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load the library and bind one launch per input set."""
-        kernel = loader.load(self.path)
+        kernel = loader.load(self.path).with_launch_knobs(self.launch_knobs)
         kernel.prepare(torch.cuda.current_device())
         self._launches = [
             bind(kernel, self.problem, read_set, memory)
@@ -99,16 +101,28 @@ class StepEntry:
         name: how it is reported.
         forward, backward: the libraries, or the folders that hold them.
         problem: the backward problem; measured on its inputs.
+        launch_knobs: of both.
     """
 
-    def __init__(self, *, name: str, forward: Path, backward: Path, problem: Problem) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        forward: Path,
+        backward: Path,
+        problem: Problem,
+        launch_knobs: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
+    ) -> None:
         self.name = name
         self._forward = KernelEntry(
             name=name,
             path=forward,
             problem=replace(problem, direction="forward", deterministic=False),
+            launch_knobs=launch_knobs[0],
         )
-        self._backward = KernelEntry(name=name, path=backward, problem=problem)
+        self._backward = KernelEntry(
+            name=name, path=backward, problem=problem, launch_knobs=launch_knobs[1]
+        )
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Load both; the forward writes what the backward reads of it, or else memory of its own."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from ..arch.policy import Policy
 from ..arch.probe import current_device
@@ -21,6 +21,7 @@ from ..codegen.render import RenderedKernel
 from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
+from ..core.candidate import Candidate
 from ..core.outcome import LaunchFailed, Outcome
 from ..core.problem import Problem
 from ..errors import ArtifactError, UnsupportedArchitectureError
@@ -30,6 +31,7 @@ from .racing import Timing
 from .worker import time_all_in_worker
 
 LOGGER = logging.getLogger(__name__)
+B = TypeVar("B")
 CONFIRM_SECONDS = 3.0  # of timing rounds in the second process
 CONFIRM_EACH_SECONDS = 1.5  # the same, where it confirms many
 
@@ -48,6 +50,17 @@ class Built(Protocol):
     @property
     def code_digest(self) -> str | None:
         """Identity of its machine code, where that is known."""
+
+    @property
+    def launch_knobs(self) -> Mapping[str, int]:
+        """The launch knobs of the candidate that it is launched for."""
+
+
+def launched(result: B, candidate: Candidate) -> B:
+    """A result of a build, or a failure, as one of a candidate: several may have the artifact in common."""
+    if isinstance(result, Outcome) or not candidate.launch_knobs:
+        return result
+    return cast("B", replace(cast("Any", result), launch_knobs=candidate.launch_knobs))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +201,7 @@ class LocalPipeline:
         from .verify import verify
 
         try:
-            kernel = load(built.path)
+            kernel = load(built.path).with_launch_knobs(built.launch_knobs)
         except ArtifactError as error:
             return LaunchFailed(reason=str(error))
         return verify(problem, kernel, deterministic=deterministic)
@@ -207,7 +220,9 @@ class LocalPipeline:
 
         measurer = InProcessMeasurer(on_round=on_round)
         entries = [
-            KernelEntry(name=name, path=kernel.path, problem=problem)
+            KernelEntry(
+                name=name, path=kernel.path, problem=problem, launch_knobs=kernel.launch_knobs
+            )
             for name, kernel in built.items()
         ]
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
@@ -224,7 +239,13 @@ class LocalPipeline:
 
         measurer = InProcessMeasurer()
         entries = [
-            StepEntry(name=name, forward=forward.path, backward=backward.path, problem=problem)
+            StepEntry(
+                name=name,
+                forward=forward.path,
+                backward=backward.path,
+                problem=problem,
+                launch_knobs=(forward.launch_knobs, backward.launch_knobs),
+            )
             for name, (forward, backward) in steps.items()
         ]
         timings = measurer.measure(
@@ -241,7 +262,10 @@ class LocalPipeline:
 
     def _confirmed(self, doubts: Sequence[Doubt]) -> list[float | None]:
         races = [
-            (doubt.problem, {name: built.path for name, built in (doubt.default, doubt.pick)})
+            (
+                doubt.problem,
+                {name: (b.path, b.launch_knobs) for name, b in (doubt.default, doubt.pick)},
+            )
             for doubt in doubts
         ]
         seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS

@@ -26,7 +26,7 @@ from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .failures import require_legal, require_usable
 from .history import extended, recall, untried
-from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
+from .pipeline import Built, Doubt, LocalPipeline, Pipeline, launched, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
@@ -160,7 +160,12 @@ class _Search:
         if self.settings.effort == "none":
             return self._predicted(rows)
         kernels = unique(render(row.candidate) for row in rows)
-        digests = {kernel.name: source_digest(kernel) for kernel in kernels}
+        sources = {kernel.name: source_digest(kernel) for kernel in kernels}
+        digests = {
+            row.candidate.name: sources[row.candidate.compiled.name]
+            for row in rows
+            if row.candidate.compiled.name in sources
+        }
         rows = [
             replace(row, source_digest=digests[row.candidate.name])
             for row in rows
@@ -194,7 +199,7 @@ class _Search:
     def _build(
         self, kernels: Sequence[RenderedKernel], rows: list[Row]
     ) -> tuple[dict[str, Built], list[Row]]:
-        wanted = {row.candidate.name for row in rows}
+        wanted = {row.candidate.compiled.name for row in rows}
         kernels = [kernel for kernel in kernels if kernel.name in wanted]
 
         def progress(done: int, total: int, message: str) -> None:
@@ -210,11 +215,11 @@ class _Search:
         built: dict[str, Built] = {}
         refined: list[Row] = []
         for row in rows:
-            result = by_name.get(row.candidate.name)
+            result = by_name.get(row.candidate.compiled.name)
             if isinstance(result, Outcome):
                 row = replace(row, outcome=result)
             elif result is not None:
-                built[row.candidate.name] = result
+                built[row.candidate.name] = launched(result, row.candidate)
                 row = examine(self.problem, row, result, self.policy, timed=timed)
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.

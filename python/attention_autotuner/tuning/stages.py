@@ -11,7 +11,7 @@ from ..core.candidate import Candidate
 from ..core.outcome import Infeasible, Outcome, Serialized
 from ..core.problem import Problem
 from ..kernels.cost_model import refine
-from .pipeline import Built, Pipeline
+from .pipeline import Built, Pipeline, launched
 from .result import Row, gain_over
 from .spills import check_spills
 
@@ -26,7 +26,7 @@ def built_of(
     """Kernels built in one batch, each once, or why they are not."""
     wanted = list(dict.fromkeys(candidates))
     results = pipeline.build([render(candidate) for candidate in wanted], progress)
-    return dict(zip(wanted, results, strict=True))
+    return {c: launched(result, c) for c, result in zip(wanted, results, strict=True)}
 
 
 def examine(problem: Problem, row: Row, built: Built, policy: Policy, *, timed: bool) -> Row:

@@ -20,19 +20,20 @@ from ..core.problem import Problem
 from ..errors import ArtifactError
 from .racing import Timing
 
+Library = tuple[Path, Mapping[str, int]]
+"""A library, or the folder that holds it, and the launch knobs of its candidate."""
 START_SECONDS = 120.0  # for Python, torch and CUDA to come up, beside the budget
 RACE_SECONDS = 20.0  # of one race for its inputs and first launches, beside the budget
 LOG_CHARACTERS = 2000
 
 
 def time_all_in_worker(
-    races: Sequence[tuple[Problem, Mapping[str, Path]]], *, budget_seconds: float, device: int
+    races: Sequence[tuple[Problem, Mapping[str, Library]]], *, budget_seconds: float, device: int
 ) -> list[list[Timing]]:
     """Run several races in one fresh process.
 
     Args:
-        races: what the kernels of each compute, and candidate name -> library, or the folder that holds it; in
-            tie-breaking order.
+        races: what the kernels of each compute, and candidate name -> what is launched; in tie-breaking order.
         budget_seconds: of the rounds of each; starting up comes on top.
         device: CUDA device index to measure on.
 
@@ -47,9 +48,12 @@ def time_all_in_worker(
         "races": [
             {
                 "problem": asdict(problem),
-                "entries": [{"name": name, "path": str(path)} for name, path in paths.items()],
+                "entries": [
+                    {"name": name, "path": str(path), "launch_knobs": dict(knobs)}
+                    for name, (path, knobs) in kernels.items()
+                ],
             }
-            for problem, paths in races
+            for problem, kernels in races
         ],
         "budget_seconds": budget_seconds,
         "device": device,
@@ -93,7 +97,7 @@ def main(arguments: list[str]) -> int:
     for race in request["races"]:
         problem = Problem(**race["problem"])
         entries = [
-            KernelEntry(name=entry["name"], path=Path(entry["path"]), problem=problem)
+            KernelEntry(**{**entry, "path": Path(entry["path"])}, problem=problem)
             for entry in race["entries"]
         ]
         timings = InProcessMeasurer(seed=1).measure(

@@ -81,6 +81,7 @@ class Launch:
             allocate: where the workspace comes from.
         """
         self._kernel = kernel
+        kernel.set_launch_knobs(params)
         self._entry = kernel.launch_function
         self._kind = type(params)
         self._template = bytes(params)

@@ -20,7 +20,9 @@ from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from ..shared.wgmma_cost import once_bytes
-from .resources import AttentionForwardSm90Shape, shape_of
+from .resources import AttentionForwardSm90Shape, packed_heads, shape_of, split_bytes
+
+HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
 
 
 def step_clks(
@@ -72,10 +74,13 @@ def predict(
     (usage,) = usages
     shape = shape_of(candidate)
     knobs = shape.knobs
+    heads = packed_heads(problem, knobs)
+    queries, step = knobs.block_m // heads, knobs.block_n
+    seen = tiles_of(problem, block=queries, step=step, by_queries=True)
     tiles = TileList(
-        steps=tiles_of(problem, block=knobs.block_m, step=knobs.block_n, by_queries=True),
-        heads=problem.batch * problem.heads_q,
-        slices=1,
+        steps=tuple(-(-count // knobs.splits) for count in seen),
+        heads=problem.batch * problem.heads_q // heads,
+        slices=knobs.splits,
         longest_first=problem.causal,
         persistent=knobs.schedule == "static",
     )
@@ -92,11 +97,18 @@ def predict(
     rounds = tiles.all_steps / placed.slots
     moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns)
     counter_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
+    if partial := sum(split_bytes(problem, candidate)):
+        # Written and read again, and a second kernel that starts while the first one ends.
+        counter_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)
+    # What one SM can take is all that few CTAs get.
+    through_l2 = l2_us(tiles.all_steps * moved, spec)
+    if knobs.split_kv:
+        through_l2 = max(through_l2, l2_us(span.steps * placed.per_sm * moved * spec.num_sms, spec))
     terms = {
         "tensor_us": rounds * mma_clk * to_us,
         "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": l2_us(tiles.all_steps * moved, spec),
-        "hbm_us": hbm_us(once_bytes(problem), spec),
+        "l2_us": through_l2,
+        "hbm_us": hbm_us(once_bytes(problem), spec, HBM_SHARE if knobs.split_kv else 1.0),
         "spill_us": rounds * spilled_clk * to_us,
         "cta_us": placed.waves * block_clk * to_us,
         "imbalance_us": span.idle_steps * step_clk * to_us,

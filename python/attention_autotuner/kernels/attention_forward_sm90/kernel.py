@@ -33,21 +33,29 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
         knobs = knobs_of(candidate)
         stages = (knobs.q_stages, knobs.k_stages, knobs.v_stages)
         return Traits(
-            tile=(self.name, knobs.warpgroups, knobs.block_n, knobs.mainloop),
-            feed=(*stages, knobs.optimistic, knobs.ping_pong, knobs.output, knobs.schedule),
-            stratum=(self.name, knobs.warpgroups, knobs.mainloop, knobs.schedule),
+            tile=(self.name, knobs.warpgroups, knobs.block_n, knobs.mainloop, knobs.pack_gqa),
+            feed=(
+                *stages,
+                knobs.optimistic,
+                knobs.ping_pong,
+                knobs.output,
+                knobs.schedule,
+                knobs.splits,
+            ),
+            stratum=(self.name, knobs.warpgroups, knobs.mainloop, knobs.schedule, knobs.split_kv),
             cells=cells(
                 FORWARD_COLUMNS,
                 candidate,
                 f"{knobs.block_m}x{knobs.block_n}",
                 f"{knobs.warpgroups} groups",
                 "/".join(map(str, stages)),
-                "-",
+                f"{knobs.splits} splits" if knobs.split_kv else "-",
                 knobs.schedule,
                 more=(
                     knobs.mainloop.replace("_", " "),
                     "" if knobs.optimistic else "exact maxima",
                     "by turns" if knobs.ping_pong else "",
+                    "packed heads" if knobs.pack_gqa else "",
                     "O from registers" if knobs.output == "direct" else "",
                 ),
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.candidate import Service, knobs_as
+from ...core.candidate import Service, knobs_as, launch_knob
 from ..shared.knobs import Sm90Knobs, Warpgroups
 
 Mainloop = Literal["strict", "serial", "overlap", "overlap_flat"]
@@ -20,7 +20,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     """Attention forward of family ``sm90``.
 
     Attributes:
-        warpgroups: consumers; every one has 64 query rows.
+        warpgroups: consumers; every one has 64 query rows. One is for few queries.
         block_n: key rows of one step of the main loop.
         mainloop: the order of scores, softmax and output of a warpgroup. ``strict``: one tile of keys after the other;
             ``serial``: the output of one tile and the scores of the next in flight together, the softmax alone;
@@ -36,6 +36,12 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         output: ``through_q``: O leaves through the shared memory of its Q, by TMA; ``direct``: from registers.
         schedule: ``grid``: one CTA for each tile of rows; ``static``: CTAs stay and take every n-th tile; ``dynamic``:
             they claim the next one.
+        pack_gqa: the rows of a tile are pairs of a query and a head, of the heads that share one of K and V.
+        split_kv: CTAs may share the keys of a tile of rows; a second kernel combines their results.
+        splits: CTAs that do, at most one for each tile of keys.
+
+    Raises:
+        ValueError: ``splits`` is none, or more than one without ``split_kv``.
     """
 
     kernel: ClassVar[str] = "attention_forward_sm90"
@@ -55,6 +61,13 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     v_slices: int = 1
     output: Output = "through_q"
     schedule: Schedule = "dynamic"
+    pack_gqa: bool = False
+    split_kv: bool = False
+    splits: int = launch_knob(1)
+
+    def __post_init__(self) -> None:
+        if self.splits < 1 or (self.splits > 1 and not self.split_kv):
+            raise ValueError(f"splits must be 1, or more with split_kv, got {self.splits}")
 
     @property
     def block_m(self) -> int:
@@ -79,6 +92,8 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 *([f"m{self.mask_stages}v{self.v_slices}"] if self.mask_stages else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
+                *(["packed"] if self.pack_gqa else []),
+                *([f"split{self.splits}"] if self.split_kv else []),
             ]
         )
 

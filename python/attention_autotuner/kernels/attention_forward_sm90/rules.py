@@ -81,6 +81,18 @@ def _flat_takes_no_turns(s: AttentionForwardSm90Shape) -> str | None:
     return "warpgroups of overlap_flat skip keys at different times, so they cannot take turns"
 
 
+def _turns_need_warpgroups(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.warpgroups > 1 or not s.knobs.ping_pong:
+        return None
+    return "one warpgroup has none to take turns with"
+
+
+def _output_leaves_directly(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.output == "direct" or not (s.knobs.pack_gqa or s.knobs.split_kv):
+        return None
+    return "O of packed rows and of splits leaves from registers"
+
+
 def _output_fits_q(s: AttentionForwardSm90Shape) -> str | None:
     if s.knobs.output == "direct" or s.columns <= s.depth:
         return None
@@ -111,7 +123,9 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "slices_fill_blocks": _slices_fill_blocks,
     "flat_needs_two_stages": _flat_needs_two_stages,
     "flat_takes_no_turns": _flat_takes_no_turns,
+    "turns_need_warpgroups": _turns_need_warpgroups,
     "output_fits_q": _output_fits_q,
+    "output_leaves_directly": _output_leaves_directly,
     "fragments_fit_warpgroup": _fragments_fit_warpgroup,
 }
 
@@ -129,6 +143,7 @@ def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
 
 
 MOST_SMEM_BYTES = 227 * 1024  # of a CTA, as the traits have it
+DEEPEST_STAGES = 6  # where keys stream
 LARGER_BLOCK, LARGEST_BLOCK = 48, 128  # keys
 DEEP_STAGES, SHALLOW_STAGES = 3, 2
 
@@ -139,9 +154,18 @@ def _holds(c: Candidate, **knobs: Any) -> bool:
     return launch.violation is None and launch.needs.smem_bytes <= MOST_SMEM_BYTES
 
 
+def _stages_hold_the_stream(c: Candidate) -> str | None:
+    deeper = knobs_of(c).k_stages + 1
+    if not knobs_of(c).split_kv or deeper > DEEPEST_STAGES:
+        return None
+    if not _holds(c, k_stages=deeper, v_stages=deeper):
+        return None
+    return f"memory is all that keys wait for, and shared memory holds {deeper} stages of them"
+
+
 def _block_n_uses_registers(c: Candidate) -> str | None:
     larger = knobs_of(c).block_n + LARGER_BLOCK
-    if larger > LARGEST_BLOCK:
+    if larger > LARGEST_BLOCK or knobs_of(c).split_kv:
         return None
     if not _holds(c, block_n=larger, k_stages=SHALLOW_STAGES, v_stages=SHALLOW_STAGES):
         return None
@@ -149,7 +173,7 @@ def _block_n_uses_registers(c: Candidate) -> str | None:
 
 
 def _stages_use_shared_memory(c: Candidate) -> str | None:
-    if knobs_of(c).k_stages >= DEEP_STAGES:
+    if knobs_of(c).k_stages >= DEEP_STAGES or knobs_of(c).split_kv:
         return None
     if not _holds(c, k_stages=DEEP_STAGES, v_stages=DEEP_STAGES):
         return None
@@ -158,7 +182,11 @@ def _stages_use_shared_memory(c: Candidate) -> str | None:
 
 def _second_q_stage_pays(c: Candidate) -> str | None:
     knobs, stages = knobs_of(c), SHALLOW_STAGES
-    if knobs.q_stages == 2 or not _holds(c, q_stages=2, k_stages=stages, v_stages=stages):
+    if (
+        knobs.q_stages == 2
+        or knobs.split_kv
+        or not _holds(c, q_stages=2, k_stages=stages, v_stages=stages)
+    ):
         return None
     return f"shared memory holds a second stage of Q beside {stages} of K and V"
 
@@ -171,6 +199,7 @@ def _direct_output_pays(c: Candidate) -> str | None:
 
 
 PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {
+    "stages_hold_the_stream": _stages_hold_the_stream,
     "block_n_uses_registers": _block_n_uses_registers,
     "stages_use_shared_memory": _stages_use_shared_memory,
     "second_q_stage_pays": _second_q_stage_pays,

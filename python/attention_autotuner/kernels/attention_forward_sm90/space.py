@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.passes import check_passes
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
-from .rules import DEEP_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
+from .resources import row_tiles
+from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
 
 Variation = tuple[bool, bool, Schedule]  # optimistic, ping_pong, schedule
 
@@ -75,6 +77,7 @@ class Preference:
     ping_pong: bool = False
 
 
+STREAM_MAINLOOPS: tuple[Mainloop, ...] = ("overlap", "serial")
 SPACES: dict[str, AttentionForwardSm90Space] = {}  # by the spec's name; the others have the above
 PREFERENCES: tuple[Preference, ...] = (
     Preference(dim_qk=64, dim_v=64, plan=(4, "serial"), block_n=(64,), ping_pong=True),
@@ -86,22 +89,35 @@ PREFERENCES: tuple[Preference, ...] = (
 )
 """The default table, measured on an H200; see docs/kernel_log.md."""
 LEAST_QUERIES = 64  # rows of a warpgroup: with fewer, most of its MMAs are wasted
+MOST_PACKED_ROWS = (
+    256  # of a group of heads: with more, keys are read too often for their bytes to count
+)
+STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queries
+WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
+LEAST_SPLIT = 2  # tiles of keys of a split
+MOST_SPLITS = 128
+FULL_WAVES = 0.95  # of the best share of busy SMs, which a split count may miss
 
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
-    for warpgroups, mainloop, variations in space.plans:
-        for block_n in space.block_n:
-            tile = (warpgroups, mainloop, block_n)
-            yield from _checked(problem, spec, _of_tile(space, tile, variations))
+    if problem.seqlen_q >= LEAST_QUERIES:
+        for warpgroups, mainloop, variations in space.plans:
+            for block_n in space.block_n:
+                tile = (warpgroups, mainloop, block_n)
+                yield from _checked(problem, spec, _of_tile(space, tile, variations))
+    if _queries_are_few(problem):
+        yield from _streaming(problem, spec)
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
-    """The first row of the table that is legal; None where there is none, or too few queries for a warpgroup."""
-    if problem.seqlen_q < LEAST_QUERIES:
-        return None
+    """The first row of the table that is legal; for queries too few to fill the GPU, a stream of split keys."""
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
+    tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
+    too_few = 2 * tiles <= spec.num_sms and _queries_are_few(problem)
+    if problem.seqlen_q < LEAST_QUERIES or too_few or _rows(problem) <= LEAST_QUERIES:
+        return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
             continue
@@ -112,6 +128,74 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
                 if not isinstance(point, Rejection):
                     return point
     return None
+
+
+def _rows(problem: Problem) -> int:
+    """Queries of all heads that share one of K and V."""
+    return problem.seqlen_q * (problem.heads_q // problem.heads_kv)
+
+
+def _queries_are_few(problem: Problem) -> bool:
+    return problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= MOST_PACKED_ROWS
+
+
+def split_counts(problem: Problem, knobs: AttentionForwardSm90Knobs, spec: ArchSpec) -> list[int]:
+    """Split counts worth trying, the first one by rule: the least that keeps nearly all SMs busy in all waves.
+
+    The others fill the SMs once or twice: exactly, or as a power of two.
+    """
+    tiles, slots = row_tiles(problem, knobs), spec.num_sms
+    most = max(1, min(MOST_SPLITS, -(-problem.seqlen_k // knobs.block_n) // LEAST_SPLIT))
+
+    def busy(splits: int) -> float:
+        waves = tiles * splits / slots
+        return waves / ceil(waves)
+
+    best = max(busy(splits) for splits in range(1, most + 1))
+    chosen = next(n for n in range(1, most + 1) if busy(n) >= FULL_WAVES * best)
+    powers = (1 << n for n in range(MOST_SPLITS.bit_length()))
+    others = [n for n in powers if slots <= 2 * tiles * n <= 4 * slots] + [
+        slots // tiles,
+        2 * slots // tiles,
+    ]
+    return list(dict.fromkeys([chosen, *(min(most, n) for n in others if n)]))
+
+
+def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
+    """Few queries, whose time is that of reading K and V: one or two warpgroups, deep rings, keys split among CTAs."""
+    group = problem.heads_q // problem.heads_kv
+    tiles = product(
+        (1, 2) if _rows(problem) > LEAST_QUERIES else (1,), STREAM_BLOCKS, STREAM_MAINLOOPS, (1, 2)
+    )
+    for warpgroups, block_n, mainloop, q_stages in tiles:
+        for stages in range(DEEPEST_STAGES, SHALLOW_STAGES - 1, -1):
+            knobs = AttentionForwardSm90Knobs(
+                warpgroups=warpgroups,
+                block_n=block_n,
+                mainloop=mainloop,
+                q_stages=q_stages,
+                k_stages=stages,
+                v_stages=stages,
+                output="direct",
+                schedule="static",
+                pack_gqa=group > 1,
+                split_kv=True,
+            )
+            for point in _checked(problem, spec, [knobs]):
+                if isinstance(point, Rejection):
+                    yield point
+                else:
+                    for splits in split_counts(problem, point, spec):
+                        yield replace(point, splits=splits)
+
+
+def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
+    """The first streaming point with the step that suits the head dims, and with the warpgroups of the rows."""
+    legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
+    wide = max(problem.padded_dim_qk, problem.padded_dim_v) > WIDE_DIM
+    block_n, warpgroups = 64 if wide else 128, 1 if _rows(problem) <= LEAST_QUERIES else 2
+    suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]
+    return next(iter([*suited, *legal]), None)
 
 
 def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:

@@ -77,6 +77,7 @@ class Coefficients:
         attention_sm90_direct_share: the same from registers, over that.
         attention_sm90_start_clk: clocks until the first scores where Q does not arrive early.
         attention_sm90_counter_us: microseconds of clearing the counter of claimed tiles.
+        attention_sm90_combine_us: microseconds of combining the results of splits, beside their bytes.
         attention_sm90_overlap_loss: as ``memory_overlap_loss``.
         chunk_clk: clocks of a warp that is alone on its scheduler, for a chunk, whatever it holds.
         chunk_mma_clk: more for each MMA of a warp (m16n8k16).
@@ -147,6 +148,7 @@ class Coefficients:
     attention_sm90_direct_share: float = fitted(1.6, 0.8, 4.0)
     attention_sm90_start_clk: float = fitted(1500.0, 0.0, 5000.0)
     attention_sm90_counter_us: float = fitted(2.0, 0.0, 6.0)
+    attention_sm90_combine_us: float = fitted(2.5, 0.0, 6.0)
     attention_sm90_overlap_loss: float = fitted(0.05, 0.0, 0.4)
 
     chunk_clk: float = fitted(560.0, 100.0, 2000.0)

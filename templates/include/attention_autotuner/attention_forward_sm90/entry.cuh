@@ -22,6 +22,9 @@ struct AttentionForwardSm90Entry {
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
   static inline std::atomic<int> slots[kMaxDevices];
+  // Whether results are combined by a kernel that starts early: graphs of older drivers cannot hold such launches.
+  static inline std::atomic<bool> starts_early;
+  static constexpr int kCudaWithEarlyStarts = 12030;
 
   static int32_t prepare(int32_t device) {
     if (slots[device].load() > 0) return ATTENTION_AUTOTUNER_OK;
@@ -32,15 +35,64 @@ struct AttentionForwardSm90Entry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     status =
         prepare_kernel(softmax_forward::attention_forward_sm90<Config>, T::kThreads, T::kSmemBytes, device, &resident);
+    int driver = 0;
+    if (T::kSplitKv && status == ATTENTION_AUTOTUNER_OK) status = cuda_status(cudaDriverGetVersion(&driver));
+    starts_early.store(driver >= kCudaWithEarlyStarts);
     if (status == ATTENTION_AUTOTUNER_OK) slots[device].store(resident * multiprocessors);
     return status;
   }
 
+  static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
+  // The splits of a launch: no more than there are tiles of keys. Each has results of all rows.
+  static int splits(Params const& p) {
+    if (!T::kSplitKv || rows(p) > INT32_MAX) return 1;
+    return maximum(1, minimum(p.splits, divide_up(p.seqlen_k, T::kBlockN)));
+  }
+
   struct Workspace : WorkspaceLayout {
     int* claimed;
-    explicit Workspace(void* base) : WorkspaceLayout(base), claimed(this->template take<int>(kDynamic, 1)) {}
+    float *partial_output, *partial_lse;
+    Workspace(void* base, Params const& p)
+        : WorkspaceLayout(base),
+          claimed(this->template take<int>(kDynamic, 1)),
+          partial_output(this->template take<float>(splits(p) > 1, splits(p) * rows(p) * T::kColumns)),
+          partial_lse(this->template take<float>(splits(p) > 1, splits(p) * rows(p))) {}
   };
-  static size_t workspace_bytes(Params const&) { return size_t(Workspace(nullptr).used()); }
+  static size_t workspace_bytes(Params const& p) { return size_t(Workspace(nullptr, p).used()); }
+
+  // Heads of a group that a tile packs: as many as divide the group, and its rows hold.
+  static int packed_heads(Params const& p) {
+    if (!T::kPackGqa || p.q.stride_head == 0) return 1;
+    int const group = p.heads_q / p.heads_kv;
+    int heads = minimum(group, T::kBlockM);
+    while (group % heads != 0) --heads;
+    return heads;
+  }
+  static PackedRows packed_rows(Params const& p) {
+    int const heads = packed_heads(p), queries = T::kBlockM / heads;
+    return {Divider::by(heads), queries, heads * queries};
+  }
+  // The descriptor of Q as packed rows: [batch, groups of heads, queries, heads of a group, columns].
+  static bool describe_packed(TmaTensor& described, Params const& p, PackedRows const& packed) {
+    int const heads = packed.heads.divisor, groups = p.heads_q / heads;
+    described.head_step = groups > 1 && p.q.stride_head != 0;
+    described.batch_step = p.batch > 1 && p.q.stride_batch != 0;
+    auto bytes = [](bool moves, int64_t stride) { return cuuint64_t(moves ? stride * kElementBytes : 16); };
+    constexpr auto kType =
+        std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    cuuint64_t const sizes[5] = {cuuint64_t(p.dim_qk), cuuint64_t(heads), cuuint64_t(p.seqlen_q),
+                                 cuuint64_t(described.head_step ? groups : 1),
+                                 cuuint64_t(described.batch_step ? p.batch : 1)};
+    cuuint64_t const strides[4] = {bytes(heads > 1, p.q.stride_head), bytes(p.seqlen_q > 1, p.q.stride_row),
+                                   bytes(described.head_step, heads * p.q.stride_head),
+                                   bytes(described.batch_step, p.q.stride_batch)};
+    cuuint32_t const tile[5] = {cuuint32_t(kSwizzleColumns), cuuint32_t(heads), cuuint32_t(packed.queries), 1, 1};
+    cuuint32_t const steps[5] = {1, 1, 1, 1, 1};
+    return TmaDescriptors::encode.load(std::memory_order_relaxed)(
+               &described.descriptor, kType, 5, p.q.data, sizes, strides, tile, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  }
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
@@ -53,28 +105,58 @@ struct AttentionForwardSm90Entry {
 
   // Heads whose tiles are computed together: those that share K and V and, where causal, as many more as L2 has room
   // for, so that the longest tiles of many heads come first. A power of two of the former, which divides most launches.
-  static int section_heads(Params const& p) {
+  static int section_heads(Params const& p, int group) {
     constexpr double kSectionBytes = 32e6;  // of K and V
-    int const group = p.heads_q / p.heads_kv;
     if (!p.causal) return group;
     double const bytes = 2.0 * p.seqlen_k * (p.dim_qk + p.dim_v);
     int64_t const most = int64_t(p.batch) * p.heads_kv;
     double const power = std::exp2(std::round(std::log2(std::fmax(1.0, kSectionBytes / bytes))));
     return int(std::fmin(power, double(most))) * group;
   }
-  static WorkList work_list(Params const& p, int tiles, int row_blocks, int* claimed) {
-    int const heads = p.heads_q * p.batch, section = section_heads(p);
+  // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
+  static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
+    int const heads_q = p.heads_q / packed.heads.divisor, group = heads_q / p.heads_kv;
+    int const heads = heads_q * p.batch, section = section_heads(p, group), tiles = heads * row_blocks;
     int const sections = divide_up(heads, section), last = heads - (sections - 1) * section;
-    return {tiles,
+    return {tiles * splits(p),
             row_blocks,
             sections,
             p.causal != 0,
             Divider::by(section * row_blocks),
             Divider::by(section),
             Divider::by(last),
-            Divider::by(p.heads_q),
-            Divider::by(p.heads_q / p.heads_kv),
+            Divider::by(heads_q),
+            Divider::by(group),
+            Divider::by(tiles),
+            Divider::by(splits(p)),
             claimed};
+  }
+
+  // The second kernel of a launch with splits.
+  static int32_t launch_combine(Params const& p, Workspace const& buffers, cudaStream_t stream) {
+    SplitResults const results{buffers.partial_output,
+                               buffers.partial_lse,
+                               splits(p),
+                               int(rows(p)),
+                               Divider::by(p.seqlen_q),
+                               Divider::by(p.heads_q),
+                               p.o.data,
+                               p.o.stride_batch,
+                               p.o.stride_head,
+                               p.o.stride_row,
+                               p.dim_v,
+                               p.lse};
+    cudaLaunchAttribute early;
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(divide_up(int(rows(p)), kCombineRows));
+    config.blockDim = dim3(kCombineThreads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
+    return cuda_status(
+        cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
   }
 
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
@@ -82,20 +164,27 @@ struct AttentionForwardSm90Entry {
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
-    if (kDynamic && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    int const row_blocks = divide_up(p.seqlen_q, T::kBlockM);
-    int64_t const tiles = int64_t(row_blocks) * p.heads_q * p.batch;
-    if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     softmax_forward::AttentionForwardSm90Arguments arguments;
+    PackedRows const packed = arguments.packed = packed_rows(p);
+    int const row_blocks = divide_up(p.seqlen_q, packed.queries);
+    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * p.batch * splits(p);
+    if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
-        TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM) &&
+        (T::kPackGqa ? describe_packed(arguments.q, p, packed)
+                     : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch,
+                                                     T::kBlockM)) &&
         TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
-        TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch,
-                                      softmax_forward::kWarpgroupRows);
+        (T::kOutput == Output::kDirect ||
+         TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch,
+                                       softmax_forward::kWarpgroupRows));
     if (!described) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
-    Workspace const buffers(workspace);
-    arguments.list = work_list(p, int(tiles), row_blocks, buffers.claimed);
+    Workspace const buffers(workspace, p);
+    arguments.list = work_list(p, packed, row_blocks, buffers.claimed);
+    arguments.partial_output = buffers.partial_output;
+    arguments.partial_lse = buffers.partial_lse;
+    arguments.partial_rows = rows(p);
     arguments.output = p.o.data;
     arguments.stride_batch = p.o.stride_batch;
     arguments.stride_head = p.o.stride_head;
@@ -117,7 +206,10 @@ struct AttentionForwardSm90Entry {
     }
     int const ctas = T::kSchedule == Schedule::kGrid ? int(tiles) : minimum(int(tiles), resident);
     softmax_forward::attention_forward_sm90<Config><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
-    return cuda_status(cudaGetLastError());
+    cudaError_t const error = cudaGetLastError();
+    if (error != cudaSuccess || splits(p) == 1) return cuda_status(error);
+    if constexpr (T::kSplitKv) return launch_combine(p, buffers, stream);
+    return ATTENTION_AUTOTUNER_OK;
   }
 
   static attention_autotuner_kernel_info info() {

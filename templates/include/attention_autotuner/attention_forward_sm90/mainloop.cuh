@@ -11,6 +11,7 @@
 #include "attention_autotuner/attention_forward_sm90/producer.cuh"
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/split_combine.cuh"
 
 namespace attention_autotuner::softmax_forward {
 
@@ -374,6 +375,14 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     AttentionForwardSm90Consumer<T> consumer(arguments, smem, warpgroup - 1);
     consumer.run();
   }
+}
+
+// The results of all splits. It starts while the kernel above runs, and waits for it.
+template <typename Config>
+__global__ void __launch_bounds__(kCombineThreads)
+    attention_forward_sm90_combine(SplitResults const __grid_constant__ results) {
+  wait_on_dependent_grids();
+  combine_rows<typename Config::Element, Config::kPaddedDimV>(results);
 }
 
 }  // namespace attention_autotuner::softmax_forward

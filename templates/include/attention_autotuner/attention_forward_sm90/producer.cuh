@@ -8,6 +8,7 @@
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
 
 namespace attention_autotuner::softmax_forward {

@@ -10,7 +10,8 @@
 
 namespace attention_autotuner {
 
-inline constexpr int kCombineThreads = 128;  // of a CTA, a warp for each row
+inline constexpr int kCombineThreads = 128;  // of a CTA
+inline constexpr int kCombineRows = kCombineThreads / 32;
 
 // Of every split the normalised output of all rows, [splits, rows, padded columns], and their LSE in powers of two,
 // [splits, rows]: minus infinity, and zeros, where a split has no key that a row sees.
@@ -88,10 +89,10 @@ __device__ __forceinline__ void combine_row(SplitResults const& r, int row) {
   if (lane == 0 && r.combined_lse != nullptr) r.combined_lse[row] = (largest + log2f(total)) * kLn2;
 }
 
-// The row of this warp, of one CTA for every kCombineThreads / 32 rows.
+// The row of this warp, of one CTA for every kCombineRows.
 template <typename Element, int Columns>
 __device__ __forceinline__ void combine_rows(SplitResults const& results) {
-  int const row = (int(blockIdx.x) * kCombineThreads + int(threadIdx.x)) / 32;
+  int const row = int(blockIdx.x) * kCombineRows + int(threadIdx.x) / 32;
   if (row < results.rows) combine_row<Element, Columns>(results, row);
 }
 
