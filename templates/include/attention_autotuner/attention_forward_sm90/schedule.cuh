@@ -12,14 +12,14 @@ namespace attention_autotuner {
 // Tiles are ordered section by section; within a section of heads, row block by row block (the longest first where
 // causal), its heads innermost. A section of one head walks the row blocks of one head after the other.
 //
-// A head is a query head or, where rows are packed, so many of one group as a tile packs. Split by split comes the whole
-// order, so that heads that share keys read the same ones at a time.
+// A head is a query head or, where rows are packed, so many of one group as a tile packs. Split by split comes the
+// whole order, so that heads that share keys read the same ones at a time.
 struct WorkList {
   int tiles, row_blocks, sections;
   bool longest_first;
   Divider section_tiles, section_heads, last_heads, heads, group;
   Divider split_tiles, splits;  // tiles of one split, and how many splits there are
-  int* claimed;  // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
+  int* claimed;                 // of a dynamic schedule: how many tiles were claimed beyond the first of every CTA
 };
 
 struct WorkTile {
