@@ -58,6 +58,20 @@ std::optional<Type> optional_of(json::Value const& value, Type (*get)(json::Valu
   return get(value);
 }
 
+LaunchKnobs launch_of(json::Value const& pick) {
+  LaunchKnobs knobs;
+  json::Value const* const named = pick.find("launch");
+  if (named == nullptr) return knobs;
+  for (auto const& [name, value] : named->members()) {
+    if (name != "splits" || value.integer() < 1 || value.integer() > INT32_MAX) {
+      throw json::ParseError("\"launch\" has \"" + name + "\" = " + std::to_string(value.integer()) +
+                             ", which this program does not know");
+    }
+    knobs.splits = int32_t(value.integer());
+  }
+  return knobs;
+}
+
 Pick pick_of(json::Value const& entry, size_t kernels) {
   Pick pick;
   pick.problem = problem_of(entry.at("problem"), true);
@@ -66,6 +80,7 @@ Pick pick_of(json::Value const& entry, size_t kernels) {
     throw json::ParseError("\"kernel\" is " + std::to_string(index) + ", there are " + std::to_string(kernels));
   }
   pick.kernel = size_t(index);
+  pick.launch = launch_of(entry);
   pick.layer = layer_of(entry.at("layer").string());
   auto const number = +[](json::Value const& v) { return v.number(); };
   auto const string = +[](json::Value const& v) { return v.string(); };
@@ -185,14 +200,15 @@ Pick Bundle::pick(Problem const& problem) const {
 Kernel Bundle::kernel(Pick const& pick) const {
   std::lock_guard<std::mutex> const lock(state_->mutex);
   auto const known = state_->loaded.find(pick.kernel);
-  if (known != state_->loaded.end()) return known->second;
+  if (known != state_->loaded.end()) return known->second.with(pick.launch);
   if (pick.kernel >= kernels().size()) {
     throw NoKernelError("the pick is of another bundle: it names kernel " + std::to_string(pick.kernel) + " of " +
                         std::to_string(kernels().size()));
   }
   BundledKernel const& entry = kernels()[pick.kernel];
   check_library(entry, false);
-  return state_->loaded.emplace(pick.kernel, Kernel::open(entry.library, entry.name, built_for(entry))).first->second;
+  Kernel const kernel = Kernel::open(entry.library, entry.name, built_for(entry));
+  return state_->loaded.emplace(pick.kernel, kernel).first->second.with(pick.launch);
 }
 
 }  // namespace attention_autotuner

@@ -188,6 +188,11 @@ struct KernelInfo {
   int32_t padded_dim_qk, padded_dim_v, block_m, block_n, num_threads, static_smem_bytes, dynamic_smem_bytes, copy_bytes;
 };
 
+// What a pick launches its kernel with beside the problem; 0 leaves the field of the params as it is.
+struct LaunchKnobs {
+  int32_t splits = 0;
+};
+
 // A loaded kernel library. Copies share it; it stays loaded as long as the process lives, as CUDA keeps referring to
 // it.
 class Kernel {
@@ -208,7 +213,8 @@ class Kernel {
   template <typename Params>
   size_t workspace_bytes(Params const& params) const {
     check_params(ParamsOf<Params>::kOp, ParamsOf<Params>::kDirection);
-    return workspace_bytes_of(&params);
+    Params const set = with_knobs(params);
+    return workspace_bytes_of(&set);
   }
 
   // Enqueues the work on a stream (a cudaStream_t; null is the default stream) of a device that is current and
@@ -216,7 +222,15 @@ class Kernel {
   template <typename Params>
   void launch(Params const& params, void* workspace, void* stream, int device) const {
     check_params(ParamsOf<Params>::kOp, ParamsOf<Params>::kDirection);
-    launch_with(&params, workspace, stream, device);
+    Params const set = with_knobs(params);
+    launch_with(&set, workspace, stream, device);
+  }
+
+  // The kernel as a pick with such knobs launches it.
+  Kernel with(LaunchKnobs knobs) const {
+    Kernel kernel = *this;
+    kernel.knobs_ = knobs;
+    return kernel;
   }
 
  private:
@@ -226,8 +240,16 @@ class Kernel {
   size_t workspace_bytes_of(void const* params) const;
   void launch_with(void const* params, void* workspace, void* stream, int device) const;
   void raise_for_status(int32_t status, char const* action) const;
+  template <typename Params>
+  Params with_knobs(Params params) const {
+    if constexpr (std::is_same_v<Params, AttentionForwardParams>) {
+      if (knobs_.splits > 0) params.splits = knobs_.splits;
+    }
+    return params;
+  }
 
   std::shared_ptr<State> state_;
+  LaunchKnobs knobs_;
 };
 
 // One kernel of a bundle, as its index has it.
@@ -246,6 +268,7 @@ struct BundledKernel {
 struct Pick {
   Problem problem;  // that was recorded, bucketed
   size_t kernel = 0;
+  LaunchKnobs launch;
   Layer layer = Layer::kDefault;
   double distance = 0;  // from the problem that was asked for; 0 for the very bucket
   std::optional<std::string> gpu_name;
@@ -274,7 +297,7 @@ class Bundle {
   // comes first, then the nearest one, the first of equals. Throws UnsupportedProblemError and NoKernelError.
   Pick pick(Problem const& problem) const;
 
-  // The kernel of a pick, loaded once.
+  // The kernel of a pick, loaded once, with its launch knobs.
   Kernel kernel(Pick const& pick) const;
 
  private:

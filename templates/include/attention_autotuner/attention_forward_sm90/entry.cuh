@@ -143,18 +143,9 @@ struct AttentionForwardSm90Entry {
 
   // The second kernel of a launch with splits.
   static int32_t launch_combine(Params const& p, Workspace const& buffers, cudaStream_t stream) {
-    SplitResults const results{buffers.partial_output,
-                               buffers.partial_lse,
-                               splits(p),
-                               int(rows(p)),
-                               Divider::by(p.seqlen_q),
-                               Divider::by(p.heads_q),
-                               p.o.data,
-                               p.o.stride_batch,
-                               p.o.stride_head,
-                               p.o.stride_row,
-                               p.dim_v,
-                               p.lse};
+    SplitResults const results{buffers.partial_output,  buffers.partial_lse,    splits(p), int(rows(p)),
+                               Divider::by(p.seqlen_q), Divider::by(p.heads_q), p.o.data,  p.o.stride_batch,
+                               p.o.stride_head,         p.o.stride_row,         p.dim_v,   p.lse};
     cudaLaunchAttribute early;
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -164,8 +155,7 @@ struct AttentionForwardSm90Entry {
     config.stream = stream;
     config.attrs = &early;
     config.numAttrs = starts_early.load(std::memory_order_relaxed) ? 1 : 0;
-    return cuda_status(
-        cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
+    return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
   }
 
   // What is made of scores, and the results of rows beside O.
@@ -197,9 +187,9 @@ struct AttentionForwardSm90Entry {
         int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * p.batch * splits(p);
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
-        (T::kPackGqa ? describe_packed(arguments.q, p, packed)
-                     : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch,
-                                                     T::kBlockM)) &&
+        (T::kPackGqa
+             ? describe_packed(arguments.q, p, packed)
+             : TmaDescriptors::make<Element>(arguments.q, p.q, p.dim_qk, p.seqlen_q, p.heads_q, p.batch, T::kBlockM)) &&
         TmaDescriptors::make<Element>(arguments.k, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         TmaDescriptors::make<Element>(arguments.v, p.v, p.dim_v, p.seqlen_k, p.heads_kv, p.batch, T::kBlockN) &&
         (T::kOutput == Output::kDirect ||

@@ -18,12 +18,12 @@ inline constexpr int kCombineRows = kCombineThreads / 32;
 struct SplitResults {
   float const *output, *lse;
   int splits;
-  int rows;                 // [batch, heads, queries]
-  Divider queries, heads;   // of one head, of one batch
-  void* combined;           // [batch, heads, queries, columns]
+  int rows;                // [batch, heads, queries]
+  Divider queries, heads;  // of one head, of one batch
+  void* combined;          // [batch, heads, queries, columns]
   int64_t stride_batch, stride_head, stride_row;
-  int columns;              // the true ones
-  float* combined_lse;      // [rows], in powers of e; or null
+  int columns;          // the true ones
+  float* combined_lse;  // [rows], in powers of e; or null
 };
 
 __device__ __forceinline__ float warp_max(float value) {
@@ -82,8 +82,8 @@ __device__ __forceinline__ void combine_row(SplitResults const& r, int row) {
   for (int block = 0; block < kBlocks; ++block) {
     int const column = block * kWarpColumns + kLaneColumns * lane;
     if (column < r.columns) {
-      *reinterpret_cast<uint2*>(line + column) =
-          make_uint2(pack_pair<Element>(sums[block][0], sums[block][1]), pack_pair<Element>(sums[block][2], sums[block][3]));
+      *reinterpret_cast<uint2*>(line + column) = make_uint2(pack_pair<Element>(sums[block][0], sums[block][1]),
+                                                            pack_pair<Element>(sums[block][2], sums[block][3]));
     }
   }
   if (lane == 0 && r.combined_lse != nullptr) r.combined_lse[row] = (largest + log2f(total)) * kLn2;

@@ -1,0 +1,247 @@
+"""Launch knobs: one artifact for candidates that differ in them alone, one record entry and one launch for each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from attention_autotuner import settings
+from attention_autotuner.arch import H100
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.codegen.bundle import INDEX, BundledPick, open_bundle
+from attention_autotuner.codegen.render import render
+from attention_autotuner.core import abi
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import BuildFailed, Ok, Outcome
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.errors import BundleError
+from attention_autotuner.kernels.configs import candidate_from_config
+from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.serving import dispatch, loader, runtime
+from attention_autotuner.tuning import measure, tune, worker
+from attention_autotuner.tuning.build_ahead import BuildAhead
+from attention_autotuner.tuning.pipeline import LocalPipeline
+from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.records import RecordStore
+from tests import unverified
+from tests.fake_bundles import make_bundle
+from tests.fake_pipeline import FakePipeline, fast
+
+FakeKernel = Callable[..., Path]
+POLICY = H100(H200_SPEC)
+PROBLEM = Problem(dtype="bf16", batch=8, heads_q=32, heads_kv=8, seqlen_q=4, seqlen_k=8192)
+
+
+@pytest.fixture(autouse=True)
+def _offered() -> Iterator[None]:
+    with unverified.offered():
+        yield
+
+
+def siblings() -> list[Candidate]:
+    """Candidates of one artifact."""
+    default = POLICY.default(PROBLEM)
+    return [c for c in POLICY.legal(PROBLEM) if c.compiled == default.compiled]
+
+
+def test_the_code_does_not_know_them_and_names_do() -> None:
+    same = siblings()
+    assert len(same) > 1
+    assert len({c.name for c in same}) == len(same)
+    assert {render(c).name for c in same} == {same[0].compiled.name}
+    (text,) = {render(c).text for c in same}
+    assert "kSplitKv = true" in text
+    assert "kSplits" not in text
+    for candidate in same:
+        assert candidate.launch_knobs == {"splits": candidate.knobs.splits}
+        assert candidate.compiled.launched(candidate.launch_knobs) == candidate
+        assert candidate_from_config(json.loads(json.dumps(candidate.config))) == candidate
+    assert same[0].compiled.launch_knobs == {}
+    assert same[0].compiled.compiled == same[0].compiled
+
+
+def test_no_other_kernel_has_any() -> None:
+    having = {
+        (name, field.name)
+        for name, kernel in KERNELS.items()
+        for field in fields(kernel.knobs)
+        if "launch" in field.metadata
+    }
+    assert having == {("attention_forward_sm90", "splits")}
+    assert "splits" in {name for name, *_ in abi.AttentionForwardParams._fields_}
+
+
+@pytest.mark.parametrize("splits", [0, -1])
+def test_contradicting_knobs_are_refused(splits: int) -> None:
+    knobs = POLICY.default(PROBLEM).knobs
+    with pytest.raises(ValueError, match=f"got {splits}"):
+        replace(knobs, splits=splits)
+    with pytest.raises(ValueError, match="splits must be 1, or more with split_kv"):
+        replace(knobs, split_kv=False, splits=2)
+
+
+# --- searches -----------------------------------------------------------------------------------------
+
+
+def test_a_search_builds_one_artifact_and_times_every_launch(tmp_path: Path) -> None:
+    same, records = siblings(), RecordStore(tmp_path / "records")
+    best = next(c for c in same if c != POLICY.default(PROBLEM))
+    pipeline = FakePipeline(time_us=fast(best.name, 80.0), confirmed_ratio=1.2)
+    result = tune(PROBLEM, POLICY, effort="full", records=records, pipeline=pipeline)
+    assert result.pick == best
+    assert len(pipeline.built) == len(set(pipeline.built)) < len(pipeline.measured)
+    assert {c.name for c in same} <= set(pipeline.measured)
+    assert pipeline.confirmations == [(best.name, POLICY.default(PROBLEM).name)]
+    assert result.record is not None
+    assert result.record.candidate == best
+    known = {entry.candidate: entry.source_digest for entry in result.record.entries}
+    assert len({known[c] for c in same}) == 1
+    again = FakePipeline(time_us=fast(best.name, 80.0))
+    recorded = tune(PROBLEM, POLICY, effort="full", records=records, pipeline=again)
+    assert (recorded.status, recorded.pick, again.built) == ("recorded", best, [])
+
+
+def test_a_failed_build_fails_every_candidate_of_it(tmp_path: Path) -> None:
+    same = siblings()
+    broken = same[0].compiled.name
+    pipeline = FakePipeline(
+        build_outcome=lambda name: BuildFailed(reason="no") if name == broken else None
+    )
+    records = RecordStore(tmp_path / "records")
+    result = tune(PROBLEM, POLICY, effort="full", records=records, pipeline=pipeline)
+    fates = {row.candidate: row.outcome for row in result.rows}
+    assert all(isinstance(fates[c], BuildFailed) for c in same)
+
+
+def test_background_builds_know_what_to_launch() -> None:
+    same = siblings()[:2]
+    ahead = BuildAhead(FakePipeline(), same, jobs=1)
+    try:
+        while not ahead.wait(same, 1.0):
+            pass
+        results: Any = ahead.results(same)
+    finally:
+        ahead.close()
+    assert [results[c].launch_knobs for c in same] == [c.launch_knobs for c in same]
+    assert len({results[c].path for c in same}) == 1
+
+
+# --- launches -----------------------------------------------------------------------------------------
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+
+
+@needs_gcc
+def test_launches_carry_them_and_share_the_library(fake_kernel: FakeKernel) -> None:
+    plain = loader.load(fake_kernel())
+    split = plain.with_launch_knobs({"splits": 8})
+    assert plain.with_launch_knobs({}) is plain
+    split.prepare(0)
+    assert plain.is_prepared(0)
+    for kernel, splits in ((plain, 0), (split, 8)):
+        for use in (kernel.set_launch_knobs, kernel.workspace_bytes):
+            params = abi.AttentionForwardParams(struct_size=-1 % 2**32, abi_version=abi.ABI_VERSION)
+            use(params)
+            assert params.splits == splits
+
+
+@needs_gcc
+def test_a_second_process_gets_them(
+    fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: list[measure.KernelEntry] = []
+
+    class Measurer:
+        def __init__(self, **options: Any) -> None:
+            pass
+
+        def measure(self, problem: Problem, given: Any, **options: Any) -> list[Timing]:
+            entries.extend(given)
+            return []
+
+    def run(command: list[str], **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
+
+    monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
+    monkeypatch.setattr(measure, "use_device", lambda index: None)
+    monkeypatch.setattr(subprocess, "run", run)
+    libraries = {"one": (tmp_path / "k.so", {"splits": 4}), "two": (tmp_path / "k.so", {})}
+    worker.time_all_in_worker([(PROBLEM, libraries)], budget_seconds=1.0, device=0)
+    assert [(e.name, e.path, dict(e.launch_knobs)) for e in entries] == [
+        ("one", tmp_path / "k.so", {"splits": 4}),
+        ("two", tmp_path / "k.so", {}),
+    ]
+
+
+@needs_gcc
+def test_verification_launches_with_them(
+    fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attention_autotuner.tuning import verify
+
+    seen: list[Any] = []
+
+    def check(problem: Problem, kernel: loader.LoadedKernel, *, deterministic: bool) -> Outcome:
+        seen.append(kernel.launch_knobs)
+        return Ok()
+
+    monkeypatch.setattr(verify, "verify", check)
+    here = LocalPipeline(POLICY, settings.Settings(cache_dir=tmp_path))
+    for knobs in ({"splits": 3}, {}):
+        built: Any = SimpleNamespace(path=fake_kernel(), launch_knobs=knobs)
+        assert here.verify(PROBLEM, built, deterministic=True).ok
+    assert seen == [{"splits": 3}, {}]
+
+
+@needs_gcc
+def test_dispatch_serves_the_pick_with_them(
+    fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    default = POLICY.default(PROBLEM.bucketed())
+    assert default.launch_knobs
+    library = fake_kernel(f'-DNAME="{default.compiled.name}"')
+    monkeypatch.setattr(dispatch, "obtain", lambda candidate, arch, *, settings: library)
+    monkeypatch.setattr(dispatch, "running_on", lambda policy, device: policy)
+    monkeypatch.setattr(dispatch, "collect", lambda device, **_: SimpleNamespace())
+    gpu = SimpleNamespace(compute_capability=(9, 0), smem_per_block_bytes=232448, name="fake")
+    monkeypatch.setattr(dispatch, "probe", lambda device: gpu)
+    monkeypatch.setattr(dispatch, "_toolchain", lambda settings: None)
+    with settings.override(mode="off", cache_dir=tmp_path), runtime.current().fresh():
+        monkeypatch.setattr(
+            dispatch.CacheHierarchy, "environment_of", lambda self, policy, present: present
+        )
+        kernel = dispatch.kernel_for(PROBLEM, POLICY, device=0)
+    assert kernel.launch_knobs == default.launch_knobs
+    assert kernel.info.name == default.compiled.name
+
+
+# --- bundles ------------------------------------------------------------------------------------------
+
+
+def test_a_bundle_holds_the_kernel_once_and_the_picks_say_the_rest(tmp_path: Path) -> None:
+    one, two = siblings()[:2]
+    longer = replace(PROBLEM, seqlen_k=32768)
+    picks = [
+        BundledPick(problem=PROBLEM, candidate=one, layer="shipped"),
+        BundledPick(problem=longer, candidate=two, layer="shipped"),
+        BundledPick(problem=PROBLEM, candidate=one.compiled, layer="default"),
+    ]
+    bundle = make_bundle(tmp_path, picks, policy="H100", arch="90")
+    assert list(bundle.picks) == picks
+    assert [kernel.candidate for kernel in bundle.kernels] == [one.compiled]
+    assert bundle.names == {one.compiled.name}
+    index = json.loads((bundle.root / INDEX).read_text())
+    launched = [pick.get("launch") for pick in index["picks"]]
+    assert launched == [one.launch_knobs, two.launch_knobs, None]
+    index["picks"][0]["launch"] = {"parts": 3}
+    (bundle.root / INDEX).write_text(json.dumps(index))
+    with pytest.raises(BundleError, match="parts"):
+        open_bundle(bundle.root)
