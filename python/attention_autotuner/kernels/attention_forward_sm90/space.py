@@ -96,6 +96,7 @@ STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queri
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
 LEAST_SPLIT = 2  # tiles of keys of a split
 MOST_SPLITS = 128
+LONG_KEYS = 8  # over queries, from where on splitting keys pays for a second kernel
 FULL_WAVES = 0.95  # of the best share of busy SMs, which a split count may miss
 
 
@@ -115,8 +116,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
     """The first row of the table that is legal; for queries too few to fill the GPU, a stream of split keys."""
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
-    too_few = 2 * tiles <= spec.num_sms and _queries_are_few(problem)
-    if problem.seqlen_q < LEAST_QUERIES or too_few or _rows(problem) <= LEAST_QUERIES:
+    idle = 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
+    few = problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= LEAST_QUERIES
+    if few or (idle and _queries_are_few(problem)):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
