@@ -257,7 +257,7 @@ def summarise(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         missed = [figure for figure, bar in bars.items() if figures[figure] < bar]
         for row in compared:
             problem, key = problem_of(row), row["key"]
-            dim_bar = suite.dim_bars.get(name, {}).get((problem.dim_qk, problem.dim_v), 0.0)
+            dim_bar = suite.dim_bars.get(name, {}).get(f"{problem.dim_qk}/{problem.dim_v}", 0.0)
             if key in ratios and ratios[key]["ratio"] < dim_bar:
                 missed.append(f"{key} ({dim_bar:g})")
             elif key not in ratios and "median_us" in row["entries"][name]:
