@@ -18,6 +18,7 @@ from attention_autotuner.tuning.measure import Entry
 from ..calls import OTHERS, BackwardCall, Call, ForwardCall, Function, Layout, StepCall, as_given
 from ..contenders import AUTOGRAD, CALL, PICK
 
+Limits = tuple[Callable[[Problem], str], ...]
 Mode = Literal["forward", "backward", "step", "autograd"]
 MODES: tuple[Mode, ...] = ("forward", "backward", "step", "autograd")
 DIRECTION_OF: dict[Mode, Direction] = {
@@ -49,6 +50,7 @@ class Baseline(ABC):
         layout: between our tensors and the function's, in either direction.
         gradients: how its backward pass is timed, for the documentation.
         called: its forward pass is compared with our function called the same way, not with our kernel alone.
+        limits: each gives the reason why it cannot compute a problem of its operation as we do, or an empty string.
     """
 
     name: str
@@ -57,14 +59,15 @@ class Baseline(ABC):
     layout: Layout = staticmethod(as_given)
     gradients = "through autograd"
     called = False
+    limits: Limits = ()
 
     @abstractmethod
     def function(self, problem: Problem) -> Function:
         """The function of q, k, v and the operation's other tensors, which torch can differentiate."""
 
-    @abstractmethod
     def limit(self, problem: Problem) -> str:
-        """The reason why a problem of its operation cannot be computed the way we do, or an empty string."""
+        """The first reason why a problem of its operation cannot be timed, or an empty string."""
+        return next(filter(None, (limit(problem) for limit in self.limits)), "")
 
     def available(self, problem: Problem) -> str:
         """The reason why it cannot be timed on a problem here; empty where it can."""
@@ -123,11 +126,6 @@ def top_left(problem: Problem) -> str:
     if problem.causal and problem.causal_alignment == "top_left" and oblong:
         return "its causal mask is aligned bottom-right"
     return ""
-
-
-def first(*reasons: str) -> str:
-    """The first reason that is not empty."""
-    return next(filter(None, reasons), "")
 
 
 class GuardedEntry:

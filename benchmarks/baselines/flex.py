@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from attention_autotuner.core.problem import Problem
 
-from ..calls import Call, ForwardCall, Function, StepCall
+from ..calls import Function
 from .base import Baseline
-from .compile_ahead import blank_inputs, in_shares, with_one_thread
+from .compile_ahead import compile_ahead, in_shares
 
 
 class Flex(Baseline):
@@ -43,17 +44,6 @@ class Flex(Baseline):
 
         return run
 
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`: none."""
-        return ""
-
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
-        in_shares(_compile, problems, processes)
-
-
-def _compile(problem: Problem) -> None:
-    with_one_thread()
-    kind: type[Call] = ForwardCall if problem.direction == "forward" else StepCall
-    call = kind(name="ahead", function=Flex().function(problem))
-    call.prepare([blank_inputs(problem, "cuda")], [])
+        in_shares(partial(compile_ahead, self, backward="step"), problems, processes)

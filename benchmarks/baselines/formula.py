@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from attention_autotuner.core.problem import Problem
 
-from ..calls import BackwardCall, Call, ForwardCall, Function, scale_of
+from ..calls import Function, scale_of
 from .base import Baseline
-from .compile_ahead import blank_inputs, in_processes, with_one_thread
+from .compile_ahead import compile_ahead, in_processes
 
 
 def formula(scale: float) -> Function:
@@ -57,11 +58,5 @@ class Compiled(Eager):
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
-        in_processes(_compile, [(problem,) for problem in problems], processes)
-
-
-def _compile(problem: Problem) -> None:
-    with_one_thread()
-    kind: type[Call] = ForwardCall if problem.direction == "forward" else BackwardCall
-    call = kind(name="ahead", function=Compiled().function(problem), others=("mask",))
-    call.prepare([blank_inputs(problem, "cuda")], [])
+        compiled = partial(compile_ahead, self, backward="backward")
+        in_processes(compiled, [(problem,) for problem in problems], processes)
