@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -29,9 +30,11 @@ from .names import short_names
 from .status import USAGE
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
+Run = Callable[[argparse.Namespace], int]
 Ranked = list[tuple[Candidate, Estimate]]
 
 STEP = "step"  # as a direction: both of them
+SHOWN = 20  # rows of a table for people, unless --limit says otherwise
 DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those of PyTorch
 # The options whose fields of Problem, or arguments of functions, have other names.
 FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
@@ -42,6 +45,8 @@ SAME_NAMES = (
 )
 
 _DEFAULT = Problem()
+COMMANDS: dict[str, tuple[Run, tuple[Callable[[Parser], None], ...]]] = {}
+"""Name -> what it does and what adds its options, in the order of the modules."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -66,30 +71,39 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE)
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
-    description: str = "",
-) -> Parser:
-    """Add a command, with the options for its output.
+def command(name: str, *options: Callable[[Parser], None]) -> Callable[[Run], Run]:
+    """A decorator that makes a function a command, or with two words an action of one.
 
     Args:
-        commands: what it is added to.
-        name: the word that calls it.
-        run: what it does; returns the exit status.
-        text: a line for the list of commands.
-        description: more, for its own help; default the same.
+        name: the words that call it.
+        options: each adds some of its options.
+
+    The docstring's first paragraph is the line for the list of commands, the second its own help; without a second
+    one, the first is both. The function takes the arguments and returns the exit status.
     """
-    text_of_help = description or text[:1].upper() + text[1:] + "."
-    parser: Parser = commands.add_parser(name, help=text, description=text_of_help)
+
+    def register(run: Run) -> Run:
+        COMMANDS[name] = (run, options)
+        return run
+
+    return register
+
+
+def add_command(commands: Commands, name: str) -> None:
+    """Add one of :data:`COMMANDS`, with the options for its output, to a parser's commands or a command's actions."""
+    run, options = COMMANDS[name]
+    text, *more = (inspect.getdoc(run) or "").split("\n\n")
+    line = text[:1].lower() + text[1:].removesuffix(".")
+    parser: Parser = commands.add_parser(
+        name.split()[-1], help=line, description=more[0] if more else text
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument(
         "--full", action="store_true", help="tables with every column, full names and whole lines"
     )
     parser.set_defaults(run=run, usage_error=parser.error)
-    return parser
+    for add in options:
+        add(parser)
 
 
 def positive(text: str) -> int:
@@ -126,6 +140,16 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=positive, metavar="N", help="compiler processes at a time; default: JOBS"
     )
+
+
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    """Add ``--limit``."""
+    parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a problem or both directions of a shape, and a GPU."""
+    add_problem(parser, step=True)
 
 
 def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
