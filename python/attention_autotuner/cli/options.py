@@ -160,51 +160,32 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
         step: the command takes both directions of a shape at once, too.
     """
     option = parser.add_argument_group("problem").add_argument
-    gpus = ", ".join(names())
-    default = _DEFAULT
-    option("--op", choices=operations(), default=default.op, help="the operation")
-    option(
-        "--direction",
-        choices=(*DIRECTIONS, STEP) if step else DIRECTIONS,
-        default=default.direction,
-        help=f"{STEP}: forward and backward of one shape" if step else "the pass",
-    )
-    option("--device-type", metavar="GPU", help=f"{gpus}, or the present GPU's name; default: it")
-    option(
-        "--dtype", type=dtype, choices=DTYPES, default=default.dtype, help="or float16, bfloat16"
-    )
-    option("--batch", type=int, default=default.batch, metavar="N", help="sequences")
-    option("--heads", type=int, default=default.heads_q, metavar="N", help="heads of the queries")
+    option("--op", choices=operations(), help="the operation")
+    directions = (*DIRECTIONS, STEP) if step else DIRECTIONS
+    words = f"{STEP}: forward and backward of one shape" if step else "the pass"
+    option("--direction", choices=directions, help=words)
+    words = f"{', '.join(names())}, or the present GPU's name; default: it"
+    option("--device-type", metavar="GPU", help=words)
+    option("--dtype", type=dtype, choices=DTYPES, help="or float16, bfloat16")
+    option("--batch", type=int, metavar="N", help="sequences")
+    option("--heads", type=int, metavar="N", help="heads of the queries")
     option("--heads-kv", type=int, metavar="N", help="default: as --heads")
-    option("--seqlen", type=length, default=default.seqlen_q, metavar="N", help="4k is 4096")
+    option("--seqlen", type=length, metavar="N", help="4k is 4096")
     option("--seqlen-k", type=length, metavar="N", help="default: as --seqlen")
-    option("--dim-qk", type=int, default=default.dim_qk, metavar="N", help="head dim of Q and K")
+    option("--dim-qk", type=int, metavar="N", help="head dim of Q and K")
     option("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
-    option(
-        "--mask",
-        choices=[mask for mask in MASKS if mask != "none"],
-        help="of retnet: a tensor, or powers of gamma that are never stored; default: explicit",
-    )
-    option("--form", choices=FORMS, default=default.form, help="of retention forward")
+    words = "of retnet: a tensor, or powers of gamma that are never stored; default: explicit"
+    option("--mask", choices=[mask for mask in MASKS if mask != "none"], help=words)
+    option("--form", choices=FORMS, help="of retention forward")
     option("--causal", action="store_true", help="a decay and retention always are")
-    option(
-        "--causal-alignment",
-        choices=CAUSAL_ALIGNMENTS,
-        default=default.causal_alignment,
-        help="the corner of the scores that the causal mask starts from",
-    )
-    option(
-        "--alignment-bytes",
-        type=int,
-        choices=(16, 2),
-        default=default.alignment_bytes,
-        help="2 for tensors whose pointers or strides are not multiples of 16 bytes",
-    )
-    option(
-        "--deterministic",
-        action="store_true",
-        help="backward kernels whose results agree bit for bit between runs only",
-    )
+    words = "the corner of the scores that the causal mask starts from"
+    option("--causal-alignment", choices=CAUSAL_ALIGNMENTS, help=words)
+    words = "2 for tensors whose pointers or strides are not multiples of 16 bytes"
+    option("--alignment-bytes", type=int, choices=(16, 2), help=words)
+    words = "backward kernels whose results agree bit for bit between runs only"
+    option("--deterministic", action="store_true", help=words)
+    usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
+    parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
