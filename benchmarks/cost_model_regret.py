@@ -39,7 +39,7 @@ from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
 from attention_autotuner.tuning.racing import FIGURES
 from attention_autotuner.tuning.stages import built_of
 
-from .contenders import checked
+from .contenders import Results, usable
 from .exhaustive import SAMPLE, Regret, regret, sample
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
@@ -109,12 +109,15 @@ def measure(options: argparse.Namespace) -> int:
         if not pipeline.can_measure():
             print("no GPU here: nothing can be measured", file=sys.stderr)
             return 1
-        checks = {c: checked(small_problem(c), c, result, pipeline) for c, result in built.items()}
+        problems = {candidate: small_problem(candidate) for candidate in built}
+        right, checks = usable(problems, built, pipeline)
         for candidate, outcome in checks.items():
             if not outcome.ok:
                 print(f"{candidate.name}: {outcome}", file=sys.stderr)
         documents = [
-            measure_one(pipeline, policy, problem, candidates, built, checks, options.seconds)
+            measure_one(
+                pipeline, policy, problem, candidates, built, right, checks, options.seconds
+            )
             for problem, candidates in samples.items()
         ]
     summary = summarise(documents)
@@ -145,16 +148,13 @@ def measure_one(
     policy: Policy,
     problem: Problem,
     candidates: Sequence[Candidate],
-    built: Mapping[Candidate, Built | Outcome],
+    built: Results,
+    right: Mapping[Candidate, Built],
     checks: Mapping[Candidate, Outcome],
     seconds: float,
 ) -> dict[str, Any]:
     """Race one problem's sample; the document that is saved."""
-    running = {
-        candidate.name: result
-        for candidate in candidates
-        if not isinstance(result := built[candidate], Outcome) and checks[candidate].ok
-    }
+    running = {candidate.name: right[candidate] for candidate in candidates if candidate in right}
     timings, interrupted = pipeline.measure(
         problem,
         running,

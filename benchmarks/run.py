@@ -37,6 +37,7 @@ from attention_autotuner.tuning.shipping import evidence, trimmed
 from .baselines import BASELINES
 from .baselines.base import MODES
 from .baselines.flash_attn import add_site
+from .calls import side_by_side
 from .contenders import variants
 from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
 from .search import search
@@ -162,8 +163,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "tune":
             return tune(wanted, policy, pipeline, records, options)
         from attention_autotuner.tuning.measure import InProcessMeasurer
-
-        from .side_by_side import side_by_side
 
         session = Session(
             trials=in_order(wanted, options.seed),

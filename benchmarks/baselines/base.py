@@ -22,10 +22,7 @@ Limits = tuple[Callable[[Problem], str], ...]
 Mode = Literal["forward", "backward", "step", "autograd"]
 MODES: tuple[Mode, ...] = ("forward", "backward", "step", "autograd")
 DIRECTION_OF: dict[Mode, Direction] = {
-    "forward": "forward",
-    "backward": "backward",
-    "step": "backward",
-    "autograd": "backward",
+    mode: "forward" if mode == "forward" else "backward" for mode in MODES
 }
 """Mode -> the direction of the problem that is measured; a step is timed on the inputs of its backward problem."""
 CALLS: dict[Mode, type[Call]] = {
@@ -101,16 +98,14 @@ class Baseline(ABC):
 
 def misaligned(problem: Problem) -> str:
     """The reason against functions whose causal mask starts at the top left."""
-    if problem.causal and problem.causal_offset != 0:
-        return "its causal mask is aligned top-left"
-    return ""
+    other = problem.causal and problem.causal_offset != 0
+    return "its causal mask is aligned top-left" if other else ""
 
 
 def grouped_heads(problem: Problem) -> str:
     """The reason against functions that repeat no heads."""
-    if problem.heads_q != problem.heads_kv:
-        return "it takes as many heads of k and v as of q"
-    return ""
+    grouped = problem.heads_q != problem.heads_kv
+    return "it takes as many heads of k and v as of q" if grouped else ""
 
 
 def two_head_dims(problem: Problem) -> str:

@@ -27,10 +27,9 @@ from attention_autotuner.reference import (
 from attention_autotuner.tuning import class_pools, stages
 from benchmarks import calls, results, session
 from benchmarks.baselines.formula import formula
-from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
+from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, difference, rows_of_heads
 from benchmarks.contenders import Contenders, Selection, variants
 from benchmarks.results import SuiteFile
-from benchmarks.side_by_side import difference
 from benchmarks.suites import SUITES, trials
 from tests.fake_benchmark import GPU, POLICY, session_of
 
