@@ -226,18 +226,11 @@ class Comparison:
             return {"outcome": {"kind": "refused", "reason": opponent.reason}}
         if timing is None or not isfinite(timing.median_us):
             failed = self._outcomes.get(name) if timing is None else timing.outcome
-            return {
-                "outcome": {"kind": "untimed", "reason": ""}
-                if failed is None
-                else {"kind": failed.kind, "reason": failed.reason}
-            }
+            kind, reason = ("untimed", "") if failed is None else (failed.kind, failed.reason)
+            return {"outcome": {"kind": kind, "reason": reason}}
         work = flops_of(self._problem, label if opponent is None else opponent.ours)
-        return {
-            "median_us": timing.median_us,
-            "spread_us": timing.spread_us,
-            "samples": timing.samples,
-            "tflops": work / timing.median_us / 1e6,
-        }
+        figures = {name: getattr(timing, name) for name in ("median_us", "spread_us", "samples")}
+        return {**figures, "tflops": work / timing.median_us / 1e6}
 
 
 def _timed(timing: Timing | None) -> bool:

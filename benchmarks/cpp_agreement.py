@@ -31,12 +31,7 @@ from attention_autotuner.codegen.tools import run_tool
 from attention_autotuner.codegen.wheels import wheel_roots
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem, of_shape
-from attention_autotuner.errors import (
-    AttentionAutotunerError,
-    BuildError,
-    ToolchainError,
-    UnsupportedArchitectureError,
-)
+from attention_autotuner.errors import AttentionAutotunerError, BuildError, ToolchainError
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
 
@@ -338,7 +333,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         policy = detect(0)
         toolchain = find_toolchain()
-    except (UnsupportedArchitectureError, ToolchainError) as error:
+    except AttentionAutotunerError as error:
         print(error)
         return 2
     started = time.monotonic()

@@ -26,7 +26,7 @@ from attention_autotuner.reference import (
 )
 from attention_autotuner.tuning import class_pools, stages
 from benchmarks import calls, results, session
-from benchmarks.baselines.formula import formula
+from benchmarks.baselines.compiled import formula
 from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, difference, rows_of_heads
 from benchmarks.contenders import Contenders, Selection, variants
 from benchmarks.results import SuiteFile
