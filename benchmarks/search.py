@@ -9,6 +9,7 @@ unconfirmed: that is for a second process to do.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import inf
 
 from attention_autotuner.arch import Policy
@@ -17,11 +18,13 @@ from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.class_pools import ClassKey, class_of, prepared, race
 from attention_autotuner.tuning.history import extended, source_digests
-from attention_autotuner.tuning.pipeline import Built, Pipeline
+from attention_autotuner.tuning.pipeline import Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import median_us
 from attention_autotuner.tuning.stages import built_of, choose
+
+from .contenders import checked
 
 Say = Callable[[str], None]
 
@@ -61,9 +64,7 @@ def search(
         if done % 16 == 0 or done == total:
             say(f"built {done}/{total}: {message}")
 
-    def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
-        return pipeline.verify(small, kernel, deterministic=candidate.deterministic)
-
+    verify = partial(checked, pipeline=pipeline)
     results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
     built = {c.name: result for c, result in results.items() if not isinstance(result, Outcome)}
     digests = source_digests(results)
