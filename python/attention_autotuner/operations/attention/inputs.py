@@ -125,9 +125,8 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
 def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:
     """The distance of a kernel's rowsum(dout o) from the reference: the rounding of o and that of a sum in fp32."""
     o, dout = inputs.tensors["o"].float(), inputs.tensors["dout"].float()
-    signs = 1.0 - 2.0 * (
-        torch.arange(o.shape[2], device=o.device) % 2
-    )  # errors of rows add at random
+    # Errors of rows add at random.
+    signs = 1.0 - 2.0 * (torch.arange(o.shape[2], device=o.device) % 2)
     return (dout * (o_exact - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
 
 

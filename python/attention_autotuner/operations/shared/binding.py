@@ -13,9 +13,8 @@ from .tensors import Inputs, Shapes
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COPY_ELEMENTS = 8  # of one 16-byte access
 
-Reference = tuple[
-    str, torch.Tensor, torch.Tensor
-]  # name, fp32 reference, the formula in the input dtype
+Reference = tuple[str, torch.Tensor, torch.Tensor]
+"""An output's name, its fp32 reference, and the formula in the input dtype."""
 
 
 class Binding(Protocol):
