@@ -75,7 +75,7 @@ class MeasuredSpec:
         return replace(self.spec, **limits_of(properties))
 
 
-def limits_of(properties: DeviceProperties) -> dict[str, int]:
+def limits_of(properties: DeviceProperties) -> dict[str, Any]:
     """The fields of a spec that a device says of itself."""
     return {name: getattr(properties, name) for name in LIMITS}
 
