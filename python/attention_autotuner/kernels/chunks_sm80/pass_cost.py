@@ -12,8 +12,8 @@ from functools import lru_cache
 from math import ceil
 
 from ...arch.spec import ArchSpec
+from ..shared import engine
 from ..shared.coefficients import Coefficients
-from ..shared.engine import hbm_us, infeasible, l2_us, launch_estimate, residency, spill_clk
 from ..shared.estimates import Estimate, Usage
 from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import (
@@ -123,13 +123,13 @@ def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coeffic
     counts = counts_of(work, fit)
     threads = work.knobs.num_threads
     ctas = work.heads * work.stretches * work.slices
-    placed = residency(spec, usage, threads=threads, ctas=ctas)
+    placed = engine.residency(spec, usage, threads=threads, ctas=ctas)
     if placed is None:
-        return infeasible()
+        return engine.infeasible()
     resident, slots = placed.per_sm, placed.slots
     tile, to_us = tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
     lone_clk = warp_clk(work, spec, fit)
-    spilled_clk = spill_clk(usage, threads, fit)
+    spilled_clk = engine.spill_clk(usage, threads, fit)
 
     def chunk_us(residents: int) -> float:
         sharing = max(1.0, residents * counts.warps / SCHEDULERS_PER_SM)
@@ -148,15 +148,15 @@ def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coeffic
         "alu_us": tile.alu_clk * tiles,
         "issue_us": tile.issue_clk * tiles,
         "chain_us": rounds * chunk_us(resident) - _busiest_clk(tile) * tiles,
-        "l2_us": l2_us(ctas * work.chunks * counts.fill_bytes, spec),
-        "hbm_us": hbm_us(_hbm_bytes(work), spec),
+        "l2_us": engine.l2_us(ctas * work.chunks * counts.fill_bytes, spec),
+        "hbm_us": engine.hbm_us(_hbm_bytes(work), spec),
         "spill_us": rounds * resident * spilled_clk * to_us,
         "cta_us": start_us,
         "imbalance_us": max(0.0, work.chunks * (full + last) - rounds * chunk_us(resident)),
     }
     compute = work.chunks * (full + last) + start_us
     # What computing and moving lose by each other is in the clocks of a warp.
-    return launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
+    return engine.launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
 
 
 def _busiest_clk(tile: TileCost) -> float:

@@ -13,10 +13,9 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usage
-from ..shared.kernel_cost import KernelWork, predict_kernel
+from ..shared.estimates import Estimate, Usage, Usages
+from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
-from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 from ..shared.workspace import SUM_BYTES
 from .knobs import knobs_of
@@ -36,11 +35,7 @@ VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float addition
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of all kernels of a candidate, one after the other."""
     longest_first = knobs_of(candidate).cta_order == "longest_first"
