@@ -79,29 +79,15 @@ class Normal:
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
-    def q(self) -> torch.Tensor:
-        """``[batch, heads_q, seqlen_q, dim_qk]``."""
-        p = self._problem
-        return self._tensor(p.heads_q, p.seqlen_q, p.dim_qk)
-
-    def k(self) -> torch.Tensor:
-        """``[batch, heads_kv, seqlen_k, dim_qk]``."""
-        p = self._problem
-        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_qk)
-
-    def v(self) -> torch.Tensor:
-        """``[batch, heads_kv, seqlen_k, dim_v]``."""
-        p = self._problem
-        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_v)
-
     def dout(self) -> torch.Tensor:
         """``[batch, heads_q, seqlen_q, dim_v]``."""
         p = self._problem
         return self._tensor(p.heads_q, p.seqlen_q, p.dim_v)
 
     def qkv(self) -> dict[str, torch.Tensor]:
-        """q, k and v by name."""
-        return {"q": self.q(), "k": self.k(), "v": self.v()}
+        """q, k and v by name, in this order."""
+        shapes = gradient_shapes(self._problem)
+        return {name: self._tensor(*shapes[f"d{name}"][0][1:]) for name in ("q", "k", "v")}
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Contiguous fp32."""
