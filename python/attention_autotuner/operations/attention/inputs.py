@@ -8,14 +8,8 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..shared.binding import (
-    Binding,
-    Normal,
-    Reference,
-    gradient_shapes,
-    gradients_of_formula,
-    output_shapes,
-)
+from ..shared import binding
+from ..shared.binding import Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_low
 
@@ -33,7 +27,7 @@ class AttentionForward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        return output_shapes(problem, "lse")
+        return binding.output_shapes(problem, "lse")
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -72,7 +66,7 @@ class AttentionBackward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        return gradient_shapes(problem)
+        return binding.gradient_shapes(problem)
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -94,7 +88,7 @@ class AttentionBackward:
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in read]
             o, lse = attention_low(*leaves, **mask)
-            lows = gradients_of_formula([(o, dout), (lse, dlse)], leaves)
+            lows = binding.gradients_of_formula([(o, dout), (lse, dlse)], leaves)
         for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
             yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
 
