@@ -15,13 +15,13 @@ from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning.class_pools import ClassKey, class_of, prepared, race
+from attention_autotuner.tuning.class_pools import ClassKey, class_of, prepared
 from attention_autotuner.tuning.history import extended, source_digests
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import median_us
-from attention_autotuner.tuning.stages import built_of, choose
+from attention_autotuner.tuning.stages import built_of, choose, race
 
 Say = Callable[[str], None]
 
@@ -80,7 +80,9 @@ def search(
         if problem.deterministic:
             rows = [row for row in rows if row.candidate.deterministic]
         default = policy.default(problem)
-        raced = race(problem, policy, default, rows, built, pipeline, seconds)
+        raced, interrupted = race(problem, policy, rows, built, pipeline, seconds)
+        if interrupted:
+            raise KeyboardInterrupt
         pick, _ = choose(raced, default)
         record = extended(
             None,

@@ -13,14 +13,13 @@ from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome
 from ..core.problem import Problem
-from ..kernels.cost_model import estimate, rank, refine
+from ..kernels.cost_model import estimate, rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
-from .failures import require_usable
-from .pipeline import Built, Pipeline
+from .pipeline import Built
 from .result import Row
 from .shortlist import Ranked, shortlist
-from .stages import examine, time_rows
+from .stages import examine
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -168,42 +167,3 @@ def prepared(
     if row.outcome.ok or candidate in defaults:
         row = replace(row, outcome=verify(small, candidate, result))
     return row
-
-
-def race(
-    problem: Problem,
-    policy: Policy,
-    default: Candidate,
-    rows: Sequence[Row],
-    built: dict[str, Built],
-    pipeline: Pipeline,
-    seconds: float,
-) -> list[Row]:
-    """The pool's rows with their timings on a problem, the fastest first, failures last.
-
-    Args:
-        problem: what is timed.
-        policy: whose candidates.
-        default: the policy's own for this problem.
-        rows: the pool, after build and verification.
-        built: candidate name -> kernel.
-        pipeline: measures.
-        seconds: of timing rounds.
-
-    Raises:
-        NoCandidateError: no row is usable.
-        KeyboardInterrupt: timing was interrupted.
-    """
-    estimated = []
-    for row in rows:
-        candidate = row.candidate
-        expected = estimate(problem, candidate, policy.spec)
-        if candidate.name in built:
-            expected = refine(problem, candidate, policy.spec, built[candidate.name].report)
-        estimated.append(replace(row, estimate=expected))
-    require_usable(problem, policy.name, estimated)
-    raced, interrupted = time_rows(problem, default, estimated, built, pipeline, seconds)
-    if interrupted:
-        raise KeyboardInterrupt
-    require_usable(problem, policy.name, raced)
-    return raced

@@ -10,7 +10,8 @@ from ..codegen.render import render
 from ..core.candidate import Candidate
 from ..core.outcome import Infeasible, Outcome, Serialized
 from ..core.problem import Problem
-from ..kernels.cost_model import refine
+from ..errors import NoCandidateError
+from ..kernels.cost_model import estimate, refine
 from .pipeline import Built, Pipeline
 from .result import Row, gain_over
 from .spills import check_spills
@@ -29,6 +30,21 @@ def built_of(
     return dict(zip(wanted, results, strict=True))
 
 
+def require_usable(problem: Problem, arch: str, rows: Sequence[Row]) -> None:
+    """Check that some candidate came through.
+
+    Raises:
+        NoCandidateError: none did; the message says of each why, and where its log is.
+    """
+    if any(row.outcome.ok for row in rows):
+        return
+    lines = [f"no candidate for {problem.describe()} on {arch} is usable:"]
+    for row in rows:
+        log = f" (log: {row.outcome.log})" if row.outcome.log else ""
+        lines.append(f"  {row.candidate.name}: {row.outcome.kind}: {row.outcome.reason}{log}")
+    raise NoCandidateError("\n".join(lines))
+
+
 def examine(problem: Problem, row: Row, built: Built, policy: Policy, *, timed: bool) -> Row:
     """A row with its kernel: the estimate with the compiler's report, and whether that leaves it worth timing.
 
@@ -39,36 +55,36 @@ def examine(problem: Problem, row: Row, built: Built, policy: Policy, *, timed: 
         policy: whose candidate.
         timed: measured, or about to be; otherwise only the model ranks it.
     """
-    estimate = refine(problem, row.candidate, policy.spec, built.report)
+    refined = refine(problem, row.candidate, policy.spec, built.report)
     outcome = check_spills(row.candidate, built.report, timed=timed)
     if outcome.ok and built.report.serialized:
         outcome = Serialized(reason=built.report.serialized)
-    if outcome.ok and estimate.occupancy == 0:
+    if outcome.ok and refined.occupancy == 0:
         registers = built.report.registers
         outcome = Infeasible(reason=f"no CTA fits an SM with {registers} registers")
     return replace(
         row,
-        estimate=estimate,
+        estimate=refined,
         outcome=outcome,
         artifact=built.path,
         code_digest=built.code_digest,
     )
 
 
-def time_rows(
+def race(
     problem: Problem,
-    default: Candidate,
+    policy: Policy,
     rows: Sequence[Row],
     built: Mapping[str, Built],
     pipeline: Pipeline,
     seconds: float,
     on_round: Callable[[int, list[str]], None] = lambda rounds, running: None,
 ) -> tuple[list[Row], bool]:
-    """Race the usable rows, the default first, then by their estimates.
+    """Time the usable rows against one another, the default first, then by their estimates.
 
     Args:
-        problem: what is timed.
-        default: the policy's own; timed in every round.
+        problem: what is timed; the rows' estimates become those for it.
+        policy: whose candidates; its default for the problem is timed in every round.
         rows: after build and verification.
         built: candidate name -> kernel.
         pipeline: measures.
@@ -77,9 +93,15 @@ def time_rows(
 
     Returns:
         The rows with their timings, the fastest first, those without one last; and whether Ctrl-C cut it short.
+
+    Raises:
+        NoCandidateError: no row is usable, before or after.
     """
+    require_usable(problem, policy.name, rows)
+    default = policy.default(problem)
+    by_name = {row.candidate.name: _estimated(problem, row, policy, built) for row in rows}
     usable = sorted(
-        (row for row in rows if row.outcome.ok),
+        (row for row in by_name.values() if row.outcome.ok),
         key=lambda row: (row.candidate != default, row.estimate.us),
     )
     names = [row.candidate.name for row in usable]
@@ -90,12 +112,22 @@ def time_rows(
         keep=[name for name in names if name == default.name],
         on_round=on_round,
     )
-    by_name = {row.candidate.name: row for row in rows}
     raced = [
         replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
         for timing in timings
     ]
-    return [*raced, *by_name.values()], interrupted
+    raced += by_name.values()
+    if not interrupted:
+        require_usable(problem, policy.name, raced)
+    return raced, interrupted
+
+
+def _estimated(problem: Problem, row: Row, policy: Policy, built: Mapping[str, Built]) -> Row:
+    """A row with the model's time for a problem: with the compiler's report where it was built."""
+    kernel = built.get(row.candidate.name)
+    if kernel is None:
+        return replace(row, estimate=estimate(problem, row.candidate, policy.spec))
+    return replace(row, estimate=refine(problem, row.candidate, policy.spec, kernel.report))
 
 
 def choose(raced: Sequence[Row], default: Candidate) -> tuple[Row, float | None]:

@@ -20,13 +20,13 @@ from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import NoCandidateError
 from .build_ahead import BuildAhead
-from .class_pools import prepared, race
+from .class_pools import prepared
 from .history import extended, recall, source_digests
 from .pipeline import Built, Doubt, Pipeline
 from .record_schema import TuningRecord
 from .records import RecordStore
 from .result import Row
-from .stages import MIN_GAIN, choose
+from .stages import MIN_GAIN, choose, race
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -306,10 +306,14 @@ class Sweep:
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
-            raced = race(problem, self.policy, default, rows, built, self.pipeline, RACE_SECONDS)
+            raced, interrupted = race(
+                problem, self.policy, rows, built, self.pipeline, RACE_SECONDS
+            )
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
+        if interrupted:
+            raise KeyboardInterrupt
         pick, gain = choose(raced, default)
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
         record = extended(
