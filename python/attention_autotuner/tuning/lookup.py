@@ -15,9 +15,8 @@ from typing import Any, Literal
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
-from .record_migration import OLDEST, SCHEMA, migrated
-from .record_schema import TuningRecord, stale_pick
-from .validity import ADVICE, Miss, PresentKernels, check
+from .record_schema import TuningRecord
+from .validity import Miss, PresentKernels, check, misfit
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
 
@@ -112,13 +111,9 @@ def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     Raises:
         RecordError: the document does not follow its schema.
     """
-    schema = document.get("schema")
-    if schema not in range(OLDEST, SCHEMA + 1):
-        return Miss(field="schema", expected=str(SCHEMA), recorded=str(schema))
-    document = migrated(document)
-    stale = stale_pick(document)
-    if stale is not None:
-        return Miss(field="knob_schema", expected=stale[0], recorded=stale[1], advice=ADVICE)
+    missed = misfit(document)
+    if missed is not None:
+        return missed
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
         return Miss(field="arch", expected=query.arch, recorded=record.arch)

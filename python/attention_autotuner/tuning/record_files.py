@@ -11,11 +11,11 @@ from ..errors import RecordError, StoreError
 from .environment import Environment
 from .locking import locked
 from .lookup import Document
-from .record_migration import OLDEST, SCHEMA, migrated
-from .record_schema import TuningRecord, stale_pick
+from .record_schema import TuningRecord
 from .records import RecordStore
 from .shipped import read_shipped, write_lines
 from .shipped_lines import rekeyed_line
+from .validity import misfit
 
 Change = Callable[[TuningRecord], TuningRecord | None]
 
@@ -45,16 +45,18 @@ def _kept(key: str, document: Document) -> KeptRecord:
         problem = Problem(**document["problem"]).describe()
     except (KeyError, TypeError, ValueError):
         problem = ""
-    record, field, reason = None, "schema", f"schema {document.get('schema')}"
-    if document.get("schema") in range(OLDEST, SCHEMA + 1):
-        field = reason = ""
-        try:
-            stale = stale_pick(migrated(document))
+    record, field, reason = None, "", ""
+    try:
+        missed = misfit(document)
+        if missed is not None and missed.field == "schema":
+            field, reason = "schema", f"schema {missed.recorded}"
+        else:
             record = TuningRecord.from_json(document)
-            if stale is not None:
-                field, reason = "knob_schema", f"knob_schema is {stale[1]}, wanted {stale[0]}"
-        except RecordError as error:
-            field, reason = "record", str(error)
+            if missed is not None:
+                field = missed.field
+                reason = f"{field} is {missed.recorded}, wanted {missed.expected}"
+    except RecordError as error:
+        field, reason = "record", str(error)
     return KeptRecord(key=key, problem=problem, record=record, reason=reason, field=field)
 
 

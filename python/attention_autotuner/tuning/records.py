@@ -23,9 +23,8 @@ from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
 from .lookup import Document, Hit, Query, by_distance, compare
-from .record_migration import OLDEST, SCHEMA
-from .record_schema import TuningRecord, is_present
-from .validity import Miss
+from .record_schema import READ, TuningRecord
+from .validity import Miss, misfit
 
 __all__ = ["Hit", "Miss", "Query", "RecordStore"]
 
@@ -108,7 +107,7 @@ class RecordStore:
     def _present(self, path: Path, document: Document) -> TuningRecord | None:
         """The record of a document, but for one of another schema; a damaged one is set aside."""
         try:
-            return TuningRecord.from_json(document) if is_present(document) else None
+            return TuningRecord.from_json(document) if misfit(document) is None else None
         except RecordError as error:
             self._quarantine(path, str(error))
             return None
@@ -186,7 +185,7 @@ class RecordStore:
 
 def _merge(document: Document, record: TuningRecord) -> TuningRecord:
     """The new record with the older one's other entries and environments."""
-    if document.get("schema") not in range(OLDEST, SCHEMA + 1):
+    if document.get("schema") not in READ:
         return record
     try:
         old = TuningRecord.from_json(document)

@@ -57,7 +57,6 @@ class Row:
         timing, measurement = self.timing, None
         if timing is not None and timing.samples and isfinite(timing.ratio_to_best):
             measurement = Measurement(
-                candidate_name=self.candidate.name,
                 environment=environment,
                 **{name: getattr(timing, name) for name in FIGURES},
             )
@@ -75,7 +74,7 @@ class Row:
         measurement, timing = entry.measurement, None
         if measurement is not None:
             timing = Timing(
-                name=measurement.candidate_name,
+                name=self.candidate.name,
                 outcome=entry.outcome,
                 error=0.0,
                 tied=measurement.ratio_to_best == 1.0,

@@ -18,9 +18,10 @@ from ..errors import RecordError
 from .environment import Environment
 from .locking import locked
 from .lookup import Document
-from .record_schema import TuningRecord, is_present
+from .record_schema import TuningRecord
 from .shipped import ShippedFile, read_shipped, shipped_name, write_lines
 from .shipped_lines import lasting, to_line
+from .validity import misfit
 
 ENTRIES = 3  # of a record that are timed again
 
@@ -95,7 +96,7 @@ def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
         return [
             TuningRecord.from_json(document)
             for document in file.documents()
-            if is_present(document)
+            if misfit(document) is None
         ]
     except RecordError as error:
         raise RecordError(
@@ -138,7 +139,7 @@ def ship(
         environments = [Environment.from_json(document) for document in file.environments.values()]
         lines: dict[tuple[str, str], Document] = {}
         for line, document in zip(file.lines, file.documents(), strict=True):
-            if is_present(document):
+            if misfit(document) is None:
                 record = TuningRecord.from_json(document)
                 lines[record.problem.describe(), record.arch] = line
         for record in records:
