@@ -19,7 +19,7 @@ from ..arch.measured_specs import MeasuredSpec
 from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe
 from ..arch.resolution import from_properties, policy_with
-from ..codegen.files import write_atomic
+from ..codegen.files import write_json
 from ..codegen.jobs import available_cores, job_count
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
@@ -314,18 +314,14 @@ def _write(result: BroughtUp, folder: Path) -> None:
     """Write the files: the spec for ``arch/measured``, the picks for ``tuned``, properties, and the report."""
     paths = result.files
     try:
-        write_atomic(paths["spec"], _text(result.measured.to_json()))
-        write_atomic(paths["properties"], _text(asdict(result.properties)))
+        write_json(paths["spec"], result.measured.to_json())
+        write_json(paths["properties"], asdict(result.properties))
         settled = () if result.sweep is None else result.sweep.settled
         sure = [item.record for item in settled if item.status in ("measured", "recorded")]
         ship(folder, result.properties.name, [record for record in sure if record is not None])
-        write_atomic(paths["report"], _text(result.to_json()))
+        write_json(paths["report"], result.to_json())
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error}") from error
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=1) + "\n"
 
 
 def _kept(

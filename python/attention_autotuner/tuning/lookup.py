@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..core.candidate import Candidate
 from ..core.problem import Problem
@@ -22,6 +21,7 @@ MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbourin
 
 Layer = Literal["record", "shipped"]
 Document = dict[str, Any]
+Place = TypeVar("Place")  # where a document is from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +146,17 @@ def _differences(
 
 
 def by_distance(
-    pairs: Iterable[tuple[Path, Document]], query: Query
-) -> list[tuple[Path, Document]]:
+    pairs: Iterable[tuple[Place, Document]], query: Query
+) -> list[tuple[Place, Document]]:
     """The documents whose problem can stand in, nearest first, ties in the order given."""
     problem = query.problem.bucketed()
     near = []
-    for index, (path, document) in enumerate(pairs):
+    for index, (place, document) in enumerate(pairs):
         try:
             recorded = Problem(**document["problem"])
         except (KeyError, TypeError, ValueError):
             continue  # compared, and set aside, when its own bucket is asked for
         apart = distance(problem, recorded)
         if apart is not None and document.get("arch") == query.arch:
-            near.append((apart, index, path, document))
-    return [(path, document) for _, _, path, document in sorted(near, key=lambda n: n[:2])]
+            near.append((apart, index, place, document))
+    return [(place, document) for _, _, place, document in sorted(near, key=lambda n: n[:2])]

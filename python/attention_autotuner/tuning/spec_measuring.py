@@ -6,7 +6,6 @@ the same rates per clock, and :attr:`~..arch.spec.ArchSpec.sm_clock_mhz` is the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties
 from ..arch.resolution import KNOWN, forget_measured, policy_with
 from ..arch.spec import ArchSpec
-from ..codegen.files import write_atomic
+from ..codegen.files import write_json
 from ..errors import StoreError
 from .environment import Environment
 from .peaks import Peak, Peaks
@@ -123,7 +122,7 @@ def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Pol
     path = user_path(cache_dir, device_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(measured.to_json(), indent=1) + "\n")
+        write_json(path, measured.to_json())
     except OSError as error:
         raise StoreError(f"cannot write the measured spec {path}: {error}") from error
     forget_measured()
