@@ -8,8 +8,9 @@ from typing import Any
 from ..arch.measured_specs import LIMITS
 from ..arch.spec import ArchSpec
 from ..core.problem import Problem
-from ..tuning.bring_up import BroughtUp, expected_peaks
+from ..tuning.bring_up import BroughtUp
 from ..tuning.peaks import Peak
+from ..tuning.spec_measuring import expected_peaks
 from ..tuning.sweep import Settled, SweepResult, measured_us
 from ..tuning.sweep_plan import Plan
 from .console import cell, microseconds, named, print_line, print_table

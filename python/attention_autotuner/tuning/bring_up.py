@@ -35,19 +35,15 @@ from .pipeline import LocalPipeline, Pipeline
 from .records import RecordStore
 from .shipped import shipped_name
 from .shipping import evidence_path, ship, shipped
-from .spec_measuring import keep, measured_spec
+from .spec_measuring import expected_peaks, keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
 from .sweep_plan import Plan, make_plan
 
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0
 FOLDER = "bring_up"  # under the cache folder
-NO_SWEEP: dict[str, Any] = {
-    "kernels": None,
-    "failures": {},
-    "problems": [],
-    "exhausted": False,
-}  # of a report
+# The part of a report that is about a sweep, where there was none.
+NO_SWEEP: dict[str, Any] = {"kernels": None, "failures": {}, "problems": [], "exhausted": False}
 
 
 @dataclass(kw_only=True)
@@ -166,26 +162,6 @@ class BroughtUp:
             "interrupted": self.interrupted,
             "files": {name: str(path) for name, path in self.files.items()},
         }
-
-
-def expected_peaks(policy: Policy) -> dict[str, float]:
-    """The peaks that a spec promises, each in its unit; wgmma only where there is some."""
-    spec = policy.spec
-    clocks = spec.sm_clock_mhz * 1e6
-    all_sms = clocks * spec.num_sms
-    promised = {
-        "launch": spec.launch_overhead_us * 1e-6,
-        "mma_fp16": spec.mma_flops_per_clk_per_sm * all_sms,
-        "mma_bf16": spec.mma_flops_per_clk_per_sm * all_sms,
-        "wgmma_fp16": spec.wgmma_flops_per_clk_per_sm * all_sms,
-        "wgmma_bf16": spec.wgmma_flops_per_clk_per_sm * all_sms,
-        "exp": spec.exp_per_clk_per_sm * all_sms,
-        "fp32": 2.0 * spec.fp32_lanes_per_clk_per_sm * all_sms,
-        "smem": spec.smem_bytes_per_clk_per_sm * all_sms,
-        "l2": spec.l2_bytes_per_clk * clocks,
-        "hbm_copy": spec.hbm_bytes_per_second,
-    }
-    return {name: value for name, value in promised.items() if value > 0}
 
 
 def bring_up(

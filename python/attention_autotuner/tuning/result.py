@@ -175,6 +175,6 @@ def median_us(row: Row) -> float | None:
     return None if row.timing is None else row.timing.median_us
 
 
-def finite(value: float) -> float | None:
+def finite(value: float | None) -> float | None:
     """The value, or None in place of one that JSON cannot hold."""
-    return value if isfinite(value) else None
+    return value if value is not None and isfinite(value) else None

@@ -118,15 +118,6 @@ class SweepResult:
 
 
 @dataclass
-class _Doubtful:
-    """A race that the default lost, until it is confirmed."""
-
-    record: TuningRecord
-    gain: float
-    doubt: Doubt
-
-
-@dataclass
 class Sweep:
     """One sweep; :meth:`run` does it.
 
@@ -150,7 +141,8 @@ class Sweep:
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _failures: dict[str, Outcome] = field(default_factory=dict, init=False)
-    _doubts: list[_Doubtful] = field(default_factory=list, init=False)
+    # Of a race that the default lost: its record, the gain, and what is to be confirmed.
+    _doubts: list[tuple[TuningRecord, float, Doubt]] = field(default_factory=list, init=False)
     _verified: int = field(default=0, init=False)
 
     def run(self) -> SweepResult:
@@ -332,7 +324,7 @@ class Sweep:
             return
         self._settle(problem, "unconfirmed", record=record, gain=0.0)
         doubt = Doubt.of(problem, pick.candidate.name, default.name, built)
-        self._doubts.append(_Doubtful(record=record, gain=gain, doubt=doubt))
+        self._doubts.append((record, gain, doubt))
 
     def _settle(self, problem: Problem, status: Status, **more: Any) -> None:
         self._settled[problem] = Settled(problem=problem, status=status, **more)
@@ -342,15 +334,16 @@ class Sweep:
         asked, self._doubts = self._doubts, []
         self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
-            ratios = self.pipeline.confirm_all([doubtful.doubt for doubtful in asked])
-        for doubtful, ratio in zip(asked, ratios, strict=True):
+            ratios = self.pipeline.confirm_all([doubt for _, _, doubt in asked])
+        for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
-            won = ratio - 1.0 >= MIN_GAIN
-            name = doubtful.doubt.pick[0] if won else doubtful.record.default
-            record = self.records.put(replace(doubtful.record, pick=name, confirmed=True))
-            gain = doubtful.gain if won else 0.0
-            self._settle(doubtful.doubt.problem, "measured", record=record, gain=gain)
+            if ratio - 1.0 >= MIN_GAIN:
+                record = replace(record, pick=doubt.pick[0])
+            else:
+                gain = 0.0
+            record = self.records.put(replace(record, confirmed=True))
+            self._settle(doubt.problem, "measured", record=record, gain=gain)
         self.tell("confirm", len(asked), len(asked), "")
 
 
