@@ -18,7 +18,7 @@ from .console import cell, microseconds, named, print_line, print_table
 # Prefixes by thousands, for figures of hardware.
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PHASES = {
-    "peaks": "limits, peaks and spec",
+    "ceilings": "limits, peaks and spec",
     "plan": "choosing what to build",
     "build": "building (beside the rest)",
     "wait": "waiting for builds",
