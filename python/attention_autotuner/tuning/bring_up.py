@@ -128,7 +128,9 @@ class BroughtUp:
     @property
     def gpu_seconds(self) -> float:
         """Seconds in which the GPU was measured on or checked with."""
-        return sum(self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm"))
+        return sum(
+            self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm")
+        )
 
     @property
     def roofline(self) -> dict[str, float]:

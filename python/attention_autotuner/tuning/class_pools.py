@@ -5,21 +5,16 @@ A pool is the union of what the cost model would try for each problem of the cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Ok, Outcome
 from ..core.problem import Problem
-from ..kernels.cost_model import estimate, rank
+from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
-from .pipeline import Built
-from .result import Row
 from .shortlist import Ranked, shortlist
-from .stages import examine
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -134,36 +129,3 @@ def small_problem(candidate: Candidate) -> Problem:
         mask=candidate.mask,
         form=candidate.form,
     )
-
-
-def prepared(
-    candidate: Candidate,
-    result: Built | Outcome,
-    policy: Policy,
-    defaults: Collection[Candidate],
-    source_digest: str,
-    verify: Callable[[Problem, Candidate, Built], Outcome],
-) -> Row:
-    """A row of a pool after build and verification.
-
-    Args:
-        candidate: the kernel.
-        result: what became of its build.
-        policy: whose candidate.
-        defaults: are verified even if they spill: they serve untuned callers, their time is what others must beat.
-        source_digest: what its source says.
-        verify: the verifier.
-    """
-    small = small_problem(candidate)
-    row = Row(
-        candidate=candidate,
-        estimate=estimate(small, candidate, policy.spec),
-        outcome=result if isinstance(result, Outcome) else Ok(),
-        source_digest=source_digest,
-    )
-    if isinstance(result, Outcome):
-        return row
-    row = examine(small, row, result, policy, timed=True)
-    if row.outcome.ok or candidate in defaults:
-        row = replace(row, outcome=verify(small, candidate, result))
-    return row

@@ -23,7 +23,6 @@ from ..core.problem import Problem
 from ..errors import SettingsError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
-from .history import extended, recall, untried
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
@@ -32,7 +31,7 @@ from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN, choose, examine, race, require_usable
+from .stages import MIN_GAIN, Engine, choose, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 
@@ -134,16 +133,13 @@ def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int)
 
 
 @dataclass(kw_only=True)
-class _Search:
+class _Search(Engine):
     """One run of :func:`tune`; its methods are the steps, in order."""
 
     problem: Problem
     purpose: Purpose
-    policy: Policy
     settings: Settings
     progress: Progress
-    records: RecordStore
-    pipeline: Pipeline
     built: dict[str, Built] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -170,7 +166,12 @@ class _Search:
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
         if known is not None:
-            rows = untried(rows, known, {known.pick, self.default.name})
+            anchors = {known.pick, self.default.name}
+            rows = [
+                row
+                for row in rows
+                if row.candidate.name in anchors or not known.entry(row.candidate.name)
+            ]
         rows = self._build(kernels, rows)
         if not self.interrupted and self.pipeline.can_measure():
             rows = self._verify(rows)
@@ -184,7 +185,7 @@ class _Search:
     def _known(self, digests: dict[str, str]) -> TuningRecord | None:
         if self.settings.always_tune or not self.pipeline.can_measure():
             return None
-        return recall(self.records, self.problem, self.policy, self.pipeline.environment, digests)
+        return self.recall(self.problem, digests)
 
     def _build(self, kernels: Sequence[RenderedKernel], rows: list[Row]) -> list[Row]:
         wanted = {row.candidate.name for row in rows}
@@ -207,7 +208,7 @@ class _Search:
                 row = replace(row, outcome=result)
             elif result is not None:
                 self.built[row.candidate.name] = result
-                row = examine(self.problem, row, result, self.policy, timed=timed)
+                row = self.examine(self.problem, row, result, timed=timed)
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
@@ -234,10 +235,9 @@ class _Search:
             ):  # it serves untuned callers: its time is what others must beat
                 row = self._admitted(row)
             if row.outcome.ok and not self.interrupted:
-                kernel, claim = self.built[row.candidate.name], row.candidate.deterministic
+                kernel = self.built[row.candidate.name]
                 try:
-                    outcome = self.pipeline.verify(self.problem, kernel, deterministic=claim)
-                    row = replace(row, outcome=outcome)
+                    row = replace(row, outcome=self.verify(self.problem, row.candidate, kernel))
                 except KeyboardInterrupt:
                     self.interrupted = True
             checked.append(row)
@@ -250,9 +250,7 @@ class _Search:
             self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
         seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort])
-        raced, self.interrupted = race(
-            self.problem, self.policy, rows, self.built, self.pipeline, seconds, on_round
-        )
+        raced, self.interrupted = self.race(self.problem, rows, self.built, seconds, on_round)
         return raced
 
     def _decide(
@@ -269,18 +267,15 @@ class _Search:
             if ratio is not None and ratio - 1.0 < MIN_GAIN:
                 pick = next(row for row in timed if row.candidate == self.default)
                 gain = 0.0
-        record = extended(
-            known,
-            rows,
+        record = self.remember(
             self.problem,
-            self.policy,
-            self.pipeline.environment,
-            pick=pick.candidate,
-            default=self.default,
+            rows,
+            pick.candidate,
             confirmed=confirmed,
+            known=known,
             purpose=self.purpose,
         )
-        result = self._remembered("measured", rows, self.records.put(record), gain=gain)
+        result = self._remembered("measured", rows, record, gain=gain)
         self.progress.tell("record", 1, 1, str(result.record_path), median_us(pick))
         return result
 

@@ -14,19 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import NoCandidateError
 from .build_ahead import BuildAhead
-from .class_pools import prepared
-from .history import extended, recall, source_digests
-from .pipeline import Built, Doubt, Pipeline
+from .pipeline import Built, Doubt
 from .record_schema import TuningRecord
-from .records import RecordStore
 from .result import Row
-from .stages import MIN_GAIN, choose, race
+from .stages import MIN_GAIN, Engine, choose, source_digests
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -117,24 +113,18 @@ class SweepResult:
         }
 
 
-@dataclass
-class Sweep:
+@dataclass(kw_only=True)
+class Sweep(Engine):
     """One sweep; :meth:`run` does it.
 
     Attributes:
         plan: what to do.
-        policy: whose candidates.
-        pipeline: builds, verifies, measures and confirms.
-        records: where picks are kept.
         budget_seconds: wall time for all of it; what has begun is finished.
         again: measure what is recorded already, too.
         tell: told (phase, done, total, message).
     """
 
     plan: Plan
-    policy: Policy
-    pipeline: Pipeline
-    records: RecordStore
     budget_seconds: float
     again: bool = False
     tell: Tell = lambda phase, done, total, message: None
@@ -197,13 +187,13 @@ class Sweep:
             if not self._time_for_a_race():
                 ahead.stop()  # nothing of what is still to come will be raced
                 break
-            rows, built = self._verify(group, ahead, waiting)
+            rows, built = self._prepare(group, ahead, waiting)
             for problem in group.problems:
                 if not self._time_for_a_race():
                     break
                 self.tell("race", done, total, problem.describe())
                 with self._timed("race"):
-                    self._race(problem, rows, built)
+                    self._settle_by_race(problem, rows, built)
                 done += 1
         self.tell("race", done, total, "")
         if self._doubts:
@@ -257,7 +247,7 @@ class Sweep:
         names = {candidate.name: self._digests[candidate] for candidate in group.pool}
         missing = []
         for problem in group.problems:
-            known = recall(self.records, problem, self.policy, self.pipeline.environment, names)
+            known = self.recall(problem, names)
             default = self.policy.default(problem).name
             if known is not None and known.confirmed and known.entry(default) is not None:
                 gain = _recorded_gain(known)
@@ -266,16 +256,10 @@ class Sweep:
                 missing.append(problem)
         return replace(group, problems=tuple(missing))
 
-    def _verify(
+    def _prepare(
         self, group: Group, ahead: BuildAhead, waiting: Waiting
     ) -> tuple[list[Row], dict[str, Built]]:
         """Rows of a group's pool after build and verification, and what was built; fewer where time is short."""
-
-        def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
-            self._verified += 1
-            with self._timed("verify"):
-                return self.pipeline.verify(small, kernel, deterministic=candidate.deterministic)
-
         rows: list[Row] = []
         built: dict[str, Built] = {}
         results = ahead.results(group.pool)
@@ -283,9 +267,8 @@ class Sweep:
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
                 break
             self.tell("verify", index, len(results), candidate.name)
-            row = prepared(
-                candidate, result, self.policy, self._defaults, self._digests[candidate], verify
-            )
+            default = candidate in self._defaults
+            row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
             if not isinstance(result, Outcome):
                 built[candidate.name] = result
@@ -293,14 +276,20 @@ class Sweep:
                 self._failures[candidate.name] = row.outcome
         return rows, built
 
-    def _race(self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]) -> None:
+    def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
+        """Check a kernel, and keep count of how many were and how long it took."""
+        self._verified += 1
+        with self._timed("verify"):
+            return super().verify(problem, candidate, built)
+
+    def _settle_by_race(
+        self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]
+    ) -> None:
         default = self.policy.default(problem)
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
-            raced, interrupted = race(
-                problem, self.policy, rows, built, self.pipeline, RACE_SECONDS
-            )
+            raced, interrupted = self.race(problem, rows, built, RACE_SECONDS)
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
@@ -308,17 +297,8 @@ class Sweep:
             raise KeyboardInterrupt
         pick, gain = choose(raced, default)
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
-        record = extended(
-            None,
-            raced,
-            problem,
-            self.policy,
-            self.pipeline.environment,
-            pick=default if gain else pick.candidate,
-            default=default,
-            confirmed=not gain,
-        )
-        record = self.records.put(record)
+        serving = default if gain else pick.candidate
+        record = self.remember(problem, raced, serving, confirmed=not gain)
         if not gain:
             self._settle(problem, "measured", record=record, gain=gain)
             return
