@@ -13,7 +13,6 @@ from math import inf
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.class_pools import ClassKey, class_of
 from attention_autotuner.tuning.pipeline import Pipeline
@@ -62,7 +61,6 @@ def search(
 
     engine = Engine(policy=policy, pipeline=pipeline, records=records)
     results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
-    built = {c.name: result for c, result in results.items() if not isinstance(result, Outcome)}
     digests = source_digests(results)
     row_of = {
         candidate: engine.prepared(
@@ -79,7 +77,7 @@ def search(
         if problem.deterministic:
             rows = [row for row in rows if row.candidate.deterministic]
         default = policy.default(problem)
-        raced, interrupted = engine.race(problem, rows, built, seconds)
+        raced, interrupted = engine.race(problem, rows, seconds)
         if interrupted:
             raise KeyboardInterrupt
         pick, _ = choose(raced, default)

@@ -24,7 +24,7 @@ from ..codegen.jobs import available_cores, job_count
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
 from ..core.identity import slug
-from ..core.outcome import Outcome, outcome_from_json
+from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import AttentionAutotunerError, StoreError
 from ..settings import Settings
@@ -41,6 +41,7 @@ from .sweep_plan import Plan, make_plan
 
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0
+GPU_PHASES = ("ceilings", "verify", "race", "confirm")
 FOLDER = "bring_up"  # under the cache folder
 # The part of a report that is about a sweep, where there was none.
 NO_SWEEP: dict[str, Any] = {"kernels": None, "failures": {}, "problems": [], "exhausted": False}
@@ -104,7 +105,6 @@ class BroughtUp:
         reused: the peaks are an earlier run's.
         plan: what the sweep was to do; None where nothing can be measured.
         sweep: how it ended; None likewise.
-        why_no_sweep: why there is none.
         seconds: wall time by phase, with ``total``.
         environment: of the run.
         interrupted: stopped by Ctrl-C.
@@ -119,18 +119,21 @@ class BroughtUp:
     reused: bool
     plan: Plan | None
     sweep: SweepResult | None
-    why_no_sweep: str
     seconds: Mapping[str, float]
     environment: Environment
     interrupted: bool
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
+    def why_no_sweep(self) -> str:
+        """Why there was none; empty where there was."""
+        no_sweep = "kernels cannot be run here: torch is missing, or sees no GPU"
+        return no_sweep if self.sweep is None else ""
+
+    @property
     def gpu_seconds(self) -> float:
         """Seconds in which the GPU was measured on or checked with."""
-        return sum(
-            self.seconds.get(name, 0.0) for name in ("ceilings", "verify", "race", "confirm")
-        )
+        return sum(self.seconds.get(phase, 0.0) for phase in GPU_PHASES)
 
     @property
     def roofline(self) -> dict[str, float]:
@@ -211,26 +214,23 @@ def bring_up(
         measured = measured_spec(described, properties, peaks, environment)
         policy, _ = keep(measured, properties.name, settings.cache_dir)
     seconds["ceilings"] = time.monotonic() - start
-    plan, sweep, why = None, None, ""
+    plan = sweep = None
     pipeline = machine.pipeline(policy)
-    records = RecordStore(settings.cache_dir / "records")
     if pipeline.can_measure():
-        left = budget_seconds - (time.monotonic() - start)
         before = time.monotonic()
+        left = budget_seconds - (before - start)
         plan = make_plan(problems, policy, budget_seconds=left, jobs=machine.jobs())
         seconds["plan"] = time.monotonic() - before
         sweep = Sweep(
             plan=plan,
             policy=policy,
             pipeline=pipeline,
-            records=records,
-            budget_seconds=budget_seconds - (time.monotonic() - start),
+            records=RecordStore(settings.cache_dir / "records"),
+            budget_seconds=left - seconds["plan"],
             again=again,
             tell=tell,
         ).run()
         seconds |= sweep.seconds
-    else:
-        why = "kernels cannot be run here: torch is missing, or sees no GPU"
     seconds["total"] = time.monotonic() - start
     result = BroughtUp(
         properties=properties,
@@ -241,7 +241,6 @@ def bring_up(
         reused=kept is not None,
         plan=plan,
         sweep=sweep,
-        why_no_sweep=why,
         seconds=seconds,
         environment=pipeline.environment,
         interrupted=sweep is not None and sweep.interrupted,
@@ -308,19 +307,12 @@ def _kept(
     """The measurements of an earlier run on this GPU under this driver, if its spec and its report are both here."""
     path = measured_specs.user_path(settings.cache_dir, properties.name)
     report = _files(folder, properties.name)["report"]
-    if not path.is_file() or not report.is_file():
-        return None
     try:
         measured = measured_specs.read(path)
         policy = policy_with(measured)
         said = json.loads(report.read_text(encoding="utf-8"))
-        peaks = {name: _peak(data) for name, data in said["ceilings"].items()}
+        peaks = {name: Peak(**data) for name, data in said["ceilings"].items()}
     except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # damaged: measured again, and replaced
+        return None  # missing, damaged, or a peak that failed: measured again, and replaced
     same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
-    whole = all(isinstance(result, Peak) for result in peaks.values())
-    return (measured, peaks, policy) if same and whole else None
-
-
-def _peak(data: Mapping[str, Any]) -> Peak | Outcome:
-    return outcome_from_json(dict(data)) if "kind" in data else Peak(**data)
+    return (measured, peaks, policy) if same else None

@@ -6,11 +6,11 @@ A pool is the union of what the cost model would try for each problem of the cla
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.problem import Problem
+from ..core.problem import Problem, of_shape
 from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
@@ -57,13 +57,9 @@ def pools(
         pool_of.setdefault(class_of(problem), {}).setdefault(default)
         wanted.setdefault((class_of(problem), problem.deterministic), []).append(preferred)
     for (key, _), lists in wanted.items():
-        in_turn = (
-            candidate
-            for place in zip_longest(*lists)
-            for candidate in place
-            if candidate is not None
-        )
-        pool_of[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
+        in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*lists)))
+        in_turn.pop(None, None)  # in the place of what a shorter list lacks
+        pool_of[key] |= dict.fromkeys(islice(in_turn, class_limit))
     return {key: list(pool) for key, pool in pool_of.items()}
 
 
@@ -81,14 +77,10 @@ def known_pools(
     for problem in problems:
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for candidate in known:
-        dims = (
-            candidate.dtype,
-            candidate.padded_dim_qk,
-            candidate.padded_dim_v,
-            candidate.copy_bytes,
-        )
-        for form in dict.fromkeys(("auto", candidate.form)):
-            key = (candidate.op, candidate.mask, candidate.direction, form, *dims)
+        c = candidate
+        dims = (c.dtype, c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
+        for form in dict.fromkeys(("auto", c.form)):
+            key = (c.op, c.mask, c.direction, form, *dims)
             if key in pool_of and check(candidate, policy.spec) is None:
                 pool_of[key].setdefault(candidate)
     return {key: list(pool) for key, pool in pool_of.items()}
@@ -113,17 +105,11 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
 def small_problem(candidate: Candidate) -> Problem:
     """A problem that a candidate is verified on: of odd length where its copies allow that."""
     seqlen = MASKED_SEQLEN if candidate.mask == "explicit" else VERIFIED_SEQLEN
-    return Problem(
+    return of_shape(
+        (1, 2, seqlen, candidate.padded_dim_qk, candidate.padded_dim_v),
         op=candidate.op,
         direction=candidate.direction,
         dtype=candidate.dtype,
-        batch=1,
-        heads_q=2,
-        heads_kv=2,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        dim_qk=candidate.padded_dim_qk,
-        dim_v=candidate.padded_dim_v,
         causal=candidate.score == "decayed",
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,

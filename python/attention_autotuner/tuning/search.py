@@ -8,7 +8,7 @@ second, fresh process is asked to confirm.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from math import inf
 from typing import Any
@@ -31,7 +31,7 @@ from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN, Engine, choose, require_usable
+from .stages import MIN_GAIN, Engine, built_by_name, choose, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 
@@ -140,7 +140,6 @@ class _Search(Engine):
     purpose: Purpose
     settings: Settings
     progress: Progress
-    built: dict[str, Built] = field(default_factory=dict)
     interrupted: bool = False
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
@@ -178,7 +177,7 @@ class _Search(Engine):
             if not self.interrupted:
                 rows = self._race(rows)
         timed = [row for row in rows if row.outcome.ok and row.timing is not None]
-        return self._decide(rows, timed, known, confirm) if timed else self._predicted(rows)
+        return self._decide(rows, timed, confirm) if timed else self._predicted(rows)
 
     # --- before the GPU ----------------------------------------------------------------------------
 
@@ -204,10 +203,7 @@ class _Search(Engine):
         refined: list[Row] = []
         for row in rows:
             result = by_name.get(row.candidate.name)
-            if isinstance(result, Outcome):
-                row = replace(row, outcome=result)
-            elif result is not None:
-                self.built[row.candidate.name] = result
+            if result is not None:
                 row = self.examine(self.problem, row, result, timed=timed)
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
@@ -219,10 +215,9 @@ class _Search(Engine):
 
     def _admitted(self, row: Row, limit: float = inf) -> Row:
         """A row that takes part although its compiler says that it is slow, if it spills no more bytes than a limit."""
-        if not isinstance(row.outcome, (Spilled, Serialized)):
+        if row.built is None or not isinstance(row.outcome, (Spilled, Serialized)):
             return row
-        slow = spilled_bytes(self.built[row.candidate.name].report) > limit
-        return row if slow else replace(row, outcome=Ok())
+        return row if spilled_bytes(row.built.report) > limit else replace(row, outcome=Ok())
 
     # --- on the GPU --------------------------------------------------------------------------------
 
@@ -230,14 +225,12 @@ class _Search(Engine):
         checked: list[Row] = []
         for index, row in enumerate(rows):
             self.progress.tell("verify", index, len(rows), row.candidate.name)
-            if (
-                row.candidate == self.default
-            ):  # it serves untuned callers: its time is what others must beat
-                row = self._admitted(row)
-            if row.outcome.ok and not self.interrupted:
-                kernel = self.built[row.candidate.name]
+            if row.candidate == self.default:
+                row = self._admitted(row)  # it serves untuned callers: others must beat its time
+            if row.outcome.ok and row.built is not None and not self.interrupted:
                 try:
-                    row = replace(row, outcome=self.verify(self.problem, row.candidate, kernel))
+                    outcome = self.verify(self.problem, row.candidate, row.built)
+                    row = replace(row, outcome=outcome)
                 except KeyboardInterrupt:
                     self.interrupted = True
             checked.append(row)
@@ -250,30 +243,23 @@ class _Search(Engine):
             self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
         seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort])
-        raced, self.interrupted = self.race(self.problem, rows, self.built, seconds, on_round)
+        raced, self.interrupted = self.race(self.problem, rows, seconds, on_round)
         return raced
 
-    def _decide(
-        self, rows: list[Row], timed: list[Row], known: TuningRecord | None, confirm: bool
-    ) -> TuneResult:
+    def _decide(self, rows: list[Row], timed: list[Row], confirm: bool) -> TuneResult:
         pick, gain = choose(timed, self.default)
         confirmed = not gain
         if gain and confirm and not self.interrupted:
             name = pick.candidate.name
             self.progress.tell("confirm", 0, 1, name, median_us(pick))
-            doubt = Doubt.of(self.problem, name, self.default.name, self.built)
+            doubt = Doubt.of(self.problem, name, self.default.name, built_by_name(timed))
             (ratio,) = self.pipeline.confirm_all([doubt])
             confirmed = ratio is not None
             if ratio is not None and ratio - 1.0 < MIN_GAIN:
                 pick = next(row for row in timed if row.candidate == self.default)
                 gain = 0.0
         record = self.remember(
-            self.problem,
-            rows,
-            pick.candidate,
-            confirmed=confirmed,
-            known=known,
-            purpose=self.purpose,
+            self.problem, rows, pick.candidate, confirmed=confirmed, purpose=self.purpose
         )
         result = self._remembered("measured", rows, record, gain=gain)
         self.progress.tell("record", 1, 1, str(result.record_path), median_us(pick))

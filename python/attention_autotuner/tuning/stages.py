@@ -41,6 +41,11 @@ def source_digests(candidates: Iterable[Candidate]) -> dict[Candidate, str]:
     return {candidate: source_digest(render(candidate)) for candidate in candidates}
 
 
+def built_by_name(rows: Iterable[Row]) -> dict[str, Built]:
+    """Candidate name -> kernel, of the rows that were built."""
+    return {row.candidate.name: row.built for row in rows if row.built is not None}
+
+
 def require_usable(problem: Problem, arch: str, rows: Sequence[Row]) -> None:
     """Check that some candidate came through.
 
@@ -115,29 +120,27 @@ class Engine:
                 entries.append(replace(entry, source_digest=now, kernel_digest=None))
         return replace(answer.record, entries=tuple(entries))
 
-    def examine(self, problem: Problem, row: Row, built: Built, *, timed: bool = True) -> Row:
-        """A row with its kernel: the estimate with the compiler's report, and whether that leaves it worth timing.
+    def examine(
+        self, problem: Problem, row: Row, result: Built | Outcome, *, timed: bool = True
+    ) -> Row:
+        """A row after its build: the estimate with the compiler's report, and whether that leaves it worth timing.
 
         Args:
             problem: what it computes.
             row: of the candidate.
-            built: what was built of it.
+            result: what was built of it, or why nothing was.
             timed: measured, or about to be; otherwise only the model ranks it.
         """
-        report = built.report
+        if isinstance(result, Outcome):
+            return replace(row, outcome=result)
+        report = result.report
         refined = refine(problem, row.candidate, self.policy.spec, report)
         outcome = check_spills(row.candidate, report, timed=timed)
         if outcome.ok and report.serialized:
             outcome = Serialized(reason=report.serialized)
         if outcome.ok and refined.occupancy == 0:
             outcome = Infeasible(reason=f"no CTA fits an SM with {report.registers} registers")
-        return replace(
-            row,
-            estimate=refined,
-            outcome=outcome,
-            artifact=built.path,
-            code_digest=built.code_digest,
-        )
+        return replace(row, estimate=refined, outcome=outcome, built=result)
 
     def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
         """Check a kernel against the reference."""
@@ -158,21 +161,18 @@ class Engine:
         row = Row(
             candidate=candidate,
             estimate=estimate(small, candidate, self.policy.spec),
-            outcome=result if isinstance(result, Outcome) else Ok(),
+            outcome=Ok(),
             source_digest=source_digest,
         )
-        if isinstance(result, Outcome):
-            return row
         row = self.examine(small, row, result)
-        if row.outcome.ok or default:
-            row = replace(row, outcome=self.verify(small, candidate, result))
+        if row.built is not None and (row.outcome.ok or default):
+            row = replace(row, outcome=self.verify(small, candidate, row.built))
         return row
 
     def race(
         self,
         problem: Problem,
         rows: Sequence[Row],
-        built: Mapping[str, Built],
         seconds: float,
         on_round: Callable[[int, list[str]], None] = lambda rounds, running: None,
     ) -> tuple[list[Row], bool]:
@@ -181,7 +181,6 @@ class Engine:
         Args:
             problem: what is timed; the rows' estimates become those for it. Its default is timed in every round.
             rows: after build and verification.
-            built: candidate name -> kernel.
             seconds: of timing rounds.
             on_round: called after each round with (rounds, names still in the race).
 
@@ -193,17 +192,17 @@ class Engine:
         """
         require_usable(problem, self.policy.name, rows)
         default = self.policy.default(problem)
-        by_name = {row.candidate.name: self._estimated(problem, row, built) for row in rows}
+        by_name = {row.candidate.name: self._estimated(problem, row) for row in rows}
         usable = sorted(
             (row for row in by_name.values() if row.outcome.ok),
             key=lambda row: (row.candidate != default, row.estimate.us),
         )
-        names = [row.candidate.name for row in usable]
+        built = built_by_name(usable)
         timings, interrupted = self.pipeline.measure(
             problem,
-            {name: built[name] for name in names},
+            built,
             budget_seconds=seconds,
-            keep=[name for name in names if name == default.name],
+            keep=[name for name in built if name == default.name],
             on_round=on_round,
         )
         raced = [
@@ -215,13 +214,12 @@ class Engine:
             require_usable(problem, self.policy.name, raced)
         return raced, interrupted
 
-    def _estimated(self, problem: Problem, row: Row, built: Mapping[str, Built]) -> Row:
+    def _estimated(self, problem: Problem, row: Row) -> Row:
         """A row with the model's time for a problem: with the compiler's report where it was built."""
         candidate, spec = row.candidate, self.policy.spec
-        kernel = built.get(candidate.name)
-        if kernel is None:
+        if row.built is None:
             return replace(row, estimate=estimate(problem, candidate, spec))
-        return replace(row, estimate=refine(problem, candidate, spec, kernel.report))
+        return replace(row, estimate=refine(problem, candidate, spec, row.built.report))
 
     def remember(
         self,
@@ -230,25 +228,18 @@ class Engine:
         pick: Candidate,
         *,
         confirmed: bool,
-        known: TuningRecord | None = None,
         purpose: Purpose | None = None,
     ) -> TuningRecord:
-        """Write the record of a search, with what an earlier one found about candidates that this one did not try.
+        """Write the record of a search; what an earlier one found about candidates that this one did not try stays.
 
         Args:
             problem: as measured.
             rows: what this search found.
             pick: the candidate that serves from now on.
             confirmed: whether a second process confirmed its gain, or it is the default.
-            known: the earlier record, if any.
             purpose: of the search; its direction by default.
         """
         environment = self.pipeline.environment
-        entries = {row.candidate.name: row.entry(environment.digest) for row in rows}
-        environments = {environment.digest: environment}
-        if known is not None:
-            entries = {entry.candidate.name: entry for entry in known.entries} | entries
-            environments |= {**known.environments, known.environment.digest: known.environment}
         record = TuningRecord(
             problem=problem.bucketed(),
             measured_problem=problem,
@@ -258,8 +249,8 @@ class Engine:
             pick=pick.name,
             default=self.policy.default(problem).name,
             confirmed=confirmed,
-            entries=tuple(entries.values()),
+            entries=tuple(row.entry(environment.digest) for row in rows),
             environment=environment,
-            environments=environments,
+            environments={environment.digest: environment},
         )
         return self.records.put(record)

@@ -22,7 +22,7 @@ from .build_ahead import BuildAhead
 from .pipeline import Built, Doubt
 from .record_schema import TuningRecord
 from .result import Row
-from .stages import MIN_GAIN, Engine, choose, source_digests
+from .stages import MIN_GAIN, Engine, built_by_name, choose, source_digests
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -187,13 +187,13 @@ class Sweep(Engine):
             if not self._time_for_a_race():
                 ahead.stop()  # nothing of what is still to come will be raced
                 break
-            rows, built = self._prepare(group, ahead, waiting)
+            rows = self._prepare(group, ahead, waiting)
             for problem in group.problems:
                 if not self._time_for_a_race():
                     break
                 self.tell("race", done, total, problem.describe())
                 with self._timed("race"):
-                    self._settle_by_race(problem, rows, built)
+                    self._settle_by_race(problem, rows)
                 done += 1
         self.tell("race", done, total, "")
         if self._doubts:
@@ -256,12 +256,9 @@ class Sweep(Engine):
                 missing.append(problem)
         return replace(group, problems=tuple(missing))
 
-    def _prepare(
-        self, group: Group, ahead: BuildAhead, waiting: Waiting
-    ) -> tuple[list[Row], dict[str, Built]]:
-        """Rows of a group's pool after build and verification, and what was built; fewer where time is short."""
+    def _prepare(self, group: Group, ahead: BuildAhead, waiting: Waiting) -> list[Row]:
+        """Rows of a group's pool after build and verification; fewer where time is short."""
         rows: list[Row] = []
-        built: dict[str, Built] = {}
         results = ahead.results(group.pool)
         for index, (candidate, result) in enumerate(results.items()):
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
@@ -270,11 +267,9 @@ class Sweep(Engine):
             default = candidate in self._defaults
             row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
-            if not isinstance(result, Outcome):
-                built[candidate.name] = result
             if not row.outcome.ok:
                 self._failures[candidate.name] = row.outcome
-        return rows, built
+        return rows
 
     def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
         """Check a kernel, and keep count of how many were and how long it took."""
@@ -282,14 +277,12 @@ class Sweep(Engine):
         with self._timed("verify"):
             return super().verify(problem, candidate, built)
 
-    def _settle_by_race(
-        self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]
-    ) -> None:
+    def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
         default = self.policy.default(problem)
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
-            raced, interrupted = self.race(problem, rows, built, RACE_SECONDS)
+            raced, interrupted = self.race(problem, rows, RACE_SECONDS)
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
@@ -303,7 +296,7 @@ class Sweep(Engine):
             self._settle(problem, "measured", record=record, gain=gain)
             return
         self._settle(problem, "unconfirmed", record=record, gain=0.0)
-        doubt = Doubt.of(problem, pick.candidate.name, default.name, built)
+        doubt = Doubt.of(problem, pick.candidate.name, default.name, built_by_name(raced))
         self._doubts.append((record, gain, doubt))
 
     def _settle(self, problem: Problem, status: Status, **more: Any) -> None:

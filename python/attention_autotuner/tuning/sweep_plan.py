@@ -29,6 +29,7 @@ RACE_SECONDS = 2.0  # of timing rounds a problem
 SET_UP_SECONDS = 2.0  # of a race: inputs, clocks, first launches
 CONFIRM_SECONDS = 2.5  # a problem
 CONFIRM_START_SECONDS = 12.0  # of the second process
+FIGURES = ("class_limit", "jobs", "build_seconds", "gpu_seconds", "seconds")  # of a plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +107,7 @@ class Plan:
                 for group in self.groups
             ],
             "kernels": len(self.candidates),
-            "class_limit": self.class_limit,
-            "jobs": self.jobs,
-            "build_seconds": self.build_seconds,
-            "gpu_seconds": self.gpu_seconds,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in FIGURES},
         }
 
 
@@ -128,23 +125,19 @@ def make_plan(
     Raises:
         NoCandidateError: a problem has no legal candidate on this GPU.
     """
-    keys = list(dict.fromkeys(class_of(problem) for problem in problems))
+    keys = dict.fromkeys(class_of(problem) for problem in problems)
     defaults = {policy.default(problem) for problem in problems}
     affordable = BUILD_SHARE * budget_seconds * jobs
     affordable -= sum(BUILD_SECONDS[candidate.op, candidate.direction] for candidate in defaults)
-    per_step = sum(BUILD_SECONDS[_kind(key, problems)] for key in keys)
+    members = {key: [p for p in problems if class_of(p) == key] for key in keys}
+    per_step = sum(BUILD_SECONDS[first.op, first.direction] for first, *_ in members.values())
     limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
     pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
-    groups = []
-    for key in keys:
-        mine = tuple(problem for problem in problems if class_of(problem) == key)
-        groups.append(Group(key=key, problems=mine, pool=tuple(pool_of[key])))
+    groups = [
+        Group(key=key, problems=tuple(mine), pool=tuple(pool_of[key]))
+        for key, mine in members.items()
+    ]
     return Plan(groups=tuple(groups), class_limit=limit, jobs=jobs)
-
-
-def _kind(key: ClassKey, problems: Sequence[Problem]) -> tuple[Op, Direction]:
-    first = next(problem for problem in problems if class_of(problem) == key)
-    return first.op, first.direction
 
 
 def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:
