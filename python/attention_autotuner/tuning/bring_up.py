@@ -212,7 +212,7 @@ def bring_up(
     else:
         peaks = _measure_peaks(machine, properties, peak_seconds, tell)
         measured = measured_spec(described, properties, peaks, environment)
-        policy, _ = keep(measured, properties.name, settings.cache_dir)
+        policy = keep(measured, properties.name, settings.cache_dir)
     seconds["ceilings"] = time.monotonic() - start
     plan = sweep = None
     pipeline = machine.pipeline(policy)

@@ -117,32 +117,31 @@ def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
         return Miss(field="arch", expected=query.arch, recorded=record.arch)
-    for name, now, then in _differences(HARD_FIELDS, query.environment, record.environment):
-        return Miss(field=name, expected=now, recorded=then)
+    for miss in _differences(HARD_FIELDS, query.environment, record.environment):
+        return miss
     if query.kernels is not None:
         proof = check(record.picked, query.kernels)
         if isinstance(proof, Miss):
             return proof
     soft = _differences(SOFT_FIELDS, query.environment, record.environment)
     if query.space_digest not in (None, record.space_digest):
-        soft.insert(0, ("space_digest", str(query.space_digest), record.space_digest))
+        now = str(query.space_digest)
+        soft.insert(0, Miss(field="space_digest", expected=now, recorded=record.space_digest))
     if query.strict and soft:
-        name, now, then = soft[0]
-        return Miss(field=name, expected=now, recorded=then)
+        return soft[0]
     exact = record.problem == query.problem.bucketed()
-    return Hit(
-        record=record, layer=layer, exact=exact, unverified=tuple(name for name, _, _ in soft)
-    )
+    unverified = tuple(miss.field for miss in soft)
+    return Hit(record=record, layer=layer, exact=exact, unverified=unverified)
 
 
-def _differences(
-    names: Iterable[str], present: Environment, recorded: Environment
-) -> list[tuple[str, str, str]]:
-    """The fields of two environments that differ, with both values; those not known now are not compared."""
-    pairs = [(name, getattr(present, name), getattr(recorded, name)) for name in names]
-    return [
-        (name, str(now), str(then)) for name, now, then in pairs if now is not None and now != then
-    ]
+def _differences(names: Iterable[str], present: Environment, recorded: Environment) -> list[Miss]:
+    """The fields of two environments that differ; those not known now are not compared."""
+    misses = []
+    for name in names:
+        now, then = getattr(present, name), getattr(recorded, name)
+        if now is not None and now != then:
+            misses.append(Miss(field=name, expected=str(now), recorded=str(then)))
+    return misses
 
 
 def by_distance(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -189,13 +190,9 @@ class _Search(Engine):
     def _build(self, kernels: Sequence[RenderedKernel], rows: list[Row]) -> list[Row]:
         wanted = {row.candidate.name for row in rows}
         kernels = [kernel for kernel in kernels if kernel.name in wanted]
-
-        def progress(done: int, total: int, message: str) -> None:
-            self.progress.tell("build", done, total, message)
-
         results: Sequence[Built | Outcome] = ()
         try:
-            results = self.pipeline.build(kernels, progress)
+            results = self.pipeline.build(kernels, partial(self.progress.tell, "build"))
         except KeyboardInterrupt:
             self.interrupted = True
         by_name = dict(zip((kernel.name for kernel in kernels), results, strict=False))

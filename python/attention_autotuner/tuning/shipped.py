@@ -156,10 +156,8 @@ class ShippedPicks:
 RecordPlace = RecordStore | ShippedPicks
 
 
-def _key(document: Mapping[str, object]) -> str:
-    problem = document["problem"]
-    described = Problem(**problem).describe() if isinstance(problem, dict) else str(problem)
-    return f"{described} on {document['arch']}"
+def _key(document: Document) -> str:
+    return f"{Problem(**document['problem']).describe()} on {document['arch']}"
 
 
 class ShippedRecords:

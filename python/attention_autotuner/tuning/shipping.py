@@ -25,17 +25,15 @@ from .validity import misfit
 ENTRIES = 3  # of a record that are timed again
 
 
-def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
-    """A record with the pick, the default, and the fastest others up to ``count`` entries in all."""
+def trimmed(record: TuningRecord) -> TuningRecord:
+    """A record with the pick, the default, and the fastest others up to :data:`ENTRIES` in all."""
     timed = {
         entry.candidate.name: entry.measurement.ratio_to_best
         for entry in record.entries
         if entry.measurement is not None
     }
-    order = dict.fromkeys(
-        [record.pick, record.default, *sorted(timed, key=lambda name: timed[name])]
-    )
-    kept = [name for name in order if name in timed][: max(count, 2)]
+    order = dict.fromkeys([record.pick, record.default, *sorted(timed, key=timed.__getitem__)])
+    kept = [name for name in order if name in timed][:ENTRIES]
     return replace(
         record, entries=tuple(entry for entry in record.entries if entry.candidate.name in kept)
     )

@@ -115,11 +115,11 @@ def measured_spec(
     )
 
 
-def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Policy, Path]:
+def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> Policy:
     """Make a spec the user's own: from now on this GPU is what was measured.
 
     Returns:
-        The policy with it, and the file.
+        The policy with it.
 
     Raises:
         StoreError: the folder cannot be written; what was there before stays.
@@ -131,4 +131,4 @@ def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Pol
     except OSError as error:
         raise StoreError(f"cannot write the measured spec {path}: {error}") from error
     forget_measured()
-    return policy_with(measured), path
+    return policy_with(measured)

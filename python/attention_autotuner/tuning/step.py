@@ -189,9 +189,7 @@ def _timed(
     for timing in timings:
         if not timing.outcome.ok:
             LOGGER.warning("the step with the %s was not timed: %s", timing.name, timing.outcome)
-    if DEFAULTS not in wanted and PICKS in by_name:
-        by_name[DEFAULTS] = by_name[PICKS]
-    picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS)
+    picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS if DEFAULTS in wanted else PICKS)
     gain = None
     if picks is not None and defaults is not None:
         gain = defaults.ratio_to_best / picks.ratio_to_best - 1.0

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from ..core.candidate import Candidate
@@ -150,7 +151,7 @@ class Sweep(Engine):
             self.pipeline,
             [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
-            on_built=lambda done, total, name: self.tell("build", done, total, name),
+            on_built=partial(self.tell, "build"),
         )
         try:
             self._work(groups, ahead)
@@ -161,11 +162,10 @@ class Sweep(Engine):
             with self._timed("stop"):
                 ahead.close()
         self._seconds["build"] = ahead.seconds
-        for group in groups:
-            for problem in group.problems:
-                why = "interrupted" if interrupted else "the budget was spent"
-                if problem not in self._settled:
-                    self._settle(problem, "left", reason=why)
+        why = "interrupted" if interrupted else "the budget was spent"
+        for problem in self.plan.problems:
+            if problem not in self._settled:
+                self._settle(problem, "left", reason=why)
         settled = tuple(self._settled[problem] for problem in self.plan.problems)
         return SweepResult(
             settled=settled,

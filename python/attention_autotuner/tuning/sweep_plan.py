@@ -10,7 +10,7 @@ from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.problem import Direction, Op, Problem
 from ..kernels.cost_model import rank
-from .class_pools import ClassKey, class_of, pools
+from .class_pools import class_of, pools
 
 TOP_K = 8  # candidates that a problem adds to its class
 MAX_CLASS = 8  # candidates of a class beside the defaults, however much time there is
@@ -37,12 +37,10 @@ class Group:
     """Problems of one class, and what they race on.
 
     Attributes:
-        key: the class.
         problems: in the order of the sweep.
         pool: their candidates, the defaults first, then by how much the model thinks of them.
     """
 
-    key: ClassKey
     problems: tuple[Problem, ...]
     pool: tuple[Candidate, ...]
 
@@ -134,8 +132,7 @@ def make_plan(
     limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
     pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
     groups = [
-        Group(key=key, problems=tuple(mine), pool=tuple(pool_of[key]))
-        for key, mine in members.items()
+        Group(problems=tuple(mine), pool=tuple(pool_of[key])) for key, mine in members.items()
     ]
     return Plan(groups=tuple(groups), class_limit=limit, jobs=jobs)
 
