@@ -194,8 +194,9 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
 def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The first streaming point with the step that suits the head dims, and with the warpgroups of the rows."""
     legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
-    wide = max(problem.padded_dim_qk, problem.padded_dim_v) > WIDE_DIM
-    block_n, warpgroups = 64 if wide else 128, 1 if _rows(problem) <= LEAST_QUERIES else 2
+    dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+    block_n = 64 if dim > WIDE_DIM else 128
+    warpgroups = 1 if _rows(problem) <= LEAST_QUERIES else 2
     suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]
     return next(iter([*suited, *legal]), None)
 
