@@ -235,7 +235,7 @@ def test_a_bundle_holds_the_kernel_once_and_the_picks_say_the_rest(tmp_path: Pat
         BundledPick(problem=PROBLEM, candidate=first.compiled, layer="default"),
     ]
     bundle = make_bundle(tmp_path, chosen, policy="H100", arch="90")
-    assert list(bundle.chosen) == picks
+    assert list(bundle.picks) == chosen
     assert [kernel.candidate for kernel in bundle.kernels] == [first.compiled]
     assert bundle.names == {first.compiled.name}
     index = json.loads((bundle.root / INDEX).read_text())
