@@ -40,7 +40,7 @@ ILLEGAL = {
     "padded_dim_qk_range": changed({"padded_dim_qk": 24}),
     "padded_dim_v_range": changed({"padded_dim_v": 24}),
     "tma_needs_alignment": changed({"copy_bytes": 2}),
-    "warpgroups_range": changed(warpgroups=1),
+    "warpgroups_range": changed(warpgroups=5),
     "block_n_fits_mma": changed(block_n=72),
     "value_columns_fit_mma": changed({"padded_dim_v": 304}, output="direct"),
     "q_stages_range": changed(q_stages=3),
@@ -48,6 +48,8 @@ ILLEGAL = {
     "v_stages_range": changed(v_stages=0),
     "flat_needs_two_stages": changed(mainloop="overlap_flat", v_stages=1),
     "flat_takes_no_turns": changed(mainloop="overlap_flat", ping_pong=True),
+    "turns_need_warpgroups": changed(warpgroups=1, ping_pong=True),
+    "output_leaves_directly": changed(pack_gqa=True),
     "output_fits_q": changed({"padded_dim_qk": 64}),
     "fragments_fit_warpgroup": changed(warpgroups=3),
 }
@@ -71,10 +73,13 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
         candidates = [
             candidate
             for dims in DIMS
-            for candidate in H100().legal(Problem(dim_qk=dims[0], dim_v=dims[1]))
+            for problem in (Problem(), Problem(heads_kv=4, seqlen_q=1), Problem(seqlen_q=128))
+            for candidate in H100().legal(replace(problem, dim_qk=dims[0], dim_v=dims[1]))
             if candidate.family == "sm90"
         ]
+    candidates = list(dict.fromkeys(candidate.compiled for candidate in candidates))
     assert len(candidates) > 100
+    assert {shape_of(candidate).knobs.warpgroups for candidate in candidates} == {1, 2, 3, 4}
     assert printed(tmp_path, candidates) == counted(candidates)
     registers = [shape_of(candidate).consumer_registers for candidate in candidates]
     assert printed(tmp_path, candidates, "kConsumerRegisters") == registers

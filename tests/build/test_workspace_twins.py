@@ -39,7 +39,7 @@ SHAPES = ((1, 2, 1, 1), (1, 1, 1, 4097), (1, 4, 2, 1000), (2, 8, 1, 2048), (8, 1
 NARROWER = 8  # of true head dims than padded ones
 PROGRAM = """
 template <typename Entry>
-void answer(int dim_qk, int dim_v) {
+void answer(int dim_qk, int dim_v, int splits) {
   using Params = typename Entry::Params;
   int const shapes[][4] = {%s};
   for (auto const& shape : shapes) {
@@ -57,6 +57,7 @@ void answer(int dim_qk, int dim_v) {
       } else {
         p.seqlen_q = p.seqlen_k = shape[3];
       }
+      if constexpr (std::is_same_v<Params, attention_autotuner_attention_forward_params>) p.splits = splits;
       std::printf("%%zu\\n", Entry::workspace_bytes(p));
     }
   }
@@ -82,12 +83,17 @@ def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
 GRADIENTS = "dq dk dv"
 with unverified.offered():
     SOFTMAX = sm90()
+SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 ON_HOST = [
     PLAIN,
     *RETNET[:2],
     sm90(op="retnet", mask="explicit"),
     *(replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s)) for s in ("grid", "dynamic")),
+    *(
+        replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s, splits=splits, **SPLIT))
+        for s, splits in (("static", 1), ("static", 3), ("dynamic", 64))
+    ),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(
@@ -124,7 +130,8 @@ def source_of(candidates: list[Candidate]) -> str:
     shapes = ", ".join("{" + ", ".join(map(str, shape)) + "}" for shape in SHAPES)
     calls = [
         f"answer<attention_autotuner::{kernel_of(selected).entry(selected).cpp_type}<Config{index}>>"
-        f"({selected.padded_dim_qk - NARROWER}, {selected.padded_dim_v - NARROWER});"
+        f"({selected.padded_dim_qk - NARROWER}, {selected.padded_dim_v - NARROWER}, "
+        f"{selected.launch_knobs.get('splits', 0)});"
         for index, selected in enumerate(candidates)
     ]
     lines += dict.fromkeys(includes)

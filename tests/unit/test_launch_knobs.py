@@ -25,12 +25,12 @@ from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import BundleError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
-from attention_autotuner.serving import dispatch, loader, runtime
+from attention_autotuner.serving import dispatch, loader, picks, runtime
 from attention_autotuner.tuning import measure, tune, worker
-from attention_autotuner.tuning.build_ahead import BuildAhead
 from attention_autotuner.tuning.pipeline import LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.records import RecordStore
+from attention_autotuner.tuning.stages import Engine, built_of
 from tests import unverified
 from tests.fake_bundles import make_bundle
 from tests.fake_pipeline import FakePipeline, fast
@@ -111,9 +111,9 @@ def test_a_search_builds_one_artifact_and_times_every_launch(tmp_path: Path) -> 
 
 def test_a_failed_build_fails_every_candidate_of_it(tmp_path: Path) -> None:
     same = siblings()
-    broken = same[0].compiled.name
+    failing = same[0].compiled.name
     pipeline = FakePipeline(
-        build_outcome=lambda name: BuildFailed(reason="no") if name == broken else None
+        build_outcome=lambda name: BuildFailed(reason="no") if name == failing else None
     )
     records = RecordStore(tmp_path / "records")
     result = tune(PROBLEM, POLICY, effort="full", records=records, pipeline=pipeline)
@@ -121,17 +121,17 @@ def test_a_failed_build_fails_every_candidate_of_it(tmp_path: Path) -> None:
     assert all(isinstance(fates[c], BuildFailed) for c in same)
 
 
-def test_background_builds_know_what_to_launch() -> None:
-    same = siblings()[:2]
-    ahead = BuildAhead(FakePipeline(), same, jobs=1)
-    try:
-        while not ahead.wait(same, 1.0):
-            pass
-        results: Any = ahead.results(same)
-    finally:
-        ahead.close()
-    assert [results[c].launch_knobs for c in same] == [c.launch_knobs for c in same]
-    assert len({results[c].path for c in same}) == 1
+def test_rows_of_sweeps_know_what_to_launch(tmp_path: Path) -> None:
+    same, pipeline = siblings()[:2], FakePipeline()
+    records = RecordStore(tmp_path / "records")
+    engine = Engine(policy=POLICY, pipeline=pipeline, records=records)
+    (result,) = pipeline.build([render(same[0])], lambda done, total, name: None)
+    rows = [engine.prepared(c, result, "digest", default=False) for c in same]
+    assert [row.built and row.built.launch_knobs for row in rows] == [c.launch_knobs for c in same]
+    assert built_of(same, pipeline).keys() == set(same)
+    assert [built.launch_knobs for built in built_of(same, pipeline).values()] == [  # type: ignore[union-attr]
+        c.launch_knobs for c in same
+    ]
 
 
 # --- launches -----------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def test_a_second_process_gets_them(
         def __init__(self, **options: Any) -> None:
             pass
 
-        def measure(self, problem: Problem, given: Any, **options: Any) -> list[Timing]:
-            entries.extend(given)
+        def measure(self, problem: Problem, raced: Any, **options: Any) -> list[Timing]:
+            entries.extend(raced)
             return []
 
     def run(command: list[str], **options: Any) -> SimpleNamespace:
@@ -216,7 +216,7 @@ def test_dispatch_serves_the_pick_with_them(
     monkeypatch.setattr(dispatch, "_toolchain", lambda settings: None)
     with settings.override(mode="off", cache_dir=tmp_path), runtime.current().fresh():
         monkeypatch.setattr(
-            dispatch.CacheHierarchy, "environment_of", lambda self, policy, present: present
+            picks.CacheHierarchy, "environment_of", lambda self, policy, present: present
         )
         kernel = dispatch.kernel_for(PROBLEM, POLICY, device=0)
     assert kernel.launch_knobs == default.launch_knobs
@@ -227,20 +227,20 @@ def test_dispatch_serves_the_pick_with_them(
 
 
 def test_a_bundle_holds_the_kernel_once_and_the_picks_say_the_rest(tmp_path: Path) -> None:
-    one, two = siblings()[:2]
+    first, second = siblings()[:2]
     longer = replace(PROBLEM, seqlen_k=32768)
-    picks = [
-        BundledPick(problem=PROBLEM, candidate=one, layer="shipped"),
-        BundledPick(problem=longer, candidate=two, layer="shipped"),
-        BundledPick(problem=PROBLEM, candidate=one.compiled, layer="default"),
+    chosen = [
+        BundledPick(problem=PROBLEM, candidate=first, layer="shipped"),
+        BundledPick(problem=longer, candidate=second, layer="shipped"),
+        BundledPick(problem=PROBLEM, candidate=first.compiled, layer="default"),
     ]
-    bundle = make_bundle(tmp_path, picks, policy="H100", arch="90")
-    assert list(bundle.picks) == picks
-    assert [kernel.candidate for kernel in bundle.kernels] == [one.compiled]
-    assert bundle.names == {one.compiled.name}
+    bundle = make_bundle(tmp_path, chosen, policy="H100", arch="90")
+    assert list(bundle.picks) == chosen
+    assert [kernel.candidate for kernel in bundle.kernels] == [first.compiled]
+    assert bundle.names == {first.compiled.name}
     index = json.loads((bundle.root / INDEX).read_text())
     launched = [pick.get("launch") for pick in index["picks"]]
-    assert launched == [one.launch_knobs, two.launch_knobs, None]
+    assert launched == [first.launch_knobs, second.launch_knobs, None]
     index["picks"][0]["launch"] = {"parts": 3}
     (bundle.root / INDEX).write_text(json.dumps(index))
     with pytest.raises(BundleError, match="parts"):

@@ -100,7 +100,7 @@ def test_the_second_process_measures_on_the_requested_device(
         return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
-    races = [(PROBLEM, {"a": (tmp_path / "a.so", {}), "b": (tmp_path / "b.so", {})})] * 2
+    races: Any = [(PROBLEM, {"a": (tmp_path / "a.so", {}), "b": (tmp_path / "b.so", {})})] * 2
     timings = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
     assert timings == [[timing("a", 1.0), timing("b", 2.0)]] * 2
     assert chosen == [1]

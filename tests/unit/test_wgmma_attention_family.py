@@ -16,7 +16,11 @@ from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels import registry
 from attention_autotuner.kernels.attention_forward_sm90.knobs import knobs_of
-from attention_autotuner.kernels.attention_forward_sm90.resources import shape_of, smem_bytes
+from attention_autotuner.kernels.attention_forward_sm90.resources import (
+    row_tiles,
+    shape_of,
+    smem_bytes,
+)
 from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.legality import check
 from attention_autotuner.kernels.registry import KERNELS, UNVERIFIED
@@ -116,10 +120,87 @@ def test_the_rest_goes_to_the_other_family_with_the_reason(
     assert POLICY.default(problem).family == "sm80"
 
 
-def test_a_few_queries_are_not_its_default() -> None:
-    assert POLICY.default(replace(PROBLEM, seqlen_q=1)).family == "sm80"
-    assert POLICY.default(replace(PROBLEM, seqlen_q=63)).family == "sm80"
-    assert POLICY.default(replace(PROBLEM, seqlen_q=64)).family == "sm90"
+# batch, heads_q, heads_kv, seqlen_q, seqlen_k, dims; then warpgroups, packed, and splits of the default.
+FEW_QUERIES = [
+    ((64, 32, 8, 1, 8192, (128, 128)), (1, True, 1)),
+    ((16, 32, 8, 1, 8192, (64, 64)), (1, True, 1)),
+    ((16, 32, 8, 1, 8192, (96, 96)), (1, True, 1)),
+    ((16, 32, 8, 1, 8192, (256, 256)), (1, True, 1)),
+    ((16, 16, 16, 1, 8192, (192, 128)), (1, False, 1)),
+    ((1, 16, 16, 128, 16384, (128, 128)), (2, False, 8)),
+    ((8, 32, 8, 4, 8192, (128, 128)), (1, True, 2)),
+    ((1, 32, 8, 1, 131072, (128, 128)), (1, True, 16)),
+    ((1, 8, 8, 1, 100, (128, 128)), (1, False, 1)),
+    ((1, 71, 1, 1, 8192, (64, 64)), (2, True, 31)),
+    ((2, 16, 2, 63, 4096, (128, 128)), (2, True, 8)),
+]
+
+
+def few_queries(sizes: tuple[int, int, int, int, int, tuple[int, int]], **more: Any) -> Problem:
+    batch, heads_q, heads_kv, seqlen_q, seqlen_k, (dim_qk, dim_v) = sizes
+    return Problem(
+        dtype="bf16", batch=batch, heads_q=heads_q, heads_kv=heads_kv, seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k, dim_qk=dim_qk, dim_v=dim_v, causal=seqlen_q > 1, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("sizes", "wanted"), FEW_QUERIES)
+def test_few_queries_stream_keys_that_ctas_split(
+    sizes: tuple[int, int, int, int, int, tuple[int, int]], wanted: tuple[int, bool, int]
+) -> None:
+    problem = few_queries(sizes)
+    default = POLICY.default(problem)
+    knobs = knobs_of(default)
+    assert (knobs.warpgroups, knobs.pack_gqa, knobs.splits) == wanted
+    assert knobs.split_kv
+    streams = [c for c in offered(problem) if knobs_of(c).split_kv]
+    assert default in streams
+    assert len({c.compiled for c in streams}) <= 24
+    assert len({c.name for c in streams}) == len(streams)
+    # Nearly all SMs have work, or as many as there are pairs of tiles of keys.
+    tiles = row_tiles(problem, knobs) * knobs.splits
+    key_tiles = -(-problem.seqlen_k // knobs.block_n)
+    assert tiles >= 0.85 * POLICY.spec.num_sms or 2.1 * knobs.splits >= key_tiles
+    for candidate in streams:
+        stages = knobs_of(candidate).k_stages
+        deeper = replace(candidate.knobs, k_stages=stages + 1, v_stages=stages + 1)
+        assert stages == 6 or smem_bytes(shape_of(replace(candidate, knobs=deeper))) > 227 * 1024
+
+
+def test_many_queries_do_not_stream() -> None:
+    assert not any(knobs_of(c).split_kv for c in offered(PROBLEM))
+    assert not knobs_of(POLICY.default(replace(PROBLEM, seqlen_q=65, batch=8))).split_kv
+    assert not knobs_of(POLICY.default(replace(PROBLEM, seqlen_q=65, seqlen_k=300))).split_kv
+    assert knobs_of(POLICY.default(replace(PROBLEM, seqlen_q=65, batch=2))).split_kv
+    assert knobs_of(POLICY.default(replace(PROBLEM, seqlen_q=64, batch=8))).split_kv
+    assert POLICY.default(replace(PROBLEM, seqlen_q=1, alignment_bytes=2)).family == "sm80"
+
+
+@pytest.mark.parametrize("sizes", [sizes for sizes, _ in FEW_QUERIES[:8]])
+def test_the_model_gives_streams_the_time_of_their_bytes(
+    sizes: tuple[int, int, int, int, int, tuple[int, int]],
+) -> None:
+    problem = few_queries(sizes)
+    default = POLICY.default(problem)
+    read_us = problem.bytes_moved / POLICY.spec.hbm_bytes_per_second * 1e6
+    us = estimate(problem, default, POLICY.spec).us
+    assert read_us < us < 1.2 * read_us + 15.0
+    alone = estimate(problem, default.compiled, POLICY.spec).us
+    splits = knobs_of(default).splits
+    assert us == alone if splits == 1 else us < 0.95 * alone
+    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
+    assert us < 1.15 * ranked[0][1].us
+
+
+def test_partial_results_are_counted() -> None:
+    problem = few_queries(FEW_QUERIES[6][0])
+    default = POLICY.default(problem)
+    rows = 8 * 32 * 4
+    assert KERNELS[KERNEL].workspace_bytes(problem, default) == 2 * rows * 4 * (128 + 1)
+    assert KERNELS[KERNEL].workspace_bytes(problem, default.compiled) == 0
+    # No more splits than tiles of keys.
+    short = replace(problem, seqlen_k=default.knobs.block_n)
+    assert KERNELS[KERNEL].workspace_bytes(short, default) == 0
 
 
 def test_few_causal_tiles_need_no_claims() -> None:

@@ -143,8 +143,9 @@ class Candidate:
     @property
     def compiled(self) -> Candidate:
         """The candidate that its artifact is named after: itself, with all launch knobs at their defaults."""
-        defaults = {x.name: x.default for x in fields(self.knobs) if x.name in self.launch_knobs}
-        return self.launched(defaults) if defaults else self
+        known: dict[str, Any] = {x.name: x.default for x in fields(self.knobs)}
+        changed = self.launch_knobs
+        return self.launched({name: known[name] for name in changed}) if changed else self
 
     def launched(self, knobs: Mapping[str, int]) -> Candidate:
         """The candidate with some launch knobs.

@@ -11,7 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from ..codegen.render import render
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
-from .pipeline import Built, Pipeline, launched
+from .pipeline import Built, Pipeline
 
 OnBuilt = Callable[[int, int, str], None]
 SWITCH_SECONDS = (
@@ -59,7 +59,7 @@ class BuildAhead:
             return None
         (result,) = self._pipeline.build([render(candidate)], lambda done, total, name: None)
         self._finished = time.monotonic()
-        return launched(result, candidate)
+        return result
 
     def ready(self, candidates: Collection[Candidate]) -> bool:
         """True when all of some candidates have been built, have failed, or will not be built any more."""

@@ -47,6 +47,13 @@ void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*ker
   run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }});
 }
 
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_configured(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
+                              Arguments const&... arguments) {
+  launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, kernel, arguments...);
+  return cudaGetLastError();
+}
+
 template <typename Value>
 Value shuffle(char const* what, unsigned mask, Value value, int from) {
   static_assert(sizeof(Value) == 4);
@@ -68,10 +75,12 @@ inline uint32_t ballot(char const* what, unsigned mask, bool vote) {
 
 }  // namespace emulation
 
+#define cudaLaunchKernelEx ::emulation::launch_configured
 #define threadIdx (::emulation::current->index)
 #define blockIdx (::emulation::current->cta->index)
-#define gridDim (::emulation::grid_size)
-#define blockDim (::emulation::block_size)
+// No macros: settings of a launch have members of these names.
+inline auto const& gridDim = ::emulation::grid_size;
+inline auto const& blockDim = ::emulation::block_size;
 
 inline void __syncthreads() { ::emulation::sync_named(0, -1); }
 inline void __syncwarp(unsigned mask = ~0u) { ::emulation::meet("__syncwarp", mask, {}); }

@@ -187,6 +187,12 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
                                                                                      uint32_t d, uint32_t barrier) {
   load_tensor(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d)});
 }
+inline void cp_async_bulk_tensor_5d_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t target, uint64_t tensor,
+                                                                                     uint32_t a, uint32_t b, uint32_t c,
+                                                                                     uint32_t d, uint32_t e,
+                                                                                     uint32_t barrier) {
+  load_tensor(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d), int(e)});
+}
 inline void cp_async_bulk_tensor_4d_global_shared_cta_bulk_group(uint64_t tensor, uint32_t a, uint32_t b, uint32_t c,
                                                                  uint32_t d, uint32_t source) {
   store_tensor(tensor_at(tensor), source, {int(a), int(b), int(c), int(d)});

@@ -19,7 +19,6 @@ from ..shared.engine import (
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from ..shared.wgmma_cost import once_bytes
 from .resources import AttentionForwardSm90Shape, packed_heads, shape_of, split_bytes
 
 HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
@@ -112,7 +111,7 @@ def predict(
         "tensor_us": rounds * mma_clk * to_us,
         "exposed_us": rounds * exposed_clk * to_us,
         "l2_us": through_l2,
-        "hbm_us": hbm_us(once_bytes(problem), spec, HBM_SHARE if knobs.split_kv else 1.0),
+        "hbm_us": hbm_us(problem.bytes_moved, spec, HBM_SHARE if knobs.split_kv else 1.0),
         "spill_us": rounds * spilled_clk * to_us,
         "cta_us": placed.waves * block_clk * to_us,
         "imbalance_us": span.idle_steps * step_clk * to_us,

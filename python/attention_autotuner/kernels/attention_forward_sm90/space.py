@@ -97,6 +97,7 @@ STREAM_BLOCKS = (128, 96, 64)  # keys of a step where they stream past few queri
 WIDE_DIM = 96  # above, a step of fewer keys leaves more stages
 LEAST_SPLIT = 2  # tiles of keys of a split
 MOST_SPLITS = 128
+LONG_KEYS = 8  # over queries, from where on splitting keys pays for a second kernel
 FULL_WAVES = 0.95  # of the best share of busy SMs, which a split count may miss
 
 
@@ -121,8 +122,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
-    too_few = 2 * tiles <= spec.num_sms and _queries_are_few(problem)
-    if problem.seqlen_q < LEAST_QUERIES or too_few or _rows(problem) <= LEAST_QUERIES:
+    idle = 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q
+    few = problem.seqlen_q < LEAST_QUERIES or _rows(problem) <= LEAST_QUERIES
+    if few or (idle and _queries_are_few(problem)):
         return _default_stream(problem, spec)
     for row in PREFERENCES:
         if problem.padded_dim_qk > row.dim_qk or problem.padded_dim_v > row.dim_v:
@@ -198,8 +200,9 @@ def _streaming(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm9
 def _default_stream(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The first streaming point with the step that suits the head dims, and with the warpgroups of the rows."""
     legal = [p for p in _streaming(problem, spec) if not isinstance(p, Rejection)]
-    wide = max(problem.padded_dim_qk, problem.padded_dim_v) > WIDE_DIM
-    block_n, warpgroups = 64 if wide else 128, 1 if _rows(problem) <= LEAST_QUERIES else 2
+    dim = max(problem.padded_dim_qk, problem.padded_dim_v)
+    block_n = 64 if dim > WIDE_DIM else 128
+    warpgroups = 1 if _rows(problem) <= LEAST_QUERIES else 2
     suited = [p for p in legal if (p.block_n, p.warpgroups) == (block_n, warpgroups)]
     return next(iter([*suited, *legal]), None)
 

@@ -26,14 +26,11 @@ struct SplitResults {
   float* combined_lse;  // [rows], in powers of e; or null
 };
 
-__device__ __forceinline__ float warp_max(float value) {
+// Of all lanes of a warp, in a fixed order.
+template <typename Combine>
+__device__ __forceinline__ float over_warp(float value, Combine&& combine) {
 #pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
-  return value;
-}
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(0xffffffffu, value, lanes);
+  for (int lanes = 16; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(0xffffffffu, value, lanes));
   return value;
 }
 
@@ -46,11 +43,11 @@ __device__ __forceinline__ void combine_row(SplitResults const& r, int row) {
   auto lse_of = [&](int split) { return split < r.splits ? r.lse[int64_t(split) * r.rows + row] : minus_infinity(); };
   float largest = minus_infinity();
   for (int split = lane; split < r.splits; split += 32) largest = fmaxf(largest, lse_of(split));
-  largest = warp_max(largest);
+  largest = over_warp(largest, [](float a, float b) { return fmaxf(a, b); });
   float const base = largest == minus_infinity() ? 0.0f : largest;
   float total = 0.0f;
   for (int split = lane; split < r.splits; split += 32) total += exp2_approximate(lse_of(split) - base);
-  total = warp_sum(total);
+  total = over_warp(total, [](float a, float b) { return a + b; });
   float const inverse = total == 0.0f ? 0.0f : 1.0f / total;
 
   float sums[kBlocks][kLaneColumns] = {};
