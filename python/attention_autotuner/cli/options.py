@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from ..arch import Policy, names, resolve
 from ..core.candidate import Candidate
+from ..core.identity import values_of
 from ..core.problem import (
     CAUSAL_ALIGNMENTS,
     DIRECTIONS,
@@ -38,7 +39,7 @@ FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-
 # The fields of Problem that an option of the same name fills as it is.
 SAME_NAMES = (
     *("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes"),
-    "deterministic",
+    *("deterministic", "key_bounds"),
 )
 
 _DEFAULT = Problem()
@@ -181,6 +182,11 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
         action="store_true",
         help="backward kernels whose results agree bit for bit between runs only",
     )
+    option(
+        "--key-bounds",
+        action="store_true",
+        help="of attention forward: seqlens_k or starts_k, the keys of every batch entry",
+    )
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
@@ -256,7 +262,7 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
 
 def problem_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON-ready fields."""
-    return asdict(problem)
+    return values_of(problem)
 
 
 def in_flags(message: str, arguments: argparse.Namespace) -> str:

@@ -22,7 +22,7 @@ from .result import Row
 from .shortlist import Ranked, shortlist
 from .stages import examine, time_rows
 
-ClassKey = tuple[str, str, str, str, str, int, int, int]
+ClassKey = tuple[str, str, str, str, str, bool, int, int, int]
 VERIFIED_SEQLEN = 515
 MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
@@ -31,7 +31,7 @@ COMPANIONS = 3
 def class_of(problem: Problem) -> ClassKey:
     """The fields that problems share which can run the same kernels."""
     p = problem
-    kind = (p.op, p.mask, p.direction, p.form, p.dtype)
+    kind = (p.op, p.mask, p.direction, p.form, p.dtype, p.key_bounds)
     return (*kind, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
@@ -89,6 +89,7 @@ def known_pools(
     for candidate in known:
         dims = (
             candidate.dtype,
+            candidate.key_bounds,
             candidate.padded_dim_qk,
             candidate.padded_dim_v,
             candidate.copy_bytes,
@@ -134,6 +135,7 @@ def small_problem(candidate: Candidate) -> Problem:
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,
         form=candidate.form,
+        key_bounds=candidate.key_bounds,
     )
 
 

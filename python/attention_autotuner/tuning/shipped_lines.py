@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..core.candidate import fields_of
 from ..core.problem import Problem
 from ..errors import RecordError
 from ..kernels.configs import encode
@@ -139,16 +140,7 @@ def _entry_document(
 ) -> Document:
     """An entry under a name that is only its place in the line: the candidate's own follows from its knobs."""
     whole = Problem(**problem)
-    config = {
-        "family": KERNELS[line["kernel"]].family,
-        "op": whole.op,
-        "direction": whole.direction,
-        "dtype": whole.dtype,
-        "padded_dim_qk": whole.padded_dim_qk,
-        "padded_dim_v": whole.padded_dim_v,
-        "copy_bytes": whole.alignment_bytes,
-        "mask": whole.mask,
-    }
+    config = {"family": KERNELS[line["kernel"]].family, **fields_of(whole)}
     config |= {part: line[part] for part in ("kernel", "knobs") if part in line}
     timing = {part: line[part] for part in FIGURES if part in line}
     return {

@@ -20,7 +20,7 @@ from . import plan as attention_plan
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
-_OTHERS = of_arguments(Forward)[3:]  # arguments without a gradient
+_OTHERS = of_arguments(Forward)[3:9]  # arguments of AttentionFunction without a gradient
 
 
 def save_for_backward(
@@ -30,6 +30,7 @@ def save_for_backward(
     call = Forward(*inputs)
     _keep(ctx, call.q, call.k, call.v, *output, *call[3:7], call.deterministic)
     ctx.return_lse = call.return_lse
+    ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
 
 
 def _keep(
@@ -49,6 +50,10 @@ def _keep(
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
+    checks.fail_unless(
+        not ctx.bounded,
+        "attention with seqlens_k or starts_k has no backward yet: call it under torch.no_grad()",
+    )
     q, k, v, o, lse = ctx.saved_tensors
     if not ctx.return_lse:
         grad_lse = None
@@ -104,7 +109,7 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """Launch the kernel and keep what the gradient needs, LSE among it; arguments are those of :class:`Forward`."""
+        """Launch the kernel and keep what the gradient needs, LSE among it; arguments are the first 9 of the op."""
         q, k, v, scale, causal, top_left, device_type, return_lse, deterministic = arguments
         o, lse = attention_plan.attention_forward(
             q, k, v, scale, causal, top_left, device_type, True

@@ -44,6 +44,22 @@ def check_options(
     return scale
 
 
+def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
+    """Check the first keys and ends of batch entries, by their names, against a checked q; None is passed over.
+
+    Their values are not looked at: on a GPU that would wait for it.
+
+    Raises:
+        UnsupportedProblemError: one is not int32, contiguous, ``[batch]`` and on q's device.
+    """
+    for name, x in bounds.items():
+        if x is not None:
+            checks.check_like(name, x, q.shape[:1], torch.int32, q.device)
+            checks.fail_unless(
+                x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}"
+            )
+
+
 def check_gradients(
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
@@ -71,6 +87,7 @@ def make_problem(
     top_left: bool = False,
     backward: bool = False,
     deterministic: bool = False,
+    key_bounds: bool = False,
 ) -> Problem:
     """The attention that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
     alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
@@ -80,5 +97,6 @@ def make_problem(
         causal_alignment=alignment,
         alignment_bytes=checks.alignment_bytes(q, k, v),
         deterministic=deterministic,
+        key_bounds=key_bounds,
         **checks.sizes(q, k, v),
     )

@@ -31,6 +31,8 @@ def attention_forward(
     top_left: bool,
     device_type: str,
     return_lse: bool,
+    seqlens_k: torch.Tensor | None = None,
+    starts_k: torch.Tensor | None = None,
 ) -> Outputs:
     """Attention forward through a kernel.
 
@@ -43,13 +45,19 @@ def attention_forward(
         top_left: alignment of the diagonal.
         device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
         return_lse: whether LSE is wanted.
+        seqlens_k: ends of the keys, int32 ``[batch]``, read when the kernel runs; ``seqlen_k`` where None.
+        starts_k: first keys, likewise; 0 where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel is not ready.
     """
+    bounds = {}
+    if seqlens_k is not None or starts_k is not None:
+        bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
     key = (
         launch.signature_of_three(q, k, v),
+        *map(launch.signature, bounds.values()),
         softmax_scale,
         causal,
         top_left,
@@ -61,6 +69,7 @@ def attention_forward(
     plan = FORWARD_PLANS.get(key)
     if plan is None:
         checks.check_tensors(q, k, v)
+        attention_checks.check_bounds(q, **bounds)
         checks.notice_exchanged(q, k)
         scale = _scale(q, softmax_scale)
         outputs = [launch.output(q, v)]
@@ -68,11 +77,13 @@ def attention_forward(
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
         problem = None
         if not checks.is_empty(q, k):
-            problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
-        inputs = {"q": q, "k": k, "v": v}
+            problem = attention_checks.make_problem(
+                q, k, v, causal=causal, top_left=top_left, key_bounds=bool(bounds)
+            )
+        inputs = {"q": q, "k": k, "v": v, **bounds}
         plan = planning.plan_of(problem, device_type, scale, inputs=inputs, outputs=outputs)
         FORWARD_PLANS.remember(key, plan)
-    results = plan.run(q, k, v)
+    results = plan.run(q, k, v, *bounds.values())
     return results[0], results[1] if return_lse else None
 
 

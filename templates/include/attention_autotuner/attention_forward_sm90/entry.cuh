@@ -44,7 +44,10 @@ struct AttentionForwardSm90Entry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV)) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    bool const bounded = p.seqlens_k != nullptr || p.starts_k != nullptr;
+    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || (bounded && !T::kKeyBounds)) {
+      return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    }
     bool const pointers =
         aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
         aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) && aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q);
@@ -107,6 +110,9 @@ struct AttentionForwardSm90Entry {
     arguments.dim_v = p.dim_v;
     arguments.causal = p.causal;
     arguments.causal_offset = p.causal_offset;
+    arguments.seqlens_k = p.seqlens_k;
+    arguments.starts_k = p.starts_k;
+    arguments.causal_from_end = p.causal_from_end;
     arguments.zero = 0;
     arguments.claim_lead = p.causal ? 1 : 4;
     arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;

@@ -18,6 +18,8 @@ struct AttentionForwardSm90Arguments {
   int64_t stride_batch, stride_head, stride_row;  // of the output
   float* lse;
   int heads_q, seqlen_q, seqlen_k, dim_v, causal, causal_offset;
+  int const *seqlens_k, *starts_k;  // key bounds, as the ABI has them
+  int causal_from_end;
   int zero;              // which the compiler does not know
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
   float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
@@ -50,14 +52,20 @@ struct AttentionForwardSm90Stages {
     fence_barrier_init();
   }
 
+  using Range = KeyRange<T::kKeyBounds>;
+  __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
+    Range range;
+    range.find(arguments, tile.batch);
+    return range;
+  }
   // Tiles of keys that rows before `row_end` see; at least one, so that every tile of rows runs the main loop.
-  __device__ __forceinline__ int key_tiles(int row_end) const {
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, minimum(row_end, arguments.seqlen_q) + arguments.causal_offset);
+  __device__ __forceinline__ int key_tiles(Range const& range, int row_end) const {
+    int seen = range.length(arguments);
+    if (arguments.causal) seen = minimum(seen, minimum(row_end, arguments.seqlen_q) + range.causal_offset(arguments));
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
-  __device__ __forceinline__ int key_tiles(WorkTile const& tile) const {
-    return key_tiles((tile.row_block + 1) * T::kBlockM);
+  __device__ __forceinline__ int key_tiles(Range const& range, WorkTile const& tile) const {
+    return key_tiles(range, (tile.row_block + 1) * T::kBlockM);
   }
 
   // One producer thread loads Q and K, another V, so that a full ring of one does not stall the other.
@@ -68,18 +76,19 @@ struct AttentionForwardSm90Stages {
     do {
       WorkTile const tile = work_tile(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
+      Range const range = key_range(tile);
       wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
       fill_stage<T::kBlockM, T::kDepthLoaded>(q_tile(q.stage), arguments.q, full(T::kQBarrier, q.stage),
                                               tile.row_block * T::kBlockM, 0, tile.head, tile.batch);
       q.advance();
-      int const tiles = key_tiles(tile);
+      int const tiles = key_tiles(range, tile);
       int claimed = 0;
 #pragma unroll 1
       for (int key_tile = tiles - 1; key_tile >= 0; --key_tile) {
         if (key_tile == minimum(tiles - 1, arguments.claim_lead)) claimed = sequence.claim();
         wait(empty(T::kKBarrier, k.stage), k.phase ^ 1);
         fill_stage<T::kBlockN, T::kDepthLoaded>(k_tile(k.stage), arguments.k, full(T::kKBarrier, k.stage),
-                                                key_tile * T::kBlockN, 0, kv_head, tile.batch);
+                                                range.begin() + key_tile * T::kBlockN, 0, kv_head, tile.batch);
         k.advance();
       }
       if (!sequence.publish(claimed)) break;
@@ -91,11 +100,12 @@ struct AttentionForwardSm90Stages {
     do {
       WorkTile const tile = work_tile(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
+      Range const range = key_range(tile);
 #pragma unroll 1
-      for (int key_tile = key_tiles(tile) - 1; key_tile >= 0; --key_tile) {
+      for (int key_tile = key_tiles(range, tile) - 1; key_tile >= 0; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
         fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
-                                                  key_tile * T::kBlockN, 0, kv_head, tile.batch);
+                                                  range.begin() + key_tile * T::kBlockN, 0, kv_head, tile.batch);
         v.advance();
       }
     } while (sequence.template next<false>());

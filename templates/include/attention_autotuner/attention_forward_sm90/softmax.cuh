@@ -23,6 +23,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   using Base = AttentionForwardSm90Stages<T>;
   using Element = typename T::Element;
   using Base::arguments;
+  using Base::key_range;
   using Base::key_tiles;
 
   int const group;  // of this warpgroup, the same in all lanes
@@ -30,6 +31,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   uint32_t p[T::kBlockN / 4], next_p[T::kBlockN / 4];
   float largest[2], sum[2];      // of this lane's two rows, the sum over this lane's columns
   float factor[2];               // that O is due to be multiplied with
+  typename Base::Range range;    // of the batch entry
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
 
   __device__ __forceinline__ AttentionForwardSm90Softmax(AttentionForwardSm90Arguments const& arguments, uint32_t smem,
@@ -44,13 +46,14 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   }
 
   __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
-    int const of_cta = key_tiles(tile), row = first_row(tile);
-    steps = row < arguments.seqlen_q ? key_tiles(row + kWarpgroupRows) : 1;
+    range = key_range(tile);
+    int const of_cta = key_tiles(range, tile), row = first_row(tile);
+    steps = row < arguments.seqlen_q ? key_tiles(range, row + kWarpgroupRows) : 1;
     // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
     skipped = of_cta - steps;
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, row + 1 + arguments.causal_offset);
+    int seen = range.length(arguments);
+    if (arguments.causal) seen = minimum(seen, row + 1 + range.causal_offset(arguments));
     unmasked = arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
   }
   __device__ __forceinline__ void start_rows() {
@@ -65,8 +68,8 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int seen = arguments.seqlen_k;
-      if (arguments.causal) seen = minimum(seen, lane_row(tile) + 8 * half + 1 + arguments.causal_offset);
+      int seen = range.length(arguments);
+      if (arguments.causal) seen = minimum(seen, lane_row(tile) + 8 * half + 1 + range.causal_offset(arguments));
       seen -= key_tile * T::kBlockN + 2 * (lane_index() & 3);
 #pragma unroll
       for (int g = 0; g < T::kBlockN / 8; ++g) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -32,6 +33,7 @@ struct AttentionForwardSm90Traits {
   static constexpr bool kOverlaps = kFlat || kMainloop == Mainloop::kOverlap;
   static constexpr bool kOptimistic = Config::kOptimistic;
   static constexpr bool kPingPong = Config::kPingPong;
+  static constexpr bool kKeyBounds = kHasKeyBounds<Config>;
   static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
   static constexpr int kBlockM = 64 * kWarpgroups;
   static constexpr int kBlockN = Config::kBlockN;
