@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ BASE = Problem(
     batch=3, heads_q=4, heads_kv=2, seqlen_q=129, seqlen_k=1021, dim_qk=64, dim_v=64,
     key_bounds=True,
 )  # fmt: skip
-SHAPES = (
+SHAPES: tuple[dict[str, Any], ...] = (
     {},
     {"dtype": "bf16", "dim_qk": 128, "dim_v": 128, "seqlen_q": 300},
     {"dim_qk": 128, "dim_v": 128, "seqlen_q": 1, "seqlen_k": 4099, "batch": 9},
@@ -48,13 +49,15 @@ class BoundedCase:
 def make_cases() -> list[BoundedCase]:
     """Every shape under every mask."""
     return [
-        BoundedCase(problem=replace(BASE, causal=causal, causal_alignment=alignment, **shape))  # type: ignore[arg-type]
+        BoundedCase(problem=replace(BASE, causal=causal, causal_alignment=alignment, **shape))
         for shape in SHAPES
         for causal, alignment in MASKS
     ]
 
 
-def make_bounds(seqlen_k: int, device: torch.device | str = "cpu") -> tuple[torch.Tensor, ...]:
+def make_bounds(
+    seqlen_k: int, device: torch.device | str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """First keys and ends of nine batch entries: none, one, odd, all, beyond the tensor, exchanged."""
     starts = [0, 0, 5, 0, seqlen_k // 3, -7, seqlen_k - 1, seqlen_k, seqlen_k // 2]
     ends = [seqlen_k, 0, seqlen_k // 2 | 1, 1, seqlen_k - 2, seqlen_k + 9, seqlen_k, seqlen_k, 2]
@@ -63,7 +66,7 @@ def make_bounds(seqlen_k: int, device: torch.device | str = "cpu") -> tuple[torc
 
 
 def within(starts: torch.Tensor, ends: torch.Tensor, seqlen_k: int) -> torch.Tensor:
-    """Whether a batch entry has a key: ``[batch, seqlen_k]``."""
+    """A mask of the keys that batch entries have: ``[batch, seqlen_k]``."""
     keys = torch.arange(seqlen_k, device=starts.device)
     return (keys >= starts[:, None]) & (keys < ends[:, None])
 
@@ -111,8 +114,8 @@ def formula(
     for dtype in (torch.float32, q.dtype):
         s = q.shape[-1] ** -0.5 * (q.to(dtype) @ k.to(dtype).mT)
         s = s.masked_fill(~seen, -math.inf)
-        weights = s.softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
-        both.append((weights @ v.to(dtype), s.float().logsumexp(-1)))
+        p = s.softmax(-1).masked_fill(~seen.any(-1, keepdim=True), 0.0)
+        both.append((p @ v.to(dtype), s.float().logsumexp(-1)))
     (o, lse), (o_low, lse_low) = both
     yield o, o_low
     yield lse, lse_low

@@ -23,6 +23,8 @@ from attention_autotuner.core.problem import CausalAlignment, Problem
 from attention_autotuner.errors import UnsupportedProblemError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
+from attention_autotuner.operations.attention.inputs import AttentionForward
+from attention_autotuner.operations.bindings import ways_of
 from attention_autotuner.operations.params import params_of
 from attention_autotuner.reference import attention_bounded, check
 from attention_autotuner.serving import loader
@@ -42,7 +44,11 @@ masks = pytest.mark.parametrize(("causal", "alignment"), MASKS)
 
 
 def assert_right(
-    results: Any, tensors: Any, causal: bool, alignment: CausalAlignment, **bounds: Any
+    results: Any,
+    tensors: tuple[Any, Any, Any],
+    causal: bool,
+    alignment: CausalAlignment,
+    **bounds: Any,
 ) -> None:
     starts, ends = bounds.get("starts_k", STARTS * 0), bounds.get("seqlens_k", ENDS * 0 + 13)
     pairs = formula(*tensors, starts, ends, causal, alignment)
@@ -61,16 +67,15 @@ def test_the_function_reads_the_keys_within_the_bounds_alone(
 ) -> None:
     for names in (("starts_k", "seqlens_k"), ("starts_k",), ("seqlens_k",)):
         both = {"starts_k": STARTS, "seqlens_k": ENDS}
-        bounds = {name: both[name] for name in names}
-        whole = {"starts_k": STARTS * 0, "seqlens_k": ENDS * 0 + 13}
-        tensors = make_tensors(replace(PROBLEM, dtype=dtype), *(whole | bounds).values())
-        mask = {"causal": causal, "causal_alignment": alignment}
-        results = flash_attn_func(*tensors, return_lse=True, **mask, **bounds)
+        bounds: dict[str, Any] = {name: both[name] for name in names}
+        starts, ends = bounds.get("starts_k", STARTS * 0), bounds.get("seqlens_k", ENDS * 0 + 13)
+        tensors = make_tensors(replace(PROBLEM, dtype=dtype), starts, ends)
+        mask: dict[str, Any] = {"causal": causal, "causal_alignment": alignment}
+        results = flash_attn_func(*tensors, return_lse=True, **mask | bounds)
         assert_right(results, tensors, causal, alignment, **bounds)
         assert all(not x.isnan().any() for x in results)
-        reference = attention_bounded(
-            *tensors, **{"starts_k": None, "seqlens_k": None} | bounds, **mask
-        )
+        absent: dict[str, Any] = {"starts_k": None, "seqlens_k": None}
+        reference = attention_bounded(*tensors, **absent | mask | bounds)
         assert torch.equal(results[0], reference[0].to(results[0].dtype))
         assert torch.equal(results[1], reference[1])
 
@@ -85,18 +90,14 @@ def test_an_entry_without_keys_gives_zeros() -> None:
 
 def test_layouts_and_arrays() -> None:
     tensors = make_tensors(PROBLEM, STARTS, ENDS)
-    bounds = {"seqlens_k": ENDS, "starts_k": STARTS}
+    bounds: dict[str, Any] = {"seqlens_k": ENDS, "starts_k": STARTS}
     o = flash_attn_func(*tensors, causal=True, **bounds)
-    views = [x.transpose(1, 2) for x in tensors]
-    assert torch.equal(
-        flash_attn_func(*views, causal=True, layout="bshd", **bounds).transpose(1, 2), o
-    )
-    arrays = flash_attn_func(
-        *(x.numpy() for x in tensors),
-        causal=True,
-        **{name: x.numpy() for name, x in bounds.items()},
-    )
-    assert torch.equal(torch.from_numpy(arrays), o)
+    named = dict(zip("qkv", tensors, strict=True))
+    views: dict[str, Any] = {name: x.transpose(1, 2) for name, x in named.items()}
+    turned = flash_attn_func(**views, causal=True, layout="bshd", **bounds)
+    assert torch.equal(turned.transpose(1, 2), o)
+    arrays: dict[str, Any] = {name: x.numpy() for name, x in (named | bounds).items()}
+    assert torch.equal(torch.from_numpy(flash_attn_func(**arrays, causal=True)), o)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_bounds_reach_the_kernel_and_are_read_when_it_runs(
     starts, ends = STARTS.clone(), ENDS.clone()
     for _ in range(2):
         tensors = make_tensors(PROBLEM, starts, ends)
-        bounds = {"seqlens_k": ends, "starts_k": starts}
+        bounds: dict[str, Any] = {"seqlens_k": ends, "starts_k": starts}
         results = attention_plan.attention_forward(
             *tensors, None, causal, alignment == "top_left", "", True, **bounds
         )
@@ -164,20 +165,21 @@ def test_bounds_reach_the_kernel_and_are_read_when_it_runs(
 @needs_compiler
 def test_calls_with_bounds_have_plans_of_their_own(fake: FakeDispatch) -> None:
     tensors = make_tensors(PROBLEM, STARTS * 0, ENDS * 0 + 13)
-    call = (*tensors, None, False, False, "", False)
-    for bounds in (
+    call: tuple[Any, ...] = (*tensors, None, False, False, "", False)
+    kinds: tuple[dict[str, Any], ...] = (
         {},
         {"seqlens_k": ENDS},
         {"starts_k": ENDS},
         {"seqlens_k": ENDS, "starts_k": STARTS},
-    ):
+    )
+    for bounds in kinds:
         before = len(attention_plan.FORWARD_PLANS)
         for _ in range(2):
             attention_plan.attention_forward(*call, **bounds)
         assert len(attention_plan.FORWARD_PLANS) == before + 1
     assert [problem.key_bounds for problem, _, _ in fake.asked] == [False, True, True, True]
     with pytest.raises(UnsupportedProblemError, match="seqlens_k must be"):
-        attention_plan.attention_forward(*call, seqlens_k=ENDS.long())
+        attention_plan.attention_forward(*call, **{"seqlens_k": ENDS.long()})
 
 
 @needs_compiler
@@ -193,6 +195,18 @@ def test_verification_passes_a_right_kernel_and_fails_one_that_ignores_bounds(
     outcome = verify(problem, wrong, deterministic=True, device=cpu)
     assert outcome.kind == "wrong"
     assert "each batch entry with keys of its own" in outcome.reason
+
+
+def test_all_kinds_of_bounds_are_among_the_inputs() -> None:
+    inputs = AttentionForward(bounded=True).inputs(PROBLEM, seed=0, device=torch.device("cpu"))
+    lengths = (inputs.tensors["seqlens_k"] - inputs.tensors["starts_k"]).tolist()
+    assert min(lengths) < 0
+    assert {0, 1} < set(lengths)
+    assert max(lengths) > PROBLEM.seqlen_k
+    (first, *others) = ways_of(PROBLEM)
+    timed = first.inputs(PROBLEM, seed=3, device=torch.device("cpu"))
+    assert not timed.k.isnan().any()
+    assert [way.note for way in others] == [", each batch entry with keys of its own"]
 
 
 # --- problems, candidates and records ----------------------------------------------------------------
@@ -214,7 +228,7 @@ def test_identities_from_before_there_were_bounds_hold() -> None:
 @pytest.mark.parametrize("kernel", ["scores_forward_sm80", "attention_forward_sm90"])
 def test_both_families_have_bounded_candidates(kernel: str) -> None:
     problem = Problem(key_bounds=True)
-    knobs = KERNELS[kernel].default(problem, H100().spec)
+    knobs: Any = KERNELS[kernel].default(problem, H100().spec)
     assert knobs == KERNELS[kernel].default(replace(problem, key_bounds=False), H100().spec)
     candidate = Candidate.of(problem, knobs)
     assert candidate.key_bounds

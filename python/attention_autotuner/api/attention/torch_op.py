@@ -62,8 +62,8 @@ def options_of(call: Forward | Backward) -> dict[str, Any]:
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
-    arguments: tuple[Any, ...] = call[:8]
-    o, lse = attention_plan.attention_forward(*arguments, call.seqlens_k, call.starts_k)
+    arguments: tuple[Any, ...] = (*call[:8], *call[9:])  # all but deterministic
+    o, lse = attention_plan.attention_forward(*arguments)
     return o, nothing(call.q) if lse is None else lse
 
 
@@ -73,9 +73,13 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     checks.notice_exchanged(call.q, call.k)
     if checks.is_empty(call.q, call.k):
         return o.zero_(), lse.fill_(-math.inf)
-    bounds = {"seqlens_k": call.seqlens_k, "starts_k": call.starts_k}
     reference_o, reference_lse = attention_bounded(
-        call.q, call.k, call.v, **bounds, **options_of(call)
+        call.q,
+        call.k,
+        call.v,
+        seqlens_k=call.seqlens_k,
+        starts_k=call.starts_k,
+        **options_of(call),
     )
     o.copy_(reference_o)
     if call.return_lse:

@@ -163,8 +163,9 @@ def attention_low(
     Returns:
         O in the dtype of q, and LSE in fp32 of the rounded scores.
     """
-    bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
-    return attention_bounded(q, k, v, dtype=q.dtype, **bounds, **options)
+    return attention_bounded(
+        q, k, v, seqlens_k=seqlens_k, starts_k=starts_k, dtype=q.dtype, **options
+    )
 
 
 def attention_backward(
