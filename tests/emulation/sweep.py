@@ -70,7 +70,7 @@ def main() -> int:
             outcome = check(build(candidate, folder), problems(*dims, dtype=candidate.dtype), RUNS)
             text = "ok" if outcome.ok else f"{type(outcome).__name__}: {outcome.reason}"
         except subprocess.CalledProcessError as error:
-            text = f"does not compile: {error.stderr[:2000]}"
+            text = f"does not compile: {error.stderr[-600:]}"
         failures += text != "ok"
         sys.stdout.write(f"{candidate.name} {time.monotonic() - begin:.1f} s {text}\n")
         sys.stdout.flush()

@@ -188,6 +188,8 @@ void fence_mma();
 void commit_mma();
 void wait_mma(int pending);
 bool mmas_done(Cta const& cta);
+// An MMA of a warp, 16x8x16: `operands` are four words of A and two of B.
+void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16);
 
 // mbarriers
 void init_barrier(uint32_t address, int arrivals);

@@ -226,6 +226,18 @@ void wait_mma(int pending) {
   int const wanted = self.committed - pending;
   wait_until(queue.queue, [&] { return queue.completed >= wanted; }, "MMAs up to group %d", wanted);
 }
+void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16) {
+  Words const* const all = meet("mma.sync", ~0u, operands);
+  int const lane = current->lane();
+  auto value = [&](int from, int word, int half) { return decode(uint16_t(all[from].w[word] >> 16 * half), bf16); };
+  for (int i = 0; i < 4; ++i) {
+    int const row = lane / 4, column = 2 * (lane % 4) + i % 2;
+    for (int depth = 0; depth < 16; ++depth) {
+      int const quad = depth % 8 / 2, upper = depth / 8;
+      sums[i] += value(4 * row + quad, 2 * upper + i / 2, depth % 2) * value(4 * column + quad, 4 + upper, depth % 2);
+    }
+  }
+}
 bool mmas_done(Cta const& cta) {
   for (auto const& queue : cta.mmas) {
     if (!queue->mmas.empty()) return false;
