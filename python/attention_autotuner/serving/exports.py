@@ -156,7 +156,9 @@ def kind_of(problem: Problem) -> tuple[Any, ...]:
         "causal",
         "alignment_bytes",
     )
-    return tuple(getattr(problem, name) for name in (*names, "deterministic", "mask", "form"))
+    return tuple(
+        getattr(problem, name) for name in (*names, "deterministic", "mask", "form", "key_bounds")
+    )
 
 
 def _bundled(problem: Problem, hit: Hit) -> BundledPick:

@@ -1,4 +1,5 @@
-// Host side of an attention or retnet forward artifact of family sm90: checks, TMA descriptors, the order of tiles, launch.
+// Host side of an attention or retnet forward artifact of family sm90: checks, TMA descriptors, the order of tiles,
+// launch.
 #pragma once
 
 #include <cmath>
@@ -101,13 +102,16 @@ struct AttentionForwardSm90Entry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p)) {
+    bool bounded = false;
+    if constexpr (!T::kMasked) bounded = p.seqlens_k != nullptr || p.starts_k != nullptr;
+    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p) ||
+        (bounded && !T::kKeyBounds)) {
       return ATTENTION_AUTOTUNER_BAD_SHAPE;
     }
-    bool const pointers =
-        aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
-        aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) && aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) &&
-        mask_aligned<T::kScoreMod>(p, 16);
+    bool const pointers = aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) &&
+                          aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -162,6 +166,9 @@ struct AttentionForwardSm90Entry {
   using Arguments = softmax_forward::AttentionForwardSm90Arguments;
   static bool take_scores(Arguments& arguments, attention_autotuner_attention_forward_params const& p) {
     arguments.lse = p.lse;
+    arguments.seqlens_k = p.seqlens_k;
+    arguments.starts_k = p.starts_k;
+    arguments.causal_from_end = p.causal_from_end;
     arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
     arguments.sign = p.softmax_scale > 0.0f ? 1.0f : p.softmax_scale < 0.0f ? -1.0f : 0.0f;
     return true;
@@ -183,8 +190,7 @@ struct AttentionForwardSm90Entry {
     Arguments arguments;
     PackedRows const packed = arguments.packed = packed_rows(p);
     int const row_blocks = divide_up(p.seqlen_q, packed.queries);
-    int64_t const tiles =
-        int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * p.batch * splits(p);
+    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * p.batch * splits(p);
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
         (T::kPackGqa

@@ -36,6 +36,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::o;
   using Base::p;
   using Base::q_tile;
+  using Base::range;
   using Base::rescale_output;
   using Base::s;
   using Base::scores_to_p;
@@ -50,6 +51,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   RingCursor<T::kQStages> q;
   RingCursor<T::kKStages> k;
   RingCursor<T::kVStages> v;
+  // Rows of the range in the tile of V that is multiplied next: the first may reach beyond its end, where memory may
+  // hold anything, and 0 times NaN is NaN.
+  int rows_of_v;
 
   // --- MMAs and stages -----------------------------------------------------------------------------------------------
 
@@ -80,6 +84,30 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   __device__ __forceinline__ void wait_q() const { wait(full(T::kQBarrier, q.stage), q.phase); }
   __device__ __forceinline__ void wait_k() const { wait(full(T::kKBarrier, k.stage), k.phase); }
   __device__ __forceinline__ void wait_v() const { wait(full(T::kVBarrier, v.stage), v.phase); }
+  __device__ __forceinline__ void begin_v() {
+    if constexpr (T::kKeyBounds) rows_of_v = range.length(arguments) - last_key_tile() * T::kBlockN;
+  }
+  // Until V can be multiplied. Every warpgroup clears what is beyond the range for itself, as they come at different
+  // times: what others write meanwhile is zeros over zeros.
+  __device__ __forceinline__ void wait_and_clear_v() {
+    wait_v();
+    if constexpr (T::kKeyBounds) {
+      if (rows_of_v < T::kBlockN) {
+        int const first = maximum(rows_of_v, 0) * kSwizzleRowBytes + 16 * (int(threadIdx.x) % kWarpgroupThreads);
+#pragma unroll 1
+        for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
+#pragma unroll 1
+          for (int at = first; at < T::kBlockN * kSwizzleRowBytes; at += 16 * kWarpgroupThreads) {
+            uint32_t const address = v_tile(v.stage) + block * T::kBlockN * kSwizzleRowBytes + at;
+            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address), "r"(0) : "memory");
+          }
+        }
+        fence_view_async_shared();
+        warpgroup_barrier(group);
+      }
+      rows_of_v = T::kBlockN;
+    }
+  }
   __device__ __forceinline__ void release_q() {
     if constexpr (T::kOutput == Output::kDirect) consumer_release(empty(T::kQBarrier, q.stage));
   }
@@ -146,6 +174,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // The first scores of a tile, with nothing in flight: leaves P.
   __device__ __forceinline__ void first_step(WorkTile const& tile) {
     start_rows();
+    begin_v();
     skip_k_and_v();
     wait_q();
     wait_k();
@@ -156,7 +185,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     scores_to_p(false);
   }
   __device__ __forceinline__ void last_step(int accumulate) {
-    wait_v();
+    wait_and_clear_v();
     issue_output(accumulate);
     warpgroup_wait<0>();
     fence_accumulators(o);
@@ -169,7 +198,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_k();
     wait_turn();
     issue_scores();
-    wait_v();
+    wait_and_clear_v();
     issue_output(accumulate);
     pass_turn();
     warpgroup_wait<1>();
@@ -200,7 +229,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_operands(p);
   }
   __device__ __forceinline__ void step_serial(WorkTile const& tile, int key_tile, int accumulate) {
-    wait_v();
+    wait_and_clear_v();
     wait_turn();
     issue_output(accumulate);
     wait_k();
@@ -224,7 +253,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_accumulators(s);
     finish_scores(tile, key_tile);
     if (scores_to_p(accumulate != 0)) rescale_output();
-    wait_v();
+    wait_and_clear_v();
     issue_output(accumulate);
     warpgroup_wait<0>();
     fence_accumulators(o);
@@ -246,6 +275,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
+      begin_v();
       wait_q();
       skip_k_and_v();
       int accumulate = 0;
@@ -319,6 +349,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       if (new_tile) {
         write(before, levels, total, q.stage ^ 1);
         skip_v();
+        begin_v();
         accumulate = 0;
       } else {
         if (due) rescale_output();

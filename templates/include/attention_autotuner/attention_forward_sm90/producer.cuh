@@ -23,6 +23,8 @@ struct AttentionForwardSm90Arguments {
   float *partial_output, *partial_lse;  // of every split [rows, padded columns] and, in powers of two, [rows]
   int64_t partial_rows;                 // of all heads
   int heads_q, seqlen_q, seqlen_k, dim_v, causal, causal_offset;
+  int const *seqlens_k, *starts_k;  // key bounds, as the ABI has them
+  int causal_from_end;
   int zero;              // which the compiler does not know
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
   float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
@@ -80,21 +82,29 @@ struct AttentionForwardSm90Stages {
     }
   }
 
+  using Range = KeyRange<T::kKeyBounds>;
+  __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
+    Range range;
+    range.find(arguments, tile.batch);
+    return range;
+  }
   // Tiles of keys that queries before `query_end` see; at least one, so that every tile of rows runs the main loop.
-  __device__ __forceinline__ int key_tiles(int query_end) const {
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + arguments.causal_offset);
+  __device__ __forceinline__ int key_tiles(Range const& range, int query_end) const {
+    int seen = range.length(arguments);
+    if (arguments.causal) {
+      seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + range.causal_offset(arguments));
+    }
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
   // Those of a CTA's tile: of all that its queries see, an even share for every split. A split that is left without any
   // has the one behind the last key, which no query sees.
-  __device__ __forceinline__ KeyTiles key_tiles(WorkTile const& tile) const {
-    int const seen = key_tiles(query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
+  __device__ __forceinline__ KeyTiles key_tiles(Range const& range, WorkTile const& tile) const {
+    int const seen = key_tiles(range, query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
     if constexpr (T::kSplitKv) {
       int const share = arguments.list.splits.divide(seen), rest = seen - share * arguments.list.splits.divisor;
       int const count = share + (tile.split < rest);
       int const first = count > 0 ? tile.split * share + minimum(tile.split, rest)
-                                  : (arguments.seqlen_k + T::kBlockN - 1) / T::kBlockN;
+                                  : (range.length(arguments) + T::kBlockN - 1) / T::kBlockN;
       return {first, first + maximum(1, count)};
     } else {
       return {0, seen};
@@ -130,10 +140,11 @@ struct AttentionForwardSm90Stages {
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
+      Range const range = key_range(tile);
       wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
       load_q(tile, q.stage);
       q.advance();
-      KeyTiles const tiles = key_tiles(tile);
+      KeyTiles const tiles = key_tiles(range, tile);
       int const claims = minimum(tiles.end - 1, tiles.first + arguments.claim_lead);
       int claimed = 0;
 #pragma unroll 1
@@ -141,7 +152,7 @@ struct AttentionForwardSm90Stages {
         if (key_tile == claims) claimed = sequence.claim();
         wait(empty(T::kKBarrier, k.stage), k.phase ^ 1);
         fill_stage<T::kBlockN, T::kDepthLoaded>(k_tile(k.stage), arguments.k, full(T::kKBarrier, k.stage),
-                                                key_tile * T::kBlockN, 0, kv_head, tile.batch);
+                                                range.begin() + key_tile * T::kBlockN, 0, kv_head, tile.batch);
         k.advance();
       }
       if (!sequence.publish(claimed)) break;
@@ -153,12 +164,14 @@ struct AttentionForwardSm90Stages {
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
-      KeyTiles const tiles = key_tiles(tile);
+      Range const range = key_range(tile);
+      KeyTiles const tiles = key_tiles(range, tile);
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
         fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
-                                                  key_tile * T::kBlockN, tile.slice * T::kColumns, kv_head, tile.batch);
+                                                  range.begin() + key_tile * T::kBlockN, tile.slice * T::kColumns,
+                                                  kv_head, tile.batch);
         v.advance();
       }
     } while (sequence.template next<false>());
@@ -169,7 +182,7 @@ struct AttentionForwardSm90Stages {
     RingCursor<T::kMaskStages> masks;
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
-      KeyTiles const tiles = key_tiles(tile);
+      KeyTiles const tiles = key_tiles(key_range(tile), tile);
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kMaskBarrier, masks.stage), masks.phase ^ 1);

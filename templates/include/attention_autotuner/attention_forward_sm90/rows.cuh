@@ -14,6 +14,7 @@ template <typename T>
 struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   using Base = AttentionForwardSm90Stages<T>;
   using Base::arguments;
+  using Base::key_range;
   using Base::key_tiles;
   using Base::query_of;
 
@@ -22,6 +23,7 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   uint32_t p[T::kBlockN / 4], next_p[T::kBlockN / 4];
   float level[2], sum[2];        // of this lane's two rows: what P is taken with, and the sum over this lane's columns
   float factor[2];               // that O is due to be multiplied with
+  typename Base::Range range;    // of the batch entry
   int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
   int first;                     // of its tiles of keys, counted from the first key
 
@@ -40,17 +42,18 @@ struct AttentionForwardSm90Rows : AttentionForwardSm90Stages<T> {
   __device__ __forceinline__ int last_key_tile() const { return first_key_tile() + steps - 1; }
 
   __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
-    KeyTiles const tiles = key_tiles(tile);
+    range = key_range(tile);
+    KeyTiles const tiles = key_tiles(range, tile);
     int const of_cta = tiles.end - tiles.first, row = query_of(tile, group * kWarpgroupRows);
     int const last_row = query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
     first = tiles.first;
     steps = 1;
-    if (row < arguments.seqlen_q) steps = maximum(1, minimum(tiles.end, key_tiles(last_row + 1)) - tiles.first);
+    if (row < arguments.seqlen_q) steps = maximum(1, minimum(tiles.end, key_tiles(range, last_row + 1)) - tiles.first);
     // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
     if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
     skipped = of_cta - steps;
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, row + 1 + arguments.causal_offset);
+    int seen = range.length(arguments);
+    if (arguments.causal) seen = minimum(seen, row + 1 + range.causal_offset(arguments));
     unmasked = !T::kMasked && arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
   }
   __device__ __forceinline__ void rescale_output() {

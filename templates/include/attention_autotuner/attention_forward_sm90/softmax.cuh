@@ -35,6 +35,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
   using Base::level;  // the maximum of a row that its P is taken with, in powers of two
   using Base::p;
   using Base::query_of;
+  using Base::range;
   using Base::s;
   using Base::sum;
 
@@ -50,9 +51,9 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
   __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int seen = arguments.seqlen_k;
+      int seen = range.length(arguments);
       if (arguments.causal) {
-        seen = minimum(seen, query_of(tile, lane_row() + 8 * half) + 1 + arguments.causal_offset);
+        seen = minimum(seen, query_of(tile, lane_row() + 8 * half) + 1 + range.causal_offset(arguments));
       }
       seen -= key_tile * T::kBlockN + 2 * (lane_index() & 3);
 #pragma unroll

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -34,6 +35,7 @@ struct AttentionForwardSm90Traits {
   static constexpr bool kPingPong = Config::kPingPong;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
   static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;  // retnet's scores instead of attention's
+  static constexpr bool kKeyBounds = kHasKeyBounds<Config>;
   static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
   static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
   static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
