@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
-from attention_autotuner.codegen.files import read_text, write_atomic
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
@@ -41,6 +41,7 @@ from attention_autotuner.tuning.stages import built_of
 
 from .contenders import Results, usable
 from .exhaustive import SAMPLE, Regret, regret, sample
+from .results import write_text
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
 PROBLEMS = (
@@ -132,8 +133,7 @@ def measure(options: argparse.Namespace) -> int:
     }
     print(json.dumps(summary, indent=1))
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.output, json.dumps(result) + "\n")
+        write_text(options.output, json.dumps(result) + "\n")
     return 0
 
 
