@@ -1,8 +1,8 @@
 """The loss of the cost model's first picks against an exhaustive measurement, and a fit of its coefficients.
 
-    python benchmarks/cost_model_regret.py measure --output regret.json     # needs a GPU
-    python benchmarks/cost_model_regret.py measure --build-only             # fills the kernel cache, no GPU needed
-    python benchmarks/cost_model_regret.py fit regret.json                  # arithmetic only
+    python -m benchmarks.cost_model_regret measure --output regret.json     # needs a GPU
+    python -m benchmarks.cost_model_regret measure --build-only             # fills the kernel cache, no GPU needed
+    python -m benchmarks.cost_model_regret fit regret.json                  # arithmetic only
 
 ``measure`` takes four problems of two head-dim classes. Each is measured on a sample of 96 candidates that is fixed by
 a seed, stratified, and the same for problems of one class but for the model's own first picks; kernels that a cache

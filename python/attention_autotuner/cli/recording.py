@@ -109,16 +109,11 @@ def run_ls(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"records": said})
         return 0
-    rows = [
-        [
-            item["problem"],
-            str(item.get("arch", "-")),
-            str(item.get("gpu", "-")),
-            named(str(item["pick"] or item["reason"])),
-            microseconds(item.get("median_us")),
-        ]
-        for item in said
-    ]
+    rows = []
+    for item in said:
+        place = [str(item.get(name, "-")) for name in ("arch", "gpu")]
+        pick, us = named(str(item["pick"] or item["reason"])), microseconds(item.get("median_us"))
+        rows.append([item["problem"], *place, pick, us])
     print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick", "measured us"], rows)
     return 0
 
