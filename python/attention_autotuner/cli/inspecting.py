@@ -19,8 +19,9 @@ from ..serving.picks import CacheHierarchy, Pick
 from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
+from ..tuning.result import finite
 from ..tuning.why import explain
-from .console import cell, finite, microseconds, named, print_json, print_line, print_table
+from .console import cell, microseconds, named, print_json, print_line, print_table
 from .names import knob_headings, knobs
 from .options import (
     add_choice,

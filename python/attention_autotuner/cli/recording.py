@@ -15,11 +15,10 @@ from ..codegen.store import default_store
 from ..codegen.toolchain import find_disassembler, find_toolchain
 from ..errors import RecordError, ToolchainError
 from ..settings import current
-from ..tuning.record_files import KeptRecord, OwnRecords, RecordPlace, ShippedPicks
 from ..tuning.record_schema import CandidateEntry, TuningRecord
-from ..tuning.records import RecordStore
+from ..tuning.records import KeptRecord, RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
-from ..tuning.shipped import SUFFIX
+from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress
 from .options import add_jobs, command
@@ -64,14 +63,14 @@ def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
                 with as_file(source) as path:
                     yield ShippedPicks(path)
     else:
-        yield OwnRecords(RecordStore(current().cache_dir / "records"))
+        yield RecordStore(current().cache_dir / "records")
 
 
 def matching(place: RecordPlace, pattern: str) -> list[KeptRecord]:
     """The records of a place whose problem or pick matches a shell pattern."""
     return [
         kept
-        for kept in place.records()
+        for kept in place.kept()
         if fnmatch.fnmatchcase(kept.problem, pattern)
         or (kept.record is not None and fnmatch.fnmatchcase(kept.record.pick, pattern))
     ]
