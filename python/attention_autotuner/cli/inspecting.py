@@ -79,10 +79,8 @@ def print_rejections(title: str, counts: Counter[str]) -> None:
     print_table(title, ["rule", "rejected"], rows)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add ``--output``."""
-    words = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help=words)
+WORDS = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
+add_output = options.option("--output", type=Path, metavar="FOLDER", help=WORDS)
 
 
 @options.command("render", options.add_problem, options.add_choice, add_output)

@@ -25,10 +25,8 @@ Built = Artifact | Outcome
 COMPILE_SECONDS = 1800.0
 
 
-def add_retry(parser: argparse.ArgumentParser) -> None:
-    """Add ``--retry``."""
-    words = "compile again what is remembered to have failed"
-    parser.add_argument("--retry", action="store_true", help=words)
+RETRIED = "compile again what is remembered to have failed"
+add_retry = options.option("--retry", action="store_true", help=RETRIED)
 
 
 @options.command("build", options.add_problem, options.add_choice, options.add_jobs, add_retry)
