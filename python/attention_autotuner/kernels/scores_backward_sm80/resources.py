@@ -56,29 +56,9 @@ class KeyShape(_Dims):
         return self.knobs.block_n
 
     @property
-    def step(self) -> int:
-        """Rows of the other side in one step: queries."""
-        return self.knobs.block_m
-
-    @property
-    def slices(self) -> int:
-        """CTAs that share rows."""
-        return 1
-
-    @property
-    def outer_columns(self) -> int:
-        """Columns that a row moves before and after the steps: of K and V, and of their gradients."""
-        return 2 * (self.padded_dim_qk + self.padded_dim_v)
-
-    @property
     def stores_ds(self) -> bool:
         """True where dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
         return self.one_pass or self.knobs.num_stages > 2
-
-    @property
-    def subtile_rows(self) -> int:
-        """Queries of a step whose scores a warp holds at a time."""
-        return self.knobs.block_m // self.knobs.query_subtiles
 
     @property
     def rows_per_warp(self) -> int:
@@ -102,21 +82,6 @@ class RowShape(_Dims):
     def block(self) -> int:
         """Rows of the result that one CTA computes."""
         return self.knobs.block_rows
-
-    @property
-    def step(self) -> int:
-        """Rows of the other side in one step."""
-        return self.knobs.block_columns
-
-    @property
-    def slices(self) -> int:
-        """CTAs that share rows."""
-        return self.knobs.slices
-
-    @property
-    def outer_columns(self) -> int:
-        """Columns that a row moves before and after the steps: those that stay, and the result's."""
-        return self.resident_columns + self.result_columns
 
     @property
     def needs_dp(self) -> bool:
@@ -216,7 +181,7 @@ def _key_fragment_registers(shape: KeyShape) -> int:
     """Each warp of a pair holds dV or dK, and scores; its share of dQ comes when the scores are gone."""
     row_tiles = shape.rows_per_warp // 16
     result = row_tiles * max(shape.padded_dim_qk, shape.padded_dim_v) // 8 * 4
-    scores = row_tiles * shape.subtile_rows // 8 * 4
+    scores = row_tiles * (shape.knobs.block_m // shape.knobs.query_subtiles) // 8 * 4
     dq = 0
     if shape.one_pass:
         rows, columns = dq_tile(shape)
