@@ -14,6 +14,7 @@ from ...arch.occupancy import KernelNeeds
 from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared.passes import launch_needs
 from ..shared.workspace import SUM_BYTES, count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import KeyPass, RowPass, knobs_of
 
@@ -215,13 +216,7 @@ def needs(shape: PassShape) -> KernelNeeds:
         smem_bytes, registers = _key_smem_bytes(shape), _key_fragment_registers(shape)
     else:
         smem_bytes, registers = _row_smem_bytes(shape), _row_fragment_registers(shape)
-    return KernelNeeds(
-        name=shape.name,
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=shape.knobs.ctas_per_sm,
-        smem_bytes=smem_bytes,
-        fragment_registers=registers,
-    )
+    return launch_needs(shape.knobs, smem_bytes, registers, shape.name)
 
 
 def flops_per_score(shape: PassShape) -> int:
