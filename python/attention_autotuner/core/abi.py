@@ -6,7 +6,7 @@ A test parses the header and compares every constant, field name, order, type an
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, ClassVar
 
 ABI_VERSION = 1002
 ABI_MAJOR = ABI_VERSION // 1000
@@ -35,7 +35,10 @@ class Tensor(ctypes.Structure):
     )
 
 
-def _named(kind: Any, names: str) -> tuple[tuple[str, Any], ...]:
+Fields = tuple[tuple[str, Any], ...]
+
+
+def _named(kind: Any, names: str) -> Fields:
     """Fields of one type, by their names."""
     return tuple((name, kind) for name in names.split())
 
@@ -50,7 +53,7 @@ RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk d
 class AttentionForwardParams(ctypes.Structure):
     """Attention forward: row i sees key j if not ``causal`` or ``j <= i + causal_offset``."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v o"),
         *_named(ctypes.c_void_p, "lse"),
@@ -62,7 +65,7 @@ class AttentionForwardParams(ctypes.Structure):
 class AttentionBackwardParams(ctypes.Structure):
     """Attention backward: ``dout`` and, unless null, ``dlse`` to ``dq``, ``dk`` and ``dv``; the rest as forward."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v o dout dq dk dv"),
         *_named(ctypes.c_void_p, "lse dlse"),
@@ -74,7 +77,7 @@ class AttentionBackwardParams(ctypes.Structure):
 class RetNetForwardParams(ctypes.Structure):
     """Retnet forward: ``r = clamp(rowsum |X|, 1, r_clamp_max)`` or 1, ``O = (X / r) V``, with a mask or a decay."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v o mask"),
         *_named(ctypes.c_void_p, "log2_gamma r"),
@@ -88,7 +91,7 @@ class RetNetForwardParams(ctypes.Structure):
 class RetNetBackwardParams(ctypes.Structure):
     """Retnet backward: gradients of q, k, v and, unless null, the mask; ``o`` is for ``r_grad`` alone."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v o dout dq dk dv mask dmask"),
         *_named(ctypes.c_void_p, "log2_gamma r"),
@@ -102,7 +105,7 @@ class RetNetBackwardParams(ctypes.Structure):
 class RetentionForwardParams(ctypes.Structure):
     """Retention forward in any form; states are contiguous fp32 ``[batch, heads_q, dim_qk, dim_v]`` or null."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v o"),
         *_named(ctypes.c_void_p, "log2_gamma initial_state final_state"),
@@ -114,7 +117,7 @@ class RetentionForwardParams(ctypes.Structure):
 class RetentionBackwardParams(ctypes.Structure):
     """Retention backward; ``dlog2_gamma`` is ``[batch, heads_q]``, and null, like a state, when not wanted."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(Tensor, "q k v dout dq dk dv"),
         *_named(
@@ -128,7 +131,7 @@ class RetentionBackwardParams(ctypes.Structure):
 class KernelInfo(ctypes.Structure):
     """An artifact's description: its name, tile, threads, shared memory and copy width."""
 
-    _fields_ = (
+    _fields_: ClassVar[Fields] = (
         *HEAD,
         *_named(ctypes.c_char_p, "name"),
         *_named(
