@@ -153,7 +153,7 @@ def test_bounds_reach_the_kernel_and_are_read_when_it_runs(
         tensors = make_tensors(PROBLEM, starts, ends)
         bounds: dict[str, Any] = {"seqlens_k": ends, "starts_k": starts}
         results = attention_plan.attention_forward(
-            *tensors, None, causal, alignment == "top_left", "", True, **bounds
+            *tensors, (None, causal, alignment == "top_left", ""), True, **bounds
         )
         assert_right(results, tensors, causal, alignment, **bounds)
         starts.copy_(STARTS.flip(0))

@@ -68,8 +68,8 @@ def attention_forward(
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        named = {"key_bounds": True} if bounds else {}
-        plan = _plan_of(options, {"q": q, "k": k, "v": v, **bounds}, outputs, **named)
+        inputs = {"q": q, "k": k, "v": v, **bounds}
+        plan = _plan_of(options, inputs, outputs, key_bounds=bool(bounds))
         FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v, *bounds.values())
     return results[0], results[1] if return_lse else None
