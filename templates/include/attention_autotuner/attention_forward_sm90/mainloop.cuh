@@ -1,10 +1,10 @@
 // Attention forward for compute capability 9.0: O = softmax(scale Q K^T) V by WGMMA, with tiles of Q, K and V loaded by
 // TMA into rings of stages; and retnet's, O = ((scale Q K^T) M / r) V, with tiles of the mask beside them.
 //
-// A CTA has 64 rows of queries for each of its consumer warpgroups, and two or three producer threads. It computes tile
-// of rows after tile of rows, their keys from the last to the first, so that a mask is met at the beginning of a tile.
-// Few queries are packed: those of all heads of a group are rows of one tile; and their keys are split among CTAs,
-// whose results common/split_combine.cuh combines.
+// A CTA has 64 rows of queries for each of its consumer warpgroups, and two or three producer threads (with key bounds
+// a thread and a warp). It computes tile of rows after tile of rows, their keys from the last to the first, so that a
+// mask is met at the beginning of a tile. Few queries are packed: those of all heads of a group are rows of one tile;
+// and their keys are split among CTAs, whose results common/split_combine.cuh combines.
 #pragma once
 
 #include "attention_autotuner/attention_forward_sm90/output.cuh"
@@ -36,7 +36,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::o;
   using Base::p;
   using Base::q_tile;
-  using Base::range;
   using Base::rescale_output;
   using Base::s;
   using Base::scores_to_p;
@@ -51,9 +50,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   RingCursor<T::kQStages> q;
   RingCursor<T::kKStages> k;
   RingCursor<T::kVStages> v;
-  // Rows of the range in the tile of V that is multiplied next: the first may reach beyond its end, where memory may
-  // hold anything, and 0 times NaN is NaN.
-  int rows_of_v;
 
   // --- MMAs and stages -----------------------------------------------------------------------------------------------
 
@@ -84,30 +80,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   __device__ __forceinline__ void wait_q() const { wait(full(T::kQBarrier, q.stage), q.phase); }
   __device__ __forceinline__ void wait_k() const { wait(full(T::kKBarrier, k.stage), k.phase); }
   __device__ __forceinline__ void wait_v() const { wait(full(T::kVBarrier, v.stage), v.phase); }
-  __device__ __forceinline__ void begin_v() {
-    if constexpr (T::kKeyBounds) rows_of_v = range.length(arguments) - last_key_tile() * T::kBlockN;
-  }
-  // Until V can be multiplied. Every warpgroup clears what is beyond the range for itself, as they come at different
-  // times: what others write meanwhile is zeros over zeros.
-  __device__ __forceinline__ void wait_and_clear_v() {
-    wait_v();
-    if constexpr (T::kKeyBounds) {
-      if (rows_of_v < T::kBlockN) {
-        int const first = maximum(rows_of_v, 0) * kSwizzleRowBytes + 16 * (int(threadIdx.x) % kWarpgroupThreads);
-#pragma unroll 1
-        for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
-#pragma unroll 1
-          for (int at = first; at < T::kBlockN * kSwizzleRowBytes; at += 16 * kWarpgroupThreads) {
-            uint32_t const address = v_tile(v.stage) + block * T::kBlockN * kSwizzleRowBytes + at;
-            asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(address), "r"(0) : "memory");
-          }
-        }
-        fence_view_async_shared();
-        warpgroup_barrier(group);
-      }
-      rows_of_v = T::kBlockN;
-    }
-  }
   __device__ __forceinline__ void release_q() {
     if constexpr (T::kOutput == Output::kDirect) consumer_release(empty(T::kQBarrier, q.stage));
   }
@@ -174,7 +146,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   // The first scores of a tile, with nothing in flight: leaves P.
   __device__ __forceinline__ void first_step(WorkTile const& tile) {
     start_rows();
-    begin_v();
     skip_k_and_v();
     wait_q();
     wait_k();
@@ -185,7 +156,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     scores_to_p(false);
   }
   __device__ __forceinline__ void last_step(int accumulate) {
-    wait_and_clear_v();
+    wait_v();
     issue_output(accumulate);
     warpgroup_wait<0>();
     fence_accumulators(o);
@@ -198,7 +169,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     wait_k();
     wait_turn();
     issue_scores();
-    wait_and_clear_v();
+    wait_v();
     issue_output(accumulate);
     pass_turn();
     warpgroup_wait<1>();
@@ -229,7 +200,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_operands(p);
   }
   __device__ __forceinline__ void step_serial(WorkTile const& tile, int key_tile, int accumulate) {
-    wait_and_clear_v();
+    wait_v();
     wait_turn();
     issue_output(accumulate);
     wait_k();
@@ -253,7 +224,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_accumulators(s);
     finish_scores(tile, key_tile);
     if (scores_to_p(accumulate != 0)) rescale_output();
-    wait_and_clear_v();
+    wait_v();
     issue_output(accumulate);
     warpgroup_wait<0>();
     fence_accumulators(o);
@@ -275,7 +246,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       begin_tile(tile);
       if constexpr (T::kQStages == 1) release_stored_q();
       start_rows();
-      begin_v();
       wait_q();
       skip_k_and_v();
       int accumulate = 0;
@@ -349,7 +319,6 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       if (new_tile) {
         write(before, levels, total, q.stage ^ 1);
         skip_v();
-        begin_v();
         accumulate = 0;
       } else {
         if (due) rescale_output();
@@ -397,7 +366,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   if (warpgroup == 0) {
     if constexpr (T::kTradesRegisters) give_registers<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_q_and_k();
-    if (threadIdx.x == 32) stages.load_v();
+    if (T::kKeyBounds ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
     if constexpr (T::kMasked) {
       if (threadIdx.x == 64) stages.load_mask();
     }

@@ -7,6 +7,7 @@
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
@@ -60,8 +61,10 @@ struct AttentionForwardSm90Stages {
     }
     for (int i = 0; i < T::kTileSlots; ++i) {
       barrier_init(full(T::kTileBarrier, i), 1);
-      barrier_init(empty(T::kTileBarrier, i), T::kProducers - 1 + 4 * T::kWarpgroups * kWarpArrivals);
+      barrier_init(empty(T::kTileBarrier, i),
+                   (T::kKeyBounds ? kWarpArrivals : T::kProducers - 1) + 4 * T::kWarpgroups * kWarpArrivals);
     }
+    if constexpr (T::kKeyBounds) barrier_init(smem + T::kBoundedOffset, 1);
     fence_barrier_init();
   }
 
@@ -158,9 +161,11 @@ struct AttentionForwardSm90Stages {
       if (!sequence.publish(claimed)) break;
     } while (true);
   }
+  // With key bounds a whole warp calls, else one thread.
   __device__ __forceinline__ void load_v() const {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kVStages> v;
+    int phase = 0;
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
@@ -169,13 +174,40 @@ struct AttentionForwardSm90Stages {
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
-        fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
-                                                  range.begin() + key_tile * T::kBlockN, tile.slice * T::kColumns,
-                                                  kv_head, tile.batch);
+        auto const fill = [&](uint32_t barrier) {
+          if (T::kKeyBounds && lane_index() != 0) return;
+          fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, barrier,
+                                                    range.begin() + key_tile * T::kBlockN, tile.slice * T::kColumns,
+                                                    kv_head, tile.batch);
+        };
+        int const rows = maximum(0, range.length(arguments) - key_tile * T::kBlockN);
+        if (T::kKeyBounds && rows < T::kBlockN) {
+          fill(smem + T::kBoundedOffset);
+          wait(smem + T::kBoundedOffset, phase);
+          phase ^= 1;
+          clear_v(v.stage, rows);
+          if (lane_index() == 0) arrive(full(T::kVBarrier, v.stage));
+        } else {
+          fill(full(T::kVBarrier, v.stage));
+        }
         v.advance();
       }
-    } while (sequence.template next<false>());
+    } while (sequence.template next<T::kKeyBounds>());
     if constexpr (T::kSplitKv) launch_dependent_grids();
+  }
+  // Clears what lies beyond the first rows of a tile of V that has come. Where a range ends inside the tensor, memory
+  // may hold anything there, and 0 times NaN is NaN; of K it does not matter, as scores are replaced.
+  __device__ __forceinline__ void clear_v(int stage, int rows) const {
+#pragma unroll 1
+    for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
+      uint32_t const tile = v_tile(stage) + block * T::kBlockN * kSwizzleRowBytes;
+#pragma unroll 1
+      for (int at = rows * kSwizzleRowBytes + 16 * lane_index(); at < T::kBlockN * kSwizzleRowBytes; at += 16 * 32) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + at), "r"(0) : "memory");
+      }
+    }
+    fence_view_async_shared();
+    __syncwarp();
   }
   __device__ __forceinline__ void load_mask() const {
     TileSequence<T> sequence(arguments.list, smem);

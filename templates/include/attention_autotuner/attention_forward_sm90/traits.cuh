@@ -111,7 +111,8 @@ struct AttentionForwardSm90Traits {
   static constexpr int kTileBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kTileSlots = 2;
   static constexpr int kTileSlotOffset = kBarrierOffset + 16 * (kTileBarrier + kTileSlots);
-  static constexpr int kBarrierBytes = 16 * (kTileBarrier + kTileSlots) + 4 * kTileSlots;
+  static constexpr int kBoundedOffset = kTileSlotOffset + 4 * kTileSlots;  // of the barrier for V that is cleared
+  static constexpr int kBarrierBytes = kBoundedOffset + (kKeyBounds ? 8 : 0) - kBarrierOffset;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 512;
   static_assert(kBarrierBytes <= 512, "barriers_fit");
