@@ -126,7 +126,9 @@ def test_a_step_is_slower_than_its_backward_in_one_race(tuned: Tuned) -> None:
 
 
 def test_a_second_process_times_backward_kernels(tuned: Tuned) -> None:
-    libraries: dict[str, tuple[Path, dict[str, Any]]] = {name: (path, {}) for name, path in built(tuned.backward).items()}
+    libraries: dict[str, tuple[Path, dict[str, Any]]] = {
+        name: (path, {}) for name, path in built(tuned.backward).items()
+    }
     (timings,) = time_all_in_worker([(BACKWARD, libraries)], budget_seconds=2.0, device=0)
     assert {timing.name for timing in timings} == set(libraries)
     assert all(timing.outcome.ok for timing in timings)
