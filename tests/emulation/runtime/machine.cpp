@@ -15,6 +15,7 @@ namespace emulation {
 Settings settings;
 Thread* current = nullptr;
 Index3 grid_size, block_size;
+WaitQueue releases;
 
 namespace {
 
@@ -327,6 +328,7 @@ int run(Launch const& launch) {
   faulted = false;
   fault_text.clear();
   events.clear();
+  releases.threads.clear();
   ready.clear();
   ready_first = 0;
   starved = {};

@@ -132,7 +132,8 @@ struct Thread {
   std::shared_ptr<int> open_stores;  // how many of a group have yet to read
   std::deque<std::shared_ptr<int>> store_groups;
   WaitQueue store_queue;
-  std::vector<uint32_t> unfenced;  // chunks
+  std::vector<uint32_t> unfenced;                // chunks
+  std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
   std::vector<std::function<void()>> copies;
   std::deque<std::vector<std::function<void()>>> copy_groups;
 
@@ -155,6 +156,7 @@ struct Cta {
 
 extern Thread* current;
 extern Index3 grid_size, block_size;
+extern WaitQueue releases;  // of global memory
 
 // Lets others run.
 void yield();
