@@ -41,6 +41,7 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
     ]
     return [
         Problem(
+            batch=2 if k < 100 else 1,
             seqlen_q=q,
             seqlen_k=k,
             heads_q=heads,

@@ -80,9 +80,9 @@ void SharedMemory::note_write(uint32_t address, uint32_t bytes, Moment done, cha
 
 void SharedMemory::will_read(uint32_t address, Moment done, char const* what) {
   Chunk& chunk = this->chunk(address, what);
-  if (chunk.loading) fault("%s reads %#x, which a copy has yet to bring", what, address);
+  if (chunk.loading) fault("%s of %#x, which a copy has yet to bring", what, address);
   if (chunk.writer != 0) {
-    fault("%s reads %#x, which thread %d has written without a fence for the async proxy", what, address,
+    fault("%s of %#x, which thread %d has written without a fence for the async proxy", what, address,
           chunk.writer - 1);
   }
   note_read(address / 16 * 16, 16, done, what);
@@ -92,8 +92,8 @@ void SharedMemory::will_write(uint32_t address, Moment done, char const* what) {
   raw(address, 16, what);
   check_barriers(address, 16, what);
   Chunk& chunk = this->chunk(address, what);
-  if (chunk.loading) fault("%s writes %#x, which another copy has yet to bring", what, address);
-  if (chunk.readers > 0) fault("%s writes %#x, which an MMA or a copy has yet to read", what, address);
+  if (chunk.loading) fault("%s to %#x, which another copy has yet to bring", what, address);
+  if (chunk.readers > 0) fault("%s to %#x, which an MMA or a copy has yet to read", what, address);
   note_write(address, 16, done, what);
   chunk.loading = true;
   chunk.writer = 0;
