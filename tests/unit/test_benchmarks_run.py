@@ -17,6 +17,7 @@ from attention_autotuner import settings
 from attention_autotuner.core.outcome import BuildFailed, Crashed, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
+from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.racing import Race
 from attention_autotuner.tuning.records import RecordStore
@@ -83,7 +84,7 @@ def test_the_named_models_are_there() -> None:
         assert model in names
     assert {"retnet_1_3b", "retnet_6_7b"} <= set(names.split())
     decoded = {case.shape.seqlen_q for case in SUITES["decode"].cases}
-    assert decoded == {1, 4, 16}
+    assert decoded == {1, 4, 16, 128}
     assert all(case.shape.seqlen_k >= 8192 for case in SUITES["decode"].cases)
     assert all(case.shape.seqlen_k <= 512 for case in SUITES["short"].cases)
 
@@ -117,12 +118,25 @@ def test_trials_are_chosen_by_suite_word_and_mode() -> None:
         ("flash_attn_3", SHORT, "not installed"),
         ("flash_attn_4", SHORT, "not installed"),
         ("fla", SHORT, "computes retention, not attention"),
+        ("copy", SHORT, "memory is not all"),
+        ("copy", replace(SHORT, seqlen_q=1), None),
+        ("copy", replace(SHORT, seqlen_q=1, direction="backward"), "memory is not all"),
         ("compiled", replace(LONG, op="retnet", mask="decay"), "mask as a tensor"),
     ],
 )
 def test_a_baseline_says_why_it_cannot_run(name: str, problem: Problem, reason: str | None) -> None:
     answer = BASELINES[name].available(problem)
     assert (reason in answer) if reason else not answer
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (64, 128)])
+def test_a_copy_moves_the_bytes_of_keys_and_values(dims: tuple[int, int]) -> None:
+    problem = replace(SHORT, seqlen_q=1, dim_qk=dims[0], dim_v=dims[1])
+    inputs = make_inputs(problem, seed=0, device="cpu")
+    copied = BASELINES["copy"].function(problem)(inputs.q, inputs.k, inputs.v)
+    assert 2 * copied.nbytes == inputs.k.nbytes + inputs.v.nbytes
+    source = inputs.k if dims[0] >= dims[1] else inputs.v
+    assert torch.equal(copied, source.flatten()[: copied.numel()])
 
 
 def test_a_mode_is_timed_below_autograd_where_there_are_operators() -> None:
