@@ -18,7 +18,8 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
-from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry, StepEntry
+from attention_autotuner.tuning.entries import Entry, KernelEntry, StepEntry
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.stages import MIN_GAIN

@@ -2,6 +2,10 @@
  * launch plans and the packing of params are tested end to end without a GPU. It is a forward kernel, with -DBACKWARD a
  * backward one. The tests append other -D options to make it misbehave. */
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "attention_autotuner/abi.h"
 
@@ -26,6 +30,15 @@
 #ifndef LSE_BIAS
 #define LSE_BIAS 0
 #endif
+#ifndef TIME_US
+#define TIME_US 100.0
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32
+#endif
 
 static int prepared_count, launch_count;
 static void* last_stream;
@@ -36,11 +49,17 @@ ATTENTION_AUTOTUNER_EXPORT int32_t fake_launch_count(void) { return launch_count
 ATTENTION_AUTOTUNER_EXPORT void* fake_last_stream(void) { return last_stream; }
 ATTENTION_AUTOTUNER_EXPORT void* fake_last_workspace(void) { return last_workspace; }
 
+ATTENTION_AUTOTUNER_EXPORT double fake_time_us(void) { return TIME_US; }
+
+#ifdef CRASHES_AT_LOAD
+__attribute__((constructor)) static void crash(void) { raise(SIGSEGV); }
+#endif
+
 uint32_t attention_autotuner_abi_version(void) { return VERSION; }
 
 int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {
   if (info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, 128, 32, 256, 1024, 49152, 16};
+  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, BLOCK_M, BLOCK_N, 256, 1024, 49152, 16};
   return ATTENTION_AUTOTUNER_OK;
 }
 
@@ -164,16 +183,35 @@ int32_t attention_autotuner_launch(const void* params, void* workspace, void* st
   last_stream = stream;
   last_workspace = workspace;
   ++launch_count;
+#ifdef CRASHES_AT /* a launch, counted from 1 */
+  if (launch_count == CRASHES_AT) raise(SIGSEGV);
+#endif
+#ifdef HANGS_AT
+  while (launch_count == HANGS_AT) pause();
+#endif
+#ifdef EXITS_AT
+  if (launch_count == EXITS_AT) exit(0);
+#endif
+#ifdef PRINTS
+  for (int line = 0; line < PRINTS; ++line) puts("a line of forty characters, newline counted");
+#endif
   if (LAUNCH_STATUS != ATTENTION_AUTOTUNER_OK) return LAUNCH_STATUS;
   if (p->struct_size != sizeof(*p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
 #ifndef NO_WORK
   run(p, workspace);
 #endif
+#ifdef WRONG_TAIL
+#ifdef BACKWARD
+  row(p->dk, p->batch - 1, p->heads_kv - 1, p->seqlen_k - 1)[p->dim_qk - 1] += (_Float16)0.5f;
+#else
+  row(p->o, p->batch - 1, p->heads_q - 1, p->seqlen_q - 1)[p->dim_v - 1] += (_Float16)0.5f;
+#endif
+#endif
 #ifdef LEAKS
   p->lse[-1] = 0; /* beside the output */
 #endif
 #ifdef VARIES
-  p->lse[0] += (float)launch_count;
+  p->lse[0] += (float)launch_count; /* as a data race would */
 #endif
   return ATTENTION_AUTOTUNER_OK;
 }

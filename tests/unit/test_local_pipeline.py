@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +13,12 @@ from attention_autotuner.arch import A100
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
-from attention_autotuner.tuning import measure, pipeline, worker
+from attention_autotuner.tuning import isolated, measure, pipeline, tasks
+from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.worker import Worker
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 GPUS = (("NVIDIA H200", "9.0"), ("NVIDIA GeForce RTX 3090", "8.6"))
@@ -48,6 +49,19 @@ class Measurer:
         return [timing(entry.name, 1.0 + place) for place, entry in enumerate(entries)]
 
 
+class Sampler:
+    """Replaces what takes samples on a GPU."""
+
+    def __init__(self, problem: Problem, *, seed: int) -> None:
+        self._names: list[str] = []
+
+    def prepare(self, entry: KernelEntry) -> None:
+        self._names.append(entry.name)
+
+    def round(self, order: list[str], alone: object) -> dict[str, float]:
+        return {name: 100.0 * (1 + self._names.index(name)) for name in order}
+
+
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with two different GPUs; the second is the current device."""
@@ -64,7 +78,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_environment_and_target_are_those_of_the_measured_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path, in_process=True))
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
     assert here._target.arch == "86"
     built: Any = SimpleNamespace(path=tmp_path / "kernel.so")
@@ -79,11 +93,12 @@ def test_environment_and_target_are_those_of_the_measured_device(
 
     asked: list[int] = []
 
-    def confirm(races: list[Any], *, budget_seconds: float, device: int) -> list[list[Timing]]:
-        asked.append(device)
-        return [[timing("default", 1.2), timing("pick", 1.0)] for _ in races]
+    def confirm(worker: Worker, *arguments: Any, **options: Any) -> tuple[list[Timing], bool]:
+        asked.append(worker.device)
+        return [timing("default", 1.2), timing("pick", 1.0)], False
 
-    monkeypatch.setattr(pipeline, "time_all_in_worker", confirm)
+    monkeypatch.setattr(isolated, "measure", confirm)
+    monkeypatch.setattr(Worker, "renew", lambda worker: None)
     doubt = Doubt(problem=PROBLEM, pick=("pick", built), default=("default", built))
     (ratio,) = here.confirm_all([doubt])
     assert ratio == pytest.approx(1.2)
@@ -95,12 +110,17 @@ def test_the_second_process_measures_on_the_requested_device(
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-
-    def run(command: list[str], **options: Any) -> SimpleNamespace:
-        return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    races = [(PROBLEM, {"a": tmp_path / "a.so", "b": tmp_path / "b.so"})] * 2
-    timings = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
-    assert timings == [[timing("a", 1.0), timing("b", 2.0)]] * 2
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(tasks, "Sampler", Sampler)
+    monkeypatch.setattr(tasks, "warm_up", lambda: None)
+    worker = Worker(1)
+    there = tasks.Tasks(lambda at, launching: None)
+    monkeypatch.setattr(worker, "call", lambda task, **asked: getattr(there, task)(**asked))
+    there.open(worker.device)
+    built: dict[str, Any] = {
+        name: [SimpleNamespace(path=tmp_path / f"{name}.so")] for name in ("a", "b")
+    }
+    timings = [isolated.measure(worker, PROBLEM, built, budget_seconds=1.0)[0] for _ in range(2)]
+    figures = [[(t.name, t.outcome, t.median_us, t.ratio_to_best) for t in r] for r in timings]
+    assert figures == [[("a", Ok(), 100.0, 1.0), ("b", Ok(), 200.0, pytest.approx(2.0))]] * 2
     assert chosen == [1]

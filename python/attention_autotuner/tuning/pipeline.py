@@ -7,6 +7,7 @@ them, so that a search on a machine without a GPU never loads it.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -25,9 +26,11 @@ from ..core.outcome import LaunchFailed, Outcome
 from ..core.problem import Problem
 from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
+from . import isolated
 from .environment import Environment, collect
 from .racing import Timing
-from .worker import time_all_in_worker
+from .rounds import OnRound
+from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
 CONFIRM_SECONDS = 3.0  # of timing rounds in the second process
@@ -141,6 +144,8 @@ def running(policy: Policy, environment: Environment) -> Policy:
 class LocalPipeline:
     """This machine: its compiler, its kernel store, and the CUDA device that is current when this is made.
 
+    Kernels run in a worker, or in this process where the settings say so; the latter ends with a kernel that faults.
+
     Args:
         policy: whose build target is used where there is no GPU; with one, kernels are built for it natively.
         settings: where the store is, and how the compiler is found.
@@ -149,6 +154,8 @@ class LocalPipeline:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
         self._device = current_device()
+        self._worker = Worker(self._device)
+        weakref.finalize(self, self._worker.close)
         self.environment = collect(self._device)
         arch = policy.build_arch
         if self.environment.capability is not None:
@@ -158,7 +165,9 @@ class LocalPipeline:
     def build(
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
     ) -> Sequence[Built | Outcome]:
-        """See :meth:`Pipeline.build`."""
+        """See :meth:`Pipeline.build`; the worker starts meanwhile."""
+        if not self._settings.in_process and self.can_measure():
+            self._worker.start()
         toolchain = find_toolchain(self._settings)
         if (self.environment.nvcc, self.environment.cutlass) != (
             toolchain.nvcc_version,
@@ -184,6 +193,8 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
+        if not self._settings.in_process:
+            return isolated.verify(self._worker, problem, built, deterministic=deterministic)
         from ..serving.loader import load
         from .verify import verify
 
@@ -203,56 +214,74 @@ class LocalPipeline:
         on_round: Callable[[int, list[str]], None],
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
-        from .measure import InProcessMeasurer, KernelEntry
-
-        measurer = InProcessMeasurer(on_round=on_round)
-        entries = [
-            KernelEntry(name=name, path=kernel.path, problem=problem)
-            for name, kernel in built.items()
-        ]
-        timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
+        kernels = {name: (kernel,) for name, kernel in built.items()}
+        answer = self._raced(problem, kernels, budget_seconds, keep, on_round)
+        now, before = collect(self._device), self.environment
         self.environment = replace(
-            collect(self._device), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
+            now,
+            nvcc=before.nvcc,
+            cutlass=before.cutlass,
+            cuda_runtime=self._worker.cuda_runtime or now.cuda_runtime,
         )
-        return timings, measurer.interrupted
+        return answer
 
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
-        from .measure import InProcessMeasurer, StepEntry
+        return self._raced(problem, steps, budget_seconds, list(steps))
 
-        measurer = InProcessMeasurer()
+    def _raced(
+        self,
+        problem: Problem,
+        kernels: Mapping[str, tuple[Built, ...]],
+        budget_seconds: float,
+        keep: Collection[str],
+        on_round: OnRound | None = None,
+    ) -> tuple[list[Timing], bool]:
+        """The timings of a race in the worker or in this process, and whether Ctrl-C cut it short."""
+        if not self._settings.in_process:
+            return isolated.measure(
+                self._worker,
+                problem,
+                kernels,
+                budget_seconds=budget_seconds,
+                keep=keep,
+                on_round=on_round,
+            )
+        from .entries import entry_of
+        from .measure import InProcessMeasurer
+
+        measurer = InProcessMeasurer(on_round=on_round)
         entries = [
-            StepEntry(name=name, forward=forward.path, backward=backward.path, problem=problem)
-            for name, (forward, backward) in steps.items()
+            entry_of(name, [isolated.crossing(kernel) for kernel in libraries], problem)
+            for name, libraries in kernels.items()
         ]
-        timings = measurer.measure(
-            problem, entries, budget_seconds=budget_seconds, keep=list(steps)
-        )
+        timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         return timings, measurer.interrupted
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        """See :meth:`Pipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
-        ratios = self._confirmed(doubts)
-        if len(doubts) > 1 and not any(ratios):
-            return [ratio for doubt in doubts for ratio in self._confirmed([doubt])]
-        return ratios
-
-    def _confirmed(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        races = [
-            (doubt.problem, {name: built.path for name, built in (doubt.default, doubt.pick)})
-            for doubt in doubts
-        ]
+        """See :meth:`Pipeline.confirm_all`."""
         seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS
+        ratios: list[float | None] = []
         try:
-            answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
+            self._worker.renew()
+            ratios.extend(self._confirmed(doubt, seconds) for doubt in doubts)
         except ArtifactError as error:
             LOGGER.warning("what was picked is not confirmed: %s", error)
-            return [None] * len(doubts)
-        ratios: list[float | None] = []
-        for doubt, timings in zip(doubts, answers, strict=True):
-            timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
-            both = len(timed) == 2
-            ratios.append(timed[doubt.default[0]] / timed[doubt.pick[0]] if both else None)
-        return ratios
+        return ratios + [None] * (len(doubts) - len(ratios))
+
+    def _confirmed(self, doubt: Doubt, seconds: float) -> float | None:
+        entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
+        timings, interrupted = isolated.measure(
+            self._worker,
+            doubt.problem,
+            entries,
+            budget_seconds=seconds,
+            keep=list(entries),
+            seed=1,
+        )
+        if interrupted:
+            raise KeyboardInterrupt
+        timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
+        return timed[doubt.default[0]] / timed[doubt.pick[0]] if len(timed) == 2 else None

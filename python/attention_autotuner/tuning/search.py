@@ -49,6 +49,7 @@ def tune(
     top_k: int = 8,
     confirm: bool = True,
     for_step: bool = False,
+    in_process: bool | None = None,
     listener: Listener | None = None,
     records: RecordStore | None = None,
     pipeline: Pipeline | None = None,
@@ -67,6 +68,7 @@ def tune(
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
         for_step: record it as half of a training step.
+        in_process: run candidates in this process, which one that faults ends; None takes the setting.
         listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
@@ -82,7 +84,7 @@ def tune(
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
     """
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k)
+    settings = settings_of(effort, budget_seconds, top_k, in_process)
     policy = resolve(device_type)
     printer = LinePrinter() if listener is None and settings.print_tuning else None
     if printer is not None:
@@ -119,7 +121,12 @@ def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
     return Problem(**fields) if problem is None else problem
 
 
-def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int) -> Settings:
+def settings_of(
+    effort: Effort | None,
+    budget_seconds: float | None,
+    top_k: int,
+    in_process: bool | None = None,
+) -> Settings:
     """The settings in force, with the arguments of a search in their place.
 
     Raises:
@@ -127,7 +134,11 @@ def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int)
     """
     if type(top_k) is not int or top_k < 0:  # nor a bool
         raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes: dict[str, Any] = {"effort": effort, "budget_seconds": budget_seconds}
+    changes: dict[str, Any] = {
+        "effort": effort,
+        "budget_seconds": budget_seconds,
+        "in_process": in_process,
+    }
     return replace(
         settings_module.current(),
         **{name: value for name, value in changes.items() if value is not None},

@@ -88,6 +88,7 @@ def tune_step(
     backward_budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    in_process: bool | None = None,
     listener: Listener | None = None,
     records: RecordStore | None = None,
     pipeline: Pipeline | None = None,
@@ -105,6 +106,7 @@ def tune_step(
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
         top_k: see :func:`tune`; for each direction.
         confirm: see :func:`tune`.
+        in_process: see :func:`tune`.
         listener: told about progress, each message with its direction.
         records: see :func:`tune`.
         pipeline: see :func:`tune`; it also times whole steps.
@@ -119,7 +121,7 @@ def tune_step(
     if problem is None:
         fields["direction"] = "backward"
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k)
+    settings = settings_of(effort, budget_seconds, top_k, in_process)
     settings_of(effort, backward_budget_seconds, top_k)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)

@@ -1,0 +1,132 @@
+"""Checks and races of built kernels in a worker: a fault costs the candidate that it is of, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.outcome import Crashed, Leaked, Outcome, outcome_from_json
+from ..core.problem import Problem
+from .racing import Race, Timing
+from .rounds import OnRound, Samples, run_rounds
+from .worker import Worker, WorkerError
+
+LOGGER = logging.getLogger(__name__)
+
+
+class Library(Protocol):
+    """What crosses to a worker of a built kernel; both sides of the crossing are :func:`crossing` and ``tasks``."""
+
+    @property
+    def path(self) -> Path:
+        """The library, or the folder that holds it."""
+
+
+def crossing(library: Library) -> dict[str, Any]:
+    """A library as JSON has it."""
+    return {"path": str(library.path)}
+
+
+def verify(worker: Worker, problem: Problem, library: Library, *, deterministic: bool) -> Outcome:
+    """The outcome of :func:`~.verify.verify`, or of what became of the worker.
+
+    Raises:
+        ArtifactError: there is no worker to be had.
+    """
+    try:
+        answer = worker.call(
+            "verify",
+            problem=asdict(problem),
+            library=crossing(library),
+            deterministic=deterministic,
+        )
+    except WorkerError as fault:
+        return fault.outcome
+    outcome = outcome_from_json(answer)
+    if isinstance(outcome, (Crashed, Leaked)):
+        worker.renew()  # neither its context nor its memory is to be relied on
+    return outcome
+
+
+def measure(
+    worker: Worker,
+    problem: Problem,
+    entries: Mapping[str, Sequence[Library]],
+    *,
+    budget_seconds: float,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    on_round: OnRound | None = None,
+) -> tuple[list[Timing], bool]:
+    """Race kernels; one that takes the worker with it is left out, and the others go on with the rounds so far.
+
+    Where a round does not show whose fault it was, as many rounds are run again in which every entry is waited for by
+    itself. Those do not count; if they do not show it either, the race goes on in that way.
+
+    Args:
+        worker: takes the samples.
+        problem: makes the inputs.
+        entries: name -> its library, or those of a step's forward and backward; in tie-breaking order.
+        budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
+        keep: names that are timed in every round.
+        seed: of the inputs and of the order.
+        on_round: called after each round with (rounds, names still in the race).
+
+    Returns:
+        The timings, fastest first, as :meth:`.racing.Race.results` has them; and whether Ctrl-C cut the race short.
+
+    Raises:
+        ArtifactError: there is no worker to be had.
+    """
+    race = Race(list(entries), keep=keep, seed=seed)
+    crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
+    alone, replays = False, 0
+    deadline = 0.0
+
+    def sample(order: Sequence[str]) -> Samples:
+        answer = worker.call("round", order=list(order), alone=alone)
+        return {
+            name: outcome_from_json(result) if isinstance(result, dict) else result
+            for name, result in answer.items()
+        }
+
+    try:
+        while race.running:
+            before, prepared = race.rounds, False
+            try:
+                failures = worker.call(
+                    "prepare",
+                    problem=asdict(problem),
+                    entries={name: crossed[name] for name in race.running},
+                    seed=seed,
+                )
+                for name, failure in failures.items():
+                    race.fail(name, outcome_from_json(failure))
+                prepared = True
+                for _ in range(replays if race.running else 0):
+                    sample(race.running)
+                replays = 0
+                deadline = deadline or time.monotonic() + budget_seconds
+                run_rounds(race, sample, deadline, on_round=on_round)
+                break
+            except WorkerError as fault:
+                race.void()
+                known = fault.at in race.running
+                if known or alone or not prepared:
+                    for name in race.running:
+                        if name == fault.at or not known:
+                            race.fail(name, fault.outcome)
+                    alone, replays = False, 0
+                else:
+                    LOGGER.warning("a round of %d kernels failed: %s", len(race.running), fault)
+                    alone, replays = True, race.rounds - before + 1
+        with suppress(WorkerError):
+            worker.call("release")
+    except KeyboardInterrupt:
+        return race.results(), True
+    return race.results(), False
