@@ -50,6 +50,7 @@ class Tasks(tasks.Tasks):
             vars(module)["current_device"] = host
         vars(measure)["_Prepared"] = Prepared
         vars(tasks)["warm_up"] = nothing
+        torch.set_num_threads(1)  # the tensors are small, and tests share the cores
         properties = SimpleNamespace(L2_cache_size=0)
         vars(torch.cuda).update(
             _sleep=nothing,

@@ -40,7 +40,8 @@
 #define BLOCK_N 32
 #endif
 
-static int prepared_count, launch_count;
+static int prepared_count, launch_count, same_inputs;
+static void* last_o;
 static void* last_stream;
 static void* last_workspace;
 
@@ -59,7 +60,8 @@ uint32_t attention_autotuner_abi_version(void) { return VERSION; }
 
 int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {
   if (info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, BLOCK_M, BLOCK_N, 256, 1024, 49152, 16};
+  *info =
+      (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, BLOCK_M, BLOCK_N, 256, 1024, 49152, 16};
   return ATTENTION_AUTOTUNER_OK;
 }
 
@@ -166,7 +168,8 @@ static void attend(Params const* p, int b, int h, int i) {
     largest = next;
   }
   for (int d = 0; d < p->dim_v; ++d) o[d] = (_Float16)(sum > 0 ? O_FACTOR * accumulated[d] / sum : 0.0f);
-  if (p->lse) p->lse[((int64_t)b * p->heads_q + h) * p->seqlen_q + i] = sum > 0 ? largest + logf(sum) + LSE_BIAS : -INFINITY;
+  if (p->lse)
+    p->lse[((int64_t)b * p->heads_q + h) * p->seqlen_q + i] = sum > 0 ? largest + logf(sum) + LSE_BIAS : -INFINITY;
 }
 
 static void run(Params const* p, void* workspace) {
@@ -183,11 +186,19 @@ int32_t attention_autotuner_launch(const void* params, void* workspace, void* st
   last_stream = stream;
   last_workspace = workspace;
   ++launch_count;
+  same_inputs = p->o.data == last_o ? same_inputs + 1 : 1;
+  last_o = p->o.data;
 #ifdef CRASHES_AT /* a launch, counted from 1 */
   if (launch_count == CRASHES_AT) raise(SIGSEGV);
 #endif
 #ifdef HANGS_AT
   while (launch_count == HANGS_AT) pause();
+#endif
+#ifdef CRASHES_AGAIN /* a launch on the same inputs, counted from 1: races have such, checks have not */
+  if (same_inputs == CRASHES_AGAIN) raise(SIGSEGV);
+#endif
+#ifdef HANGS_AGAIN
+  while (same_inputs == HANGS_AGAIN) pause();
 #endif
 #ifdef EXITS_AT
   if (launch_count == EXITS_AT) exit(0);

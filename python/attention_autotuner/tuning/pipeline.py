@@ -120,8 +120,12 @@ class Pipeline(Protocol):
             The timings, and whether Ctrl-C cut it short.
         """
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        """The default's time over the pick's for each, in a second, fresh process; None where that failed."""
+    def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
+        """The default's time over the pick's for each, in a second, fresh process.
+
+        Returns:
+            For each the ratio, or the outcome of a pick that failed there; None where nothing could be found out.
+        """
 
 
 def running(policy: Policy, environment: Environment) -> Policy:
@@ -260,10 +264,10 @@ class LocalPipeline:
         timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
         return timings, measurer.interrupted
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | Outcome | None]:
         """See :meth:`Pipeline.confirm_all`."""
         seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS
-        ratios: list[float | None] = []
+        ratios: list[float | Outcome | None] = []
         try:
             self._worker.renew()
             ratios.extend(self._confirmed(doubt, seconds) for doubt in doubts)
@@ -271,7 +275,7 @@ class LocalPipeline:
             LOGGER.warning("what was picked is not confirmed: %s", error)
         return ratios + [None] * (len(doubts) - len(ratios))
 
-    def _confirmed(self, doubt: Doubt, seconds: float) -> float | None:
+    def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
         entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
         timings, interrupted = isolated.measure(
             self._worker,
@@ -283,5 +287,8 @@ class LocalPipeline:
         )
         if interrupted:
             raise KeyboardInterrupt
-        timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
-        return timed[doubt.default[0]] / timed[doubt.pick[0]] if len(timed) == 2 else None
+        by_name = {timing.name: timing for timing in timings}
+        default, pick = by_name[doubt.default[0]], by_name[doubt.pick[0]]
+        if not pick.outcome.ok:
+            return pick.outcome
+        return default.ratio_to_best / pick.ratio_to_best if default.outcome.ok else None

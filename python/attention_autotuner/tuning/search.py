@@ -299,6 +299,9 @@ class _Search:
         self.progress.tell("confirm", 0, 1, pick.candidate.name, median_us(pick))
         names = (pick.candidate.name, self.default.name)
         (ratio,) = self.pipeline.confirm_all([Doubt.of(self.problem, *names, built)])
+        if isinstance(ratio, Outcome):  # of the pick: not what should serve
+            rows = [replace(row, outcome=ratio) if row is pick else row for row in rows]
+            return self._decide(built, rows, known, confirm)
         if ratio is not None and ratio - 1.0 < MIN_GAIN:
             base = next(row for row in timed if row.candidate == self.default)
             return self._finish(rows, base, 0.0, True, known)

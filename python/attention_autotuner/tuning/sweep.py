@@ -342,7 +342,7 @@ class Sweep:
         for doubtful, ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
-            won = ratio - 1.0 >= MIN_GAIN
+            won = not isinstance(ratio, Outcome) and ratio - 1.0 >= MIN_GAIN
             name = doubtful.doubt.pick[0] if won else doubtful.record.default
             record = self.records.put(replace(doubtful.record, pick=name, confirmed=True))
             gain = doubtful.gain if won else 0.0

@@ -75,9 +75,10 @@ class Worker:
     def __init__(self, device: int, *, limits: Limits | None = None, tasks: str = TASKS) -> None:
         self.cuda_runtime: str | None = None
         self.device = device
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()
         self._tasks = tasks
         self._lock = threading.Lock()
+        self.server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._child: _Child | None = None
         self._opened = False
@@ -107,10 +108,10 @@ class Worker:
         assert child is not None
         try:
             if not self._opened:
-                self.cuda_runtime = child.receive(self._limits)
+                self.cuda_runtime = child.receive(self.limits)
                 self._opened = True
             child.send(task, arguments)
-            return child.receive(self._limits)
+            return child.receive(self.limits)
         except WorkerError as fault:
             opened = self._opened
             explained = child.explained(fault, self.stop())
@@ -158,7 +159,7 @@ class Worker:
         self._control.settimeout(STOP_SECONDS)
         command = [sys.executable, "-W", "ignore", "-m", worker_server.__name__]
         with theirs:
-            server = subprocess.Popen(
+            self.server = subprocess.Popen(
                 [*command, str(theirs.fileno()), self._tasks],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -166,7 +167,7 @@ class Worker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C comes to the caller alone
             )
-        self._end = partial(_end_server, server, self._control)
+        self._end = partial(_end_server, self.server, self._control)
         return self._control
 
     def _no_start(self, reason: str) -> str:
@@ -291,7 +292,9 @@ class _Child:
                 outcome = OutOfMemory(
                     reason="its process was killed, as happens where memory runs out"
                 )
-            elif status is not None and status < 0:
+            elif status is None:
+                outcome = Crashed(reason="its process is gone, and the one that could say why")
+            elif status < 0:
                 name = signal.Signals(-status).name
                 outcome = Crashed(reason=f"its process was ended by signal {-status} ({name})")
             else:
