@@ -387,8 +387,7 @@ def test_a_crash_of_the_compiler_is_a_failed_build(
     kernels = [_trivial("one", "MARK"), _trivial("two")]
     results = build(kernels, TARGET, toolchain=crashing, store=store, jobs=2)
     assert _kinds(results) == ["build_failed", "artifact"]
-    assert isinstance(results[0], BuildFailed)
-    assert "SIGSEGV" in results[0].reason
+    assert "SIGSEGV" in getattr(results[0], "reason", "")
     assert store.get(kernels[0], TARGET, crashing) == results[0]  # until the compiler is another
 
 

@@ -41,7 +41,12 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
         library = folder / ("".join(options) or "right") / "kernel.so"
         if not library.exists():
             library.parent.mkdir()
-            command = [toolchain.nvcc, *toolchain.cuda_flags, "-ccbin", toolchain.host_cxx]
+            command: list[str | Path] = [
+                toolchain.nvcc,
+                *toolchain.cuda_flags,
+                "-ccbin",
+                toolchain.host_cxx,
+            ]
             command += [f"-arch=sm_{native_arch(probe().compute_capability)}", "-std=c++17"]
             command += ["-cudart", "static", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
             command += [*options, f"-I{include_root()}", SOURCE, "-o", library]

@@ -195,33 +195,33 @@ def test_a_search_over_every_fault_ends_with_the_right_pick(
         "a compiler that crashes": BuildFailed(reason="the compiler crashed (SIGSEGV)"),
     }
     faults += [(name, outcome.kind, outcome.reason) for name, outcome in compilers.items()]
-    given: dict[str, tuple[str, str, str]] = {}
+    assigned: dict[str, tuple[str, str, str]] = {}
 
     def build(name: str) -> Path | Outcome:
         if name == default:
-            return library(fake_kernel, "-DTIME_US=100.0").path  # type: ignore[no-any-return]
-        given[name] = fault, _, _ = faults[len(given)]
+            return fake_kernel(*SMALL_TILES, "-DTIME_US=100.0")
+        assigned[name] = fault, _, _ = faults[len(assigned)]
         if fault == "good":
-            return library(fake_kernel, "-DTIME_US=80.0").path  # type: ignore[no-any-return]
+            return fake_kernel(*SMALL_TILES, "-DTIME_US=80.0")
         if fault in compilers:
             return compilers[fault]
         options = FAULTS[fault][0]
         fast = () if "TIME_US" in options else ("-DTIME_US=50.0",)
-        return library(fake_kernel, options, *fast).path  # type: ignore[no-any-return]
+        return fake_kernel(*SMALL_TILES, options, *fast)
 
     machine, records = Machine(tmp_path, worker, build), RecordStore(tmp_path / "records")
-    found = tune(PROBLEM, POLICY, pipeline=machine, records=records, top_k=len(faults))
-    assert len(given) == len(faults)
-    (good,) = [name for name, (fault, _, _) in given.items() if fault == "good"]
-    assert found.pick.name == good
-    assert found.confirmed
-    assert found.gain == pytest.approx(0.25)
-    for row in found.rows:
+    result = tune(PROBLEM, POLICY, pipeline=machine, records=records, top_k=len(faults))
+    assert len(assigned) == len(faults)
+    (good,) = [name for name, (fault, _, _) in assigned.items() if fault == "good"]
+    assert result.pick.name == good
+    assert result.confirmed
+    assert result.gain == pytest.approx(0.25)
+    for row in result.rows:
         if row.candidate.name not in (default, good):
-            _, kind, words = given[row.candidate.name]
+            _, kind, words = assigned[row.candidate.name]
             assert (row.outcome.kind, words in row.outcome.reason) == (kind, True)
-    assert found.record is not None
-    assert {entry.outcome.kind for entry in found.record.entries} > {"crashed", "timed_out", "ok"}
+    assert result.record is not None
+    assert {entry.outcome.kind for entry in result.record.entries} > {"crashed", "timed_out", "ok"}
 
     # What faulted is in the record with its reason, so that the next search passes it over.
     machine.built.clear()
@@ -230,7 +230,7 @@ def test_a_search_over_every_fault_ends_with_the_right_pick(
     assert again.pick.name == good
     assert machine.built == []
     assert {row.candidate.name: row.outcome for row in again.rows} == {
-        row.candidate.name: row.outcome for row in found.rows
+        row.candidate.name: row.outcome for row in result.rows
     }
 
 

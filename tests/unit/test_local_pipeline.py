@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner import settings
 from attention_autotuner.arch import A100
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
-from attention_autotuner.tuning import isolated, measure, pipeline, tasks
+from attention_autotuner.tuning import isolated, measure, pipeline, search, step, tasks
 from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
@@ -124,3 +125,37 @@ def test_the_second_process_measures_on_the_requested_device(
     figures = [[(t.name, t.outcome, t.median_us, t.ratio_to_best) for t in r] for r in timings]
     assert figures == [[("a", Ok(), 100.0, 1.0), ("b", Ok(), 200.0, pytest.approx(2.0))]] * 2
     assert chosen == [1]
+
+
+def test_the_worker_ends_with_the_pipeline(two_gpus: None, tmp_path: Path) -> None:
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
+    here._worker._tasks = "tests.plain_tasks"
+    child = here._worker.call("pid")
+    server = here._worker.server
+    assert server is not None
+    assert server.poll() is None
+    del here
+    assert server.poll() is not None
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "setting", "expected"),
+    [(None, True, True), (False, True, False), (True, False, True)],
+)
+def test_tune_takes_where_candidates_run_from_its_argument_or_the_setting(
+    asked: bool | None, setting: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AskedError(Exception):
+        """Ends the search at once."""
+
+    def pipeline_of(policy: Any, in_force: Settings) -> None:
+        assert in_force.in_process is expected
+        raise AskedError
+
+    monkeypatch.setattr(search, "LocalPipeline", pipeline_of)
+    monkeypatch.setattr(step, "LocalPipeline", pipeline_of)
+    with settings.override(in_process=setting):
+        for function in (search.tune, step.tune_step):
+            with pytest.raises(AskedError):
+                function(device_type="A100", in_process=asked, dim_qk=64, dim_v=64)

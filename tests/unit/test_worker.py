@@ -79,7 +79,7 @@ def test_a_crash_names_the_signal_and_who_was_at_it(worker: Worker) -> None:
     fault = fault_of(worker, "crash", at="one")
     assert fault.outcome == Crashed(reason="its process was ended by signal 11 (SIGSEGV)")
     assert fault.at == "one"
-    assert fault_of(worker, "crash").at is None  # whoever came before has ended
+    assert fault_of(worker, "crash").at is None  # those before had ended
 
 
 def test_a_process_that_is_killed_was_out_of_memory(worker: Worker) -> None:

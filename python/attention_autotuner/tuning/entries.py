@@ -1,4 +1,4 @@
-"""What a race times: anything with a name that can be prepared for a list of inputs and then run on one of them.
+"""Entries of a race: anything with a name that can be prepared for a list of inputs and then run on one of them.
 
 A built kernel of ours (:class:`KernelEntry`), a forward and a backward kernel as one step (:class:`StepEntry`), or a
 peer of the benchmarks.

@@ -20,7 +20,7 @@ LOGGER = logging.getLogger(__name__)
 
 
 class Library(Protocol):
-    """What crosses to a worker of a built kernel; both sides of the crossing are :func:`crossing` and ``tasks``."""
+    """The fields of a built kernel that cross to a worker; ``crossing`` writes, ``entry_of`` and ``tasks`` read."""
 
     @property
     def path(self) -> Path:

@@ -192,7 +192,8 @@ class Sampler:
                 at = None if alone is None else names[0]
                 raise LostContextError(classify(error), at) from error
             for name, failure in failures.items():
-                results[name] = failure or _attempt(self._live[name].read_us)
+                read = self._live[name].read_us
+                results[name] = _attempt(read) if failure is None else failure
         return results
 
 

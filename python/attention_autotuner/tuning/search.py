@@ -82,6 +82,7 @@ def tune(
             of its kernels.
         NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
+        ArtifactError: the process that runs candidates does not start.
     """
     problem = problem_of(problem, fields)
     settings = settings_of(effort, budget_seconds, top_k, in_process)

@@ -114,7 +114,7 @@ def tune_step(
 
     Raises:
         TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
-            ToolchainError, StoreError: as :func:`tune`.
+            ToolchainError, StoreError, ArtifactError: as :func:`tune`.
     """
     if "direction" in fields:
         raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")

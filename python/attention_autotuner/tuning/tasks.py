@@ -19,7 +19,7 @@ Tell = Callable[[str | None, bool], None]
 
 
 class Tasks:
-    """What one process does on one GPU.
+    """The work of one process on one GPU.
 
     Args:
         tell: told the name of the candidate that runs from now on, None where it may be any of several, and whether it

@@ -36,7 +36,7 @@ SERVER_SECONDS = 2.0  # for a server to end by itself
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a task may take.
+    """Limits of a task.
 
     Attributes:
         launch_seconds: of a kernel's load and first launches, of the launches that are waited for at once.

@@ -39,7 +39,7 @@ def serve(control: socket.socket, tasks: str) -> None:
             child = os.fork()
             if child == 0:
                 control.close()
-                _be_child(*descriptors, module)
+                _be_child(descriptors[0], descriptors[1], module)
             for descriptor in descriptors:
                 os.close(descriptor)
         elif message == STOP:
