@@ -11,7 +11,8 @@ PYTHON ?= python3
 PIP_ARGUMENTS ?=
 TUNE_ARGUMENTS ?=
 TEST_ARGUMENTS ?=
-# Processes that share the tests; one where a GPU is timed.
+# Processes that share the tests; one where a GPU is timed. In the order of their files, those that compile first, or
+# the longest would begin when all else is done.
 TEST_PROCESSES ?= $(if $(wildcard /dev/nvidia0),0,2)
 
 bin := $(VENV)/bin
@@ -24,7 +25,7 @@ tune: venv
 	$(bin)/attention-autotuner tune --all $(TUNE_ARGUMENTS)
 
 test: lint
-	$(if $(filter 0,$(TEST_PROCESSES)),,OMP_NUM_THREADS=1) $(bin)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile $(TEST_ARGUMENTS)
+	$(if $(filter 0,$(TEST_PROCESSES)),,OMP_NUM_THREADS=1) $(bin)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder $(TEST_ARGUMENTS)
 
 smoke: venv
 	$(bin)/python -m pytest -q tests/gpu -m smoke $(TEST_ARGUMENTS)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.identity import slug
 from ..errors import ArchSpecError
-from .probe import DeviceProperties
+from .probe import DeviceProperties, two_integers
 from .spec import ArchSpec
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,12 @@ class MeasuredSpec:
 
     def on(self, properties: DeviceProperties) -> ArchSpec:
         """The spec within the limits that a device gives today: drivers differ in some of them."""
-        return replace(self.spec, **{name: getattr(properties, name) for name in LIMITS})
+        return replace(self.spec, **limits_of(properties))
+
+
+def limits_of(properties: DeviceProperties) -> dict[str, Any]:
+    """The fields of a spec that a device says of itself."""
+    return {name: getattr(properties, name) for name in LIMITS}
 
 
 def user_path(cache_dir: Path, device_name: str) -> Path:
@@ -156,16 +161,13 @@ def parse(data: Any) -> MeasuredSpec:
         raise ArchSpecError(f"it must be a JSON object, got {type(data).__name__}")
     if data.get("schema") != SCHEMA:
         raise ArchSpecError(f"schema must be {SCHEMA}, got {data.get('schema')!r}")
-    spec, sources, policy = data.get("spec"), data.get("sources"), data.get("policy")
-    if not isinstance(spec, dict):
-        raise ArchSpecError(f"spec must be an object, got {type(spec).__name__}")
-    if not isinstance(sources, dict):
-        raise ArchSpecError(f"sources must be an object, got {type(sources).__name__}")
+    for name in ("spec", "sources", "environment"):
+        if not isinstance(data.get(name), dict):
+            kind = type(data.get(name)).__name__
+            raise ArchSpecError(f"{name} must be an object, got {kind}")
+    spec, sources, policy = data["spec"], data["sources"], data.get("policy")
     if policy is not None and not isinstance(policy, str):
         raise ArchSpecError(f"policy must be a name or null, got {policy!r}")
-    environment = data.get("environment")
-    if not isinstance(environment, dict):
-        raise ArchSpecError(f"environment must be an object, got {type(environment).__name__}")
     known = {item.name: item.type for item in fields(ArchSpec)}
     unknown = sorted(spec.keys() - known.keys())
     if unknown:
@@ -177,7 +179,7 @@ def parse(data: Any) -> MeasuredSpec:
             raise ArchSpecError(f"sources.{name} must be a text, got {sources.get(name)!r}")
     values = {name: _value(name, kind, spec[name]) for name, kind in known.items()}
     return MeasuredSpec(
-        spec=ArchSpec(**values), sources=sources, policy=policy, environment=environment
+        spec=ArchSpec(**values), sources=sources, policy=policy, environment=data["environment"]
     )
 
 
@@ -192,13 +194,7 @@ def _value(name: str, kind: Any, value: Any) -> Any:
             return tuple(value)
         raise ArchSpecError(f"spec.{name} must be a list of texts, got {value!r}")
     if kind == "tuple[int, int]":
-        if (
-            isinstance(value, list)
-            and len(value) == 2
-            and all(type(number) is int for number in value)
-        ):
-            return tuple(value)
-        raise ArchSpecError(f"spec.{name} must be two integers, got {value!r}")
+        return two_integers(f"spec.{name}", value)
     if kind == "int" and type(value) is not int:
         raise ArchSpecError(f"spec.{name} must be an integer, got {value!r}")
     try:

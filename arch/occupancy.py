@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from .spec import ArchSpec
 
-REGISTER_ALLOCATION_UNIT = (
-    8  # registers per thread are granted in steps of this (CUDA occupancy calculator)
-)
+# Registers per thread are granted in steps of this (CUDA occupancy calculator).
+REGISTER_ALLOCATION_UNIT = 8
 
 # Registers beyond the fragments: addresses, loop state, operands in flight. The first is what compiled kernels need at
 # least, the second what ptxas takes when it is not held back (both read off 226 sm_90 builds of the forward kernels,

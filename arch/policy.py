@@ -21,6 +21,23 @@ def runs_on(family: Family, compute_capability: tuple[int, int]) -> bool:
     return compute_capability == (9, 0) if family == "sm90" else compute_capability >= (8, 0)
 
 
+def check_capability(name: str, compute_capability: tuple[int, int]) -> None:
+    """Check that a GPU has cp.async, and mma.sync on bf16.
+
+    Args:
+        name: of the GPU.
+        compute_capability: (major, minor).
+
+    Raises:
+        UnsupportedArchitectureError: it is older.
+    """
+    if compute_capability < (8, 0):
+        major, minor = compute_capability
+        raise UnsupportedArchitectureError(
+            f"compute capability must be at least 8.0, {name} has {major}.{minor}"
+        )
+
+
 class Policy:
     """The candidates of one GPU architecture for a problem.
 
@@ -41,11 +58,7 @@ class Policy:
 
     def __init__(self, spec: ArchSpec | None = None) -> None:
         self.spec = spec if spec is not None else self.default_spec
-        if self.spec.compute_capability < (8, 0):
-            raise UnsupportedArchitectureError(
-                f"compute capability must be at least 8.0, {self.spec.name} has "
-                f"{self.spec.compute_capability[0]}.{self.spec.compute_capability[1]}"
-            )
+        check_capability(self.spec.name, self.spec.compute_capability)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.spec.name})"

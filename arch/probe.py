@@ -84,6 +84,17 @@ MAY_BE_ZERO = (
 )
 
 
+def two_integers(name: str, value: Any) -> tuple[int, int]:
+    """Two integers out of a parsed file.
+
+    Raises:
+        ArchSpecError: they are not; the message begins with the name.
+    """
+    if not isinstance(value, (list, tuple)) or [type(number) for number in value] != [int, int]:
+        raise ArchSpecError(f"{name} must be two integers, got {value!r}")
+    return value[0], value[1]
+
+
 def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
     """Properties out of a parsed file, for a GPU that is elsewhere.
 
@@ -102,13 +113,7 @@ def properties_from_json(data: Mapping[str, Any]) -> DeviceProperties:
             if not isinstance(value, str) or not value:
                 raise ArchSpecError(f"name must be a text, got {value!r}")
         elif item.name == "compute_capability":
-            if (
-                not isinstance(value, (list, tuple))
-                or len(value) != 2
-                or any(type(number) is not int for number in value)
-            ):
-                raise ArchSpecError(f"compute_capability must be two integers, got {value!r}")
-            value = tuple(value)
+            value = two_integers(item.name, value)
         else:
             least = 0 if item.name in MAY_BE_ZERO else 1
             if type(value) is not int or value < least:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from .h100 import H100_SPEC
 
-# "CUDA C++ Programming Guide", throughput of native arithmetic instructions: the same for 8.0 to 12.1.
-EXP_PER_CLK_PER_SM = 16.0
 # RTX 3090 and RTX 4090 measure 14 to 17 bytes a clock and SM (Chips and Cheese, "Microbenchmarking Nvidia's RTX 4090").
 L2_BYTES_PER_CLK_PER_SM = 16.0
 # Where the driver does not tell the clock or the memory's speed: middling for the GPUs of these years.

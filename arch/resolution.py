@@ -14,8 +14,8 @@ from ..errors import ArchSpecError, UnsupportedArchitectureError
 from . import measured_specs, rates
 from .a100 import A100, A100_SPEC
 from .h100 import H100, H100_SPEC, H200_SPEC
-from .measured_specs import MeasuredSpec
-from .policy import FAMILIES, Policy, runs_on
+from .measured_specs import MeasuredSpec, limits_of
+from .policy import FAMILIES, Policy, check_capability, runs_on
 from .probe import DeviceProperties, current_device, probe
 from .rtx4090 import RTX4090, RTX4090_SPEC
 from .spec import ArchSpec
@@ -30,22 +30,8 @@ KNOWN: tuple[tuple[ArchSpec, type[Policy]], ...] = (
     (H100_SPEC, H100),
 )
 
-MIN_COMPUTE_CAPABILITY = (8, 0)  # cp.async, and mma.sync on bf16
-MAX_REGISTERS_PER_THREAD = 255  # "CUDA C++ Programming Guide", all compute capabilities since 3.5
 # What nvcc 13.0 compiles for natively (nvcc --list-gpu-arch).
-NATIVE_ARCHS = (
-    (8, 0),
-    (8, 6),
-    (8, 7),
-    (8, 8),
-    (8, 9),
-    (9, 0),
-    (10, 0),
-    (10, 3),
-    (11, 0),
-    (12, 0),
-    (12, 1),
-)
+NATIVE_ARCHS = (80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121)
 # Two descriptions of one memory's speed differ by this much at most: datasheets round, clocks are nominal.
 BANDWIDTH_TOLERANCE = 0.05
 
@@ -150,11 +136,7 @@ def from_properties(properties: DeviceProperties) -> Policy:
         UnsupportedArchitectureError: the compute capability is below 8.0.
     """
     p = properties
-    if p.compute_capability < MIN_COMPUTE_CAPABILITY:
-        raise UnsupportedArchitectureError(
-            f"compute capability must be at least 8.0, {p.name} has "
-            f"{p.compute_capability[0]}.{p.compute_capability[1]}"
-        )
+    check_capability(p.name, p.compute_capability)
     for spec, policy in KNOWN:
         if spec.compute_capability == p.compute_capability and any(
             name in p.name for name in spec.device_names
@@ -212,28 +194,18 @@ def _measured_policy(name: str, cache_dir: Path) -> Policy | None:
 
 def native_arch(compute_capability: tuple[int, int]) -> str:
     """The compute capability to compile for: the GPU's, or the newest older one that the compiler knows (by PTX)."""
-    major, minor = max(arch for arch in NATIVE_ARCHS if arch <= compute_capability)
-    return f"{major}{minor}"
+    major, minor = compute_capability
+    return str(max(arch for arch in NATIVE_ARCHS if arch <= 10 * major + minor))
 
 
 def _corrected(spec: ArchSpec, p: DeviceProperties) -> ArchSpec:
     bandwidth = p.hbm_bytes_per_second
     same_memory = abs(bandwidth / spec.hbm_bytes_per_second - 1.0) <= BANDWIDTH_TOLERANCE
-    clock_mhz = p.sm_clock_khz / 1e3
+    if same_memory or not bandwidth:
+        bandwidth = spec.hbm_bytes_per_second
+    clock_mhz = min(spec.sm_clock_mhz, p.sm_clock_khz / 1e3 or spec.sm_clock_mhz)
     corrected = replace(
-        spec,
-        num_sms=p.num_sms,
-        smem_per_sm_bytes=p.smem_per_sm_bytes,
-        smem_per_block_bytes=p.smem_per_block_bytes,
-        smem_reserved_per_block_bytes=p.smem_reserved_per_block_bytes,
-        registers_per_sm=p.registers_per_sm,
-        max_threads_per_sm=p.max_threads_per_sm,
-        max_blocks_per_sm=p.max_blocks_per_sm,
-        l2_bytes=p.l2_bytes,
-        sm_clock_mhz=min(spec.sm_clock_mhz, clock_mhz) if clock_mhz else spec.sm_clock_mhz,
-        hbm_bytes_per_second=spec.hbm_bytes_per_second
-        if same_memory or not bandwidth
-        else bandwidth,
+        spec, sm_clock_mhz=clock_mhz, hbm_bytes_per_second=bandwidth, **limits_of(p)
     )
     if corrected != spec:
         _log.info("%s differs from the spec %s; its own limits are used", p.name, spec.name)
@@ -246,24 +218,13 @@ def _derived(p: DeviceProperties) -> ArchSpec:
         name=plain_name(p.name),
         device_names=(p.name,),
         compute_capability=capability,
-        num_sms=p.num_sms,
-        smem_per_sm_bytes=p.smem_per_sm_bytes,
-        smem_per_block_bytes=p.smem_per_block_bytes,
-        smem_reserved_per_block_bytes=p.smem_reserved_per_block_bytes,
-        registers_per_sm=p.registers_per_sm,
-        max_registers_per_thread=MAX_REGISTERS_PER_THREAD,
-        max_threads_per_sm=p.max_threads_per_sm,
-        max_blocks_per_sm=p.max_blocks_per_sm,
-        l2_bytes=p.l2_bytes,
         sm_clock_mhz=p.sm_clock_khz / 1e3 or rates.FALLBACK_SM_CLOCK_MHZ,
         hbm_bytes_per_second=p.hbm_bytes_per_second or rates.FALLBACK_HBM_BYTES_PER_SECOND,
         l2_bytes_per_clk=rates.L2_BYTES_PER_CLK_PER_SM * p.num_sms,
-        smem_bytes_per_clk_per_sm=128.0,  # 32 banks of 4 bytes on every capability since 5.0
         mma_flops_per_clk_per_sm=rates.mma_flops_per_clk_per_sm(
             capability, geforce="geforce" in p.name.lower()
         ),
         wgmma_flops_per_clk_per_sm=rates.wgmma_flops_per_clk_per_sm(capability),
-        exp_per_clk_per_sm=rates.EXP_PER_CLK_PER_SM,
         fp32_lanes_per_clk_per_sm=rates.fp32_lanes_per_clk_per_sm(capability),
-        launch_overhead_us=H100_SPEC.launch_overhead_us,
+        **limits_of(p),
     )

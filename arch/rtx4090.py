@@ -7,7 +7,7 @@ from .spec import ArchSpec
 
 # Sources: [W] "NVIDIA Ada GPU Architecture" whitepaper, appendix A; [G] "CUDA C++ Programming Guide", technical
 # specifications per compute capability (8.9); [T] "NVIDIA Ada GPU Architecture Tuning Guide"; [I] CUDA C++ Programming
-# Guide, throughput of native arithmetic instructions (8.9).
+# Guide, throughput of native arithmetic instructions (8.9). The rest are the defaults.
 RTX4090_SPEC = ArchSpec(
     name="RTX4090",
     device_names=("RTX 4090",),
@@ -15,9 +15,6 @@ RTX4090_SPEC = ArchSpec(
     num_sms=128,  # [W]
     smem_per_sm_bytes=100 * 1024,  # [G], [T] 1.4.2
     smem_per_block_bytes=99 * 1024,  # [G]
-    smem_reserved_per_block_bytes=1024,  # [T] 1.4.2: 1 KB of each block belongs to the system
-    registers_per_sm=65536,  # [G]
-    max_registers_per_thread=255,  # [G]
     max_threads_per_sm=1536,  # [G]
     max_blocks_per_sm=24,  # [G]
     l2_bytes=72 * 1024**2,  # [W]
@@ -25,13 +22,9 @@ RTX4090_SPEC = ArchSpec(
     hbm_bytes_per_second=1.008e12,  # [W]
     # No vendor figure. Chips and Cheese, "Microbenchmarking Nvidia's RTX 4090" (2022): about 5 TB/s near 2.7 GHz.
     l2_bytes_per_clk=1900.0,
-    smem_bytes_per_clk_per_sm=128.0,  # 32 banks of 4 bytes, [G]
     # [W] 165.2 TFLOP/s of fp16 with fp32 accumulation over 128 SMs at 2520 MHz; half the fp16-accumulate rate.
     mma_flops_per_clk_per_sm=512.0,
-    wgmma_flops_per_clk_per_sm=0.0,  # wgmma exists on compute capability 9.0 alone
-    exp_per_clk_per_sm=16.0,  # [I] special functions
     fp32_lanes_per_clk_per_sm=128.0,  # [I]
-    launch_overhead_us=4.0,  # a launch back to back as CUDA 12 and 13 drivers do it; host and driver dependent
 )
 
 

@@ -1,11 +1,16 @@
 """One GPU in numbers: an :class:`ArchSpec` is frozen data with units in its names and no behaviour.
 
-Where a number comes from stands beside it, in the module that instantiates the spec.
+Where a number comes from stands beside it, in the module that instantiates the spec; what all of compute capability 8.0
+and later have alike is a default.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Sources of the defaults: [G] "CUDA C++ Programming Guide", technical specifications per compute capability; [T] the
+# tuning guides of the NVIDIA Ampere, Ada and Hopper architectures; [I] CUDA C++ Programming Guide, throughput of native
+# arithmetic instructions.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +47,19 @@ class ArchSpec:
     num_sms: int
     smem_per_sm_bytes: int
     smem_per_block_bytes: int
-    smem_reserved_per_block_bytes: int
-    registers_per_sm: int
-    max_registers_per_thread: int
+    smem_reserved_per_block_bytes: int = 1024  # [T] 1.4.2: 1 KB of each block belongs to the system
+    registers_per_sm: int = 65536  # [G]
+    max_registers_per_thread: int = 255  # [G]
     max_threads_per_sm: int
     max_blocks_per_sm: int
     l2_bytes: int
     sm_clock_mhz: float
     hbm_bytes_per_second: float
     l2_bytes_per_clk: float
-    smem_bytes_per_clk_per_sm: float
+    smem_bytes_per_clk_per_sm: float = 128.0  # 32 banks of 4 bytes, [G]
     mma_flops_per_clk_per_sm: float
-    wgmma_flops_per_clk_per_sm: float
-    exp_per_clk_per_sm: float
+    wgmma_flops_per_clk_per_sm: float = 0.0  # wgmma exists on compute capability 9.0 alone
+    exp_per_clk_per_sm: float = 16.0  # [I] special functions
     fp32_lanes_per_clk_per_sm: float
-    launch_overhead_us: float
+    # Back to back as CUDA 12 and 13 drivers do it; host and driver dependent.
+    launch_overhead_us: float = 4.0

@@ -15,12 +15,11 @@ from math import isfinite
 from typing import Any
 
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.tuning.entries import Entry, KernelEntry, StepEntry
 from attention_autotuner.tuning.measure import InProcessMeasurer
-from attention_autotuner.tuning.pipeline import Built, Pipeline
+from attention_autotuner.tuning.pipeline import Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.stages import MIN_GAIN
 from attention_autotuner.tuning.verify import classify
@@ -34,12 +33,12 @@ from .contenders import (
     PICK,
     STEP,
     Contenders,
+    Results,
     Selection,
-    checked,
     flops_of,
+    usable,
 )
 
-Results = Mapping[Candidate, Built | Outcome]
 Inspect = Callable[[Problem, Call, str | None], dict[str, Any]]
 
 
@@ -112,17 +111,11 @@ class Comparison:
         self._opponents = {opponent.name: opponent for opponent in opponents}
         self._labels = {*also, *(opponent.ours for opponent in opponents)}
         self._device_type = device_type
-        self._outcomes: dict[str, Outcome] = {}
-        self._usable: dict[Candidate, Built] = {}
         kernels = dict.fromkeys(contenders.raced(), self._problem)
         if contenders.forward is not None and STEP in self._labels:
             kernels[contenders.forward.pick] = contenders.forward.problem
-        for candidate, problem in kernels.items():
-            result = built[candidate]
-            outcome = checked(problem, candidate, result, pipeline)
-            self._outcomes[candidate.name] = outcome
-            if outcome.ok and not isinstance(result, Outcome):
-                self._usable[candidate] = result
+        self._usable, outcomes = usable(kernels, built, pipeline)
+        self._outcomes = {candidate.name: outcome for candidate, outcome in outcomes.items()}
         self._race: Race | None = None
         self._timings: dict[str, Timing] = {}
 
@@ -134,7 +127,7 @@ class Comparison:
         Args:
             measurer: times.
             seconds: of rounds.
-            inspect: returns what is not a time about a baseline's call and ours; see :mod:`.side_by_side`.
+            inspect: returns what is not a time about a baseline's call and ours; see :func:`.calls.side_by_side`.
 
         Raises:
             KeyboardInterrupt: it was interrupted.
@@ -234,18 +227,11 @@ class Comparison:
             return {"outcome": {"kind": "refused", "reason": opponent.reason}}
         if timing is None or not isfinite(timing.median_us):
             failed = self._outcomes.get(name) if timing is None else timing.outcome
-            return {
-                "outcome": {"kind": "untimed", "reason": ""}
-                if failed is None
-                else {"kind": failed.kind, "reason": failed.reason}
-            }
+            kind, reason = ("untimed", "") if failed is None else (failed.kind, failed.reason)
+            return {"outcome": {"kind": kind, "reason": reason}}
         work = flops_of(self._problem, label if opponent is None else opponent.ours)
-        return {
-            "median_us": timing.median_us,
-            "spread_us": timing.spread_us,
-            "samples": timing.samples,
-            "tflops": work / timing.median_us / 1e6,
-        }
+        figures = {name: getattr(timing, name) for name in ("median_us", "spread_us", "samples")}
+        return {**figures, "tflops": work / timing.median_us / 1e6}
 
 
 def _timed(timing: Timing | None) -> bool:

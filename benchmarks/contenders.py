@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from attention_autotuner.arch import Policy
@@ -19,6 +19,7 @@ DETERMINISTIC_DEFAULT = "deterministic_default"
 STEP = "step"
 CALL = "call"
 AUTOGRAD = "autograd"
+Results = Mapping[Candidate, Built | Outcome]
 WHOLE_STEPS = (STEP, AUTOGRAD)  # labels of forward and backward together
 
 
@@ -133,6 +134,19 @@ def forward_of(problem: Problem) -> Problem:
 def flops_of(problem: Problem, label: str) -> int:
     """Work of one of ours: of the problem, or of a whole step."""
     return problem.flops + (forward_of(problem).flops if label in WHOLE_STEPS else 0)
+
+
+def usable(
+    problems: Mapping[Candidate, Problem], results: Results, pipeline: Pipeline
+) -> tuple[dict[Candidate, Built], dict[Candidate, Outcome]]:
+    """The kernels that are built and right on their problems, and the outcome of every one."""
+    outcomes = {c: checked(problem, c, results[c], pipeline) for c, problem in problems.items()}
+    right = {
+        candidate: result
+        for candidate in problems
+        if not isinstance(result := results[candidate], Outcome) and outcomes[candidate].ok
+    }
+    return right, outcomes
 
 
 def checked(

@@ -17,10 +17,11 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
+from typing import Any, ClassVar
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
@@ -28,7 +29,7 @@ from attention_autotuner.codegen.files import read_text, write_atomic
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
-from attention_autotuner.core.problem import Problem
+from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.cost_model import estimate, rank, refine
 from attention_autotuner.kernels.shared.calibration import Sample, calibrate, loss
@@ -38,25 +39,15 @@ from attention_autotuner.tuning.pipeline import Built, LocalPipeline, Pipeline
 from attention_autotuner.tuning.racing import FIGURES
 from attention_autotuner.tuning.stages import built_of
 
-from .contenders import checked
+from .contenders import Results, usable
 from .exhaustive import SAMPLE, Regret, regret, sample
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
 PROBLEMS = (
-    Problem(batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096),
-    Problem(batch=16, heads_q=16, heads_kv=16, seqlen_q=1024, seqlen_k=1024, causal=True),
-    Problem(
-        batch=8, heads_q=32, heads_kv=32, seqlen_q=2048, seqlen_k=2048, dim_qk=64, dim_v=64,
-        causal=True,
-    ),
-    Problem(batch=32, heads_q=32, heads_kv=32, seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64),
-)  # fmt: skip
-REPORT_FIELDS = (
-    "registers",
-    "spill_store_bytes",
-    "spill_load_bytes",
-    "static_smem_bytes",
-    "loop_spills",
+    of_shape((4, 16, 4096, 128, 128)),
+    of_shape((16, 16, 1024, 128, 128), causal=True),
+    of_shape((8, 32, 2048, 64, 64), causal=True),
+    of_shape((32, 32, 512, 64, 64)),
 )
 SCHEMA = 1
 
@@ -70,7 +61,7 @@ class SavedReport:
     spill_load_bytes: int
     static_smem_bytes: int
     loop_spills: bool | None
-    kernels: tuple[KernelReport, ...] = ()  # saved documents hold the worst of all only
+    kernels: ClassVar[tuple[KernelReport, ...]] = ()  # saved documents hold the worst of all only
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -118,12 +109,15 @@ def measure(options: argparse.Namespace) -> int:
         if not pipeline.can_measure():
             print("no GPU here: nothing can be measured", file=sys.stderr)
             return 1
-        checks = {c: checked(small_problem(c), c, result, pipeline) for c, result in built.items()}
+        problems = {candidate: small_problem(candidate) for candidate in built}
+        right, checks = usable(problems, built, pipeline)
         for candidate, outcome in checks.items():
             if not outcome.ok:
                 print(f"{candidate.name}: {outcome}", file=sys.stderr)
         documents = [
-            measure_one(pipeline, policy, problem, candidates, built, checks, options.seconds)
+            measure_one(
+                pipeline, policy, problem, candidates, built, right, checks, options.seconds
+            )
             for problem, candidates in samples.items()
         ]
     summary = summarise(documents)
@@ -154,16 +148,13 @@ def measure_one(
     policy: Policy,
     problem: Problem,
     candidates: Sequence[Candidate],
-    built: Mapping[Candidate, Built | Outcome],
+    built: Results,
+    right: Mapping[Candidate, Built],
     checks: Mapping[Candidate, Outcome],
     seconds: float,
 ) -> dict[str, Any]:
     """Race one problem's sample; the document that is saved."""
-    running = {
-        candidate.name: result
-        for candidate in candidates
-        if not isinstance(result := built[candidate], Outcome) and checks[candidate].ok
-    }
+    running = {candidate.name: right[candidate] for candidate in candidates if candidate in right}
     timings, interrupted = pipeline.measure(
         problem,
         running,
@@ -186,7 +177,8 @@ def measure_one(
             "limiter": expected.limiter,
         }
         if not isinstance(result, Outcome):
-            row["report"] = {name: getattr(result.report, name) for name in REPORT_FIELDS}
+            names = [item.name for item in fields(SavedReport)]
+            row["report"] = {name: getattr(result.report, name) for name in names}
             row["refined_us"] = refine(problem, candidate, policy.spec, result.report).us
         if timing is not None and timing.samples:
             row |= {name: getattr(timing, name) for name in FIGURES}
@@ -234,9 +226,10 @@ def fit(files: Sequence[Path]) -> int:
     for title, coefficients in (("shipped", FITTED), ("fitted", fitted)):
         print(f"{title}: loss {loss(samples, coefficients):.5f}")
         for policy, problem, document in documents:
-            print(
-                f"  {problem.describe()}: {regret_under(coefficients, policy, problem, document)}"
-            )
+            losses = regret_of(policy, problem, document, coefficients)
+            shares = ", ".join(f"{k}: {v:.4f}" for k, v in losses.shortlisted.items())
+            correlation = f"correlation {losses.correlation:.3f}"
+            print(f"  {problem.describe()}: {correlation}, shortlisted {shares}")
     print(fitted)
     return 0
 
@@ -253,36 +246,29 @@ def samples_of(
     """The measured candidates of a document, with times that share the best one's clocks."""
     timed = [row for row in document["candidates"] if "median_us" in row]
     best_us = min(row["median_us"] / row["ratio_to_best"] for row in timed)
+    group = f"{source} {problem.describe()}"
     samples = []
     for row in timed:
-        # Saved rows may be older than masks are.
-        candidate = candidate_from_config({"mask": "none"} | row["config"])
         report = SavedReport(**row["report"])
-
-        def predict(
-            coefficients: Coefficients,
-            candidate: Candidate = candidate,
-            report: SavedReport = report,
-        ) -> float:
-            return refine(problem, candidate, policy.spec, report, coefficients).us
-
-        samples.append(
-            Sample(
-                group=f"{source} {problem.describe()}",
-                measured_us=best_us * row["ratio_to_best"],
-                predict=predict,
-            )
-        )
+        predict = partial(_refined_us, problem, saved_candidate(row), policy.spec, report)
+        measured_us = best_us * row["ratio_to_best"]
+        samples.append(Sample(group=group, measured_us=measured_us, predict=predict))
     return samples
 
 
-def regret_under(
-    coefficients: Coefficients, policy: Policy, problem: Problem, document: dict[str, Any]
-) -> str:
-    """One line: what the first picks lose under given coefficients, among the candidates measured."""
-    result = regret_of(policy, problem, document, coefficients)
-    shares = ", ".join(f"{k}: {v:.4f}" for k, v in result.shortlisted.items())
-    return f"correlation {result.correlation:.3f}, shortlisted {shares}"
+def _refined_us(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    report: SavedReport,
+    coefficients: Coefficients,
+) -> float:
+    return refine(problem, candidate, spec, report, coefficients).us
+
+
+def saved_candidate(row: Mapping[str, Any]) -> Candidate:
+    """The candidate of a saved row, which may be older than masks and than today's names are."""
+    return candidate_from_config({"mask": "none"} | row["config"])
 
 
 def regret_of(
@@ -300,8 +286,7 @@ def regret_of(
         coefficients: of the model.
     """
     ratios = {
-        # Names in saved rows may be older than today's words are.
-        candidate_from_config({"mask": "none"} | row["config"]).name: row["ratio_to_best"]
+        saved_candidate(row).name: row["ratio_to_best"]
         for row in document["candidates"]
         if "ratio_to_best" in row and row["outcome"]["kind"] == Ok.kind
     }

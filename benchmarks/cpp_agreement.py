@@ -15,31 +15,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isnan
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from attention_autotuner.arch import Policy, detect, probe
-from attention_autotuner.arch.resolution import native_arch
+from attention_autotuner.arch import Policy, detect
+from attention_autotuner.cli.making import build_candidates
 from attention_autotuner.cli.options import positive
-from attention_autotuner.codegen.artifact import Artifact, BuildTarget
-from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.artifact import Artifact
 from attention_autotuner.codegen.bundle import BundledPick, write_bundle
-from attention_autotuner.codegen.render import render
-from attention_autotuner.codegen.store import default_store
 from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
 from attention_autotuner.codegen.tools import run_tool
 from attention_autotuner.codegen.wheels import wheel_roots
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem, of_shape
-from attention_autotuner.errors import (
-    AttentionAutotunerError,
-    BuildError,
-    ToolchainError,
-    UnsupportedArchitectureError,
-)
+from attention_autotuner.errors import AttentionAutotunerError, BuildError, ToolchainError
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.environment import collect
 
@@ -65,9 +57,7 @@ PROGRAMS = {
 # Long and short (from a graph), causal and not, grouped heads, both dtypes, both operations and directions.
 PROBLEMS: tuple[Problem, ...] = (
     of_shape((4, 16, 4096, 128, 128)),
-    Problem(
-        batch=4, heads_q=32, heads_kv=8, seqlen_q=2048, seqlen_k=2048, dtype="bf16", causal=True
-    ),
+    replace(of_shape((4, 32, 2048, 128, 128), dtype="bf16", causal=True), heads_kv=8),
     of_shape((1, 16, 512, 64, 64)),
     of_shape((4, 16, 2048, 128, 128), direction="backward", causal=True),
     of_shape((8, 16, 4096, 128, 128), op="retention", causal=True),
@@ -125,13 +115,13 @@ def configure(folder: Path, toolchain: Toolchain, *options: str) -> None:
     Raises:
         ToolchainError: it fails; the message ends with CMake's own words.
     """
-    command: list[str | Path] = [toolchain.cmake, "-G", "Ninja", "-S", ROOT, "-B", folder]
-    command += [
-        f"-DCMAKE_MAKE_PROGRAM={toolchain.ninja}",
-        f"-DCMAKE_CUDA_COMPILER={toolchain.nvcc}",
-        f"-DCMAKE_CUDA_FLAGS={' '.join(toolchain.cuda_flags)}",
-    ]
-    _run(*command, *options)
+    paths = {
+        "CMAKE_MAKE_PROGRAM": toolchain.ninja,
+        "CMAKE_CUDA_COMPILER": toolchain.nvcc,
+        "CMAKE_CUDA_FLAGS": " ".join(toolchain.cuda_flags),
+    }
+    definitions = [f"-D{name}={value}" for name, value in paths.items()]
+    _run(toolchain.cmake, "-G", "Ninja", "-S", ROOT, "-B", folder, *definitions, *options)
 
 
 def build_programs(folder: Path, toolchain: Toolchain) -> Path:
@@ -158,23 +148,15 @@ def _run(*command: str | Path) -> None:
         raise ToolchainError(f"the C++ benchmarks do not build: {done.stdout[-3000:]}")
 
 
-def build_kernels(
-    candidates: Sequence[Candidate], toolchain: Toolchain
-) -> dict[Candidate, Artifact]:
+def build_kernels(candidates: Sequence[Candidate], policy: Policy) -> dict[Candidate, Artifact]:
     """Kernels for the GPU at hand, from the store or the compiler, all at once.
 
     Raises:
         BuildError: one does not build.
     """
-    target = BuildTarget(arch=native_arch(probe().compute_capability))
     wanted = list(dict.fromkeys(candidates))
-    results = build(
-        [render(candidate) for candidate in wanted],
-        target,
-        toolchain=toolchain,
-        store=default_store(),
-    )
     artifacts = {}
+    results = build_candidates(wanted, policy, jobs=None, quiet=True)
     for candidate, result in zip(wanted, results, strict=True):
         if not isinstance(result, Artifact):
             raise BuildError(f"{candidate.name} does not build: {result.reason}")
@@ -268,31 +250,31 @@ def compare(
         rounds: of each timing.
         rest: idle time after a round, over the round's.
     """
-    python_us: list[list[float]] = [[] for _ in problems]
-    cpp: list[list[dict[str, Any]]] = [[] for _ in problems]
+    timed = []  # of every repeat, Python's time and C++'s report of each problem
     for repeat in range(repeats):
-        for times, problem, artifact in zip(python_us, problems, artifacts, strict=True):
-            times.append(measure(problem, artifact.path, rounds, rest))
+        python_us = [
+            measure(problem, artifact.path, rounds, rest)
+            for problem, artifact in zip(problems, artifacts, strict=True)
+        ]
         reports = run_programs(
             programs, bundle, problems, check=repeat == 0, rounds=rounds, rest=rest
         )
-        for taken, report in zip(cpp, reports, strict=True):
-            taken.append(report)
-    return [
-        Agreement(
+        timed.append(list(zip(python_us, reports, strict=True)))
+    agreements = []
+    for problem, artifact, *pairs in zip(problems, artifacts, *timed, strict=True):
+        times, answers = zip(*pairs, strict=True)
+        agreement = Agreement(
             problem=problem,
             kernel=artifact.name,
             digest=artifact.digest,
-            cpp_digest=str(reports[0].get("digest")),
-            error="; ".join(dict.fromkeys(str(r["error"]) for r in reports if r["error"])),
-            warm_up=str(reports[-1].get("warm_up")),
-            python_us=tuple(times),
-            cpp_us=tuple(r["median_us"] for r in reports if r.get("median_us")),
+            cpp_digest=str(answers[0].get("digest")),
+            error="; ".join(dict.fromkeys(str(r["error"]) for r in answers if r["error"])),
+            warm_up=str(answers[-1].get("warm_up")),
+            python_us=times,
+            cpp_us=tuple(r["median_us"] for r in answers if r.get("median_us")),
         )
-        for problem, artifact, times, reports in zip(
-            problems, artifacts, python_us, cpp, strict=True
-        )
-    ]
+        agreements.append(agreement)
+    return agreements
 
 
 def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> float:
@@ -312,10 +294,8 @@ def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> f
     del entry  # with the tensors that its launches hold
     torch.cuda.empty_cache()
     if not timing.outcome.ok or timing.samples < rounds:
-        rounds_run = (
-            f"{timing.samples} of {rounds} rounds in {PYTHON_SECONDS:g} s, {timing.outcome}"
-        )
-        raise BuildError(f"{problem.describe()} cannot be timed: {rounds_run}")
+        done = f"{timing.samples} of {rounds} rounds in {PYTHON_SECONDS:g} s, {timing.outcome}"
+        raise BuildError(f"{problem.describe()} cannot be timed: {done}")
     return timing.median_us
 
 
@@ -354,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         policy = detect(0)
         toolchain = find_toolchain()
-    except (UnsupportedArchitectureError, ToolchainError) as error:
+    except AttentionAutotunerError as error:
         print(error)
         return 2
     started = time.monotonic()
@@ -363,12 +343,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             programs = build_programs(options.build_dir or Path(folder) / "build", toolchain)
             print(f"built the programs, {time.monotonic() - started:.0f} s")
             picks = picks_of(PROBLEMS, policy)
-            built = build_kernels([pick.candidate for pick in picks], toolchain)
+            built = build_kernels([pick.candidate for pick in picks], policy)
             print(f"built the kernels, {time.monotonic() - started:.0f} s")
             bundle = write_bundle(
                 Path(folder) / "bundle",
                 arch=policy.name,
-                build_arch=native_arch(probe().compute_capability),
+                build_arch=policy.build_arch,
                 artifacts=built,
                 picks=picks,
             )
@@ -380,7 +360,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 measure=measure_here,
                 repeats=options.repeats,
                 rounds=ROUNDS,
-                rest=REST,
             )
         except AttentionAutotunerError as error:
             print(error)

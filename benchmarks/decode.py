@@ -22,7 +22,6 @@ import torch
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning import class_pools
@@ -34,7 +33,7 @@ from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.stages import MIN_GAIN, built_of
 
 from . import results
-from .contenders import PICK, Selection, checked, select
+from .contenders import PICK, Selection, select, usable
 from .run import opened
 from .search import search
 
@@ -138,7 +137,7 @@ def summarise(rates: Mapping[str, float], names: Sequence[str], problem: Problem
 
 
 def confirmed(selection: Selection, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A problem's row as :func:`.results.settle` reads it: the pick, or the default where that is as fast.
+    """A problem's row as :func:`.results.settle_and_ship` reads it: the pick, or the default where that is as fast.
 
     Args:
         selection: of the problem; both were timed.
@@ -194,7 +193,7 @@ def compare(
 ) -> int:
     """Time what dispatch would run and the defaults, and settle the records."""
     selections = [select(problem, policy) for problem in PROBLEMS]
-    built = usable([kernel for s in selections for kernel in (s.pick, s.default)], pipeline)
+    built = kernels_of([kernel for s in selections for kernel in (s.pick, s.default)], pipeline)
     selections = [s for s in selections if {s.pick.name, s.default.name} <= set(built)]
     if not selections or selections[0].problem != DECODE:
         return 1
@@ -223,16 +222,14 @@ def compare(
     return 1 if late else 0
 
 
-def usable(wanted: Sequence[Candidate], pipeline: Pipeline) -> dict[str, Built]:
+def kernels_of(wanted: Sequence[Candidate], pipeline: Pipeline) -> dict[str, Built]:
     """The kernels that build and are right, by name."""
-    usable = {}
-    for candidate, result in built_of(wanted, pipeline).items():
-        outcome = checked(DECODE, candidate, result, pipeline)
-        if outcome.ok and not isinstance(result, Outcome):
-            usable[candidate.name] = result
-        else:
+    problems = dict.fromkeys(wanted, DECODE)
+    right, outcomes = usable(problems, built_of(problems, pipeline), pipeline)
+    for candidate, outcome in outcomes.items():
+        if candidate not in right:
             print(f"{candidate.name}: {outcome.kind}: {outcome.reason}", file=sys.stderr)
-    return usable
+    return {candidate.name: kernel for candidate, kernel in right.items()}
 
 
 if __name__ == "__main__":

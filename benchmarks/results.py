@@ -20,7 +20,6 @@ from attention_autotuner.core.identity import slug
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning.environment import Environment, installed_version
 from attention_autotuner.tuning.lookup import Hit, Query
-from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import evidence_path, ship
 from attention_autotuner.tuning.validity import PresentKernels
@@ -257,7 +256,7 @@ def summarise(suite: Suite, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]
         missed = [figure for figure, bar in bars.items() if figures[figure] < bar]
         for row in compared:
             problem, key = problem_of(row), row["key"]
-            dim_bar = suite.dim_bars.get(name, {}).get((problem.dim_qk, problem.dim_v), 0.0)
+            dim_bar = suite.dim_bars.get(name, {}).get(f"{problem.dim_qk}/{problem.dim_v}", 0.0)
             if key in ratios and ratios[key]["ratio"] < dim_bar:
                 missed.append(f"{key} ({dim_bar:g})")
             elif key not in ratios and "median_us" in row["entries"][name]:
@@ -313,16 +312,17 @@ def evidence_file(folder: Path, gpu_name: str) -> Path:
     return evidence_path(folder, gpu_name)
 
 
-def settle(
+def settle_and_ship(
     rows: Sequence[Mapping[str, Any]],
     policy: Policy,
     records: RecordStore,
     environment: Environment,
-) -> list[TuningRecord]:
+    folder: Path | None,
+    say: Callable[[str], None],
+) -> None:
     """Write the rows' outcomes to their records: confirmed, or the default after all.
 
-    Returns:
-        The records of the rows' problems, as they are now; problems without one are left out.
+    Where a folder of shipped files is named, the picks of the rows' problems, as they are then, go there.
     """
     settled = []
     for row in rows:
@@ -338,19 +338,6 @@ def settle(
             if "median_us" in row["entries"][label] and record.entry(pick) is not None:
                 record = records.put(replace(record, pick=pick, confirmed=True))
             settled.append(record)
-    return settled
-
-
-def settle_and_ship(
-    rows: Sequence[Mapping[str, Any]],
-    policy: Policy,
-    records: RecordStore,
-    environment: Environment,
-    folder: Path | None,
-    say: Callable[[str], None],
-) -> None:
-    """Settle the rows' records, and write the settled picks to a folder of shipped files where one is named."""
-    settled = settle(rows, policy, records, environment)
     if folder is not None and settled:
         gpu_name = environment.gpu_name or "unknown"
         say(f"wrote {ship(folder, gpu_name, settled, evidence_file(folder, gpu_name))}")

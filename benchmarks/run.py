@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import Policy, resolve
@@ -37,6 +38,7 @@ from attention_autotuner.tuning.shipping import evidence, trimmed
 from .baselines import BASELINES
 from .baselines.base import MODES
 from .baselines.flash_attn import add_site
+from .calls import side_by_side
 from .contenders import variants
 from .results import RESULTS, ROOT, SuiteFile, evidence_file, settle_and_ship, table
 from .search import search
@@ -54,9 +56,8 @@ def names_of(known: Sequence[str], kind: str) -> Callable[[str], list[str]]:
         names = [name for name in text.split(",") if name]
         unknown = [name for name in names if name not in known] or ([] if names else [text])
         if unknown:
-            raise argparse.ArgumentTypeError(
-                f"{unknown[0]!r} is no {kind}; there are {', '.join(known)}"
-            )
+            reason = f"{unknown[0]!r} is no {kind}; there are {', '.join(known)}"
+            raise argparse.ArgumentTypeError(reason)
         return names
 
     return read
@@ -64,65 +65,39 @@ def names_of(known: Sequence[str], kind: str) -> Callable[[str], list[str]]:
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.run",
-        description=(__doc__ or "").partition("\n")[0],
-        allow_abbrev=False,
-    )
+    program, about = "python -m benchmarks.run", (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog=program, description=about, allow_abbrev=False)
     option = parser.add_argument
+
+    def lists(*flags: str, known: Sequence[str], kind: str, words: str, **rest: Any) -> None:
+        name = "MODE[,MODE]" if kind == "direction" else "NAME[,NAME]"
+        option(*flags, type=names_of(known, kind), metavar=name, help=words, **rest)
+
     option("command", nargs="?", choices=("compare", "tune", "all"), default="compare")
-    option(
-        "--suite",
-        type=names_of(list(SUITES), "suite"),
-        default=DEFAULT_SUITES,
-        metavar="NAME[,NAME]",
-        help=f"of {', '.join(SUITES)} (default {DEFAULT_SUITES})",
-    )
-    option(
-        "--baselines",
-        "--peers",
-        type=names_of(list(BASELINES), "baseline"),
-        metavar="NAME[,NAME]",
-        help=f"of {', '.join(BASELINES)} (default the suite's)",
-    )
+    words = f"of {', '.join(SUITES)} (default {DEFAULT_SUITES})"
+    lists("--suite", known=list(SUITES), kind="suite", words=words, default=DEFAULT_SUITES)
+    words = f"of {', '.join(BASELINES)} (default the suite's)"
+    lists("--baselines", "--peers", known=list(BASELINES), kind="baseline", words=words)
     option("--flash-attn-4", type=Path, metavar="SITE", help="race it from this folder of wheels")
-    option(
-        "--direction",
-        type=names_of(MODES, "direction"),
-        default=[],
-        metavar="MODE[,MODE]",
-        help="forward, backward, step, autograd; by default those of each case",
-    )
-    option(
-        "--filter", "--only", nargs="+", default=[], metavar="WORD", help="in case or problem; all"
-    )
+    words = "forward, backward, step, autograd; by default those of each case"
+    lists("--direction", known=MODES, kind="direction", words=words, default=[])
+    words = "in case or problem; all"
+    option("--filter", "--only", nargs="+", default=[], metavar="WORD", help=words)
     option("--dims", nargs="+", type=int, default=[], metavar="DIM", help="head dims; all")
     option("--dtype", choices=("fp16", "bf16"), default="fp16")
-    option(
-        "--seconds",
-        "--seconds-per-case",
-        type=float,
-        help="of timing rounds a race (default the suite's)",
-    )
-    option(
-        "--budget-seconds", type=float, help="of wall time for everything; what is left out is said"
-    )
-    option(
-        "--picks-only",
-        action="store_true",
-        help="race no defaults and no deterministic mode: records are not settled",
-    )
+    words = "of timing rounds a race (default the suite's)"
+    option("--seconds", "--seconds-per-case", type=float, help=words)
+    words = "of wall time for everything; what is left out is said"
+    option("--budget-seconds", type=float, help=words)
+    words = "race no defaults and no deterministic mode: records are not settled"
+    option("--picks-only", action="store_true", help=words)
     option("--output", "--results", type=Path, default=RESULTS, help="folder of results/<gpu>/")
     option("--ship", type=Path, metavar="FOLDER", help="write the GPU's settled picks to it")
     option("--top-k", type=int, help="tune: candidates that a problem adds")
     option("--class-limit", type=int, help="tune: candidates of a class beside the defaults")
     option("--tune-seconds", type=float, help="tune: of rounds a problem")
-    option(
-        "--again",
-        type=Path,
-        metavar="FOLDER",
-        help="tune among what the GPU's file in this folder holds and the defaults, and no others",
-    )
+    words = "tune among what the GPU's file in this folder holds and the defaults, and no others"
+    option("--again", type=Path, metavar="FOLDER", help=words)
     option("--jobs", type=int, help="compilations at once")
     option("--cache-dir", type=Path, help="kernels and records; the setting's")
     option("--device-type", help="whose picks; the present GPU's by default")
@@ -163,13 +138,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return tune(wanted, policy, pipeline, records, options)
         from attention_autotuner.tuning.measure import InProcessMeasurer
 
-        from .side_by_side import side_by_side
-
         session = Session(
             trials=in_order(wanted, options.seed),
-            baselines=None
-            if options.baselines is None
-            else [BASELINES[b] for b in options.baselines],
+            baselines=options.baselines and [BASELINES[b] for b in options.baselines],
             extra=() if options.flash_attn_4 is None else ("flash_attn_4",),
             policy=policy,
             pipeline=pipeline,

@@ -13,15 +13,13 @@ from math import inf
 
 from attention_autotuner.arch import Policy
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning.class_pools import ClassKey, class_of, prepared, race
-from attention_autotuner.tuning.history import extended, source_digests
-from attention_autotuner.tuning.pipeline import Built, Pipeline
+from attention_autotuner.tuning.class_pools import ClassKey, class_of
+from attention_autotuner.tuning.pipeline import Pipeline
 from attention_autotuner.tuning.record_schema import TuningRecord
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import median_us
-from attention_autotuner.tuning.stages import built_of, choose
+from attention_autotuner.tuning.stages import Engine, built_of, choose, source_digests
 
 Say = Callable[[str], None]
 
@@ -61,14 +59,13 @@ def search(
         if done % 16 == 0 or done == total:
             say(f"built {done}/{total}: {message}")
 
-    def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
-        return pipeline.verify(small, kernel, deterministic=candidate.deterministic)
-
+    engine = Engine(policy=policy, pipeline=pipeline, records=records)
     results = built_of((c for pool in pool_of.values() for c in pool), pipeline, progress)
-    built = {c.name: result for c, result in results.items() if not isinstance(result, Outcome)}
     digests = source_digests(results)
     row_of = {
-        candidate: prepared(candidate, result, policy, defaults, digests[candidate], verify)
+        candidate: engine.prepared(
+            candidate, result, digests[candidate], default=candidate in defaults
+        )
         for candidate, result in results.items()
     }
     for row in row_of.values():
@@ -80,20 +77,12 @@ def search(
         if problem.deterministic:
             rows = [row for row in rows if row.candidate.deterministic]
         default = policy.default(problem)
-        raced = race(problem, policy, default, rows, built, pipeline, seconds)
+        raced, interrupted = engine.race(problem, rows, seconds)
+        if interrupted:
+            raise KeyboardInterrupt
         pick, _ = choose(raced, default)
-        record = extended(
-            None,
-            raced,
-            problem=problem,
-            purpose=problem.direction,
-            policy=policy,
-            pick=pick.candidate,
-            default=default,
-            confirmed=pick.candidate == default,
-            environment=pipeline.environment,
-        )
-        tuned.append(records.put(record))
+        confirmed = pick.candidate == default
+        tuned.append(engine.remember(problem, raced, pick.candidate, confirmed=confirmed))
         us = median_us(pick) or inf
         say(
             f"[{number}/{len(problems)}] {problem.describe()}: {us:.1f} us "

@@ -24,8 +24,8 @@ from attention_autotuner.tuning.stages import built_of
 
 from .baselines import BASELINES
 from .baselines.base import Baseline
-from .comparison import Comparison, Inspect, Results, describe, opponents_of
-from .contenders import AUTOGRAD, PICK, STEP, Contenders, contenders_of
+from .comparison import Comparison, Inspect, describe, opponents_of
+from .contenders import AUTOGRAD, PICK, STEP, Contenders, Results, contenders_of
 from .suites import Trial
 
 CLOCKS = ("sm_clock_mhz", "power_draw_w", "temperature_c", "time_utc")  # of the environment, a row

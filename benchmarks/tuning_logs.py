@@ -5,18 +5,19 @@ and an RTX 4090: figures taken, in columns of our own and to a nanosecond, from 
 repository smallscientist1/attention_autotuner keeps under ``docs/tuning_result_*``. Where power clocks were and how
 often each was run is not known.
 
-The kernels are others, of the same ``mma.sync`` and ``cp.async`` instructions. Most columns are knobs of ours: ``p_in``
-says where P lies between the two GEMMs, and ``warps_n`` how many warps share the keys where that is shared memory. Some
-are not, and count through the shared memory that they need: V in slices of ``v_rows`` keys, ``stages_v`` of them.
+The kernels are others, of the same ``mma.sync`` and ``cp.async`` instructions. The columns are knobs of ours, times in
+microseconds, and the shared memory that the other kernels take: it says what no knob of ours does, among it V in slices
+of fewer keys, with stages of their own, and P between the two GEMMs in shared memory.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from attention_autotuner.arch import resolve
 from attention_autotuner.arch.spec import ArchSpec
@@ -29,6 +30,7 @@ from attention_autotuner.kernels.shared.coefficients import Coefficients
 from attention_autotuner.kernels.shared.estimates import expected_usage
 
 TABLE = Path(__file__).with_name("recorded_searches.csv")
+KNOBS = ("block_m", "block_n", "warps_m", "warps_n", "num_stages", "k_slice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,38 +73,16 @@ def read_logs() -> list[Log]:
     """All searches, in the order of the table."""
     with TABLE.open(encoding="utf-8", newline="") as lines:
         rows = groupby(csv.DictReader(lines), lambda row: (row["gpu"], row["dim_qk"], row["dim_v"]))
-        return [_log(gpu, int(qk), int(v), list(group)) for (gpu, qk, v), group in rows]
+        return [_log(gpu, int(qk), int(v), group) for (gpu, qk, v), group in rows]
 
 
-def _log(gpu: str, dim_qk: int, dim_v: int, rows: list[dict[str, str]]) -> Log:
-    """One search; of runs that map to one candidate and as much shared memory the fastest is kept."""
+def _log(gpu: str, dim_qk: int, dim_v: int, rows: Iterable[Mapping[str, str]]) -> Log:
     problem = of_shape((4, 8, 2048, dim_qk, dim_v))
-    fastest: dict[tuple[Candidate, int], LoggedRun] = {}
-    for run in sorted((_run(problem, row) for row in rows), key=lambda run: run.measured_us):
-        fastest.setdefault((run.candidate, run.smem_bytes), run)
+    runs = []
+    for row in rows:
+        knobs: dict[str, Any] = {name: int(row[name]) for name in KNOBS}
+        candidate, us = Candidate.of(problem, ForwardKnobs(**knobs)), float(row["us"])
+        smem_bytes = int(row["smem_bytes"])
+        runs.append(LoggedRun(candidate=candidate, smem_bytes=smem_bytes, measured_us=us))
     name = f"{gpu} {dim_qk}/{dim_v}"
-    return Log(name=name, problem=problem, spec=resolve(gpu).spec, runs=tuple(fastest.values()))
-
-
-def _run(problem: Problem, row: Mapping[str, str]) -> LoggedRun:
-    """A row as a candidate of ours, with the shared memory of the other implementation."""
-    number = {name: int(text) for name, text in row.items() if text.isdecimal()}
-    shared = row["p_in"] == "shared"
-    warps_n = number["warps_n"]
-    candidate = Candidate.of(
-        problem,
-        ForwardKnobs(
-            block_m=number["block_m"],
-            block_n=number["block_n"],
-            warps_m=number["warps"] // warps_n,
-            warps_n=warps_n,
-            num_stages=number["stages_qk"],
-            k_slice=number["k_slice"],
-        ),
-    )
-    block_m, block_n = number["block_m"], number["block_n"]
-    elements = number["stages_qk"] * (block_m + block_n) * number["k_slice"]
-    elements += number["stages_v"] * number["v_rows"] * problem.dim_v
-    elements += block_m * block_n if shared else 0
-    measured_us = float(row["ms"]) * 1e3
-    return LoggedRun(candidate=candidate, smem_bytes=2 * elements, measured_us=measured_us)
+    return Log(name=name, problem=problem, spec=resolve(gpu).spec, runs=tuple(runs))

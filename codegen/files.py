@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 import tempfile
 import zlib
@@ -67,6 +68,11 @@ def read_text(path: Path) -> str:
         return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
     except (EOFError, zlib.error) as error:
         raise OSError(f"{path} is cut short or damaged: {error}") from error
+
+
+def write_json(path: Path, value: object) -> None:
+    """:func:`write_atomic` for a value as indented JSON."""
+    write_atomic(path, json.dumps(value, indent=1) + "\n")
 
 
 def write_atomic(path: Path, text: str) -> None:

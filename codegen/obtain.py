@@ -21,9 +21,8 @@ from .toolchain import driver_release, driver_runs, find_toolchain
 
 logger = logging.getLogger(__name__)
 
-BUILD_SECONDS = (
-    25  # the most that a candidate may take to compile on one core, for the progress line
-)
+# The most that a candidate may take to compile on one core, for the progress line.
+BUILD_SECONDS = 25
 
 
 def at_hand(

@@ -34,22 +34,9 @@ from typing import Any
 
 from ..core.outcome import BuildFailed
 from ..settings import Settings, current
+from . import entries
 from .artifact import Artifact, BuildTarget, artifact_digest
-from .entries import (
-    FOLDERS,
-    LIBRARY,
-    LOG,
-    RECORD,
-    SCHEMA,
-    SOURCE,
-    DamagedError,
-    Entry,
-    describe,
-    entry_name,
-    file_sha256,
-    read_artifact,
-    read_record,
-)
+from .entries import DamagedError, Entry
 from .files import store_errors, sync_folder, sync_tree
 from .render import RenderedKernel, kernel_digest
 from .toolchain import Toolchain
@@ -76,11 +63,11 @@ class Store:
 
     def path(self, digest: str, name: str) -> Path:
         """The folder of a built kernel, whether it exists or not."""
-        return self.root / FOLDERS["built"] / entry_name(name, digest)
+        return self.root / entries.FOLDERS["built"] / entries.entry_name(name, digest)
 
     def failed_path(self, digest: str, name: str) -> Path:
         """The folder of a remembered failure, whether it exists or not."""
-        return self.root / FOLDERS["failed"] / entry_name(name, digest)
+        return self.root / entries.FOLDERS["failed"] / entries.entry_name(name, digest)
 
     def get(
         self, kernel: RenderedKernel, target: BuildTarget, toolchain: Toolchain
@@ -100,7 +87,7 @@ class Store:
             if artifact is not None:
                 # Last use, for gc. A store that is shared read-only serves all the same.
                 with contextlib.suppress(OSError):
-                    os.utime(folder / RECORD)
+                    os.utime(folder / entries.RECORD)
                 return artifact
             return self._open_failure(self.failed_path(digest, name), digest)
 
@@ -113,11 +100,11 @@ class Store:
             StoreError: the folder exists and cannot be read.
         """
         identity, target = kernel_digest(kernel), target.of_family(kernel.candidate.family)
-        folders = self.root / FOLDERS["built"]
+        folders = self.root / entries.FOLDERS["built"]
         with store_errors(folders):
             artifacts = [
-                (path.joinpath(RECORD).stat().st_mtime, artifact)
-                for path in folders.glob(glob.escape(entry_name(kernel.name, "")) + "*")
+                (path.joinpath(entries.RECORD).stat().st_mtime, artifact)
+                for path in folders.glob(glob.escape(entries.entry_name(kernel.name, "")) + "*")
                 if (artifact := self._open(path)) is not None
                 and artifact.kernel_digest == identity
                 and artifact.target == target
@@ -129,7 +116,7 @@ class Store:
     def _open(self, folder: Path, digest: str | None = None) -> Artifact | None:
         """An entry that is whole; a damaged one is quarantined and is then none."""
         try:
-            artifact = read_artifact(folder)
+            artifact = entries.read_artifact(folder)
             if digest is not None and artifact.digest != digest:
                 raise DamagedError(f"it holds the artifact {artifact.digest}, not {digest}")
         except DamagedError as error:
@@ -139,13 +126,13 @@ class Store:
 
     def _open_failure(self, folder: Path, digest: str) -> BuildFailed | None:
         try:
-            record = read_record(folder)
+            record = entries.read_record(folder)
             if record.get("digest") != digest or not isinstance(record.get("reason"), str):
-                raise DamagedError(f"{RECORD} lacks its reason or is of another artifact")
+                raise DamagedError(f"{entries.RECORD} lacks its reason or is of another artifact")
         except DamagedError as error:
             self._set_aside(folder, error)
             return None
-        return BuildFailed(reason=record["reason"], log=str(folder / LOG))
+        return BuildFailed(reason=record["reason"], log=str(folder / entries.LOG))
 
     def _set_aside(self, folder: Path, error: DamagedError) -> None:
         """Quarantine a damaged entry, unless another process has moved it away since."""
@@ -181,10 +168,10 @@ class Store:
         """
         folder = self.path(artifact.digest, artifact.name)
         with store_errors(folder), self.staging() as staging:
-            shutil.copy2(library, staging / LIBRARY)
+            shutil.copy2(library, staging / entries.LIBRARY)
             checks = {
-                "library_bytes": (staging / LIBRARY).stat().st_size,
-                "library_sha256": file_sha256(staging / LIBRARY),
+                "library_bytes": (staging / entries.LIBRARY).stat().st_size,
+                "library_sha256": entries.file_sha256(staging / entries.LIBRARY),
                 "created": time.time(),
             }
             _write_entry(staging, source, log, artifact.to_json() | checks)
@@ -193,7 +180,7 @@ class Store:
                 if existing is not None:
                     return existing
         self.forget_failure(artifact.digest, artifact.name)
-        return replace(artifact, path=folder / LIBRARY)
+        return replace(artifact, path=folder / entries.LIBRARY)
 
     def publish_failure(
         self, *, source: str, log: str, reason: str, digest: str, name: str
@@ -208,7 +195,7 @@ class Store:
             _write_entry(staging, source, log, {"name": name, "digest": digest, "reason": reason})
             while not self.move_in(staging, folder):
                 self.discard(folder)
-        return BuildFailed(reason=reason, log=str(folder / LOG))
+        return BuildFailed(reason=reason, log=str(folder / entries.LOG))
 
     def forget_failure(self, digest: str, name: str) -> None:
         """Remove a remembered failure, if there is one."""
@@ -242,7 +229,7 @@ class Store:
         Raises:
             StoreError: it cannot be moved.
         """
-        parent = self.root / FOLDERS["quarantined"]
+        parent = self.root / entries.FOLDERS["quarantined"]
         with store_errors(folder):
             parent.mkdir(parents=True, exist_ok=True)
             moved = parent / f"{folder.name}.{time.time_ns()}"
@@ -257,10 +244,10 @@ class Store:
         with store_errors(self.root):
             return [
                 entry
-                for state, folder in FOLDERS.items()
+                for state, folder in entries.FOLDERS.items()
                 if (self.root / folder).is_dir()
                 for path in sorted((self.root / folder).iterdir())
-                if (entry := describe(path, state)) is not None
+                if (entry := entries.describe(path, state)) is not None
             ]
 
     def rm(self, pattern: str) -> list[Entry]:
@@ -281,8 +268,8 @@ class Store:
                 continue
             with store_errors(entry.path):
                 try:
-                    artifact = read_artifact(entry.path)
-                    if entry_name(artifact.name, artifact.digest) != entry.path.name:
+                    artifact = entries.read_artifact(entry.path)
+                    if entries.entry_name(artifact.name, artifact.digest) != entry.path.name:
                         raise DamagedError(f"it holds {artifact.name}.{artifact.digest[:16]}")
                 except DamagedError as error:
                     self.quarantine(entry.path, str(error))
@@ -303,21 +290,21 @@ class Store:
         """
         now = time.time()
         with store_errors(self.root):
-            for folder in ("staging", "cmake", *FOLDERS.values()):
+            for folder in ("staging", "cmake", *entries.FOLDERS.values()):
                 # Names that this class gives: the folder may hold what is not ours.
                 for path in self.root.glob(f"{folder}/*"):
                     with contextlib.suppress(FileNotFoundError):  # its process was still alive
                         stale = now - path.stat().st_mtime > STALE_STAGING_SECONDS
                         if stale and _TEMPORARY.fullmatch(path.name):
                             shutil.rmtree(path)
-        entries = sorted(self.ls(), key=lambda entry: entry.last_used)
+        by_use = sorted(self.ls(), key=lambda entry: entry.last_used)
         chosen = [
             entry
-            for entry in entries
+            for entry in by_use
             if entry.state == "quarantined"
             or (max_age_seconds is not None and now - entry.last_used > max_age_seconds)
         ]
-        kept = [entry for entry in entries if entry not in chosen]
+        kept = [entry for entry in by_use if entry not in chosen]
         while max_bytes is not None and sum(entry.size_bytes for entry in kept) > max_bytes:
             chosen.append(kept.pop(0))
         return self._remove(chosen)
@@ -331,10 +318,10 @@ class Store:
 
 def _write_entry(folder: Path, source: str, log: str, record: dict[str, Any]) -> None:
     """Write an entry's text files."""
-    (folder / SOURCE).write_text(source, encoding="utf-8")
-    (folder / LOG).write_text(log, encoding="utf-8")
-    text = json.dumps({"schema": SCHEMA, **record}, indent=2)
-    (folder / RECORD).write_text(text, encoding="utf-8")
+    (folder / entries.SOURCE).write_text(source, encoding="utf-8")
+    (folder / entries.LOG).write_text(log, encoding="utf-8")
+    text = json.dumps({"schema": entries.SCHEMA, **record}, indent=2)
+    (folder / entries.RECORD).write_text(text, encoding="utf-8")
 
 
 def default_store(settings: Settings | None = None) -> Store:

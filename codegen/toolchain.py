@@ -23,25 +23,16 @@ from ..arch.probe import cuda_driver
 from ..core.memo import remembered
 from ..errors import ToolchainError, UnsupportedArchitectureError
 from ..settings import Settings, current
+from . import wheels
 from .cutlass import find_cutlass
 from .tools import run_tool
-from .wheels import (
-    INSTALL_WHEELS,
-    MERGED_FLAGS,
-    MERGED_VERSION,
-    check_wheels,
-    cu12_places,
-    merge_cu12,
-    numbers,
-    wheel_roots,
-)
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 MIN_NVCC = (12, 0)  # the first release that knows sm_89 and sm_90 alike
 MIN_CMAKE = (3, 24)  # the cmake_minimum_required of templates/cmake
-_INSTALL_NVCC = f"install a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}, or run {INSTALL_WHEELS}"
+_TOOLKIT = f"a CUDA toolkit >= {MIN_NVCC[0]}.{MIN_NVCC[1]}"
 _PROBE_SECONDS = 60.0
 
 
@@ -137,7 +128,7 @@ def probe_nvcc(path: Path) -> Nvcc:
     version = re.search(r"\bV(\d+\.\d+\.\d+)", _probe(path, "--version"))
     if version is None:
         raise ToolchainError(f"`{path} --version` names no version")
-    if numbers(version[1]) < MIN_NVCC:
+    if wheels.numbers(version[1]) < MIN_NVCC:
         raise ToolchainError(f"{path} is {version[1]}, older than {_dotted(MIN_NVCC)}")
     dryrun = _probe(path, "-v", "--dryrun", "-E", "-x", "cu", os.devnull)
     top = re.search(r"^#\$ TOP=(.+)$", dryrun, re.MULTILINE)
@@ -147,9 +138,9 @@ def probe_nvcc(path: Path) -> Nvcc:
     # Wheels keep the runtime in lib, where nvcc.profile looks in lib64.
     bare = (root / "lib" / "libcudart_static.a").exists() and not (root / "lib64").exists()
     flags = (f"-L{root / 'lib'}",) if bare else ()
-    merged, named = root / MERGED_VERSION, version[1]
+    merged, named = root / wheels.MERGED_VERSION, version[1]
     if merged.exists():  # its front end tells its own version alone
-        named, flags = merged.read_text(encoding="utf-8"), (*flags, *MERGED_FLAGS)
+        named, flags = merged.read_text(encoding="utf-8"), (*flags, *wheels.MERGED_FLAGS)
     return Nvcc(path=path, version=named, root=root, flags=flags)
 
 
@@ -182,7 +173,7 @@ def driver_runs(toolchain: Mapping[str, str]) -> bool:
     Args:
         toolchain: see :meth:`Toolchain.identity`.
     """
-    release, built = driver_release(), numbers(toolchain.get("nvcc", ""))
+    release, built = driver_release(), wheels.numbers(toolchain.get("nvcc", ""))
     return release is None or not built or built[0] <= release[0]
 
 
@@ -224,7 +215,9 @@ def find_nvcc(nvcc: Path | str | None = None) -> Nvcc:
             logger.warning("%s; ATTENTION_AUTOTUNER_NVCC names it all the same", error)
         return compiler
     none = "none on PATH, in CUDA_HOME, /usr/local/cuda or PyPI wheels"
-    return _first_usable("nvcc", _compilers(), none, _INSTALL_NVCC)
+    return _first_usable(
+        "nvcc", _compilers(), none, f"install {_TOOLKIT}, or run {wheels.INSTALL_WHEELS}"
+    )
 
 
 def _compilers() -> Iterator[Callable[[], Nvcc]]:
@@ -236,11 +229,11 @@ def _compilers() -> Iterator[Callable[[], Nvcc]]:
     for place in nvcc_places():
         if place.exists():
             yield partial(compiler, Path, place)
-    for root in wheel_roots():
+    for root in wheels.wheel_roots():
         if (root / "bin" / "nvcc").exists():
-            yield partial(compiler, check_wheels, root)
-    for place in cu12_places():
-        yield partial(compiler, merge_cu12, place)
+            yield partial(compiler, wheels.check_wheels, root)
+    for place in wheels.cu12_places():
+        yield partial(compiler, wheels.merge_cu12, place)
 
 
 def find_host_cxx() -> tuple[Path, str]:
@@ -274,7 +267,7 @@ def _tool_places(name: str) -> Iterator[Path]:
 def _find_tool(name: str, minimum: tuple[int, ...]) -> tuple[Path, str]:
     def tool(place: Path) -> tuple[Path, str]:
         version = re.search(r"\d+(?:\.\d+)+", _probe(place, "--version"))
-        if version is None or numbers(version[0]) < minimum:
+        if version is None or wheels.numbers(version[0]) < minimum:
             raise ToolchainError(f"{place} is older than {_dotted(minimum)}")
         return place, version[0]
 
@@ -304,7 +297,7 @@ def find_ninja() -> tuple[Path, str]:
 def find_disassembler() -> Path | None:
     """``cuobjdump`` with an ``nvdisasm`` that it can call (PyPI wheels, PATH, CUDA root), or None."""
     on_path = shutil.which("cuobjdump")
-    places = [root / "bin" / "cuobjdump" for root in wheel_roots()]
+    places = [root / "bin" / "cuobjdump" for root in wheels.wheel_roots()]
     places += [Path(on_path)] if on_path else []
     places += [place.parent / "cuobjdump" for place in nvcc_places()]
     for place in places:

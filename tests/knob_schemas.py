@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from attention_autotuner.kernels.configs import knob_schema
-from attention_autotuner.tuning import record_migration, record_schema, validity
+from attention_autotuner.tuning import record_schema, validity
 
 KnobsOfAnotherDay = Callable[[str], None]
 """Changes the knob schema of the kernel of this name."""
@@ -19,6 +19,6 @@ def other_schemas(monkeypatch: pytest.MonkeyPatch) -> KnobsOfAnotherDay:
     def schema(kernel: str) -> str:
         return "of another day" if kernel in changed else knob_schema(kernel)
 
-    for module in (record_migration, record_schema, validity):
+    for module in (record_schema, validity):
         monkeypatch.setattr(module, "knob_schema", schema)
     return changed.add

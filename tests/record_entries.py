@@ -21,7 +21,6 @@ def entry(
     timing = None
     if us is not None:
         timing = Measurement(
-            candidate_name=candidate.name,
             median_us=us,
             spread_us=0.1,
             samples=30,

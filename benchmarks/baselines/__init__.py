@@ -1,15 +1,14 @@
 """Everything that our kernels are compared with: one registry, from which every suite takes its baselines.
 
-A new one is a class in a file of its own, over :class:`.base.Baseline`, and its place in :data:`BASELINES`.
+A new one is a class over :class:`.base.Baseline` in a file of this folder, and its place in :data:`BASELINES`.
 """
 
 from __future__ import annotations
 
 from .base import Baseline
+from .compiled import Compiled, Eager, Flex
 from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
-from .flex import Flex
-from .formula import Compiled, Eager
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
 
 BASELINES: dict[str, Baseline] = {

@@ -18,13 +18,11 @@ from attention_autotuner.tuning.entries import Entry
 from ..calls import OTHERS, BackwardCall, Call, ForwardCall, Function, Layout, StepCall, as_given
 from ..contenders import AUTOGRAD, CALL, PICK
 
+Limits = tuple[Callable[[Problem], str], ...]
 Mode = Literal["forward", "backward", "step", "autograd"]
 MODES: tuple[Mode, ...] = ("forward", "backward", "step", "autograd")
 DIRECTION_OF: dict[Mode, Direction] = {
-    "forward": "forward",
-    "backward": "backward",
-    "step": "backward",
-    "autograd": "backward",
+    mode: "forward" if mode == "forward" else "backward" for mode in MODES
 }
 """Mode -> the direction of the problem that is measured; a step is timed on the inputs of its backward problem."""
 CALLS: dict[Mode, type[Call]] = {
@@ -49,6 +47,7 @@ class Baseline(ABC):
         layout: between our tensors and the function's, in either direction.
         gradients: how its backward pass is timed, for the documentation.
         called: its forward pass is compared with our function called the same way, not with our kernel alone.
+        limits: each gives the reason why it cannot compute a problem of its operation as we do, or an empty string.
     """
 
     name: str
@@ -57,14 +56,15 @@ class Baseline(ABC):
     layout: Layout = staticmethod(as_given)
     gradients = "through autograd"
     called = False
+    limits: Limits = ()
 
     @abstractmethod
     def function(self, problem: Problem) -> Function:
         """The function of q, k, v and the operation's other tensors, which torch can differentiate."""
 
-    @abstractmethod
     def limit(self, problem: Problem) -> str:
-        """The reason why a problem of its operation cannot be computed the way we do, or an empty string."""
+        """The first reason why a problem of its operation cannot be timed, or an empty string."""
+        return next(filter(None, (limit(problem) for limit in self.limits)), "")
 
     def available(self, problem: Problem) -> str:
         """The reason why it cannot be timed on a problem here; empty where it can."""
@@ -98,16 +98,14 @@ class Baseline(ABC):
 
 def misaligned(problem: Problem) -> str:
     """The reason against functions whose causal mask starts at the top left."""
-    if problem.causal and problem.causal_offset != 0:
-        return "its causal mask is aligned top-left"
-    return ""
+    other = problem.causal and problem.causal_offset != 0
+    return "its causal mask is aligned top-left" if other else ""
 
 
 def grouped_heads(problem: Problem) -> str:
     """The reason against functions that repeat no heads."""
-    if problem.heads_q != problem.heads_kv:
-        return "it takes as many heads of k and v as of q"
-    return ""
+    grouped = problem.heads_q != problem.heads_kv
+    return "it takes as many heads of k and v as of q" if grouped else ""
 
 
 def two_head_dims(problem: Problem) -> str:
@@ -123,11 +121,6 @@ def top_left(problem: Problem) -> str:
     if problem.causal and problem.causal_alignment == "top_left" and oblong:
         return "its causal mask is aligned bottom-right"
     return ""
-
-
-def first(*reasons: str) -> str:
-    """The first reason that is not empty."""
-    return next(filter(None, reasons), "")
 
 
 class GuardedEntry:

@@ -12,6 +12,8 @@ import torch
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import Inputs
 
+from .base import Baseline, Mode
+
 Work = tuple[Any, ...]
 
 
@@ -53,11 +55,23 @@ def _attempt(function: Callable[..., None], *arguments: Any) -> None:
         traceback.print_exc()
 
 
-def with_one_thread() -> None:
-    """Have torch compile in one thread: there are as many of these processes as cores."""
+def run_ahead(baseline: Baseline, problem: Problem, mode: Mode) -> None:
+    """Run a baseline on a problem once, so that what it compiles on a first call is in its cache."""
+    baseline.entry(problem, mode, "ahead").prepare([blank_inputs(problem, "cuda")], [])
+
+
+def compile_ahead(baseline: Baseline, problem: Problem, *, backward: Mode) -> None:
+    """Have torch compile a baseline in one thread: there are as many of these processes as cores.
+
+    Args:
+        baseline: compiled by torch.
+        problem: of the shape to compile for.
+        backward: the mode in which a backward problem is run.
+    """
     import torch._inductor.config as inductor_config
 
     inductor_config.compile_threads = 1
+    run_ahead(baseline, problem, "forward" if problem.direction == "forward" else backward)
 
 
 def blank_inputs(problem: Problem, device: torch.device | str) -> Inputs:

@@ -15,9 +15,9 @@ from typing import Any
 
 from attention_autotuner.core.problem import Problem
 
-from ..calls import Function, StepCall, rows_of_heads
-from .base import Baseline, first, grouped_heads
-from .compile_ahead import blank_inputs, in_processes
+from ..calls import Function, rows_of_heads
+from .base import Baseline, grouped_heads
+from .compile_ahead import in_processes, run_ahead
 
 SHARES = 3  # processes that divide the configurations of one pair of head dims
 SHORT_SEQLEN = 256  # kernels are compiled for any length
@@ -59,7 +59,7 @@ class Fla(Baseline):
 
     def limit(self, problem: Problem) -> str:
         """See :meth:`Baseline.limit`."""
-        return first(grouped_heads(problem), absence())
+        return grouped_heads(problem) or absence()
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile what fla will try, in other processes, and shorten Triton's samples in this one."""
@@ -90,8 +90,7 @@ def _compile_share(problem: Problem, share: int) -> None:
 
     _only_compile(Autotuner, share)
     short = replace(problem, seqlen_q=SHORT_SEQLEN, seqlen_k=SHORT_SEQLEN)
-    call = StepCall(name="ahead", function=chunk_retention, layout=rows_of_heads)
-    call.prepare([blank_inputs(short, "cuda")], [])
+    run_ahead(Fla(), short, "step")
 
 
 def _only_compile(autotuner: Any, share: int) -> None:

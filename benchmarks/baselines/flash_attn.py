@@ -13,7 +13,7 @@ import torch
 from attention_autotuner.core.problem import Problem
 
 from ..calls import Function, rows_of_heads
-from .base import Baseline, first, top_left, two_head_dims
+from .base import Baseline, Limits, top_left, two_head_dims
 
 HOPPER = (9, 0)
 
@@ -25,6 +25,7 @@ class FlashAttention2(Baseline):
     title = "flash-attn 2"
     layout = staticmethod(rows_of_heads)
     module = "flash_attn"
+    limits: Limits = (two_head_dims, top_left)
 
     def function(self, problem: Problem) -> Function:
         """See :meth:`Baseline.function`; some versions return the LSE beside the output, which is dropped."""
@@ -38,7 +39,7 @@ class FlashAttention2(Baseline):
 
     def limit(self, problem: Problem) -> str:
         """See :meth:`Baseline.limit`."""
-        return first(self.absence(), two_head_dims(problem), top_left(problem))
+        return self.absence() or super().limit(problem)
 
     def absence(self) -> str:
         """The reason why it cannot be timed on this machine, or an empty string."""
@@ -55,15 +56,13 @@ class FlashAttention3(FlashAttention2):
     name = "flash_attn_3"
     title = "flash-attn 3"
     module = "flash_attn_interface"
+    limits = (top_left,)
 
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return first(self.absence(), self._foreign(), top_left(problem))
-
-    def _foreign(self) -> str:
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() != HOPPER:
-            return f"{self.title} is for compute capability 9.0"
-        return ""
+    def absence(self) -> str:
+        """See :meth:`FlashAttention2.absence`."""
+        capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else HOPPER
+        foreign = "" if capability == HOPPER else f"{self.title} is for compute capability 9.0"
+        return super().absence() or foreign
 
 
 class FlashAttention4(FlashAttention2):
@@ -72,10 +71,7 @@ class FlashAttention4(FlashAttention2):
     name = "flash_attn_4"
     title = "flash-attn 4"
     module = "flash_attn.cute"
-
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return first(self.absence(), top_left(problem))
+    limits = (top_left,)
 
 
 def add_site(site: Path) -> None:

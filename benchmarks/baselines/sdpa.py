@@ -21,7 +21,7 @@ from attention_autotuner.tuning.entries import Entry
 
 from ..calls import BoundEntry, Function
 from ..contenders import STEP
-from .base import Baseline, Mode, first, grouped_heads, misaligned, top_left, two_head_dims
+from .base import Baseline, Mode, grouped_heads, misaligned, top_left, two_head_dims
 
 Saved = Sequence[Any]
 Triple = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -41,11 +41,8 @@ class FusedOps:
     backward: Callable[[torch.Tensor, Triple, Saved, bool], Any]
 
 
-def _flash_forward(qkv: Triple, causal: bool) -> Saved:
-    saved: Saved = torch.ops.aten._scaled_dot_product_flash_attention.default(
-        *qkv, 0.0, causal, False
-    )
-    return saved
+def _flash_forward(qkv: Triple, causal: bool) -> Any:
+    return torch.ops.aten._scaled_dot_product_flash_attention.default(*qkv, 0.0, causal, False)
 
 
 def _flash_backward(dout: torch.Tensor, qkv: Triple, saved: Saved, causal: bool) -> Any:
@@ -55,11 +52,10 @@ def _flash_backward(dout: torch.Tensor, qkv: Triple, saved: Saved, causal: bool)
     )
 
 
-def _cudnn_forward(qkv: Triple, causal: bool) -> Saved:
-    saved: Saved = torch.ops.aten._scaled_dot_product_cudnn_attention.default(
+def _cudnn_forward(qkv: Triple, causal: bool) -> Any:
+    return torch.ops.aten._scaled_dot_product_cudnn_attention.default(
         *qkv, None, True, 0.0, causal, False
     )
-    return saved
 
 
 def _cudnn_backward(dout: torch.Tensor, qkv: Triple, saved: Saved, causal: bool) -> Any:
@@ -132,7 +128,7 @@ class Sdpa(Baseline):
 
     def _below_autograd(self, problem: Problem, mode: Mode) -> FusedOps | None:
         """The operators that time a mode without autograd, where there are some that take the problem."""
-        if mode not in ("backward", "step") or first(grouped_heads(problem), misaligned(problem)):
+        if mode not in ("backward", "step") or grouped_heads(problem) or misaligned(problem):
             return None
         return self.ops
 
@@ -146,10 +142,7 @@ class SdpaFlash(Sdpa):
     ops = FLASH_OPS
     gradients = "below autograd where it can be"
     lower_right = True
-
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return first(two_head_dims(problem), top_left(problem))
+    limits = (two_head_dims, top_left)
 
 
 class SdpaCudnn(Sdpa):
@@ -160,10 +153,7 @@ class SdpaCudnn(Sdpa):
     backend = SDPBackend.CUDNN_ATTENTION
     ops = CUDNN_OPS
     gradients = "below autograd where it can be"
-
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return misaligned(problem)
+    limits = (misaligned,)
 
 
 class SdpaEfficient(Sdpa):
@@ -172,10 +162,7 @@ class SdpaEfficient(Sdpa):
     name = "sdpa_efficient"
     title = "memory-efficient (torch SDPA)"
     backend = SDPBackend.EFFICIENT_ATTENTION
-
-    def limit(self, problem: Problem) -> str:
-        """See :meth:`Baseline.limit`."""
-        return first(grouped_heads(problem), misaligned(problem))
+    limits = (grouped_heads, misaligned)
 
 
 def make_sdpa(backend: SDPBackend, problem: Problem, *, lower_right: bool = False) -> Function:

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from attention_autotuner.arch.a100 import A100_SPEC
@@ -21,20 +22,8 @@ PANEL = (3.1, 2.3)  # inches
 # Told apart by readers of every colour vision: Okabe and Ito, "Color Universal Design", 2008, without black and yellow.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-GREY = "#808080"  # readable on white and on black
-STYLE = {
-    "svg.fonttype": "none",
-    "font.size": 10.0,
-    "axes.titlesize": 10.0,
-    "xtick.labelsize": 9.0,
-    "ytick.labelsize": 9.0,
-    "legend.frameon": False,
-    "legend.fontsize": 9.0,
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "grid.color"), GREY),
-    **dict.fromkeys(("axes.titlecolor", "xtick.color", "ytick.color"), GREY),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
-}
+GREY = "#808080"  # readable on white and on black, as in the style
+STYLE = Path(__file__).with_name("curves.mplstyle")
 Points = dict[int, float]  # sequence length -> TFLOP/s
 
 
@@ -99,7 +88,7 @@ def draw(document: Mapping[str, Any], limits: Mapping[str, float]) -> str | None
     titles = list(dict.fromkeys(title for curves in series.values() for title in curves))
     ticks = {problem_of(row).seqlen_k: column_label(problem_of(row)) for row in document["rows"]}
     size = (PANEL[0] * max(len(dims), 2), PANEL[1] * len(masks) + 0.9)
-    with mpl.rc_context({**STYLE, "svg.hashsalt": document["suite"]}):
+    with mpl.rc_context({"svg.hashsalt": document["suite"]}, STYLE):
         figure = Figure(figsize=size, layout="constrained")
         panels = figure.subplots(len(masks), len(dims), squeeze=False, sharex=True, sharey=True)
         handles: dict[str, Any] = {}

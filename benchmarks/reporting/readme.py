@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..baselines.base import MODES
 from ..results import ratio_text
 
 BEGIN, END = "<!-- results -->", "<!-- /results -->"
-ORDER = ("attention_forward", "attention_backward", "models", "retnet", "retention", "decode")
-SUBJECTS = {
-    "attention_forward": "attention",
-    "attention_backward": "attention",
-    "models": "attention, layers of models",
-    "retnet": "RetNet mask",
-    "retention": "retention",
-    "decode": "attention, few queries on long keys",
-}
+WORDS = json.loads(Path(__file__).with_name("readme.json").read_text(encoding="utf-8"))
+SUBJECTS, CAPTIONS = WORDS["subjects"], WORDS["captions"]  # suites in the order of the table
+ENGLISH, CHINESE = WORDS["english"], WORDS["chinese"]
 HEADINGS = ("operation", "direction", "compared with", "shapes", "geometric mean", "least")
-CHINESE = {
-    "operation": "运算",
-    "direction": "方向",
-    "compared with": "比较对象",
-    "shapes": "形状数",
-    "geometric mean": "几何平均",
-    "least": "最小值",
-    "attention": "注意力",
-    "attention, layers of models": "注意力，模型中的层",
-    "attention, few queries on long keys": "注意力，少量 query 对长 key",
-    "RetNet mask": "RetNet 掩码",
-    "forward": "前向",
-    "backward": "反向",
-    "step": "前向 + 反向",
-    "the formula through torch.compile": "同一公式经 torch.compile",
-    "the formula in eager PyTorch": "同一公式的 eager PyTorch",
-    "fla's chunk_retention": "fla 的 chunk_retention",
-    "memory-efficient (torch SDPA)": "memory-efficient（torch SDPA）",
-}
-ENGLISH = {"step": "forward + backward"}
-CAPTIONS = {
-    "en": "Our speed over the other's on one {gpu} (driver {driver}, torch {torch}), fp16, cold L2, all of a row's "
-    "shapes interleaved in one run: 2.00 takes half the time, and what beats us is bold.",
-    "zh": "在一块 {gpu} 上（驱动 {driver}，torch {torch}），与各家相比的速度：fp16，L2 为冷，"
-    "每一行的形状都在同一次运行中交替计时；2.00 表示用时减半，快于我们的以粗体标出。",
-}
 
 
 def _bold(ratio: float) -> str:
@@ -58,7 +28,7 @@ def rows_of(documents: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]
     layers of models. A backward pass that is timed in whole steps as well stands as a step.
     """
     rows: dict[tuple[str, str, str], tuple[str, ...]] = {}
-    for suite, document in ((suite, documents[suite]) for suite in ORDER if suite in documents):
+    for suite, document in ((suite, documents[suite]) for suite in SUBJECTS if suite in documents):
         operation = suite if suite == "decode" else SUBJECTS[suite].partition(",")[0]
         for name, figures in document["summary"].items():
             baseline, _, mode = name.partition(" ")
@@ -96,7 +66,7 @@ def block(gpus: Mapping[str, Mapping[str, Mapping[str, Any]]], language: str) ->
         rows = rows_of(documents)
         if not rows:
             continue
-        shown = [documents[suite] for suite in ORDER if suite in documents]
+        shown = [documents[suite] for suite in SUBJECTS if suite in documents]
         runs = [run for document in shown for run in document["runs"].values()]
         environment = max((run["environment"] for run in runs), key=lambda e: str(e["time_utc"]))
         gpu = environment["gpu_name"]

@@ -113,12 +113,8 @@ def place_of(document: Mapping[str, Any]) -> str:
     last = max(environments, key=lambda e: str(e.get("time_utc")))
     words = [str(last.get("gpu_name"))]
     cuda = last.get("nvcc") or last.get("cuda_runtime")
-    for name, value in (
-        ("driver", last.get("driver")),
-        ("CUDA", cuda),
-        ("torch", last.get("torch")),
-    ):
-        words += [f"{name} {value}"] if value else []
+    versions = {"driver": last.get("driver"), "CUDA": cuda, "torch": last.get("torch")}
+    words += [f"{name} {version}" for name, version in versions.items() if version]
     clocks = [row["clocks"] for row in document.get("rows", []) if row.get("clocks")]
     for field, what, unit in (("sm_clock_mhz", "SM clock", "MHz"), ("power_draw_w", "power", "W")):
         values = [clock[field] for clock in clocks if clock.get(field) is not None]
@@ -178,13 +174,9 @@ def build(root: Path) -> dict[str, str]:
         baselines=BASELINES,
         units=UNITS,
         mode_words=MODE_WORDS,
-        results_of=results_of,
-        losses=losses,
-        place_of=place_of,
-        suites_in=suites_in,
-        rate=rate,
-        median=median,
     )
+    functions = (results_of, losses, place_of, suites_in, rate, median)
+    environment.globals.update({function.__name__: function for function in functions})
     environment.filters["ratio"] = ratio_text
     names = (PAGE, RESULTS, CASES, TABLE)
     texts = {name: environment.get_template(f"{name}.jinja").render() for name in names}

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import pytest
 
-from attention_autotuner.arch import resolve
+from attention_autotuner.arch import Policy, resolve
 from attention_autotuner.codegen.artifact import Artifact
 from attention_autotuner.codegen.store import Store
-from attention_autotuner.codegen.toolchain import Toolchain, find_toolchain
+from attention_autotuner.codegen.toolchain import find_toolchain
 from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
@@ -416,7 +416,7 @@ def test_the_command_builds_a_bundle_and_writes_its_summary(
     problems = [fake.problem for fake in FAKE_KERNELS]
     sources = {(fake.problem.op, fake.problem.direction): fake for fake in FAKE_KERNELS}
 
-    def build_fakes(candidates: Sequence[Candidate], _: Toolchain) -> dict[Candidate, Artifact]:
+    def build_fakes(candidates: Sequence[Candidate], _: Policy) -> dict[Candidate, Artifact]:
         store = Store(tmp_path / "store")
         made = {}
         for number, candidate in enumerate(dict.fromkeys(candidates)):
@@ -427,11 +427,9 @@ def test_the_command_builds_a_bundle_and_writes_its_summary(
             made[candidate] = publish(store, candidate, content=content)
         return made
 
-    gpu = SimpleNamespace(compute_capability=(8, 0))
     monkeypatch.setattr(cpp_agreement, "PROBLEMS", problems)
     monkeypatch.setattr(cpp_agreement, "ROUNDS", 3)
     monkeypatch.setattr(cpp_agreement, "detect", lambda device: resolve("A100"))
-    monkeypatch.setattr(cpp_agreement, "probe", lambda: gpu)
     monkeypatch.setattr(cpp_agreement, "build_programs", lambda folder, toolchain: programs)
     monkeypatch.setattr(cpp_agreement, "build_kernels", build_fakes)
     monkeypatch.setattr(cpp_agreement, "measure_here", lambda *asked: 1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from attention_autotuner import settings
 from attention_autotuner.arch import probe
-from attention_autotuner.cli import main
+from attention_autotuner.cli import main, main_job
 from attention_autotuner.cli.main_job import MIN_BUILT, SMALL_ARCHITECTURES
 from attention_autotuner.codegen.entries import read_artifact
 from attention_autotuner.errors import UnsupportedArchitectureError
@@ -29,8 +29,10 @@ def has_gpu() -> bool:
 
 @pytest.mark.skipif(has_gpu(), reason="with a GPU the main job tunes that GPU; tests/gpu covers it")
 def test_the_main_job_builds_and_ranks_for_three_architectures(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    # As wide as `make tune` begins takes four minutes of two cores, of which the forward kernels are most.
+    monkeypatch.setitem(main_job.WIDTHS, "forward", (2, *main_job.WIDTHS["forward"]))
     with settings.override(cache_dir=tmp_path):
         status = main(["tune", "--all", "--json"])
         said = json.loads(capsys.readouterr().out)

@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Iterator[Path]:
 
 def picks_of(problems: dict[str, Problem], folder: Path) -> Path:
     """A file of picks without a code digest, of sources as they are now."""
-    from attention_autotuner.tuning.history import source_digests
+    from attention_autotuner.tuning.stages import source_digests
 
     tools = find_toolchain().identity()
     gpu = Environment(

@@ -16,9 +16,9 @@ from attention_autotuner.tuning.bring_up import (
     BroughtUp,
     Machine,
     bring_up,
-    expected_peaks,
 )
 from attention_autotuner.tuning.peaks import Peak, names_for
+from attention_autotuner.tuning.spec_measuring import expected_peaks
 from attention_autotuner.tuning.sweep import measured_us
 from attention_autotuner.tuning.sweeps import default_sweep
 

@@ -70,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     candidates = [by_kind[p.op, p.direction] for p in PROBLEMS]
     with ThreadPoolExecutor() as pool:  # CMake builds programs and kernels in parallel
         programs = pool.submit(build_programs, root / "build", toolchain)
-        artifacts = build_kernels(candidates, toolchain)
+        artifacts = build_kernels(candidates, policy)
         picks = [
             BundledPick(problem=p.bucketed(), candidate=candidate, layer="default")
             for p, candidate in zip(PROBLEMS, candidates, strict=True)

@@ -26,12 +26,11 @@ from attention_autotuner.reference import (
 )
 from attention_autotuner.tuning import class_pools, stages
 from benchmarks import calls, results, session
-from benchmarks.baselines.formula import formula
-from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, rows_of_heads
+from benchmarks.baselines.compiled import formula
+from benchmarks.calls import BackwardCall, Call, ForwardCall, StepCall, difference, rows_of_heads
 from benchmarks.contenders import Contenders, Selection, variants
 from benchmarks.results import SuiteFile
-from benchmarks.side_by_side import difference
-from benchmarks.suites import SUITES, shape_label, trials
+from benchmarks.suites import SUITES, trials
 from tests.fake_benchmark import GPU, POLICY, session_of
 
 MASKED, MASKED_BACK = (t.problem for t in trials(["retnet"])[:2])
@@ -56,7 +55,7 @@ def test_the_grids_are_those_of_the_bars() -> None:
     assert {(t.problem.op, t.problem.mask, t.problem.causal, t.problem.dtype) for t in masked} == {
         ("retnet", "explicit", False, "fp16")
     }
-    assert [shape_label(t.problem) for t in decayed[::2]] == [
+    assert [t.case.title for t in decayed[::2]] == [
         "8, 8, 2048, 256/512",
         "4, 8, 4096, 256/512",
         "2, 8, 8192, 256/512",

@@ -15,9 +15,10 @@ from attention_autotuner.core.outcome import BuildFailed, Infeasible, Ok, Outcom
 from attention_autotuner.errors import RecordError, StoreError
 from attention_autotuner.settings import Settings
 from attention_autotuner.tuning import sweep
-from attention_autotuner.tuning.bring_up import BroughtUp, bring_up, expected_peaks
+from attention_autotuner.tuning.bring_up import BroughtUp, bring_up
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.shipping import shipped
+from attention_autotuner.tuning.spec_measuring import expected_peaks
 from attention_autotuner.tuning.sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,

@@ -25,6 +25,7 @@ from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.result import Row, TuneResult
 from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING
 from attention_autotuner.tuning.step import StepResult
+from tests.fake_pipeline import FakeBuilt, report
 
 SMALL = ["--device-type", "A100", "--seqlen", "512", "--dim-qk", "64"]
 PROBLEM = Problem(seqlen_q=512, seqlen_k=512, dim_qk=64, dim_v=64)
@@ -70,7 +71,7 @@ def result_of(
             candidate=candidate,
             estimate=estimate(problem, candidate, policy.spec),
             outcome=Ok(),
-            artifact=artifact,
+            built=None if artifact is None else FakeBuilt(path=artifact, report=report()),
             timing=Timing(
                 name=candidate.name,
                 outcome=Ok(),

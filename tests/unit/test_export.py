@@ -214,8 +214,6 @@ def test_export_without_a_problem_takes_the_common_classes_and_the_users_records
     mine = next(c for c in POLICY.legal(problem) if c != POLICY.default(problem))
     kept = record(problem, "NVIDIA A100-SXM4-80GB")
     entry = replace(kept.entries[0], candidate=mine, source_digest=source_digest(render(mine)))
-    measured = replace(entry.measurement, candidate_name=mine.name)  # type: ignore[type-var]
-    entry = replace(entry, measurement=measured)
     CacheHierarchy(settings.current()).records.put(
         replace(kept, pick=mine.name, entries=(entry, kept.entries[1]))
     )

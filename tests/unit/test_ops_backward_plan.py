@@ -83,10 +83,7 @@ class Call:
             self.v,
             self.o,
             self.lse,
-            self.scale,
-            self.causal,
-            self.top_left,
-            self.device_type,
+            (self.scale, self.causal, self.top_left, self.device_type),
             self.deterministic,
         )
 
@@ -293,7 +290,7 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     empty = torch.empty(0, 4, 7, 24).half()
     nothing = torch.empty(0, 4, 7)
     q, k, v = (torch.empty(0, h, n, d).half() for h, n, d in ((4, 7, 16), (2, 5, 16), (2, 5, 24)))
-    rest: Any = (None, False, False, "", False)
+    rest: Any = ((None, False, False, ""), False)
     results = attention_plan.attention_backward(empty, nothing, q, k, v, empty, nothing, *rest)
     assert [x.shape for x in results] == [x.shape for x in (q, k, v)]
     q, o, lse = (

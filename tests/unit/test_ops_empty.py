@@ -27,7 +27,7 @@ SIZES = pytest.mark.parametrize(
     ("batch", "rows", "keys"), [(2, 0, 5), (2, 7, 0), (2, 0, 0), (0, 7, 5), (0, 0, 0)]
 )
 RULES = Rules(1.0, False, True, None, False)
-NOTHING_KNOWN: Any = (None, False, False, "", False)
+NOTHING_KNOWN: Any = ((None, False, False, ""), False)
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_attention(batch: int, rows: int, keys: int, causal: bool) -> None:
 def test_attention_by_plans(fake: FakeDispatch, batch: int, rows: int, keys: int) -> None:
     q, k, v = tensors = make(batch, rows, keys)
     for _ in range(2):  # a plan made, and replayed
-        o, lse = attention_plan.attention_forward(q, k, v, None, True, False, "", True)
+        o, lse = attention_plan.attention_forward(q, k, v, (None, True, False, ""), True)
         assert lse is not None
         assert torch.equal(o, torch.zeros(batch, 4, rows, 24).half())
         assert torch.equal(lse, torch.full((batch, 4, rows), -math.inf))

@@ -55,7 +55,7 @@ def run(
 ) -> Any:
     q, k, v = tensors
     return attention_plan.attention_forward(
-        q, k, v, scale, causal, top_left, device_type, return_lse
+        q, k, v, (scale, causal, top_left, device_type), return_lse
     )
 
 

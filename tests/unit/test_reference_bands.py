@@ -24,12 +24,12 @@ def test_counts_are_those_of_the_causal_mask(
     rows, keys = lengths
     offset = keys - rows if alignment == "bottom_right" else 0
     visible = torch.ones(rows, keys).tril(offset).long()
-    results = keys_seen(rows, keys, causal=True, causal_alignment=alignment)
-    assert torch.equal(results, visible.sum(1))
-    results = queries_that_see(rows, keys, causal=True, causal_alignment=alignment)
-    assert torch.equal(results, visible.sum(0))
-    assert bool((keys_seen(rows, keys) == keys).all())
-    assert bool((queries_that_see(rows, keys) == rows).all())
+    problem = replace(PROBLEM, seqlen_q=rows, seqlen_k=keys, causal_alignment=alignment)
+    assert torch.equal(keys_seen(problem), visible.sum(1))
+    assert torch.equal(queries_that_see(problem), visible.sum(0))
+    whole = replace(problem, causal=False)
+    assert bool((keys_seen(whole) == keys).all())
+    assert bool((queries_that_see(whole) == rows).all())
 
 
 def test_bands_go_by_powers_of_two_and_rows_that_see_nothing_have_their_own() -> None:

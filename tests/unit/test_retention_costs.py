@@ -21,8 +21,8 @@ from attention_autotuner.kernels.scores_backward_sm80.cost import work_of
 from attention_autotuner.kernels.scores_backward_sm80.resources import RowShape
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
 from attention_autotuner.kernels.shared.coefficients import FITTED
+from attention_autotuner.kernels.shared.kernel_cost import with_score_mod
 from attention_autotuner.kernels.shared.schedule import makespan
-from attention_autotuner.kernels.shared.score_costs import with_score_mod
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from benchmarks.exhaustive import stratum_of
 from tests.candidates import ROWS as BACKWARD_ROWS

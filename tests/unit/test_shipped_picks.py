@@ -12,9 +12,8 @@ from attention_autotuner.arch import resolve
 from attention_autotuner.codegen.render import include_closure, include_root, render
 from attention_autotuner.codegen.source_digest import source_digest
 from attention_autotuner.kernels import legality
-from attention_autotuner.tuning.record_files import ShippedPicks
 from attention_autotuner.tuning.record_schema import TuningRecord
-from attention_autotuner.tuning.shipped import read_shipped
+from attention_autotuner.tuning.shipped import ShippedPicks, read_shipped
 from attention_autotuner.tuning.shipping import evidence
 from attention_autotuner.tuning.validity import Miss, PresentKernels, check
 from tests.knob_schemas import KnobsOfAnotherDay
@@ -27,7 +26,7 @@ MAX_BYTES = 160_000  # of a file: what every installation carries
 
 def picks(name: str = H200) -> list[TuningRecord]:
     """The records of a file whose picks' kernels have the knobs that they had."""
-    kept = ShippedPicks(TUNED / name).records()
+    kept = ShippedPicks(TUNED / name).kept()
     return [item.record for item in kept if item.record is not None and not item.field]
 
 

@@ -12,13 +12,13 @@ from attention_autotuner.arch import H100
 from attention_autotuner.codegen.render import RenderedKernel
 from attention_autotuner.codegen.report import CompilerReport, parse_ptxas
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import Ok, Outcome
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import tune
-from attention_autotuner.tuning.class_pools import prepared
 from attention_autotuner.tuning.pipeline import Built
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.spills import SPILL_WORTH_TIMING, check_spills, spilled_bytes
+from attention_autotuner.tuning.stages import Engine
 from tests.fake_pipeline import FakeBuilt, FakePipeline
 
 POLICY = H100()
@@ -96,11 +96,12 @@ def test_a_sweep_and_a_search_leave_out_the_same_candidates(
                 built.append(FakeBuilt(path=Path(kernel.name), report=said_of_it))
             return built
 
-    result = tune(problem, POLICY, records=RecordStore(tmp_path), pipeline=Pipeline(), top_k=3)
+    engine = Engine(policy=POLICY, pipeline=Pipeline(), records=RecordStore(tmp_path))
+    result = tune(problem, POLICY, records=engine.records, pipeline=engine.pipeline, top_k=3)
     outcomes = {row.candidate: row.outcome for row in result.rows}
     for candidate in others:
         built = FakeBuilt(path=tmp_path, report=said)
-        swept = prepared(candidate, built, POLICY, (), "", lambda *_: Ok()).outcome
+        swept = engine.prepared(candidate, built, "", default=False).outcome
         assert outcomes[candidate] == swept == check_spills(candidate, said, timed=True)
     assert others
 

@@ -80,8 +80,8 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         "nvcc_places",
         lambda: (place for place in real_places() if not place.is_relative_to("/usr/local")),
     )
-    monkeypatch.setattr(toolchain, "wheel_roots", list)
-    monkeypatch.setattr(toolchain, "cu12_places", list)
+    monkeypatch.setattr("attention_autotuner.codegen.wheels.wheel_roots", list)
+    monkeypatch.setattr("attention_autotuner.codegen.wheels.cu12_places", list)
     monkeypatch.setattr(toolchain, "driver_release", lambda: None)
     runtime.current().forget("toolchain")
     return path
@@ -94,8 +94,10 @@ def test_nvcc_places_in_their_order(
         _toolkit(tmp_path / name, f"13.0.{number}")
         for number, name in enumerate(("wheels/nvidia/cu13", "a", "b", "c", "d"))
     )
-    monkeypatch.setattr(toolchain, "check_wheels", lambda root: root / "bin" / "nvcc")
-    monkeypatch.setattr(toolchain, "wheel_roots", lambda: [wheels])
+    monkeypatch.setattr(
+        "attention_autotuner.codegen.wheels.check_wheels", lambda root: root / "bin" / "nvcc"
+    )
+    monkeypatch.setattr("attention_autotuner.codegen.wheels.wheel_roots", lambda: [wheels])
     assert find_nvcc().root == wheels
     monkeypatch.setenv("CUDA_PATH", str(cuda_path))
     assert find_nvcc().root == cuda_path

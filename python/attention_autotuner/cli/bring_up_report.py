@@ -8,8 +8,9 @@ from typing import Any
 from ..arch.measured_specs import LIMITS
 from ..arch.spec import ArchSpec
 from ..core.problem import Problem
-from ..tuning.bring_up import BroughtUp, expected_peaks
+from ..tuning.bring_up import BroughtUp
 from ..tuning.peaks import Peak
+from ..tuning.spec_measuring import expected_peaks
 from ..tuning.sweep import Settled, SweepResult, measured_us
 from ..tuning.sweep_plan import Plan
 from .console import cell, microseconds, named, print_line, print_table
@@ -17,7 +18,7 @@ from .console import cell, microseconds, named, print_line, print_table
 # Prefixes by thousands, for figures of hardware.
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _PHASES = {
-    "peaks": "limits, peaks and spec",
+    "ceilings": "limits, peaks and spec",
     "plan": "choosing what to build",
     "build": "building (beside the rest)",
     "wait": "waiting for builds",

@@ -25,7 +25,7 @@ from ..tuning.sweeps import default_sweep, only
 from .bring_up_report import print_dry_run, print_report
 from .console import print_json, progress
 from .making import build_candidates
-from .options import Commands, add_command, add_jobs, dtype, positive, seconds
+from .options import add_jobs, command, dtype, positive, seconds
 from .status import FAILED, INTERRUPTED, OK
 
 # The fields of a spec that a properties file may give beside a device's limits.
@@ -34,17 +34,8 @@ RATES = tuple(
 )
 
 
-def register_bring_up(commands: Commands) -> None:
-    """Add the command ``bring-up``."""
-    parser = add_command(
-        commands,
-        "bring-up",
-        run_bring_up,
-        "measure a new GPU's limits and peaks, and tune it",
-        "Probe the GPU's limits, measure its peaks, write its spec, and tune a sweep of problems under a "
-        "budget. What was measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU "
-        "is taken; CUDA_VISIBLE_DEVICES chooses another.",
-    )
+def add_bring_up(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
     option = parser.add_argument
     option("--output", type=Path, metavar="DIR", help="folder for the files; default: in the cache")
     time: dict[str, Any] = {"type": seconds, "metavar": "S"}
@@ -64,8 +55,14 @@ def register_bring_up(commands: Commands) -> None:
     option("--compile", type=positive, metavar="N", help=words)
 
 
+@command("bring-up", add_bring_up)
 def run_bring_up(arguments: argparse.Namespace) -> int:
-    """Bring the present GPU up, or say what that would be."""
+    """Measure a new GPU's limits and peaks, and tune it.
+
+    Probe the GPU's limits, measure its peaks, write its spec, and tune a sweep of problems under a budget. What was
+    measured before is not measured again. Ctrl-C keeps what is done. The first visible GPU is taken;
+    CUDA_VISIBLE_DEVICES chooses another.
+    """
     changes = {} if arguments.jobs is None else {"jobs": arguments.jobs}
     with settings_module.override(**changes) as settings:
         if arguments.dry_run:

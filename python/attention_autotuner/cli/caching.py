@@ -12,7 +12,7 @@ from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import named, print_json, print_line, print_table
-from .options import Commands, add_command
+from .options import command
 from .status import FAILED, OK
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -35,24 +35,16 @@ def days(text: str) -> float:
     return value
 
 
-def register_cache(commands: Commands) -> None:
-    """Add the command ``cache`` and its actions."""
-    parser = commands.add_parser(
-        "cache",
-        help="list, remove, verify or clean up built kernels and records",
-        description="Tend the folder of built kernels and tuning records.",
-    )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+def add_pattern(parser: argparse.ArgumentParser) -> None:
+    """Add the names of kernels."""
+    parser.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
 
-    add_command(actions, "ls", run_ls, "list kernels and records")
-    rm = add_command(actions, "rm", run_rm, "remove kernels by name")
-    rm.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
-    about_verify = "check every kernel against its checksum; damaged ones are set aside"
-    add_command(actions, "verify", run_verify, about_verify)
-    about_gc = "remove damaged kernels, leftovers, and what is over a limit"
-    gc = add_command(actions, "gc", run_gc, about_gc)
-    gc.add_argument("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
-    gc.add_argument("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
+    """Add what a cleaned folder keeps."""
+    option = parser.add_argument
+    option("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
+    option("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
 
 
 def entry_json(entry: Entry) -> dict[str, object]:
@@ -70,6 +62,7 @@ def print_entries(title: str, entries: list[Entry]) -> None:
     print_table(title, ["state", "candidate", "digest", "KiB", "days unused"], rows)
 
 
+@command("cache ls")
 def run_ls(arguments: argparse.Namespace) -> int:
     """List kernels and records."""
     root = current().cache_dir
@@ -92,8 +85,9 @@ def run_ls(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@command("cache rm", add_pattern)
 def run_rm(arguments: argparse.Namespace) -> int:
-    """Remove kernels by name; fails when none matches."""
+    """Remove kernels by name."""
     removed = default_store().rm(arguments.pattern)
     if arguments.json:
         print_json({"removed": [entry_json(entry) for entry in removed]})
@@ -102,8 +96,9 @@ def run_rm(arguments: argparse.Namespace) -> int:
     return OK if removed else FAILED
 
 
+@command("cache verify")
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Check kernels; fails when some were damaged."""
+    """Check every kernel against its checksum; damaged ones are set aside."""
     store = default_store()
     damaged = store.verify()
     checked = len(damaged) + sum(entry.state == "built" for entry in store.ls())
@@ -117,8 +112,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return FAILED if damaged else OK
 
 
+@command("cache gc", add_limits)
 def run_gc(arguments: argparse.Namespace) -> int:
-    """Clean up."""
+    """Remove damaged kernels, leftovers, and what is over a limit."""
     age = None if arguments.max_age_days is None else arguments.max_age_days * DAY_SECONDS
     removed = default_store().gc(max_bytes=arguments.max_size, max_age_seconds=age)
     freed = sum(entry.size_bytes for entry in removed)

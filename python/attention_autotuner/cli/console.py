@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..tuning.printing import LinePrinter, Pace, describe
+from ..tuning.printing import Display, LinePrinter, describe
 from .names import short_names
 
 ROOMY = 120  # columns of a terminal from which on tables show the columns that can be spared
@@ -45,11 +45,6 @@ def full_tables(full: bool) -> Iterator[None]:
 def print_json(value: object) -> None:
     """Print a value as JSON; what is not finite must have been made null before."""
     print(json.dumps(value, indent=1, allow_nan=False))
-
-
-def finite(value: float | None) -> float | None:
-    """A number for JSON: None for infinities."""
-    return value if value is not None and isfinite(value) else None
 
 
 def microseconds(value: float | None) -> str:
@@ -215,27 +210,16 @@ def cut(text: str, width: int) -> str:
     return text[:head] + "…" + text[len(text) - max(0, width - 1 - head) :]
 
 
-class _Bars:
+class _Bars(Display):
     def __init__(self, bars: Progress) -> None:
+        super().__init__()
         self._bars = bars
-        self._pace = Pace()
         self._tasks: dict[str, Any] = {}
-        self._best_us: float | None = None
 
-    def show(
-        self,
-        phase: str,
-        done: int,
-        total: int,
-        message: str = "",
-        *,
-        best_us: float | None = None,
-        seconds_left: float | None = None,
+    def update(
+        self, phase: str, done: int, total: int, message: str, seconds_left: float | None
     ) -> None:
-        self._best_us = best_us if best_us is not None else self._best_us
-        pace = self._pace.seconds_left(phase, done, total)
-        left = pace if seconds_left is None else seconds_left
-        count, facts = f"{total}/{total}", describe("", self._best_us, left)
+        count, facts = f"{total}/{total}", describe("", self.best_us, seconds_left)
         # Phase, bar, count and elapsed time, each with a space behind it, come first; the message gets the rest.
         taken = max(8, len(phase)) + BAR + len(count) + len("0:00:00") + 4 + len(facts) + 2
         message = cut(named(message), self._bars.console.width - taken)

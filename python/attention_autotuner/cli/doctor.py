@@ -29,7 +29,7 @@ from ..settings import TABLE, current
 from ..tuning.environment import collect
 from ..version import __version__
 from .console import print_json, print_line, print_table
-from .options import Commands, add_command
+from .options import command
 from .status import FAILED, OK
 
 State = Literal["ok", "missing", "optional", "broken"]
@@ -61,19 +61,12 @@ class Finding:
 Check = Callable[[], Finding | str]
 
 
-def register_doctor(commands: Commands) -> None:
-    """Add the command ``doctor``."""
-    add_command(
-        commands,
-        "doctor",
-        run_doctor,
-        "say what this machine has, and what to do about what it lacks",
-        "Look at GPU, driver, compiler, headers, cache and libraries. Fails if there is no way to kernels.",
-    )
-
-
+@command("doctor")
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Print the diagnosis; fails when kernels can be neither built nor taken from elsewhere."""
+    """Say what this machine has, and what to do about what it lacks.
+
+    Look at GPU, driver, compiler, headers, cache and libraries. Fails if there is no way to kernels.
+    """
     findings = diagnose()
     summary = summary_of(findings)
     if arguments.json:

@@ -17,12 +17,24 @@ from typing import Any
 
 from ..errors import AttentionAutotunerError
 from ..version import __version__
-from . import bringing_up, caching, doctor, exporting, inspecting, making, recording, tuning
+from . import bringing_up, caching, doctor, exporting, inspecting, making, recording, tuning  # noqa: F401  # they name the commands
 from .console import full_tables
-from .options import Parser, in_flags
+from .options import COMMANDS, Parser, add_command, in_flags
 from .status import FAILED, INTERRUPTED
 
 PROGRAM = "attention-autotuner"
+# In the list of commands; a group has a command for each of its actions.
+ORDER = "candidates render build tune warmup export why cache records doctor bring-up"
+GROUPS = {
+    "cache": (
+        "list, remove, verify or clean up built kernels and records",
+        "Tend the folder of built kernels and tuning records.",
+    ),
+    "records": (
+        "list, show, verify, remove or rekey tuning records",
+        "Look after tuning records: your own, or with --shipped or --file those of a file of shipped picks.",
+    ),
+}
 
 
 def make_parser() -> Parser:
@@ -34,20 +46,16 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for register in (
-        inspecting.register_candidates,
-        inspecting.register_render,
-        making.register_build,
-        tuning.register_tune,
-        making.register_warmup,
-        exporting.register_export,
-        inspecting.register_why,
-        caching.register_cache,
-        recording.register_records,
-        doctor.register_doctor,
-        bringing_up.register_bring_up,
-    ):
-        register(commands)
+    for name in ORDER.split():
+        if name in COMMANDS:
+            add_command(commands, name)
+            continue
+        line, description = GROUPS[name]
+        group = commands.add_parser(name, help=line, description=description)
+        actions = group.add_subparsers(dest="action", required=True, metavar="ACTION")
+        for action in COMMANDS:
+            if action.startswith(f"{name} "):
+                add_command(actions, action)
     return parser
 
 

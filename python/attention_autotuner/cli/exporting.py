@@ -30,20 +30,11 @@ from ..serving.picks import CacheHierarchy
 from ..settings import current
 from .console import print_json, print_line, print_table
 from .making import build_candidates
-from .options import Commands, add_command, add_jobs, add_problem, policy_of, problems_of
+from .options import add_jobs, add_problem, command, policy_of, problems_of
 
 
-def register_export(commands: Commands) -> None:
-    """Add the command ``export``."""
-    parser = add_command(
-        commands,
-        "export",
-        run_export,
-        "write picks and their built kernels to a folder or a wheel that needs no compiler",
-        "Write a bundle: for each problem the pick that a call would get, the default for the rest of its kind, "
-        "and their built kernels. Without problem options: the common classes of attention, and every problem of "
-        "your own records. The GPU need not be present.",
-    )
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add the options, those of a problem without their defaults."""
     output = vars(parser.parse_args([]))
     add_problem(parser, step=True)
     defaults = {
@@ -66,8 +57,14 @@ def register_export(commands: Commands) -> None:
     parser.set_defaults(problem_defaults=defaults)
 
 
+@command("export", add_export)
 def run_export(arguments: argparse.Namespace) -> int:
-    """Build what is missing, and write the bundle or the wheel."""
+    """Write picks and their built kernels to a folder or a wheel that needs no compiler.
+
+    Write a bundle: for each problem the pick that a call would get, the default for the rest of its kind, and their
+    built kernels. Without problem options: the common classes of attention, and every problem of your own records.
+    The GPU need not be present.
+    """
     policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
     environment = environment_of(policy, hierarchy, arguments.gpu_name)
     problems, wheel, output = _problems(arguments), arguments.bundle, arguments.output

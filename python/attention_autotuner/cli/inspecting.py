@@ -19,39 +19,28 @@ from ..serving.picks import CacheHierarchy, Pick
 from ..settings import current
 from ..tuning.environment import collect
 from ..tuning.lookup import Hit
+from ..tuning.result import finite
 from ..tuning.why import explain
-from .console import cell, finite, microseconds, named, print_json, print_line, print_table
+from .console import cell, microseconds, named, print_json, print_line, print_table
 from .names import knob_headings, knobs
 from .options import (
-    Commands,
     add_choice,
-    add_command,
+    add_limit,
     add_problem,
     chosen,
+    command,
     policy_of,
-    positive,
     problem_json,
     problem_of,
 )
 
-SHOWN = 20  # rows of a table for people, unless --limit says otherwise
 
-
-def register_candidates(commands: Commands) -> None:
-    """Add the command ``candidates``."""
-    parser = add_command(
-        commands,
-        "candidates",
-        run_candidates,
-        "rank the legal candidates of a problem, and say why others are not legal",
-        "Rank the legal candidates of a problem by the cost model. Needs no GPU.",
-    )
-    add_problem(parser)
-    parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
-
-
+@command("candidates", add_problem, add_limit)
 def run_candidates(arguments: argparse.Namespace) -> int:
-    """Print candidates and rejections."""
+    """Rank the legal candidates of a problem, and say why others are not legal.
+
+    Rank the legal candidates of a problem by the cost model. Needs no GPU.
+    """
     problem, policy = problem_of(arguments), policy_of(arguments)
     offered = policy.candidates(problem)
     legal = [entry for entry in offered if isinstance(entry, Candidate)]
@@ -99,23 +88,18 @@ def print_rejections(title: str, counts: Counter[str]) -> None:
     print_table(title, ["rule", "rejected"], rows)
 
 
-def register_render(commands: Commands) -> None:
-    """Add the command ``render``."""
-    parser = add_command(
-        commands,
-        "render",
-        run_render,
-        "print or write the CUDA source of candidates",
-        "Render candidates into CUDA translation units. Needs no compiler.",
-    )
-    add_problem(parser)
-    add_choice(parser)
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add ``--output``."""
     words = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
     parser.add_argument("--output", type=Path, metavar="FOLDER", help=words)
 
 
+@command("render", add_problem, add_choice, add_output)
 def run_render(arguments: argparse.Namespace) -> int:
-    """Print or write rendered kernels."""
+    """Print or write the CUDA source of candidates.
+
+    Render candidates into CUDA translation units. Needs no compiler.
+    """
     problem, policy = problem_of(arguments), policy_of(arguments)
     kernels = [render(candidate) for candidate, _ in chosen(arguments, problem, policy)]
     target = BuildTarget(arch=policy.build_arch)
@@ -153,21 +137,12 @@ def run_render(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def register_why(commands: Commands) -> None:
-    """Add the command ``why``."""
-    parser = add_command(
-        commands,
-        "why",
-        run_why,
-        "say of each candidate why it was kept, lost, failed, was not tried or is not legal",
-        "Say which layer answers for a problem, why those before it do not, and what became of every candidate.",
-    )
-    add_problem(parser)
-    parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
-
-
+@command("why", add_problem, add_limit)
 def run_why(arguments: argparse.Namespace) -> int:
-    """Print which layer answers, and the fate of every candidate."""
+    """Say of each candidate why it was kept, lost, failed, was not tried or is not legal.
+
+    Say which layer answers for a problem, why those before it do not, and what became of every candidate.
+    """
     problem, policy = problem_of(arguments), policy_of(arguments)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..arch import Policy, detect
 from ..core.outcome import Ok, Outcome
-from ..core.problem import Direction, Op, Problem
+from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
 from ..operations.registry import OPERATIONS
 from ..serving.dispatch import tune, tune_step
@@ -39,19 +39,12 @@ WIDTHS: dict[Direction, tuple[int, ...]] = {
     "forward": (TOP_K, 2 * TOP_K, 4 * TOP_K),
     "backward": (1, 3, TOP_K),
 }
-SMALL_SIZES: dict[str, Any] = {"batch": 2, "heads_q": 8, "heads_kv": 8, "dim_qk": 64, "dim_v": 64}
-SMALL_SIZES |= {"seqlen_q": 1024, "seqlen_k": 1024}
+SMALL = (2, 8, 1024, 64, 64)
 # A small step of each operation, of which few kernels are built.
 SMALL_STEPS = tuple(
-    Problem(
-        op=name,
-        mask=operation.semantics.small_step,
-        direction="backward",
-        causal=operation.semantics.is_causal(operation.semantics.small_step),
-        **SMALL_SIZES,
-    )
-    for name, operation in OPERATIONS.items()
-    if operation.semantics.small_step is not None
+    of_shape(SMALL, op=name, mask=mask, direction="backward", causal=rules.is_causal(mask))
+    for name, rules in ((name, operation.semantics) for name, operation in OPERATIONS.items())
+    if (mask := rules.small_step) is not None
 )
 SMALL_TOP_K = 2  # beside the default, where there is a GPU to choose with
 SMALL_BUDGET_SECONDS = 20.0  # of each direction of a small step

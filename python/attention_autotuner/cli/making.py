@@ -18,12 +18,12 @@ from ..settings import current
 from ..tuning.spills import spilled_bytes
 from .console import named, print_json, print_line, print_table, progress
 from .options import (
-    Commands,
     add_choice,
-    add_command,
     add_jobs,
     add_problem,
+    add_step,
     chosen,
+    command,
     policy_of,
     problem_json,
     problem_of,
@@ -36,25 +36,18 @@ Built = Artifact | Outcome
 COMPILE_SECONDS = 1800.0
 
 
-def register_build(commands: Commands) -> None:
-    """Add the command ``build``."""
-    parser = add_command(
-        commands,
-        "build",
-        run_build,
-        "compile candidates and print what the compiler says of them",
-        "Compile candidates into the kernel cache; what is there already is not compiled again.",
-    )
-    add_problem(parser)
-    add_choice(parser)
-    add_jobs(parser)
-    parser.add_argument(
-        "--retry", action="store_true", help="compile again what is remembered to have failed"
-    )
+def add_retry(parser: argparse.ArgumentParser) -> None:
+    """Add ``--retry``."""
+    words = "compile again what is remembered to have failed"
+    parser.add_argument("--retry", action="store_true", help=words)
 
 
+@command("build", add_problem, add_choice, add_jobs, add_retry)
 def run_build(arguments: argparse.Namespace) -> int:
-    """Compile and report; fails when a candidate did not compile."""
+    """Compile candidates and print what the compiler says of them.
+
+    Compile candidates into the kernel cache; what is there already is not compiled again.
+    """
     problem, policy = problem_of(arguments), policy_of(arguments)
     candidates = [candidate for candidate, _ in chosen(arguments, problem, policy)]
     results = build_candidates(
@@ -135,21 +128,13 @@ def print_end(results: Sequence[Built]) -> None:
         print_line("a failed build is remembered; `build --retry` compiles it again")
 
 
-def register_warmup(commands: Commands) -> None:
-    """Add the command ``warmup``."""
-    parser = add_command(
-        commands,
-        "warmup",
-        run_warmup,
-        "build the kernels that a call would use, so that the first call need not",
-        "Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, "
-        "--direction step builds the forward and the backward one.",
-    )
-    add_problem(parser, step=True)
-
-
+@command("warmup", add_step)
 def run_warmup(arguments: argparse.Namespace) -> int:
-    """Build the picks; fails when one did not compile."""
+    """Build the kernels that a call would use, so that the first call need not.
+
+    Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, --direction step
+    builds the forward and the backward one.
+    """
     problems, policy = problems_of(arguments), policy_of(arguments)
     picks = [lookup(problem, policy) for problem in problems]
     candidates = [pick.candidate for pick in picks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -29,9 +30,11 @@ from .names import short_names
 from .status import USAGE
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
+Run = Callable[[argparse.Namespace], int]
 Ranked = list[tuple[Candidate, Estimate]]
 
 STEP = "step"  # as a direction: both of them
+SHOWN = 20  # rows of a table for people, unless --limit says otherwise
 DTYPE_NAMES = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"}  # those of PyTorch
 # The options whose fields of Problem, or arguments of functions, have other names.
 FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-type"}
@@ -42,6 +45,8 @@ SAME_NAMES = (
 )
 
 _DEFAULT = Problem()
+COMMANDS: dict[str, tuple[Run, tuple[Callable[[Parser], None], ...]]] = {}
+"""Name -> what it does and what adds its options, in the order of the modules."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -66,30 +71,39 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE)
 
 
-def add_command(
-    commands: Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    text: str,
-    description: str = "",
-) -> Parser:
-    """Add a command, with the options for its output.
+def command(name: str, *options: Callable[[Parser], None]) -> Callable[[Run], Run]:
+    """A decorator that makes a function a command, or with two words an action of one.
 
     Args:
-        commands: what it is added to.
-        name: the word that calls it.
-        run: what it does; returns the exit status.
-        text: a line for the list of commands.
-        description: more, for its own help; default the same.
+        name: the words that call it.
+        options: each adds some of its options.
+
+    The docstring's first paragraph is the line for the list of commands, the second its own help; without a second
+    one, the first is both. The function takes the arguments and returns the exit status.
     """
-    text_of_help = description or text[:1].upper() + text[1:] + "."
-    parser: Parser = commands.add_parser(name, help=text, description=text_of_help)
+
+    def register(run: Run) -> Run:
+        COMMANDS[name] = (run, options)
+        return run
+
+    return register
+
+
+def add_command(commands: Commands, name: str) -> None:
+    """Add one of :data:`COMMANDS`, with the options for its output, to a parser's commands or a command's actions."""
+    run, options = COMMANDS[name]
+    text, *more = (inspect.getdoc(run) or "").split("\n\n")
+    line = text[:1].lower() + text[1:].removesuffix(".")
+    parser: Parser = commands.add_parser(
+        name.split()[-1], help=line, description=more[0] if more else text
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     parser.add_argument(
         "--full", action="store_true", help="tables with every column, full names and whole lines"
     )
     parser.set_defaults(run=run, usage_error=parser.error)
-    return parser
+    for add in options:
+        add(parser)
 
 
 def positive(text: str) -> int:
@@ -128,6 +142,16 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_limit(parser: argparse.ArgumentParser) -> None:
+    """Add ``--limit``."""
+    parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a problem or both directions of a shape, and a GPU."""
+    add_problem(parser, step=True)
+
+
 def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     """Add the options that name a problem and a GPU.
 
@@ -136,51 +160,32 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
         step: the command takes both directions of a shape at once, too.
     """
     option = parser.add_argument_group("problem").add_argument
-    gpus = ", ".join(names())
-    default = _DEFAULT
-    option("--op", choices=operations(), default=default.op, help="the operation")
-    option(
-        "--direction",
-        choices=(*DIRECTIONS, STEP) if step else DIRECTIONS,
-        default=default.direction,
-        help=f"{STEP}: forward and backward of one shape" if step else "the pass",
-    )
-    option("--device-type", metavar="GPU", help=f"{gpus}, or the present GPU's name; default: it")
-    option(
-        "--dtype", type=dtype, choices=DTYPES, default=default.dtype, help="or float16, bfloat16"
-    )
-    option("--batch", type=int, default=default.batch, metavar="N", help="sequences")
-    option("--heads", type=int, default=default.heads_q, metavar="N", help="heads of the queries")
+    option("--op", choices=operations(), help="the operation")
+    directions = (*DIRECTIONS, STEP) if step else DIRECTIONS
+    words = f"{STEP}: forward and backward of one shape" if step else "the pass"
+    option("--direction", choices=directions, help=words)
+    words = f"{', '.join(names())}, or the present GPU's name; default: it"
+    option("--device-type", metavar="GPU", help=words)
+    option("--dtype", type=dtype, choices=DTYPES, help="or float16, bfloat16")
+    option("--batch", type=int, metavar="N", help="sequences")
+    option("--heads", type=int, metavar="N", help="heads of the queries")
     option("--heads-kv", type=int, metavar="N", help="default: as --heads")
-    option("--seqlen", type=length, default=default.seqlen_q, metavar="N", help="4k is 4096")
+    option("--seqlen", type=length, metavar="N", help="4k is 4096")
     option("--seqlen-k", type=length, metavar="N", help="default: as --seqlen")
-    option("--dim-qk", type=int, default=default.dim_qk, metavar="N", help="head dim of Q and K")
+    option("--dim-qk", type=int, metavar="N", help="head dim of Q and K")
     option("--dim-v", type=int, metavar="N", help="default: as --dim-qk")
-    option(
-        "--mask",
-        choices=[mask for mask in MASKS if mask != "none"],
-        help="of retnet: a tensor, or powers of gamma that are never stored; default: explicit",
-    )
-    option("--form", choices=FORMS, default=default.form, help="of retention forward")
+    words = "of retnet: a tensor, or powers of gamma that are never stored; default: explicit"
+    option("--mask", choices=[mask for mask in MASKS if mask != "none"], help=words)
+    option("--form", choices=FORMS, help="of retention forward")
     option("--causal", action="store_true", help="a decay and retention always are")
-    option(
-        "--causal-alignment",
-        choices=CAUSAL_ALIGNMENTS,
-        default=default.causal_alignment,
-        help="the corner of the scores that the causal mask starts from",
-    )
-    option(
-        "--alignment-bytes",
-        type=int,
-        choices=(16, 2),
-        default=default.alignment_bytes,
-        help="2 for tensors whose pointers or strides are not multiples of 16 bytes",
-    )
-    option(
-        "--deterministic",
-        action="store_true",
-        help="backward kernels whose results agree bit for bit between runs only",
-    )
+    words = "the corner of the scores that the causal mask starts from"
+    option("--causal-alignment", choices=CAUSAL_ALIGNMENTS, help=words)
+    words = "2 for tensors whose pointers or strides are not multiples of 16 bytes"
+    option("--alignment-bytes", type=int, choices=(16, 2), help=words)
+    words = "backward kernels whose results agree bit for bit between runs only"
+    option("--deterministic", action="store_true", help=words)
+    usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
+    parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

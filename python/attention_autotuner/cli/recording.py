@@ -15,57 +15,34 @@ from ..codegen.store import default_store
 from ..codegen.toolchain import find_disassembler, find_toolchain
 from ..errors import RecordError, ToolchainError
 from ..settings import current
-from ..tuning.record_files import KeptRecord, OwnRecords, RecordPlace, ShippedPicks
 from ..tuning.record_schema import CandidateEntry, TuningRecord
-from ..tuning.records import RecordStore
+from ..tuning.records import KeptRecord, RecordStore
 from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
-from ..tuning.shipped import SUFFIX
+from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress
-from .options import Commands, add_command, add_jobs
+from .options import add_jobs, command
 from .status import FAILED
 
 
-def register_records(commands: Commands) -> None:
-    """Add the command ``records`` and its actions."""
-    parser = commands.add_parser(
-        "records",
-        help="list, show, verify, remove or rekey tuning records",
-        description=(
-            "Look after tuning records: your own, or with --shipped or --file those of a file of shipped picks."
-        ),
-    )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, run, text in (
-        ("ls", run_ls, "list records and their picks"),
-        ("show", run_show, "print all that records say"),
-        (
-            "verify",
-            run_verify,
-            "say which picks hold, by which digest, and which field of others differs",
-        ),
-        ("rm", run_rm, "remove records"),
-        (
-            "rekey",
-            run_rekey,
-            "carry measurements over to sources that compile to the same machine code",
-        ),
-    ):
-        action = add_command(actions, name, run, text)
-        needed: dict[str, Any] = {} if name in ("show", "rm") else {"nargs": "?", "default": "*"}
-        action.add_argument(
-            "pattern",
-            metavar="PATTERN",
-            help="shell pattern of a problem or of a pick's name, e.g. '*bf16*causal'",
-            **needed,
-        )
-        option = action.add_mutually_exclusive_group().add_argument
-        option("--shipped", action="store_true", help="the picks that come with the package")
-        option("--file", type=Path, help="the picks of a file <gpu>.jsonl")
-        if name == "rekey":
-            add_jobs(action)
-            words = "every entry that was timed, not only pick and default"
-            action.add_argument("--all", action="store_true", help=words)
+def add_pattern(parser: argparse.ArgumentParser, **needed: Any) -> None:
+    """Add the records that are meant, and where they are."""
+    words = "shell pattern of a problem or of a pick's name, e.g. '*bf16*causal'"
+    parser.add_argument("pattern", metavar="PATTERN", help=words, **needed)
+    option = parser.add_mutually_exclusive_group().add_argument
+    option("--shipped", action="store_true", help="the picks that come with the package")
+    option("--file", type=Path, help="the picks of a file <gpu>.jsonl")
+
+
+def add_optional_pattern(parser: argparse.ArgumentParser) -> None:
+    """Add the same, all records where none are named."""
+    add_pattern(parser, nargs="?", default="*")
+
+
+def add_all(parser: argparse.ArgumentParser) -> None:
+    """Add ``--all``."""
+    words = "every entry that was timed, not only pick and default"
+    parser.add_argument("--all", action="store_true", help=words)
 
 
 def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
@@ -86,14 +63,14 @@ def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
                 with as_file(source) as path:
                     yield ShippedPicks(path)
     else:
-        yield OwnRecords(RecordStore(current().cache_dir / "records"))
+        yield RecordStore(current().cache_dir / "records")
 
 
 def matching(place: RecordPlace, pattern: str) -> list[KeptRecord]:
     """The records of a place whose problem or pick matches a shell pattern."""
     return [
         kept
-        for kept in place.records()
+        for kept in place.kept()
         if fnmatch.fnmatchcase(kept.problem, pattern)
         or (kept.record is not None and fnmatch.fnmatchcase(kept.record.pick, pattern))
     ]
@@ -124,8 +101,9 @@ def summary(kept: KeptRecord) -> dict[str, Any]:
     }
 
 
+@command("records ls", add_optional_pattern)
 def run_ls(arguments: argparse.Namespace) -> int:
-    """List records."""
+    """List records and their picks."""
     said = [summary(kept) for _, kept in chosen(arguments)]
     if arguments.json:
         print_json({"records": said})
@@ -144,8 +122,9 @@ def run_ls(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@command("records show", add_pattern)
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print records whole."""
+    """Print all that records say."""
     records = [kept.record for _, kept in chosen(arguments) if kept.record is not None]
     if arguments.json:
         print_json({"records": [record.to_json() for record in records]})
@@ -183,8 +162,9 @@ def verified(kept: KeptRecord) -> dict[str, Any]:
     return said | {"field": proof.field, "reason": reason}
 
 
+@command("records verify", add_optional_pattern)
 def run_verify(arguments: argparse.Namespace) -> int:
-    """Say which picks hold; status 1 where one does not."""
+    """Say which picks hold, by which digest, and which field of others differs."""
     said = [verified(kept) for _, kept in chosen(arguments)]
     stale = [item for item in said if item["proof"] is None]
     if arguments.json:
@@ -201,6 +181,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return FAILED if stale else 0
 
 
+@command("records rm", add_pattern)
 def run_rm(arguments: argparse.Namespace) -> int:
     """Remove records."""
     removed = []
@@ -217,8 +198,9 @@ def run_rm(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@command("records rekey", add_optional_pattern, add_jobs, add_all)
 def run_rekey(arguments: argparse.Namespace) -> int:
-    """Bring digests to the present where measurements hold; status 1 where one does not."""
+    """Carry measurements over to sources that compile to the same machine code."""
     said: list[Rekeyed] = []
     written = sum([_rekey_place(place, arguments, said) for place in places(arguments)])
     lost = [item for item in said if item.state in ("changed", "unknown")]

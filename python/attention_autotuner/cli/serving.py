@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..core.problem import Problem
+from ..tuning.result import finite
 from ..tuning.step import problems_of_step
-from .console import finite
 
 SEED = 1
 

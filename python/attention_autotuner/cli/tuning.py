@@ -10,32 +10,13 @@ from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
 from .console import print_json, progress
 from .main_job import TOP_K, run_all, search_options
-from .options import (
-    STEP,
-    Commands,
-    add_command,
-    add_problem,
-    policy_of,
-    positive,
-    problem_of,
-    seconds,
-)
+from .options import STEP, add_step, command, policy_of, positive, problem_of, seconds
 from .results import print_result, result_json
 from .status import INTERRUPTED, OK
 
 
-def register_tune(commands: Commands) -> None:
-    """Add the command ``tune``."""
-    parser = add_command(
-        commands,
-        "tune",
-        run_tune,
-        "build, check and measure the best candidates, and record the fastest",
-        "Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward "
-        "kernels of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. "
-        "Ctrl-C keeps the best so far.",
-    )
-    add_problem(parser, step=True)
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a search."""
     option = parser.add_argument_group("search").add_argument
     option("--effort", choices=("none", "quick", "full"), help="default: the setting")
     names = ("--budget", "--budget-seconds")
@@ -53,8 +34,14 @@ def register_tune(commands: Commands) -> None:
     option("--all", action="store_true", help=words)
 
 
+@command("tune", add_step, add_search)
 def run_tune(arguments: argparse.Namespace) -> int:
-    """Search and print the ranking, or those of a step."""
+    """Build, check and measure the best candidates, and record the fastest.
+
+    Search for the fastest kernel of a problem, or with --direction step for the fastest forward and backward kernels
+    of a shape. Without a GPU the search ends after the build, with a ranking by the cost model. Ctrl-C keeps the best
+    so far.
+    """
     if arguments.all:
         if arguments.device_type is not None:
             arguments.usage_error("--all chooses the GPUs itself; leave out --device-type")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+OUTCOMES: dict[str, type[Outcome]] = {}
+"""Kind -> outcome, in the order of their definitions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,6 +15,7 @@ class Outcome:
     """Base of all outcomes.
 
     Attributes:
+        kind: the class's name in lower case, its words joined by underscores.
         reason: why, in one sentence a person can act on; empty for :class:`Ok`.
         log: path of the kept log or detail, or empty.
     """
@@ -18,6 +23,10 @@ class Outcome:
     kind: ClassVar[str] = "outcome"
     reason: str = ""
     log: str = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = re.sub(r"\B(?=[A-Z])", "_", cls.__name__).lower()
+        OUTCOMES[cls.kind] = cls
 
     @property
     def ok(self) -> bool:
@@ -32,92 +41,49 @@ class Outcome:
 class Ok(Outcome):
     """It passed the stage."""
 
-    kind = "ok"
-
 
 class Infeasible(Outcome):
     """The candidate breaks a constraint of the architecture or of the problem."""
-
-    kind = "infeasible"
 
 
 class BuildFailed(Outcome):
     """The compiler or linker refused it."""
 
-    kind = "build_failed"
-
 
 class Spilled(Outcome):
     """It compiled, but spills registers inside its main loop."""
-
-    kind = "spilled"
 
 
 class Serialized(Outcome):
     """It compiled, but the compiler says that its asynchronous MMAs wait for one another."""
 
-    kind = "serialized"
-
 
 class LaunchFailed(Outcome):
     """The driver refused to load, prepare or launch it."""
-
-    kind = "launch_failed"
 
 
 class OutOfMemory(Outcome):
     """Device or host memory ran out."""
 
-    kind = "out_of_memory"
-
 
 class Crashed(Outcome):
     """The process or the CUDA context died while it ran."""
-
-    kind = "crashed"
 
 
 class Wrong(Outcome):
     """Its output differs from the reference by more than the rule allows."""
 
-    kind = "wrong"
-
 
 class Nondeterministic(Outcome):
     """Two runs on the same input differ where equality was promised."""
-
-    kind = "nondeterministic"
 
 
 class Leaked(Outcome):
     """It wrote outside its outputs."""
 
-    kind = "leaked"
-
 
 class TimedOut(Outcome):
     """It ran past its time limit."""
-
-    kind = "timed_out"
-
-
-OUTCOMES: dict[str, type[Outcome]] = {
-    cls.kind: cls
-    for cls in (
-        Ok,
-        Infeasible,
-        BuildFailed,
-        Spilled,
-        Serialized,
-        LaunchFailed,
-        OutOfMemory,
-        Crashed,
-        Wrong,
-        Nondeterministic,
-        Leaked,
-        TimedOut,
-    )
-}
 
 
 def outcome_from_json(data: dict[str, Any]) -> Outcome:

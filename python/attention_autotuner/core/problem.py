@@ -20,9 +20,8 @@ DType = Literal["fp16", "bf16"]
 CausalAlignment = Literal["bottom_right", "top_left"]
 Mask = Literal["none", "explicit", "decay"]
 Form = Literal["auto", "parallel", "chunkwise", "recurrent"]
-Score = Literal[
-    "softmax", "masked", "decayed"
-]  # the modification of Q K^T that a kernel is compiled with
+# The modification of Q K^T that a kernel is compiled with.
+Score = Literal["softmax", "masked", "decayed"]
 Shape = tuple[int, int, int, int, int]  # batch, heads, seqlen, dim_qk, dim_v
 
 DIRECTIONS: tuple[str, ...] = ("forward", "backward")
@@ -33,9 +32,7 @@ FORMS: tuple[str, ...] = ("auto", "parallel", "chunkwise", "recurrent")
 
 EXTENTS = ("batch", "heads_q", "heads_kv", "seqlen_q", "seqlen_k")
 DIM_MULTIPLE = 8  # elements; one 16-byte access of a 2-byte type
-DIM_PADDING = (
-    16  # elements; head dims are compiled for the next multiple of this (the k of one mma.sync)
-)
+DIM_PADDING = 16  # elements; head dims are compiled for its next multiple, the k of one mma.sync
 MAX_DIM_QK = 256
 MAX_DIM_V = 512
 MAX_EXTENT = 2**30  # rows plus causal offset stay within 32-bit arithmetic in the kernels
@@ -128,12 +125,9 @@ class Problem:
     form: Form = "auto"
 
     def __post_init__(self) -> None:
-        require(self.op in operations(), f"op must be one of {operations()}, got {self.op!r}")
-        require(
-            self.direction in DIRECTIONS,
-            f"direction must be one of {DIRECTIONS} for {self.op}, got {self.direction!r}",
-        )
-        require(self.dtype in DTYPES, f"dtype must be one of {DTYPES}, got {self.dtype!r}")
+        self._require_one("op", operations())
+        self._require_one("direction", DIRECTIONS, f" for {self.op}")
+        self._require_one("dtype", DTYPES)
         for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes"):
             value = getattr(self, name)
             require(_is_integer(value), f"{name} must be an integer, got {value!r}")
@@ -155,10 +149,7 @@ class Problem:
                 f"{name} must be a positive multiple of {DIM_MULTIPLE}, got {value}",
             )
             require(value <= limit, f"{name} must be at most {limit}, got {value}")
-        require(
-            self.causal_alignment in CAUSAL_ALIGNMENTS,
-            f"causal_alignment must be one of {CAUSAL_ALIGNMENTS}, got {self.causal_alignment!r}",
-        )
+        self._require_one("causal_alignment", CAUSAL_ALIGNMENTS)
         require(
             self.alignment_bytes in (2, 16),
             f"alignment_bytes must be 2 or 16, got {self.alignment_bytes}",
@@ -167,9 +158,13 @@ class Problem:
             not self.deterministic or self.direction == "backward",
             "deterministic is for backward problems: every forward kernel is, got deterministic=True",
         )
-        require(self.mask in MASKS, f"mask must be one of {MASKS}, got {self.mask!r}")
-        require(self.form in FORMS, f"form must be one of {FORMS}, got {self.form!r}")
+        self._require_one("mask", MASKS)
+        self._require_one("form", FORMS)
         self.semantics.check(self)
+
+    def _require_one(self, name: str, words: tuple[str, ...], place: str = "") -> None:
+        word = getattr(self, name)
+        require(word in words, f"{name} must be one of {words}{place}, got {word!r}")
 
     @property
     def semantics(self) -> Semantics:

@@ -98,19 +98,15 @@ class Kernel(Protocol[K]):
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""
-        raise NotImplementedError
 
     def points(self, problem: Problem, spec: ArchSpec) -> Iterator[K | Rejection]:
         """Every point of a problem's space in a fixed order: legal knobs, or a rejection that says why not."""
-        raise NotImplementedError
 
     def default(self, problem: Problem, spec: ArchSpec) -> K | None:
         """The knobs that serve a problem without tuning; None where the kernel has none for it."""
-        raise NotImplementedError
 
     def passes(self, candidate: Candidate) -> tuple[Pass, ...]:
         """A candidate's launches that its knobs size, in the order they run."""
-        raise NotImplementedError
 
     def predict(
         self,
@@ -121,7 +117,6 @@ class Kernel(Protocol[K]):
         fit: Coefficients,
     ) -> Estimate:
         """The time of a candidate, given what each of its passes takes from an SM and the fitted constants."""
-        raise NotImplementedError
 
     def workspace_bytes(self, problem: Problem, candidate: Candidate) -> int:
         """Bytes of device memory that a launch takes beside its tensors, known without a GPU and without a build.
@@ -132,7 +127,6 @@ class Kernel(Protocol[K]):
 
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
-        raise NotImplementedError
 
     def columns(self, problem: Problem) -> tuple[str, ...]:
         """The headings of the cells that :meth:`describe` gives for a problem's candidates."""

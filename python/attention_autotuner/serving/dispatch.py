@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from .. import errors
 from .. import settings as settings_module
 from ..arch import Policy, detect, probe
 from ..arch.resolution import native_arch
@@ -22,16 +23,6 @@ from ..codegen.toolchain import Toolchain, find_toolchain
 from ..core.candidate import Candidate
 from ..core.memo import Bounded, Table, remembered
 from ..core.problem import Problem
-from ..errors import (
-    ArtifactError,
-    AttentionAutotunerError,
-    BuildError,
-    DeviceMemoryError,
-    NoCandidateError,
-    NotWarmError,
-    ToolchainError,
-    UnsupportedArchitectureError,
-)
 from ..kernels.resources import smem_bytes
 from ..settings import Settings
 from ..tuning import search, step
@@ -144,7 +135,9 @@ class _Decisions:
             pick = lookup(problem, policy, device=device, settings=self.settings)
             if self._wants_search(problem, policy, device, pick):
                 if must_be_warm:
-                    raise NotWarmError(f"{problem.describe()} is to be tuned first: {_WARM_UP}")
+                    raise errors.NotWarmError(
+                        f"{problem.describe()} is to be tuned first: {_WARM_UP}"
+                    )
                 pick = self._search(problem, policy, device)
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
             self.served.remember((problem, asked, device), kernel)
@@ -176,7 +169,7 @@ class _Decisions:
         try:
             with settings_module.override(**vars(self.settings)):
                 search.tune(problem, policy)
-        except AttentionAutotunerError as error:
+        except errors.AttentionAutotunerError as error:
             _log.warning("tuning for %s failed: %s", problem.describe(), error)
         self.picks.clear()
         self._bucketed.clear()
@@ -190,9 +183,9 @@ class _Decisions:
         if stand_in is not None:
             try:
                 return self._ready(stand_in, policy, device, must_be_warm)
-            except DeviceMemoryError:
+            except errors.DeviceMemoryError:
                 raise
-            except ArtifactError as error:
+            except errors.ArtifactError as error:
                 self._failed[stand_in, device] = str(error)
                 _log.warning("a kernel of a bundle cannot be used: %s", error)
         if pick.layer == "default" or pick.candidate == policy.default(problem.bucketed()):
@@ -201,16 +194,16 @@ class _Decisions:
         if reason is None:
             try:
                 return self._ready(pick.candidate, policy, device, must_be_warm)
-            except DeviceMemoryError:
+            except errors.DeviceMemoryError:
                 raise  # it would work another time, and the default would not work now
-            except (ArtifactError, BuildError) as error:
+            except (errors.ArtifactError, errors.BuildError) as error:
                 reason = self._failed[pick.candidate, device] = str(error)
                 _log.warning("the tuned pick cannot be used, the default serves: %s", error)
         default = policy.default(problem.bucketed())
         try:
             return self._ready(default, policy, device, must_be_warm)
-        except (ArtifactError, BuildError) as error:
-            raise NoCandidateError(
+        except (errors.ArtifactError, errors.BuildError) as error:
+            raise errors.NoCandidateError(
                 f"no kernel for {problem.describe()}: the tuned pick: {reason}; the default: {error}"
             ) from error
 
@@ -259,13 +252,13 @@ class _Decisions:
         if kernel is not None:
             return kernel
         if must_be_warm:
-            raise NotWarmError(
+            raise errors.NotWarmError(
                 f"{candidate.name} has to be built, loaded or prepared first: {_WARM_UP}"
             )
         gpu = probe(device)
         needed, offered = smem_bytes(candidate), gpu.smem_per_block_bytes
         if needed > offered:
-            raise UnsupportedArchitectureError(
+            raise errors.UnsupportedArchitectureError(
                 f"{candidate.name} of {policy.spec.name} needs {needed} bytes of shared memory, {gpu.name} gives a CTA "
                 f"{offered}: use device_type=None for the GPU at hand"
             )
@@ -273,7 +266,9 @@ class _Decisions:
         kernel = load(artifact)
         if kernel.info.name != candidate.name:
             # Another kernel, of the other direction even, would take these params for its own.
-            raise ArtifactError(f"{kernel.path} holds {kernel.info.name}, wanted {candidate.name}")
+            raise errors.ArtifactError(
+                f"{kernel.path} holds {kernel.info.name}, wanted {candidate.name}"
+            )
         kernel.prepare(device)
         self._kernels[candidate, device] = kernel
         return kernel
@@ -341,7 +336,7 @@ def _toolchain(settings: Settings) -> Toolchain | None:
     """The compiler here and what belongs to it, if any."""
     try:
         return find_toolchain(settings)
-    except ToolchainError:
+    except errors.ToolchainError:
         return None
 
 
@@ -355,7 +350,7 @@ def running_on(policy: Policy, device: int) -> Policy:
     gpu = probe(device)
     running = policy.on(gpu.compute_capability)
     if not running.families:
-        raise UnsupportedArchitectureError(
+        raise errors.UnsupportedArchitectureError(
             f"kernels of {policy.spec.name} ({', '.join(policy.families)}) do not run on {gpu.name}, which has "
             f"compute capability {gpu.compute_capability[0]}.{gpu.compute_capability[1]}"
         )

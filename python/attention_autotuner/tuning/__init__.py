@@ -16,12 +16,8 @@ __all__ = ["tune", "tune_step"]
 
 def __getattr__(name: str) -> Any:
     """Import a search when it is first asked for."""
-    if name == "tune":
-        from .search import tune
+    if name in __all__:
+        from . import step
 
-        return tune
-    if name == "tune_step":
-        from .step import tune_step
-
-        return tune_step
+        return getattr(step, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,12 +19,12 @@ from ..arch.measured_specs import MeasuredSpec
 from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties, probe
 from ..arch.resolution import from_properties, policy_with
-from ..codegen.files import write_atomic
+from ..codegen.files import write_json
 from ..codegen.jobs import available_cores, job_count
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
 from ..core.identity import slug
-from ..core.outcome import Outcome, outcome_from_json
+from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import AttentionAutotunerError, StoreError
 from ..settings import Settings
@@ -35,19 +35,16 @@ from .pipeline import LocalPipeline, Pipeline
 from .records import RecordStore
 from .shipped import shipped_name
 from .shipping import evidence_path, ship, shipped
-from .spec_measuring import keep, measured_spec
+from .spec_measuring import expected_peaks, keep, measured_spec
 from .sweep import Sweep, SweepResult, Tell
 from .sweep_plan import Plan, make_plan
 
 SCHEMA = 1  # of the report
 BUDGET_SECONDS = 540.0
+GPU_PHASES = ("ceilings", "verify", "race", "confirm")
 FOLDER = "bring_up"  # under the cache folder
-NO_SWEEP: dict[str, Any] = {
-    "kernels": None,
-    "failures": {},
-    "problems": [],
-    "exhausted": False,
-}  # of a report
+# The part of a report that is about a sweep, where there was none.
+NO_SWEEP: dict[str, Any] = {"kernels": None, "failures": {}, "problems": [], "exhausted": False}
 
 
 @dataclass(kw_only=True)
@@ -108,7 +105,6 @@ class BroughtUp:
         reused: the peaks are an earlier run's.
         plan: what the sweep was to do; None where nothing can be measured.
         sweep: how it ended; None likewise.
-        why_no_sweep: why there is none.
         seconds: wall time by phase, with ``total``.
         environment: of the run.
         interrupted: stopped by Ctrl-C.
@@ -123,16 +119,21 @@ class BroughtUp:
     reused: bool
     plan: Plan | None
     sweep: SweepResult | None
-    why_no_sweep: str
     seconds: Mapping[str, float]
     environment: Environment
     interrupted: bool
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @property
+    def why_no_sweep(self) -> str:
+        """Why there was none; empty where there was."""
+        no_sweep = "kernels cannot be run here: torch is missing, or sees no GPU"
+        return no_sweep if self.sweep is None else ""
+
+    @property
     def gpu_seconds(self) -> float:
         """Seconds in which the GPU was measured on or checked with."""
-        return sum(self.seconds.get(name, 0.0) for name in ("peaks", "verify", "race", "confirm"))
+        return sum(self.seconds.get(phase, 0.0) for phase in GPU_PHASES)
 
     @property
     def roofline(self) -> dict[str, float]:
@@ -166,26 +167,6 @@ class BroughtUp:
             "interrupted": self.interrupted,
             "files": {name: str(path) for name, path in self.files.items()},
         }
-
-
-def expected_peaks(policy: Policy) -> dict[str, float]:
-    """The peaks that a spec promises, each in its unit; wgmma only where there is some."""
-    spec = policy.spec
-    clocks = spec.sm_clock_mhz * 1e6
-    all_sms = clocks * spec.num_sms
-    promised = {
-        "launch": spec.launch_overhead_us * 1e-6,
-        "mma_fp16": spec.mma_flops_per_clk_per_sm * all_sms,
-        "mma_bf16": spec.mma_flops_per_clk_per_sm * all_sms,
-        "wgmma_fp16": spec.wgmma_flops_per_clk_per_sm * all_sms,
-        "wgmma_bf16": spec.wgmma_flops_per_clk_per_sm * all_sms,
-        "exp": spec.exp_per_clk_per_sm * all_sms,
-        "fp32": 2.0 * spec.fp32_lanes_per_clk_per_sm * all_sms,
-        "smem": spec.smem_bytes_per_clk_per_sm * all_sms,
-        "l2": spec.l2_bytes_per_clk * clocks,
-        "hbm_copy": spec.hbm_bytes_per_second,
-    }
-    return {name: value for name, value in promised.items() if value > 0}
 
 
 def bring_up(
@@ -231,28 +212,25 @@ def bring_up(
     else:
         peaks = _measure_peaks(machine, properties, peak_seconds, tell)
         measured = measured_spec(described, properties, peaks, environment)
-        policy, _ = keep(measured, properties.name, settings.cache_dir)
+        policy = keep(measured, properties.name, settings.cache_dir)
     seconds["ceilings"] = time.monotonic() - start
-    plan, sweep, why = None, None, ""
+    plan = sweep = None
     pipeline = machine.pipeline(policy)
-    records = RecordStore(settings.cache_dir / "records")
     if pipeline.can_measure():
-        left = budget_seconds - (time.monotonic() - start)
         before = time.monotonic()
+        left = budget_seconds - (before - start)
         plan = make_plan(problems, policy, budget_seconds=left, jobs=machine.jobs())
         seconds["plan"] = time.monotonic() - before
         sweep = Sweep(
             plan=plan,
             policy=policy,
             pipeline=pipeline,
-            records=records,
-            budget_seconds=budget_seconds - (time.monotonic() - start),
+            records=RecordStore(settings.cache_dir / "records"),
+            budget_seconds=left - seconds["plan"],
             again=again,
             tell=tell,
         ).run()
         seconds |= sweep.seconds
-    else:
-        why = "kernels cannot be run here: torch is missing, or sees no GPU"
     seconds["total"] = time.monotonic() - start
     result = BroughtUp(
         properties=properties,
@@ -263,7 +241,6 @@ def bring_up(
         reused=kept is not None,
         plan=plan,
         sweep=sweep,
-        why_no_sweep=why,
         seconds=seconds,
         environment=pipeline.environment,
         interrupted=sweep is not None and sweep.interrupted,
@@ -314,18 +291,14 @@ def _write(result: BroughtUp, folder: Path) -> None:
     """Write the files: the spec for ``arch/measured``, the picks for ``tuned``, properties, and the report."""
     paths = result.files
     try:
-        write_atomic(paths["spec"], _text(result.measured.to_json()))
-        write_atomic(paths["properties"], _text(asdict(result.properties)))
+        write_json(paths["spec"], result.measured.to_json())
+        write_json(paths["properties"], asdict(result.properties))
         settled = () if result.sweep is None else result.sweep.settled
         sure = [item.record for item in settled if item.status in ("measured", "recorded")]
         ship(folder, result.properties.name, [record for record in sure if record is not None])
-        write_atomic(paths["report"], _text(result.to_json()))
+        write_json(paths["report"], result.to_json())
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error}") from error
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=1) + "\n"
 
 
 def _kept(
@@ -334,19 +307,12 @@ def _kept(
     """The measurements of an earlier run on this GPU under this driver, if its spec and its report are both here."""
     path = measured_specs.user_path(settings.cache_dir, properties.name)
     report = _files(folder, properties.name)["report"]
-    if not path.is_file() or not report.is_file():
-        return None
     try:
         measured = measured_specs.read(path)
         policy = policy_with(measured)
         said = json.loads(report.read_text(encoding="utf-8"))
-        peaks = {name: _peak(data) for name, data in said["ceilings"].items()}
+        peaks = {name: Peak(**data) for name, data in said["ceilings"].items()}
     except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # damaged: measured again, and replaced
+        return None  # missing, damaged, or a peak that failed: measured again, and replaced
     same = measured.environment.get("driver") == environment.driver and measured.fits(properties)
-    whole = all(isinstance(result, Peak) for result in peaks.values())
-    return (measured, peaks, policy) if same and whole else None
-
-
-def _peak(data: Mapping[str, Any]) -> Peak | Outcome:
-    return outcome_from_json(dict(data)) if "kind" in data else Peak(**data)
+    return (measured, peaks, policy) if same else None

@@ -5,22 +5,16 @@ A pool is the union of what the cost model would try for each problem of the cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
-from itertools import islice, zip_longest
+from collections.abc import Iterable, Sequence
+from itertools import chain, islice, zip_longest
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate
-from ..core.outcome import Ok, Outcome
-from ..core.problem import Problem
-from ..kernels.cost_model import estimate, rank, refine
+from ..core.problem import Problem, of_shape
+from ..kernels.cost_model import rank
 from ..kernels.legality import check
 from ..kernels.registry import kernel_of
-from .failures import require_usable
-from .pipeline import Built, Pipeline
-from .result import Row
 from .shortlist import Ranked, shortlist
-from .stages import examine, time_rows
 
 ClassKey = tuple[str, str, str, str, str, int, int, int]
 VERIFIED_SEQLEN = 515
@@ -63,13 +57,9 @@ def pools(
         pool_of.setdefault(class_of(problem), {}).setdefault(default)
         wanted.setdefault((class_of(problem), problem.deterministic), []).append(preferred)
     for (key, _), lists in wanted.items():
-        in_turn = (
-            candidate
-            for place in zip_longest(*lists)
-            for candidate in place
-            if candidate is not None
-        )
-        pool_of[key] |= dict.fromkeys(islice(dict.fromkeys(in_turn), class_limit))
+        in_turn = dict.fromkeys(chain.from_iterable(zip_longest(*lists)))
+        in_turn.pop(None, None)  # in the place of what a shorter list lacks
+        pool_of[key] |= dict.fromkeys(islice(in_turn, class_limit))
     return {key: list(pool) for key, pool in pool_of.items()}
 
 
@@ -87,14 +77,10 @@ def known_pools(
     for problem in problems:
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for candidate in known:
-        dims = (
-            candidate.dtype,
-            candidate.padded_dim_qk,
-            candidate.padded_dim_v,
-            candidate.copy_bytes,
-        )
-        for form in dict.fromkeys(("auto", candidate.form)):
-            key = (candidate.op, candidate.mask, candidate.direction, form, *dims)
+        c = candidate
+        dims = (c.dtype, c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
+        for form in dict.fromkeys(("auto", c.form)):
+            key = (c.op, c.mask, c.direction, form, *dims)
             if key in pool_of and check(candidate, policy.spec) is None:
                 pool_of[key].setdefault(candidate)
     return {key: list(pool) for key, pool in pool_of.items()}
@@ -119,91 +105,13 @@ def other_companions(ranked: Sequence[Ranked]) -> list[Candidate]:
 def small_problem(candidate: Candidate) -> Problem:
     """A problem that a candidate is verified on: of odd length where its copies allow that."""
     seqlen = MASKED_SEQLEN if candidate.mask == "explicit" else VERIFIED_SEQLEN
-    return Problem(
+    return of_shape(
+        (1, 2, seqlen, candidate.padded_dim_qk, candidate.padded_dim_v),
         op=candidate.op,
         direction=candidate.direction,
         dtype=candidate.dtype,
-        batch=1,
-        heads_q=2,
-        heads_kv=2,
-        seqlen_q=seqlen,
-        seqlen_k=seqlen,
-        dim_qk=candidate.padded_dim_qk,
-        dim_v=candidate.padded_dim_v,
         causal=candidate.score == "decayed",
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,
         form=candidate.form,
     )
-
-
-def prepared(
-    candidate: Candidate,
-    result: Built | Outcome,
-    policy: Policy,
-    defaults: Collection[Candidate],
-    source_digest: str,
-    verify: Callable[[Problem, Candidate, Built], Outcome],
-) -> Row:
-    """A row of a pool after build and verification.
-
-    Args:
-        candidate: the kernel.
-        result: what became of its build.
-        policy: whose candidate.
-        defaults: are verified even if they spill: they serve untuned callers, their time is what others must beat.
-        source_digest: what its source says.
-        verify: the verifier.
-    """
-    small = small_problem(candidate)
-    row = Row(
-        candidate=candidate,
-        estimate=estimate(small, candidate, policy.spec),
-        outcome=result if isinstance(result, Outcome) else Ok(),
-        source_digest=source_digest,
-    )
-    if isinstance(result, Outcome):
-        return row
-    row = examine(small, row, result, policy, timed=True)
-    if row.outcome.ok or candidate in defaults:
-        row = replace(row, outcome=verify(small, candidate, result))
-    return row
-
-
-def race(
-    problem: Problem,
-    policy: Policy,
-    default: Candidate,
-    rows: Sequence[Row],
-    built: dict[str, Built],
-    pipeline: Pipeline,
-    seconds: float,
-) -> list[Row]:
-    """The pool's rows with their timings on a problem, the fastest first, failures last.
-
-    Args:
-        problem: what is timed.
-        policy: whose candidates.
-        default: the policy's own for this problem.
-        rows: the pool, after build and verification.
-        built: candidate name -> kernel.
-        pipeline: measures.
-        seconds: of timing rounds.
-
-    Raises:
-        NoCandidateError: no row is usable.
-        KeyboardInterrupt: timing was interrupted.
-    """
-    estimated = []
-    for row in rows:
-        candidate = row.candidate
-        expected = estimate(problem, candidate, policy.spec)
-        if candidate.name in built:
-            expected = refine(problem, candidate, policy.spec, built[candidate.name].report)
-        estimated.append(replace(row, estimate=expected))
-    require_usable(problem, policy.name, estimated)
-    raced, interrupted = time_rows(problem, default, estimated, built, pipeline, seconds)
-    if interrupted:
-        raise KeyboardInterrupt
-    require_usable(problem, policy.name, raced)
-    return raced

@@ -117,15 +117,13 @@ def collect(
         nvcc: version of the compiler in use, if known.
         cutlass: version of the CUTLASS headers in use, if known.
     """
-    gpu = _read_driver(device)
-    values: dict[str, Any] = {
-        name: gpu.get(name) for name in ("gpu_name", "num_sms", "compute_capability", "cuda_driver")
-    }
+    values = _read_driver(device)
+    gpu_uuid = values.pop("uuid", None)
     version = None if state else _driver_version()
     if version is not None:
         values["driver"] = version
-    elif "uuid" in gpu:
-        values |= _read_smi(gpu["uuid"])
+    elif gpu_uuid is not None:
+        values |= _read_smi(gpu_uuid)
     torch = sys.modules.get("torch")
     return Environment(
         **values,

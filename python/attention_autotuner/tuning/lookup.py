@@ -9,20 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import log2
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from .environment import HARD_FIELDS, SOFT_FIELDS, Environment
-from .record_migration import OLDEST, SCHEMA, migrated
-from .record_schema import TuningRecord, stale_pick
-from .validity import ADVICE, Miss, PresentKernels, check
+from .record_schema import TuningRecord
+from .validity import Miss, PresentKernels, check, misfit
 
 MAX_DISTANCE = 4.0  # doublings of seqlens and heads, summed, that a neighbouring record may be away
 
 Layer = Literal["record", "shipped"]
 Document = dict[str, Any]
+Place = TypeVar("Place")  # where a document is from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,56 +111,51 @@ def compare(document: Document, query: Query, layer: Layer) -> Hit | Miss:
     Raises:
         RecordError: the document does not follow its schema.
     """
-    schema = document.get("schema")
-    if schema not in range(OLDEST, SCHEMA + 1):
-        return Miss(field="schema", expected=str(SCHEMA), recorded=str(schema))
-    document = migrated(document)
-    stale = stale_pick(document)
-    if stale is not None:
-        return Miss(field="knob_schema", expected=stale[0], recorded=stale[1], advice=ADVICE)
+    missed = misfit(document)
+    if missed is not None:
+        return missed
     record = TuningRecord.from_json(document)
     if record.arch != query.arch:
         return Miss(field="arch", expected=query.arch, recorded=record.arch)
-    for name, now, then in _differences(HARD_FIELDS, query.environment, record.environment):
-        return Miss(field=name, expected=now, recorded=then)
+    for miss in _differences(HARD_FIELDS, query.environment, record.environment):
+        return miss
     if query.kernels is not None:
         proof = check(record.picked, query.kernels)
         if isinstance(proof, Miss):
             return proof
     soft = _differences(SOFT_FIELDS, query.environment, record.environment)
     if query.space_digest not in (None, record.space_digest):
-        soft.insert(0, ("space_digest", str(query.space_digest), record.space_digest))
+        now = str(query.space_digest)
+        soft.insert(0, Miss(field="space_digest", expected=now, recorded=record.space_digest))
     if query.strict and soft:
-        name, now, then = soft[0]
-        return Miss(field=name, expected=now, recorded=then)
+        return soft[0]
     exact = record.problem == query.problem.bucketed()
-    return Hit(
-        record=record, layer=layer, exact=exact, unverified=tuple(name for name, _, _ in soft)
-    )
+    unverified = tuple(miss.field for miss in soft)
+    return Hit(record=record, layer=layer, exact=exact, unverified=unverified)
 
 
-def _differences(
-    names: Iterable[str], present: Environment, recorded: Environment
-) -> list[tuple[str, str, str]]:
-    """The fields of two environments that differ, with both values; those not known now are not compared."""
-    pairs = [(name, getattr(present, name), getattr(recorded, name)) for name in names]
-    return [
-        (name, str(now), str(then)) for name, now, then in pairs if now is not None and now != then
-    ]
+def _differences(names: Iterable[str], present: Environment, recorded: Environment) -> list[Miss]:
+    """The fields of two environments that differ; those not known now are not compared."""
+    misses = []
+    for name in names:
+        now, then = getattr(present, name), getattr(recorded, name)
+        if now is not None and now != then:
+            misses.append(Miss(field=name, expected=str(now), recorded=str(then)))
+    return misses
 
 
 def by_distance(
-    pairs: Iterable[tuple[Path, Document]], query: Query
-) -> list[tuple[Path, Document]]:
+    pairs: Iterable[tuple[Place, Document]], query: Query
+) -> list[tuple[Place, Document]]:
     """The documents whose problem can stand in, nearest first, ties in the order given."""
     problem = query.problem.bucketed()
     near = []
-    for index, (path, document) in enumerate(pairs):
+    for index, (place, document) in enumerate(pairs):
         try:
             recorded = Problem(**document["problem"])
         except (KeyError, TypeError, ValueError):
             continue  # compared, and set aside, when its own bucket is asked for
         apart = distance(problem, recorded)
         if apart is not None and document.get("arch") == query.arch:
-            near.append((apart, index, path, document))
-    return [(path, document) for _, _, path, document in sorted(near, key=lambda n: n[:2])]
+            near.append((apart, index, place, document))
+    return [(place, document) for _, _, place, document in sorted(near, key=lambda n: n[:2])]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -169,19 +170,14 @@ def _run(
     """The answers of one process, and a failure for the name that it ended at."""
     command = [sys.executable, "-m", f"{__package__}.peaks_worker", str(library), str(seconds)]
     waiting = list(names)
-    expired = threading.Event()
+    deadline = time.monotonic() + limit
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         subprocess.Popen(
             [*command, *names], stdout=subprocess.PIPE, stderr=errors, text=True
         ) as process,
     ):
-
-        def expire() -> None:
-            expired.set()
-            process.kill()
-
-        timer = threading.Timer(limit, expire)
+        timer = threading.Timer(limit, process.kill)
         timer.start()
         try:
             for line in process.stdout or ():
@@ -196,7 +192,7 @@ def _run(
         last_words = errors.read()[-LOG_CHARACTERS:].strip()
     if not waiting or (status == GO_ON_IN_ANOTHER and len(waiting) < len(names)):
         return
-    if expired.is_set():
+    if time.monotonic() >= deadline:
         yield waiting[0], TimedOut(reason=f"the measuring process ran past {limit:.0f} s")
     else:
         yield (

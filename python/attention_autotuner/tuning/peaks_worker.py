@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 PREFIX = "attention_autotuner_"
+FIGURES = ("value", "spread", "samples", "sm_clock_hz", "seconds")  # of a result
 CUDA_ERROR = 1000  # abi.h
 GO_ON_IN_ANOTHER = 3  # exit status: CUDA failed, and what is left deserves a context that did not
 
@@ -55,12 +56,8 @@ def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
     return {
         "which": which,
         "status": 0,
-        "value": result.value,
         "unit": unit.decode(),
-        "spread": result.spread,
-        "samples": result.samples,
-        "sm_clock_hz": result.sm_clock_hz,
-        "seconds": result.seconds,
+        **{name: getattr(result, name) for name in FIGURES},
     }
 
 

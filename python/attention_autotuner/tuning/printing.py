@@ -31,14 +31,12 @@ class Pace:
         return (now - self._started) / (done - self._first) * (total - done)
 
 
-class LinePrinter:
-    """Prints progress on stderr: a line at the start and end of a phase, and now and then between."""
+class Display:
+    """What a display of progress knows beside the last step: the best time so far, and the pace of the phase."""
 
     def __init__(self) -> None:
         self._pace = Pace()
-        self._phase = ""
-        self._printed = 0.0
-        self._best_us: float | None = None
+        self.best_us: float | None = None
 
     def show(
         self,
@@ -51,13 +49,34 @@ class LinePrinter:
         seconds_left: float | None = None,
     ) -> None:
         """Say that ``done`` of ``total`` steps of a phase are behind."""
-        self._best_us = best_us if best_us is not None else self._best_us
+        self.best_us = best_us if best_us is not None else self.best_us
         pace = self._pace.seconds_left(phase, done, total)
+        self.update(phase, done, total, message, pace if seconds_left is None else seconds_left)
+
+    def update(
+        self, phase: str, done: int, total: int, message: str, seconds_left: float | None
+    ) -> None:
+        """Show a step, with the seconds left as far as they are known."""
+        raise NotImplementedError
+
+
+class LinePrinter(Display):
+    """Prints progress on stderr: a line at the start and end of a phase, and now and then between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._phase = ""
+        self._printed = 0.0
+
+    def update(
+        self, phase: str, done: int, total: int, message: str, seconds_left: float | None
+    ) -> None:
+        """Print a line, unless the last one of the same phase was just now."""
         now = time.monotonic()
         if phase == self._phase and done < total and now - self._printed < SECONDS_BETWEEN_LINES:
             return
         self._phase, self._printed = phase, now
-        note = describe(message, self._best_us, pace if seconds_left is None else seconds_left)
+        note = describe(message, self.best_us, seconds_left)
         _print(f"{phase} {done}/{total}" + (f": {note}" if note else ""))
 
     def listen(self, event: Event) -> None:

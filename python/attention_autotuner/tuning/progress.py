@@ -40,9 +40,13 @@ class Progress:
     Args:
         listener: called with every event, or None.
         budget_seconds: wall time from now on, or None.
+        prefix: of every message.
     """
 
-    def __init__(self, listener: Listener | None, budget_seconds: float | None) -> None:
+    def __init__(
+        self, listener: Listener | None, budget_seconds: float | None, prefix: str = ""
+    ) -> None:
+        self._prefix = prefix
         self._listener = listener
         self._budget_seconds = budget_seconds
         self._started = time.monotonic()
@@ -74,7 +78,7 @@ class Progress:
             phase=phase,
             done=done,
             total=total,
-            message=message,
+            message=self._prefix + message,
             best_us=best_us,
             seconds_left=self.seconds_left,
         )

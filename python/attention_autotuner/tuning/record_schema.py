@@ -3,6 +3,10 @@
 A record remembers one (bucketed) problem on one GPU: every candidate that was tried, with its own timing or the reason
 why it fell out, and the pick. So adding a candidate to the search space means measuring one kernel, and a change of one
 kernel disturbs no entry of another.
+
+Schema 2 held every record to the knobs of its whole operation and to the bytes of its kernel's source. It is still
+read, and these bytes are still compared (``kernel_digest``): where they are the same nothing has changed, the knobs of
+that kernel included.
 """
 
 from __future__ import annotations
@@ -16,36 +20,13 @@ from ..core.identity import digest16
 from ..core.outcome import Outcome, outcome_from_json
 from ..core.problem import Problem
 from ..errors import RecordError, UnsupportedProblemError
-from ..kernels.configs import candidate_from_config, knob_schema
+from ..kernels.configs import candidate_from_config, knob_schema, with_kernel
 from .environment import Environment
-from .record_migration import OLDEST, SCHEMA, migrated, present_schema
 
-__all__ = [
-    "SCHEMA", "CandidateEntry", "Measurement", "Purpose", "TuningRecord", "is_present", "space_digest", "stale_pick",
-]  # fmt: skip
+SCHEMA = 3  # of the JSON form
+READ = (2, SCHEMA)  # those that are read
 
 Purpose = Literal["forward", "backward", "step"]
-
-
-def stale_pick(document: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The present knob schema of a record's pick and the recorded one, where they differ.
-
-    Args:
-        document: a parsed record of the present schema.
-    """
-    entries = document.get("entries")
-    for entry in entries if isinstance(entries, list) else ():
-        if isinstance(entry, Mapping) and entry.get("name") == document.get("pick"):
-            now, then = present_schema(entry.get("candidate")), entry.get("knob_schema")
-            return None if now == then else (str(now), str(then))
-    return None
-
-
-def is_present(document: Mapping[str, Any]) -> bool:
-    """True for a parsed record of a form that is read, whose pick's kernel has the knobs it was written with."""
-    if document.get("schema") not in range(OLDEST, SCHEMA + 1):
-        return False
-    return stale_pick(migrated(document)) is None
 
 
 def space_digest(candidates: list[Candidate]) -> str:
@@ -58,7 +39,6 @@ class Measurement:
     """One candidate's timing.
 
     Attributes:
-        candidate_name: whose.
         median_us: median kernel time, microseconds.
         spread_us: half the distance between the quartiles, microseconds.
         samples: how many timings the median is of.
@@ -66,7 +46,6 @@ class Measurement:
         environment: digest of the environment it was taken in.
     """
 
-    candidate_name: str
     median_us: float
     spread_us: float
     samples: int
@@ -106,9 +85,6 @@ class CandidateEntry:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form."""
-        timing = None if self.measurement is None else asdict(self.measurement)
-        if timing is not None:
-            del timing["candidate_name"]  # as the entry
         return {
             "name": self.candidate.name,
             "candidate": self.candidate.config,
@@ -116,7 +92,7 @@ class CandidateEntry:
             "source_digest": self.source_digest,
             "code_digest": self.code_digest,
             "outcome": self.outcome.to_json(),
-            "measurement": timing,
+            "measurement": None if self.measurement is None else asdict(self.measurement),
             "estimate_us": self.estimate_us,
             **({"kernel_digest": self.kernel_digest} if self.kernel_digest is not None else {}),
         }
@@ -125,18 +101,13 @@ class CandidateEntry:
     def from_json(cls, data: Mapping[str, Any]) -> CandidateEntry:
         """Rebuild from :meth:`to_json`; old names of fields and words are read as what they are now."""
         timing = data["measurement"]
-        candidate = candidate_from_config(data["candidate"])
+        same = ("source_digest", "code_digest", "knob_schema", "estimate_us")
         return cls(
-            candidate=candidate,
+            candidate=candidate_from_config(data["candidate"]),
             outcome=outcome_from_json(data["outcome"]),
-            source_digest=data["source_digest"],
-            code_digest=data["code_digest"],
-            knob_schema=data["knob_schema"],
             kernel_digest=data.get("kernel_digest"),
-            measurement=None
-            if timing is None
-            else Measurement(**timing, candidate_name=candidate.name),
-            estimate_us=data["estimate_us"],
+            measurement=None if timing is None else Measurement(**timing),
+            **{name: data[name] for name in same},
         )
 
 
@@ -234,21 +205,17 @@ class TuningRecord:
         try:
             entries = [_entry(entry) for entry in data["entries"]]
             names = {old: entry.candidate.name for old, entry in entries if entry is not None}
+            environments = data["environments"].items()
+            same = ("schema", "purpose", "arch", "space_digest", "confirmed")
             return cls(
-                schema=data["schema"],
                 problem=Problem(**data["problem"]),
                 measured_problem=Problem(**data["measured_problem"]),
-                purpose=data["purpose"],
-                arch=data["arch"],
-                space_digest=data["space_digest"],
                 pick=names.get(data["pick"], data["pick"]),
                 default=names.get(data["default"], data["default"]),
-                confirmed=data["confirmed"],
                 environment=Environment.from_json(data["environment"]),
-                environments={
-                    name: Environment.from_json(env) for name, env in data["environments"].items()
-                },
+                environments={name: Environment.from_json(env) for name, env in environments},
                 entries=tuple(entry for _, entry in entries if entry is not None),
+                **{name: data[name] for name in same},
             )
         except KeyError as error:
             raise RecordError(f"the record lacks the field {error}") from error
@@ -264,3 +231,47 @@ def _entry(data: Mapping[str, Any]) -> tuple[str, CandidateEntry | None]:
         if data["knob_schema"] == present_schema(data["candidate"]):
             raise
         return data["name"], None
+
+
+# --- what was written before ----------------------------------------------------------------------
+
+
+def present_schema(config: object) -> str | None:
+    """The present knob schema of a config's kernel; None for a config of no kernel there is."""
+    if not isinstance(config, Mapping):
+        return None
+    try:
+        return knob_schema(config["kernel"])
+    except (KeyError, TypeError):
+        return None
+
+
+def migrated(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A parsed record in its present form; of a schema that is not read, as it is.
+
+    Raises:
+        RecordError: it does not follow the schema that it names.
+    """
+    if document.get("schema") != 2:
+        return dict(document)
+    try:
+        kept = {name: value for name, value in document.items() if name != "space_schema"}
+        entries = [_migrated_entry(entry) for entry in document["entries"]]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RecordError(f"the record does not follow schema 2: {error}") from error
+    return {**kept, "schema": SCHEMA, "entries": entries}
+
+
+def _migrated_entry(data: Mapping[str, Any]) -> dict[str, Any]:
+    config, timing = with_kernel(data["candidate"]), data["measurement"]
+    if timing is not None:
+        timing = {name: value for name, value in timing.items() if name != "candidate_name"}
+    return {
+        **data,
+        "name": candidate_from_config(config).name,
+        "candidate": config,
+        "knob_schema": present_schema(config),
+        "source_digest": "",
+        "code_digest": None,
+        "measurement": timing,
+    }

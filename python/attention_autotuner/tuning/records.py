@@ -12,24 +12,67 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..codegen.files import write_atomic
+from ..codegen.files import write_json
 from ..core.identity import digest16, slug
 from ..core.problem import Problem
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
 from .lookup import Document, Hit, Query, by_distance, compare
-from .record_migration import OLDEST, SCHEMA
-from .record_schema import TuningRecord, is_present
-from .validity import Miss
-
-__all__ = ["Hit", "Miss", "Query", "RecordStore"]
+from .record_schema import READ, TuningRecord
+from .validity import Miss, misfit
 
 LOGGER = logging.getLogger(__name__)
+
+
+Change = Callable[[TuningRecord], TuningRecord | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptRecord:
+    """A record as it is kept, for those who look after records: the user's own, or a file of shipped picks.
+
+    Attributes:
+        key: names it among the others of its place; for the user's own, the file.
+        problem: what it is of, as :meth:`Problem.describe` says it; empty where that cannot be read.
+        record: what it says; None where it cannot be read as a record.
+        reason: why not, or, where its pick's kernel has other knobs now, which these were.
+        field: the field that ``reason`` is about; empty where there is none.
+    """
+
+    key: str
+    problem: str
+    record: TuningRecord | None
+    reason: str = ""
+    field: str = ""
+
+
+def kept_record(key: str, document: Document) -> KeptRecord:
+    """A record as it is kept, from its JSON form."""
+    try:
+        problem = Problem(**document["problem"]).describe()
+    except (KeyError, TypeError, ValueError):
+        problem = ""
+    record, field, reason = None, "", ""
+    try:
+        missed = misfit(document)
+        if missed is not None:
+            field, reason = (
+                missed.field,
+                f"{missed.field} is {missed.recorded}, wanted {missed.expected}",
+            )
+        if field == "schema":
+            reason = f"schema {document.get('schema')}"
+        else:
+            record = TuningRecord.from_json(document)
+    except RecordError as error:
+        if not field:  # other knobs are reason enough for a pick that cannot be read
+            field, reason = "record", str(error)
+    return KeptRecord(key=key, problem=problem, record=record, reason=reason, field=field)
 
 
 class RecordStore:
@@ -55,24 +98,20 @@ class RecordStore:
         others = sorted(path.parent.parent.glob(f"*/{path.name}"))
         if gpu is None and others:
             path = others[0]  # without a GPU any GPU's record may be looked at
-        missed: Miss | None = None
-        document = self._read(path)
-        if document is not None:
-            answer = self._compare(path, document, query)
-            if isinstance(answer, Hit):
-                return answer
-            missed = answer
-        near = self._nearest(path.parent, query)
-        if near is not None:
-            return near
-        if missed is None:
+        answer = next(self._answers([path], query), None)
+        if isinstance(answer, Hit):
+            return answer
+        near = by_distance(self._documents(sorted(path.parent.glob("*.json"))), query)
+        hits = (self._compare(place, document, query) for place, document in near)
+        hit = next((hit for hit in hits if isinstance(hit, Hit)), None)
+        if hit is not None:
+            return hit
+        if answer is None:
             # The same problem on another GPU is worth naming as the reason.
-            for path, document in self._documents(others):
-                answer = self._compare(path, document, query)
-                if isinstance(answer, Miss):
-                    return answer
+            misses = self._answers(others, query)
+            answer = next((miss for miss in misses if isinstance(miss, Miss)), None)
         described = query.problem.bucketed().describe()
-        return missed or Miss(field="problem", expected=described, recorded="no record")
+        return answer or Miss(field="problem", expected=described, recorded="no record")
 
     def put(self, record: TuningRecord) -> TuningRecord:
         """Write a record, merged with the entries that are there already.
@@ -91,31 +130,61 @@ class RecordStore:
             document = self._read(path)
             if document is not None:
                 record = _merge(document, record)
-            write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
+            write_json(path, record.to_json())
         return record
 
     def count(self) -> int:
         """The number of files, whether or not they can be read."""
         return sum(1 for _ in self.root.glob("*/*/*.json"))
 
+    def kept(self) -> Iterator[KeptRecord]:
+        """Every file, whatever its schema, in the order of its path."""
+        for path, document in self._documents(sorted(self.root.glob("*/*/*.json"))):
+            yield kept_record(str(path), document)
+
     def records(self) -> Iterator[tuple[Path, TuningRecord]]:
-        """Every readable record of the present schema, in the order of its path."""
-        for path, document in self.documents():
-            record = self._present(path, document)
-            if record is not None:
-                yield path, record
+        """Every readable record of the present schema, in the order of its path; a damaged one is set aside."""
+        for kept in self.kept():
+            if kept.field == "record":
+                self._quarantine(Path(kept.key), kept.reason)
+            elif kept.record is not None and not kept.field:
+                yield Path(kept.key), kept.record
 
-    def _present(self, path: Path, document: Document) -> TuningRecord | None:
-        """The record of a document, but for one of another schema; a damaged one is set aside."""
+    def rewrite(self, keys: Collection[str], change: Change) -> int:
+        """Replace records by what becomes of them as they are under the lock, each whole or not at all.
+
+        Args:
+            keys: of :class:`KeptRecord`.
+            change: the new record; None leaves the file as it is.
+
+        Returns:
+            How many were written.
+
+        Raises:
+            RecordError: a record was damaged meanwhile.
+            StoreError: the folder cannot be locked or written.
+        """
+        written = 0
+        for path in map(Path, keys):
+            with locked(path):
+                document = self._read(path)
+                record = None if document is None else change(TuningRecord.from_json(document))
+                if record is not None:
+                    write_json(path, record.to_json())
+                    written += 1
+        return written
+
+    def remove(self, keys: Collection[str]) -> None:
+        """Remove records.
+
+        Raises:
+            StoreError: a file cannot be removed.
+        """
         try:
-            return TuningRecord.from_json(document) if is_present(document) else None
-        except RecordError as error:
-            self._quarantine(path, str(error))
-            return None
-
-    def documents(self) -> Iterator[tuple[Path, Document]]:
-        """Every file's JSON object, whatever its schema, in the order of its path."""
-        return self._documents(sorted(self.root.glob("*/*/*.json")))
+            for key in keys:
+                Path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot remove tuning records: {error}") from error
 
     def _documents(self, paths: Iterable[Path]) -> Iterator[tuple[Path, Document]]:
         for path in paths:
@@ -123,26 +192,9 @@ class RecordStore:
             if document is not None:
                 yield path, document
 
-    def rewrite(self, path: Path, change: Callable[[TuningRecord], TuningRecord | None]) -> bool:
-        """Replace a record by what becomes of it as it is under the lock, whole or not at all.
-
-        Args:
-            path: its file.
-            change: the new record; None leaves the file as it is.
-
-        Returns:
-            Whether it was written.
-
-        Raises:
-            RecordError: it does not follow its schema.
-            StoreError: the folder cannot be locked or written.
-        """
-        with locked(path):
-            document = self._read(path)
-            record = None if document is None else change(TuningRecord.from_json(document))
-            if record is not None:
-                write_atomic(path, json.dumps(record.to_json(), indent=1) + "\n")
-        return record is not None
+    def _answers(self, paths: Iterable[Path], query: Query) -> Iterator[Hit | Miss]:
+        for path, document in self._documents(paths):
+            yield self._compare(path, document, query)
 
     def _compare(self, path: Path, document: Document, query: Query) -> Hit | Miss:
         try:
@@ -150,11 +202,6 @@ class RecordStore:
         except RecordError as error:
             self._quarantine(path, str(error))
             return Miss(field="record", expected="a readable record", recorded=str(error))
-
-    def _nearest(self, folder: Path, query: Query) -> Hit | None:
-        pairs = self._documents(sorted(folder.glob("*.json")))
-        hits = (self._compare(path, doc, query) for path, doc in by_distance(pairs, query))
-        return next((hit for hit in hits if isinstance(hit, Hit)), None)
 
     def _read(self, path: Path) -> Document | None:
         """A file's JSON object; None when there is none. What cannot be parsed is set aside."""
@@ -186,7 +233,7 @@ class RecordStore:
 
 def _merge(document: Document, record: TuningRecord) -> TuningRecord:
     """The new record with the older one's other entries and environments."""
-    if document.get("schema") not in range(OLDEST, SCHEMA + 1):
+    if document.get("schema") not in READ:
         return record
     try:
         old = TuningRecord.from_json(document)

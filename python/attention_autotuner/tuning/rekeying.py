@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from ..arch.resolution import native_arch
 from ..codegen.artifact import Artifact, BuildTarget
@@ -75,14 +76,14 @@ def settled(entry: CandidateEntry) -> bool:
 
 def wanted(records: Sequence[TuningRecord], *, every: bool) -> list[Key]:
     """The kernels to build, once each."""
-    keys = {
-        (entry.candidate, target): None
-        for record in records
-        for entry in entries_of(record, every=every)
-        if (target := target_of(_environment(record, entry))) is not None
-        and not settled(entry)
-        and (entry.code_digest is None) == _source_holds(entry)
-    }
+    keys: dict[Key, None] = {}
+    for record in records:
+        for entry in entries_of(record, every=every):
+            target = target_of(_environment(record, entry))
+            if target is None or settled(entry):
+                continue
+            if (entry.code_digest is None) == _source_holds(entry):
+                keys[entry.candidate, target] = None
     return list(keys)
 
 
@@ -122,18 +123,15 @@ def build_codes(
     for target in dict.fromkeys(target for _, target in keys):
         candidates = [candidate for candidate, other in keys if other == target]
         kernels = [render(candidate) for candidate in candidates]
-        options: dict[str, Any] = {
-            "toolchain": toolchain,
-            "store": store,
-            "jobs": jobs,
-            "progress": progress,
-        }
-        results = build(kernels, target, **options)
+        build_all = partial(
+            build, kernels, target, toolchain=toolchain, store=store, jobs=jobs, progress=progress
+        )
+        results = build_all()
         bare = [made for made in results if isinstance(made, Artifact) and made.code_digest is None]
         if bare:
             for artifact in bare:
                 store.discard(artifact.path.parent)
-            results = build(kernels, target, **options)
+            results = build_all()
         for candidate, result in zip(candidates, results, strict=True):
             code = result.code_digest if isinstance(result, Artifact) else result
             if code is not None:

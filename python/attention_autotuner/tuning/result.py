@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
@@ -13,6 +13,9 @@ from ..core.problem import Problem
 from ..kernels.cost_model import Estimate
 from .racing import FIGURES, Timing
 from .record_schema import CandidateEntry, Measurement, TuningRecord
+
+if TYPE_CHECKING:
+    from .pipeline import Built
 
 Status = Literal["measured", "recorded", "predicted"]
 
@@ -26,18 +29,21 @@ class Row:
         estimate: the model's last word: with the compiler's report where it was built.
         outcome: Ok, or why it fell out.
         timing: its place in the race, where it was measured now.
-        artifact: the built library's folder or file, where it was built.
+        built: what was built of it, where it was.
         source_digest: what its source says.
-        code_digest: its machine code, where that is known.
     """
 
     candidate: Candidate
     estimate: Estimate
     outcome: Outcome
     timing: Timing | None = None
-    artifact: Path | None = None
+    built: Built | None = None
     source_digest: str = ""
-    code_digest: str | None = None
+
+    @property
+    def artifact(self) -> Path | None:
+        """The built library's folder or file, where it was built."""
+        return None if self.built is None else self.built.path
 
     @property
     def fate(self) -> str:
@@ -46,7 +52,7 @@ class Row:
             return self.outcome.kind
         if self.timing is not None:
             return "ok"
-        return "not built" if self.artifact is None else "not timed"
+        return "not built" if self.built is None else "not timed"
 
     def entry(self, environment: str) -> CandidateEntry:
         """The entry that a record keeps of it.
@@ -57,14 +63,13 @@ class Row:
         timing, measurement = self.timing, None
         if timing is not None and timing.samples and isfinite(timing.ratio_to_best):
             measurement = Measurement(
-                candidate_name=self.candidate.name,
                 environment=environment,
                 **{name: getattr(timing, name) for name in FIGURES},
             )
         return CandidateEntry(
             candidate=self.candidate,
             source_digest=self.source_digest,
-            code_digest=self.code_digest,
+            code_digest=None if self.built is None else self.built.code_digest,
             outcome=self.outcome,
             measurement=measurement,
             estimate_us=finite(self.estimate.us),
@@ -75,7 +80,7 @@ class Row:
         measurement, timing = entry.measurement, None
         if measurement is not None:
             timing = Timing(
-                name=measurement.candidate_name,
+                name=self.candidate.name,
                 outcome=entry.outcome,
                 error=0.0,
                 tied=measurement.ratio_to_best == 1.0,
@@ -176,6 +181,6 @@ def median_us(row: Row) -> float | None:
     return None if row.timing is None else row.timing.median_us
 
 
-def finite(value: float) -> float | None:
+def finite(value: float | None) -> float | None:
     """The value, or None in place of one that JSON cannot hold."""
-    return value if isfinite(value) else None
+    return value if value is not None and isfinite(value) else None

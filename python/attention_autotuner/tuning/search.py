@@ -10,22 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from math import inf
-from pathlib import Path
 from typing import Any
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render, unique
 from ..codegen.source_digest import source_digest
-from ..core.candidate import Candidate, Rejection
+from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import SettingsError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
-from .failures import require_legal, require_usable
-from .history import extended, recall, untried
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
 from .printing import LinePrinter, print_ranking
 from .progress import Listener, Progress
@@ -34,8 +32,7 @@ from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN as MIN_GAIN
-from .stages import choose, examine, time_rows
+from .stages import MIN_GAIN, Engine, built_by_name, choose, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 
@@ -67,7 +64,7 @@ def tune(
         top_k: how many candidates ``quick`` builds beside the default.
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
-        for_step: record it as half of a training step.
+        for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
         listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
         records: where to remember; the settings' cache folder by default.
@@ -80,28 +77,30 @@ def tune(
         UnsupportedProblemError: the problem is outside what kernels here solve.
         UnsupportedArchitectureError: the policy is unknown, there is no GPU to ask for one, or the GPU here runs none
             of its kernels.
-        NoCandidateError: nothing legal, or nothing that builds, verifies and runs; the message tabulates why.
+        NoCandidateError: nothing is legal, or nothing builds, verifies and runs: then the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         ArtifactError: the process that runs candidates does not start.
     """
     problem = problem_of(problem, fields)
     settings = settings_of(effort, budget_seconds, top_k, in_process)
     policy = resolve(device_type)
-    printer = LinePrinter() if listener is None and settings.print_tuning else None
-    if printer is not None:
-        listener = printer.listen
+    printing = listener is None and settings.print_tuning
     pipeline = pipeline or LocalPipeline(policy, settings)
     search = _Search(
         problem=problem,
         purpose="step" if for_step else problem.direction,
         policy=running(policy, pipeline.environment),
         settings=settings,
-        progress=Progress(listener, settings.budget_seconds),
+        progress=Progress(
+            LinePrinter().listen if printing else listener,
+            settings.budget_seconds,
+            prefix=f"{problem.direction}: " if for_step else "",
+        ),
         records=records or RecordStore(settings.cache_dir / "records"),
         pipeline=pipeline,
     )
     result = search.run(top_k=top_k, confirm=confirm)
-    if printer is not None:
+    if printing:
         print_ranking(result)
     return result
 
@@ -147,22 +146,19 @@ def settings_of(
 
 
 @dataclass(kw_only=True)
-class _Search:
+class _Search(Engine):
     """One run of :func:`tune`; its methods are the steps, in order."""
 
     problem: Problem
     purpose: Purpose
-    policy: Policy
     settings: Settings
     progress: Progress
-    records: RecordStore
-    pipeline: Pipeline
     interrupted: bool = False
 
     def run(self, *, top_k: int, confirm: bool) -> TuneResult:
         """The whole search."""
         self.default = self.policy.default(self.problem)
-        ranked = rank(self.problem, self._legal(), self.policy.spec)
+        ranked = rank(self.problem, self.policy.legal(self.problem), self.policy.spec)
         best_us = ranked[0][1].us
         self.progress.tell("rank", len(ranked), len(ranked), f"{len(ranked)} candidates", best_us)
         chosen = ranked
@@ -182,164 +178,107 @@ class _Search:
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
         if known is not None:
-            rows = untried(rows, known, {known.pick, self.default.name})
-        built, rows = self._build(kernels, rows)
-        if self.interrupted or not self.pipeline.can_measure():
-            return self._predicted(rows)
-        rows = self._verify(built, [self._admit_default(row) for row in rows])
-        return self._decide(built, self._measure(built, rows), known, confirm)
+            anchors = {known.pick, self.default.name}
+            rows = [
+                row
+                for row in rows
+                if row.candidate.name in anchors or not known.entry(row.candidate.name)
+            ]
+        rows = self._build(kernels, rows)
+        if not self.interrupted and self.pipeline.can_measure():
+            rows = self._verify(rows)
+            if not self.interrupted:
+                rows = self._race(rows)
+        timed = [row for row in rows if row.outcome.ok and row.timing is not None]
+        return self._decide(rows, timed, confirm) if timed else self._predicted(rows)
 
     # --- before the GPU ----------------------------------------------------------------------------
-
-    def _legal(self) -> list[Candidate]:
-        offered = self.policy.candidates(self.problem)
-        legal = [entry for entry in offered if isinstance(entry, Candidate)]
-        rejections = (entry for entry in offered if isinstance(entry, Rejection))
-        require_legal(self.problem, self.policy.name, legal, rejections)
-        return legal
 
     def _known(self, digests: dict[str, str]) -> TuningRecord | None:
         if self.settings.always_tune or not self.pipeline.can_measure():
             return None
-        return recall(self.records, self.problem, self.policy, self.pipeline.environment, digests)
+        return self.recall(self.problem, digests)
 
-    def _build(
-        self, kernels: Sequence[RenderedKernel], rows: list[Row]
-    ) -> tuple[dict[str, Built], list[Row]]:
+    def _build(self, kernels: Sequence[RenderedKernel], rows: list[Row]) -> list[Row]:
         wanted = {row.candidate.name for row in rows}
         kernels = [kernel for kernel in kernels if kernel.name in wanted]
-
-        def progress(done: int, total: int, message: str) -> None:
-            self.progress.tell("build", done, total, message)
-
         results: Sequence[Built | Outcome] = ()
         try:
-            results = self.pipeline.build(kernels, progress)
+            results = self.pipeline.build(kernels, partial(self.progress.tell, "build"))
         except KeyboardInterrupt:
             self.interrupted = True
         by_name = dict(zip((kernel.name for kernel in kernels), results, strict=False))
         timed = self.pipeline.can_measure()
-        built: dict[str, Built] = {}
         refined: list[Row] = []
         for row in rows:
             result = by_name.get(row.candidate.name)
-            if isinstance(result, Outcome):
-                row = replace(row, outcome=result)
-            elif result is not None:
-                built[row.candidate.name] = result
-                row = examine(self.problem, row, result, self.policy, timed=timed)
+            if result is not None:
+                row = self.examine(self.problem, row, result, timed=timed)
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
             if not any(row.outcome.ok for row in refined):
-                refined = [
-                    replace(row, outcome=Ok())
-                    if isinstance(row.outcome, (Spilled, Serialized))
-                    and spilled_bytes(built[row.candidate.name].report) <= limit
-                    else row
-                    for row in refined
-                ]
+                refined = [self._admitted(row, limit) for row in refined]
         require_usable(self.problem, self.policy.name, refined)
-        return built, sorted(refined, key=by_estimate)
+        return sorted(refined, key=by_estimate)
 
-    def _admit_default(self, row: Row) -> Row:
-        """The default is timed even if it spills: it serves untuned callers, its time is what others must beat."""
-        slow = isinstance(row.outcome, (Spilled, Serialized)) and row.candidate == self.default
-        return replace(row, outcome=Ok()) if slow else row
+    def _admitted(self, row: Row, limit: float = inf) -> Row:
+        """A row that takes part although its compiler says that it is slow, if it spills no more bytes than a limit."""
+        if row.built is None or not isinstance(row.outcome, (Spilled, Serialized)):
+            return row
+        return row if spilled_bytes(row.built.report) > limit else replace(row, outcome=Ok())
 
     # --- on the GPU --------------------------------------------------------------------------------
 
-    def _verify(self, built: dict[str, Built], rows: list[Row]) -> list[Row]:
+    def _verify(self, rows: list[Row]) -> list[Row]:
         checked: list[Row] = []
         for index, row in enumerate(rows):
             self.progress.tell("verify", index, len(rows), row.candidate.name)
-            if row.outcome.ok and not self.interrupted:
+            if row.candidate == self.default:
+                row = self._admitted(row)  # it serves untuned callers: others must beat its time
+            if row.outcome.ok and row.built is not None and not self.interrupted:
                 try:
-                    outcome = self.pipeline.verify(
-                        self.problem,
-                        built[row.candidate.name],
-                        deterministic=row.candidate.deterministic,
-                    )
+                    outcome = self.verify(self.problem, row.candidate, row.built)
                     row = replace(row, outcome=outcome)
                 except KeyboardInterrupt:
                     self.interrupted = True
             checked.append(row)
-        require_usable(self.problem, self.policy.name, checked)
         return checked
 
-    def _measure(self, built: dict[str, Built], rows: list[Row]) -> list[Row]:
-        if self.interrupted:
-            return rows
+    def _race(self, rows: list[Row]) -> list[Row]:
         count = sum(row.outcome.ok for row in rows)
 
         def on_round(rounds: int, running: list[str]) -> None:
             self.progress.tell("measure", rounds, rounds, f"{len(running)} of {count} in the race")
 
         seconds = self.progress.seconds_for_rounds(ROUNDS_SECONDS[self.settings.effort])
-        measured, self.interrupted = time_rows(
-            self.problem, self.default, rows, built, self.pipeline, seconds, on_round
-        )
-        require_usable(self.problem, self.policy.name, measured)
-        return measured
+        raced, self.interrupted = self.race(self.problem, rows, seconds, on_round)
+        return raced
 
-    def _decide(
-        self,
-        built: dict[str, Built],
-        rows: list[Row],
-        known: TuningRecord | None,
-        confirm: bool,
-    ) -> TuneResult:
-        timed = [row for row in rows if row.outcome.ok and row.timing is not None]
-        if not timed:
-            return self._predicted(rows)
+    def _decide(self, rows: list[Row], timed: list[Row], confirm: bool) -> TuneResult:
         pick, gain = choose(timed, self.default)
-        if not gain:
-            return self._finish(rows, pick, gain, True, known)
-        if not confirm or self.interrupted:
-            return self._finish(rows, pick, gain, False, known)
-        self.progress.tell("confirm", 0, 1, pick.candidate.name, median_us(pick))
-        names = (pick.candidate.name, self.default.name)
-        (ratio,) = self.pipeline.confirm_all([Doubt.of(self.problem, *names, built)])
-        if isinstance(ratio, Outcome):  # of the pick: not what should serve
-            rows = [replace(row, outcome=ratio) if row is pick else row for row in rows]
-            return self._decide(built, rows, known, confirm)
-        if ratio is not None and ratio - 1.0 < MIN_GAIN:
-            base = next(row for row in timed if row.candidate == self.default)
-            return self._finish(rows, base, 0.0, True, known)
-        return self._finish(rows, pick, gain, ratio is not None, known)
+        confirmed = not gain
+        if gain and confirm and not self.interrupted:
+            name = pick.candidate.name
+            self.progress.tell("confirm", 0, 1, name, median_us(pick))
+            doubt = Doubt.of(self.problem, name, self.default.name, built_by_name(timed))
+            (ratio,) = self.pipeline.confirm_all([doubt])
+            if isinstance(ratio, Outcome):  # of the pick: not what should serve
+                failed = replace(pick, outcome=ratio)
+                rows = [failed if row is pick else row for row in rows]
+                return self._decide(rows, [row for row in timed if row is not pick], confirm)
+            confirmed = ratio is not None
+            if ratio is not None and ratio - 1.0 < MIN_GAIN:
+                pick = next(row for row in timed if row.candidate == self.default)
+                gain = 0.0
+        record = self.remember(
+            self.problem, rows, pick.candidate, confirmed=confirmed, purpose=self.purpose
+        )
+        result = self._remembered("measured", rows, record, gain=gain)
+        self.progress.tell("record", 1, 1, str(result.record_path), median_us(pick))
+        return result
 
     # --- the end -----------------------------------------------------------------------------------
-
-    def _finish(
-        self,
-        rows: list[Row],
-        pick: Row,
-        gain: float | None,
-        confirmed: bool,
-        known: TuningRecord | None,
-    ) -> TuneResult:
-        record = extended(
-            known,
-            rows,
-            self.problem,
-            self.policy,
-            self.pipeline.environment,
-            pick=pick.candidate,
-            default=self.default,
-            confirmed=confirmed,
-            purpose=self.purpose,
-        )
-        record, path = self.records.put(record), self._record_path()
-        self.progress.tell("record", 1, 1, str(path), median_us(pick))
-        return self._result(
-            "measured",
-            pick.candidate,
-            rows,
-            gain=gain,
-            confirmed=confirmed,
-            record=record,
-            record_path=path,
-        )
 
     def _predicted(self, rows: list[Row]) -> TuneResult:
         """The model's ranking; the default serves where an interrupted search knows nothing of the rest."""
@@ -352,13 +291,21 @@ class _Search:
         rows = [row.recorded(entries[row.candidate.name]) for row in rows]
         if known.purpose != self.purpose:
             known = self.records.put(replace(known, purpose=self.purpose))
+        return self._remembered("recorded", sorted(rows, key=by_ratio), known)
+
+    def _remembered(
+        self, status: Status, rows: list[Row], record: TuningRecord, gain: float | None = None
+    ) -> TuneResult:
         return self._result(
-            "recorded",
-            known.candidate,
-            sorted(rows, key=by_ratio),
-            confirmed=known.confirmed,
-            record=known,
-            record_path=self._record_path(),
+            status,
+            record.candidate,
+            rows,
+            gain=gain,
+            confirmed=record.confirmed,
+            record=record,
+            record_path=self.records.path(
+                self.problem, self.policy.name, self.pipeline.environment.gpu_name
+            ),
         )
 
     def _result(self, status: Status, pick: Candidate, rows: list[Row], **more: Any) -> TuneResult:
@@ -373,7 +320,3 @@ class _Search:
             seconds=self.progress.elapsed_seconds,
             **more,
         )
-
-    def _record_path(self) -> Path:
-        gpu_name = self.pipeline.environment.gpu_name
-        return self.records.path(self.problem, self.policy.name, gpu_name)

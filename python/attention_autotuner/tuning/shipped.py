@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from ..codegen.files import write_atomic
 from ..core.identity import slug
+from ..core.problem import Problem
 from ..errors import RecordError
-from .environment import Environment
+from .locking import locked
 from .lookup import Document, Hit, Query, by_distance, compare
-from .record_schema import SCHEMA
-from .shipped_lines import to_document
+from .record_schema import SCHEMA, TuningRecord
+from .records import Change, KeptRecord, RecordStore, kept_record
+from .shipped_lines import rekeyed_line, to_document
 from .validity import Miss
 
 if TYPE_CHECKING:
@@ -75,30 +77,87 @@ def read_shipped(source: Path | Traversable) -> ShippedFile:
 
 
 def write_lines(
-    path: Path, gpu_name: str, environments: Sequence[Environment], lines: Sequence[Document]
+    path: Path, gpu_name: str, environments: Mapping[str, Document], lines: Sequence[Document]
 ) -> None:
     """Write a file, whole or not at all.
 
     Args:
         path: the file.
         gpu_name: the driver's name of the GPU.
-        environments: that the lines name.
+        environments: by digest; those that no line names are left out.
         lines: one for each problem.
     """
     used = {line["environment"] for line in lines}
     header = {
         "schema": SCHEMA,
         "gpu_name": gpu_name,
-        "environments": {
-            environment.digest: {
-                name: value for name, value in environment.to_json().items() if value is not None
-            }
-            for environment in environments
-            if environment.digest in used
-        },
+        "environments": {name: environments[name] for name in environments if name in used},
     }
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (header, *lines))
     write_atomic(path, text)
+
+
+class ShippedPicks:
+    """A file of shipped picks.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def kept(self) -> Iterator[KeptRecord]:
+        """All of them, in a fixed order.
+
+        Raises:
+            RecordError: the file is damaged.
+            OSError: it cannot be read.
+        """
+        for document in read_shipped(self.path).documents():
+            yield kept_record(_key(document), document)
+
+    def rewrite(self, keys: Collection[str], change: Change) -> int:
+        """Replace records by what becomes of them as they are under the lock, all lines at once; says how many differ.
+
+        Raises:
+            RecordError: the file is damaged.
+            StoreError: it cannot be locked or written.
+        """
+
+        def line_of(line: Document, document: Document) -> Document:
+            record = change(TuningRecord.from_json(document)) if _key(document) in keys else None
+            return line if record is None else rekeyed_line(line, record)
+
+        return self._replace(line_of)
+
+    def remove(self, keys: Collection[str]) -> None:
+        """Remove records.
+
+        Raises:
+            RecordError: the file is damaged.
+            StoreError: it cannot be locked or written.
+        """
+        self._replace(lambda line, document: None if _key(document) in keys else line)
+
+    def _replace(self, line_of: Callable[[Document, Document], Document | None]) -> int:
+        """Write the file with another line for each; None leaves one out. Says how many differ."""
+        with locked(self.path):
+            file = read_shipped(self.path)
+            pairs = list(zip(file.lines, file.documents(), strict=True))
+            lines = [line_of(line, document) for line, document in pairs]
+            changed = sum(new != old for new, old in zip(lines, file.lines, strict=True))
+            if changed:
+                kept = [line for line in lines if line is not None]
+                write_lines(self.path, file.gpu_name, file.environments, kept)
+        return changed
+
+
+RecordPlace = RecordStore | ShippedPicks
+
+
+def _key(document: Document) -> str:
+    return f"{Problem(**document['problem']).describe()} on {document['arch']}"
 
 
 class ShippedRecords:
@@ -122,9 +181,8 @@ class ShippedRecords:
         if gpu is None:
             return Miss(field="gpu_name", expected="a known GPU", recorded="none on this machine")
         documents = self._load(shipped_name(gpu))
-        pairs = [(Path(str(index)), document) for index, document in enumerate(documents)]
         missed: Miss | None = None
-        for _, document in by_distance(pairs, query):
+        for _, document in by_distance(enumerate(documents), query):
             answer = compare(document, query, "shipped")
             if isinstance(answer, Hit):
                 return answer
@@ -142,9 +200,7 @@ class ShippedRecords:
 
     def _load(self, name: str) -> list[Document]:
         if name not in self._documents:
-            root = (
-                resources.files("attention_autotuner.tuned") if not self._folder else self._folder
-            )
+            root = self._folder or resources.files("attention_autotuner.tuned")
             source = root.joinpath(name)
             self._documents[name] = read_shipped(source).documents() if source.is_file() else []
         return self._documents[name]

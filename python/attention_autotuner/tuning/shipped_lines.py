@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from ..core.candidate import fields_of
 from ..core.problem import Problem
 from ..errors import RecordError
 from ..kernels.configs import encode
@@ -37,6 +38,11 @@ _DEFAULTS = asdict(Problem())
 def lasting(environment: Environment) -> Environment:
     """An environment without clocks, power, temperature and time."""
     return Environment(**{name: getattr(environment, name) for name in KEPT_FIELDS})
+
+
+def stated(environment: Environment) -> Document:
+    """The fields of an environment that are known, for the header of a file."""
+    return {name: value for name, value in environment.to_json().items() if value is not None}
 
 
 def to_line(record: TuningRecord, evidence: str) -> Document:
@@ -138,17 +144,7 @@ def _entry_document(
     name: str, line: Mapping[str, Any], problem: Mapping[str, Any], environment: str
 ) -> Document:
     """An entry under a name that is only its place in the line: the candidate's own follows from its knobs."""
-    whole = Problem(**problem)
-    config = {
-        "family": KERNELS[line["kernel"]].family,
-        "op": whole.op,
-        "direction": whole.direction,
-        "dtype": whole.dtype,
-        "padded_dim_qk": whole.padded_dim_qk,
-        "padded_dim_v": whole.padded_dim_v,
-        "copy_bytes": whole.alignment_bytes,
-        "mask": whole.mask,
-    }
+    config = {"family": KERNELS[line["kernel"]].family, **fields_of(Problem(**problem))}
     config |= {part: line[part] for part in ("kernel", "knobs") if part in line}
     timing = {part: line[part] for part in FIGURES if part in line}
     return {

@@ -15,35 +15,28 @@ from pathlib import Path
 from ..codegen.files import read_text, write_atomic
 from ..core.identity import slug
 from ..errors import RecordError
-from .environment import Environment
 from .locking import locked
 from .lookup import Document
-from .record_schema import TuningRecord, is_present
+from .record_schema import TuningRecord
 from .shipped import ShippedFile, read_shipped, shipped_name, write_lines
-from .shipped_lines import lasting, to_line
+from .shipped_lines import lasting, stated, to_line
+from .validity import misfit
 
 ENTRIES = 3  # of a record that are timed again
 
 
-def trimmed(record: TuningRecord, count: int = ENTRIES) -> TuningRecord:
-    """A record with the pick, the default, and the fastest others up to ``count`` entries in all."""
+def trimmed(record: TuningRecord) -> TuningRecord:
+    """A record with the pick, the default, and the fastest others up to :data:`ENTRIES` in all."""
     timed = {
         entry.candidate.name: entry.measurement.ratio_to_best
         for entry in record.entries
         if entry.measurement is not None
     }
-    order = dict.fromkeys(
-        [record.pick, record.default, *sorted(timed, key=lambda name: timed[name])]
-    )
-    kept = [name for name in order if name in timed][: max(count, 2)]
+    order = dict.fromkeys([record.pick, record.default, *sorted(timed, key=timed.__getitem__)])
+    kept = [name for name in order if name in timed][:ENTRIES]
     return replace(
         record, entries=tuple(entry for entry in record.entries if entry.candidate.name in kept)
     )
-
-
-def evidence_line(record: TuningRecord) -> str:
-    """All that a record says, as one line of JSON."""
-    return json.dumps(record.to_json(), separators=(",", ":"))
 
 
 def evidence_digest(line: str) -> str:
@@ -62,16 +55,11 @@ def evidence(path: Path) -> dict[str, TuningRecord]:
     Raises:
         RecordError: the file is damaged.
     """
-    return {
-        digest: TuningRecord.from_json(_parsed(path, line)) for digest, line in _lines(path).items()
-    }
-
-
-def _parsed(path: Path, line: str) -> Document:
     try:
-        return dict(json.loads(line))
+        documents = {digest: dict(json.loads(line)) for digest, line in _lines(path).items()}
     except (ValueError, TypeError) as error:
         raise RecordError(f"the evidence {path} is damaged: {error}") from error
+    return {digest: TuningRecord.from_json(said) for digest, said in documents.items()}
 
 
 def _lines(path: Path) -> dict[str, str]:
@@ -95,7 +83,7 @@ def shipped(folder: Path, gpu_name: str) -> list[TuningRecord]:
         return [
             TuningRecord.from_json(document)
             for document in file.documents()
-            if is_present(document)
+            if misfit(document) is None
         ]
     except RecordError as error:
         raise RecordError(
@@ -135,17 +123,18 @@ def ship(
         file = _read(folder, gpu_name)
         proofs = evidence or evidence_path(folder, gpu_name)
         said = _lines(proofs)
-        environments = [Environment.from_json(document) for document in file.environments.values()]
+        environments = dict(file.environments)
         lines: dict[tuple[str, str], Document] = {}
         for line, document in zip(file.lines, file.documents(), strict=True):
-            if is_present(document):
+            if misfit(document) is None:
                 record = TuningRecord.from_json(document)
                 lines[record.problem.describe(), record.arch] = line
         for record in records:
-            text = evidence_line(record)
+            text = json.dumps(record.to_json(), separators=(",", ":"))
             said[evidence_digest(text)] = text
-            environments.append(lasting(record.environment))
-            lines[record.problem.describe(), record.arch] = to_line(record, evidence_digest(text))
+            line = to_line(record, evidence_digest(text))
+            environments[line["environment"]] = stated(lasting(record.environment))
+            lines[record.problem.describe(), record.arch] = line
         ordered = [lines[key] for key in sorted(lines)]
         proofs.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(

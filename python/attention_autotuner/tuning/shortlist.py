@@ -43,6 +43,7 @@ def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[
     chosen = [pair for pair in ranked if pair[0] == default]
     others = [pair for pair in ranked if pair[0] != default]
     taken: list[Ranked] = []
+    rest: list[Ranked] = []
     shapes: Counter[tuple[object, ...]] = Counter()
     kinds: set[tuple[object, ...]] = set()
     for pair in others:
@@ -52,6 +53,6 @@ def shortlist(ranked: Sequence[Ranked], default: Candidate, top_k: int) -> list[
             taken.append(pair)
             shapes[shape] += 1
             kinds.add(kind)
-    names = {pair[0].name for pair in taken}
-    rest = [pair for pair in others if pair[0].name not in names]
+        else:
+            rest.append(pair)
     return chosen + taken + rest[: top_k - len(taken)]

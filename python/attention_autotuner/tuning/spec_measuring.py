@@ -6,7 +6,6 @@ the same rates per clock, and :attr:`~..arch.spec.ArchSpec.sm_clock_mhz` is the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..arch.policy import Policy
 from ..arch.probe import DeviceProperties
 from ..arch.resolution import KNOWN, forget_measured, policy_with
 from ..arch.spec import ArchSpec
-from ..codegen.files import write_atomic
+from ..codegen.files import write_json
 from ..errors import StoreError
 from .environment import Environment
 from .peaks import Peak, Peaks
@@ -29,31 +28,44 @@ class Measured:
     """The derivation of a field of a spec from a peak.
 
     Attributes:
-        peak: which one.
+        peaks: those that the field is the rate of; it is taken from the first.
+        per_clock: whether the field is a clock's worth.
         per_sm: whether the field is one SM's share.
-        per_operation: operations that the peak counts for one of the field.
+        per_unit: of the peak's unit, in one of the field's.
     """
 
-    peak: str
+    peaks: tuple[str, ...]
+    per_clock: bool = True
     per_sm: bool = True
-    per_operation: float = 1.0
+    per_unit: float = 1.0
 
-    def rate(self, peak: Peak, num_sms: int) -> float:
-        """The field's value: per clock, or per clock and SM."""
-        return peak.value / (
-            peak.sm_clock_hz * self.per_operation * (num_sms if self.per_sm else 1)
-        )
+    def scale(self, clock_hz: float, num_sms: int) -> float:
+        """The peak's value where the field is 1."""
+        clocks = clock_hz if self.per_clock else 1.0
+        return self.per_unit * clocks * (num_sms if self.per_sm else 1)
 
 
 RATES: Mapping[str, Measured] = {
-    "mma_flops_per_clk_per_sm": Measured(peak="mma_fp16"),
-    "wgmma_flops_per_clk_per_sm": Measured(peak="wgmma_fp16"),
-    "exp_per_clk_per_sm": Measured(peak="exp"),
-    "fp32_lanes_per_clk_per_sm": Measured(peak="fp32", per_operation=2.0),
-    "smem_bytes_per_clk_per_sm": Measured(peak="smem"),
-    "l2_bytes_per_clk": Measured(peak="l2", per_sm=False),
+    "mma_flops_per_clk_per_sm": Measured(peaks=("mma_fp16", "mma_bf16")),
+    "wgmma_flops_per_clk_per_sm": Measured(peaks=("wgmma_fp16", "wgmma_bf16")),
+    "exp_per_clk_per_sm": Measured(peaks=("exp",)),
+    "fp32_lanes_per_clk_per_sm": Measured(peaks=("fp32",), per_unit=2.0),  # an FMA counts twice
+    "smem_bytes_per_clk_per_sm": Measured(peaks=("smem",)),
+    "l2_bytes_per_clk": Measured(peaks=("l2",), per_sm=False),
+    "hbm_bytes_per_second": Measured(peaks=("hbm_copy",), per_clock=False, per_sm=False),
+    "launch_overhead_us": Measured(peaks=("launch",), per_clock=False, per_sm=False, per_unit=1e-6),
 }
 CLOCK_FROM = "mma_fp16"
+
+
+def expected_peaks(policy: Policy) -> dict[str, float]:
+    """The peaks that a policy's spec promises, each in its unit; wgmma only where there is some."""
+    spec = policy.spec
+    promised: dict[str, float] = {}
+    for name, how in RATES.items():
+        value = getattr(spec, name) * how.scale(spec.sm_clock_mhz * MHZ, spec.num_sms)
+        promised |= dict.fromkeys(how.peaks, value)
+    return {name: value for name, value in promised.items() if value > 0}
 
 
 def measured_spec(
@@ -84,22 +96,14 @@ def measured_spec(
         **dict.fromkeys(LIMITS, "driver"),
     }
     for name, how in RATES.items():
-        peak = peaks.get(how.peak)
-        if isinstance(peak, Peak) and peak.sm_clock_hz > 0:
-            values[name] = how.rate(peak, properties.num_sms)
-            sources[name] = f"{here}: {how.peak}"
+        peak = peaks.get(how.peaks[0])
+        if isinstance(peak, Peak) and (peak.sm_clock_hz > 0 or not how.per_clock):
+            values[name] = peak.value / how.scale(peak.sm_clock_hz, properties.num_sms)
+            sources[name] = f"{here}: {how.peaks[0]}"
     clock = peaks.get(CLOCK_FROM)
     if isinstance(clock, Peak) and clock.sm_clock_hz > 0:
         values["sm_clock_mhz"] = clock.sm_clock_hz / MHZ
         sources["sm_clock_mhz"] = f"{here}: under {CLOCK_FROM}"
-    copy = peaks.get("hbm_copy")
-    if isinstance(copy, Peak):
-        values["hbm_bytes_per_second"] = copy.value
-        sources["hbm_bytes_per_second"] = f"{here}: hbm_copy"
-    launch = peaks.get("launch")
-    if isinstance(launch, Peak):
-        values["launch_overhead_us"] = launch.value * 1e6
-        sources["launch_overhead_us"] = f"{here}: launch"
     for item in fields(ArchSpec):
         sources.setdefault(item.name, f"not measured, the {before}")
     limits = {name: getattr(properties, name) for name in LIMITS}
@@ -111,11 +115,11 @@ def measured_spec(
     )
 
 
-def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Policy, Path]:
+def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> Policy:
     """Make a spec the user's own: from now on this GPU is what was measured.
 
     Returns:
-        The policy with it, and the file.
+        The policy with it.
 
     Raises:
         StoreError: the folder cannot be written; what was there before stays.
@@ -123,8 +127,8 @@ def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> tuple[Pol
     path = user_path(cache_dir, device_name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(measured.to_json(), indent=1) + "\n")
+        write_json(path, measured.to_json())
     except OSError as error:
         raise StoreError(f"cannot write the measured spec {path}: {error}") from error
     forget_measured()
-    return policy_with(measured), path
+    return policy_with(measured)

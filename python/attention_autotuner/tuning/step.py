@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from typing import Any, Literal
 
 from ..arch import Policy, resolve
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
-from ..core.problem import Direction, Problem
+from ..core.problem import Problem
 from ..settings import Effort
 from .pipeline import LocalPipeline, Pipeline
-from .printing import LinePrinter, print_ranking
-from .progress import Event, Listener
+from .progress import Listener
 from .racing import Timing
 from .records import RecordStore
 from .result import TuneResult
@@ -24,6 +24,13 @@ from .stages import built_of
 LOGGER = logging.getLogger(__name__)
 STEP_SECONDS = 3.0  # of timing rounds of whole steps
 PICKS, DEFAULTS = "picks", "defaults"
+
+TIMED = (
+    "source",
+    "picks_us",
+    "defaults_us",
+    "gain",
+)  # fields of a result about the step as a whole
 
 Source = Literal["measured", "predicted", "unknown"]
 
@@ -61,12 +68,7 @@ class StepResult:
         return {
             "forward": self.forward.to_json(),
             "backward": None if self.backward is None else self.backward.to_json(),
-            "step": {
-                "source": self.source,
-                "picks_us": self.picks_us,
-                "defaults_us": self.defaults_us,
-                "gain": self.gain,
-            },
+            "step": {name: getattr(self, name) for name in TIMED},
             "interrupted": self.interrupted,
         }
 
@@ -125,32 +127,23 @@ def tune_step(
     settings_of(effort, backward_budget_seconds, top_k)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
-    printing = listener is None and settings.print_tuning
-    if printing:
-        listener = LinePrinter().listen
 
-    def search(problem: Problem, seconds: float | None) -> TuneResult:
-        result = tune(
-            problem,
-            policy,
-            effort=effort,
-            budget_seconds=seconds,
-            top_k=top_k,
-            confirm=confirm,
-            for_step=True,
-            listener=_naming(problem.direction, listener),
-            records=records,
-            pipeline=pipeline,
-        )
-        if printing:
-            print_ranking(result)
-        return result
-
+    search = partial(
+        tune,
+        device_type=policy,
+        effort=effort,
+        top_k=top_k,
+        confirm=confirm,
+        for_step=True,
+        listener=listener,
+        records=records,
+        pipeline=pipeline,
+    )
     forward, backward = problems_of_step(problem)
-    first = search(forward, budget_seconds)
+    first = search(forward, budget_seconds=budget_seconds)
     if first.interrupted:
         return StepResult(forward=first, backward=None, interrupted=True)
-    second = search(backward, backward_budget_seconds or budget_seconds)
+    second = search(backward, budget_seconds=backward_budget_seconds or budget_seconds)
     result = StepResult(forward=first, backward=second, interrupted=second.interrupted)
     if second.interrupted:
         return result
@@ -162,17 +155,6 @@ def tune_step(
             defaults_us=_predicted_us((first, first.default), (second, second.default)),
         )
     return _timed(result, first, second, pipeline)
-
-
-def _naming(direction: Direction, listener: Listener | None) -> Listener | None:
-    """A listener that hears the direction in front of every message."""
-    if listener is None:
-        return None
-
-    def named(event: Event) -> None:
-        listener(replace(event, message=f"{direction}: {event.message}"))
-
-    return named
 
 
 def _predicted_us(*picked: tuple[TuneResult, Candidate]) -> float | None:
@@ -209,9 +191,7 @@ def _timed(
     for timing in timings:
         if not timing.outcome.ok:
             LOGGER.warning("the step with the %s was not timed: %s", timing.name, timing.outcome)
-    if DEFAULTS not in wanted and PICKS in by_name:
-        by_name[DEFAULTS] = by_name[PICKS]
-    picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS)
+    picks, defaults = by_name.get(PICKS), by_name.get(DEFAULTS if DEFAULTS in wanted else PICKS)
     gain = None
     if picks is not None and defaults is not None:
         gain = defaults.ratio_to_best / picks.ratio_to_best - 1.0

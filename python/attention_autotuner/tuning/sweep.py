@@ -12,21 +12,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
-from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import NoCandidateError
 from .build_ahead import BuildAhead
-from .class_pools import prepared, race
-from .history import extended, recall, source_digests
-from .pipeline import Built, Doubt, Pipeline
+from .pipeline import Built, Doubt
 from .record_schema import TuningRecord
-from .records import RecordStore
 from .result import Row
-from .stages import MIN_GAIN, choose
+from .stages import MIN_GAIN, Engine, built_by_name, choose, source_digests
 from .sweep_plan import (
     CONFIRM_SECONDS,
     CONFIRM_START_SECONDS,
@@ -117,40 +114,26 @@ class SweepResult:
         }
 
 
-@dataclass
-class _Doubtful:
-    """A race that the default lost, until it is confirmed."""
-
-    record: TuningRecord
-    gain: float
-    doubt: Doubt
-
-
-@dataclass
-class Sweep:
+@dataclass(kw_only=True)
+class Sweep(Engine):
     """One sweep; :meth:`run` does it.
 
     Attributes:
         plan: what to do.
-        policy: whose candidates.
-        pipeline: builds, verifies, measures and confirms.
-        records: where picks are kept.
         budget_seconds: wall time for all of it; what has begun is finished.
         again: measure what is recorded already, too.
         tell: told (phase, done, total, message).
     """
 
     plan: Plan
-    policy: Policy
-    pipeline: Pipeline
-    records: RecordStore
     budget_seconds: float
     again: bool = False
     tell: Tell = lambda phase, done, total, message: None
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
     _failures: dict[str, Outcome] = field(default_factory=dict, init=False)
-    _doubts: list[_Doubtful] = field(default_factory=list, init=False)
+    # Of a race that the default lost: its record, the gain, and what is to be confirmed.
+    _doubts: list[tuple[TuningRecord, float, Doubt]] = field(default_factory=list, init=False)
     _verified: int = field(default=0, init=False)
 
     def run(self) -> SweepResult:
@@ -168,7 +151,7 @@ class Sweep:
             self.pipeline,
             [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
-            on_built=lambda done, total, name: self.tell("build", done, total, name),
+            on_built=partial(self.tell, "build"),
         )
         try:
             self._work(groups, ahead)
@@ -179,11 +162,10 @@ class Sweep:
             with self._timed("stop"):
                 ahead.close()
         self._seconds["build"] = ahead.seconds
-        for group in groups:
-            for problem in group.problems:
-                why = "interrupted" if interrupted else "the budget was spent"
-                if problem not in self._settled:
-                    self._settle(problem, "left", reason=why)
+        why = "interrupted" if interrupted else "the budget was spent"
+        for problem in self.plan.problems:
+            if problem not in self._settled:
+                self._settle(problem, "left", reason=why)
         settled = tuple(self._settled[problem] for problem in self.plan.problems)
         return SweepResult(
             settled=settled,
@@ -205,13 +187,13 @@ class Sweep:
             if not self._time_for_a_race():
                 ahead.stop()  # nothing of what is still to come will be raced
                 break
-            rows, built = self._verify(group, ahead, waiting)
+            rows = self._prepare(group, ahead, waiting)
             for problem in group.problems:
                 if not self._time_for_a_race():
                     break
                 self.tell("race", done, total, problem.describe())
                 with self._timed("race"):
-                    self._race(problem, rows, built)
+                    self._settle_by_race(problem, rows)
                 done += 1
         self.tell("race", done, total, "")
         if self._doubts:
@@ -265,7 +247,7 @@ class Sweep:
         names = {candidate.name: self._digests[candidate] for candidate in group.pool}
         missing = []
         for problem in group.problems:
-            known = recall(self.records, problem, self.policy, self.pipeline.environment, names)
+            known = self.recall(problem, names)
             default = self.policy.default(problem).name
             if known is not None and known.confirmed and known.entry(default) is not None:
                 gain = _recorded_gain(known)
@@ -274,61 +256,48 @@ class Sweep:
                 missing.append(problem)
         return replace(group, problems=tuple(missing))
 
-    def _verify(
-        self, group: Group, ahead: BuildAhead, waiting: Waiting
-    ) -> tuple[list[Row], dict[str, Built]]:
-        """Rows of a group's pool after build and verification, and what was built; fewer where time is short."""
-
-        def verify(small: Problem, candidate: Candidate, kernel: Built) -> Outcome:
-            self._verified += 1
-            with self._timed("verify"):
-                return self.pipeline.verify(small, kernel, deterministic=candidate.deterministic)
-
+    def _prepare(self, group: Group, ahead: BuildAhead, waiting: Waiting) -> list[Row]:
+        """Rows of a group's pool after build and verification; fewer where time is short."""
         rows: list[Row] = []
-        built: dict[str, Built] = {}
         results = ahead.results(group.pool)
         for index, (candidate, result) in enumerate(results.items()):
             if self._spare(waiting) <= 0 and sum(row.outcome.ok for row in rows) >= LEAST_VERIFIED:
                 break
             self.tell("verify", index, len(results), candidate.name)
-            row = prepared(
-                candidate, result, self.policy, self._defaults, self._digests[candidate], verify
-            )
+            default = candidate in self._defaults
+            row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
-            if not isinstance(result, Outcome):
-                built[candidate.name] = result
             if not row.outcome.ok:
                 self._failures[candidate.name] = row.outcome
-        return rows, built
+        return rows
 
-    def _race(self, problem: Problem, rows: Sequence[Row], built: dict[str, Built]) -> None:
+    def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
+        """Check a kernel, and keep count of how many were and how long it took."""
+        self._verified += 1
+        with self._timed("verify"):
+            return super().verify(problem, candidate, built)
+
+    def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
         default = self.policy.default(problem)
         if default not in {row.candidate for row in rows}:
             return  # it was not built in time: left
         try:
-            raced = race(problem, self.policy, default, rows, built, self.pipeline, RACE_SECONDS)
+            raced, interrupted = self.race(problem, rows, RACE_SECONDS)
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
+        if interrupted:
+            raise KeyboardInterrupt
         pick, gain = choose(raced, default)
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
-        record = extended(
-            None,
-            raced,
-            problem,
-            self.policy,
-            self.pipeline.environment,
-            pick=default if gain else pick.candidate,
-            default=default,
-            confirmed=not gain,
-        )
-        record = self.records.put(record)
+        serving = default if gain else pick.candidate
+        record = self.remember(problem, raced, serving, confirmed=not gain)
         if not gain:
             self._settle(problem, "measured", record=record, gain=gain)
             return
         self._settle(problem, "unconfirmed", record=record, gain=0.0)
-        doubt = Doubt.of(problem, pick.candidate.name, default.name, built)
-        self._doubts.append(_Doubtful(record=record, gain=gain, doubt=doubt))
+        doubt = Doubt.of(problem, pick.candidate.name, default.name, built_by_name(raced))
+        self._doubts.append((record, gain, doubt))
 
     def _settle(self, problem: Problem, status: Status, **more: Any) -> None:
         self._settled[problem] = Settled(problem=problem, status=status, **more)
@@ -338,15 +307,16 @@ class Sweep:
         asked, self._doubts = self._doubts, []
         self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
-            ratios = self.pipeline.confirm_all([doubtful.doubt for doubtful in asked])
-        for doubtful, ratio in zip(asked, ratios, strict=True):
+            ratios = self.pipeline.confirm_all([doubt for _, _, doubt in asked])
+        for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
-            won = not isinstance(ratio, Outcome) and ratio - 1.0 >= MIN_GAIN
-            name = doubtful.doubt.pick[0] if won else doubtful.record.default
-            record = self.records.put(replace(doubtful.record, pick=name, confirmed=True))
-            gain = doubtful.gain if won else 0.0
-            self._settle(doubtful.doubt.problem, "measured", record=record, gain=gain)
+            if not isinstance(ratio, Outcome) and ratio - 1.0 >= MIN_GAIN:
+                record = replace(record, pick=doubt.pick[0])
+            else:
+                gain = 0.0
+            record = self.records.put(replace(record, confirmed=True))
+            self._settle(doubt.problem, "measured", record=record, gain=gain)
         self.tell("confirm", len(asked), len(asked), "")
 
 

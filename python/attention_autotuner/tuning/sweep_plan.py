@@ -10,7 +10,7 @@ from ..arch.policy import Policy
 from ..core.candidate import Candidate
 from ..core.problem import Direction, Op, Problem
 from ..kernels.cost_model import rank
-from .class_pools import ClassKey, class_of, pools
+from .class_pools import class_of, pools
 
 TOP_K = 8  # candidates that a problem adds to its class
 MAX_CLASS = 8  # candidates of a class beside the defaults, however much time there is
@@ -29,6 +29,7 @@ RACE_SECONDS = 2.0  # of timing rounds a problem
 SET_UP_SECONDS = 2.0  # of a race: inputs, clocks, first launches
 CONFIRM_SECONDS = 2.5  # a problem
 CONFIRM_START_SECONDS = 12.0  # of the second process
+FIGURES = ("class_limit", "jobs", "build_seconds", "gpu_seconds", "seconds")  # of a plan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +37,10 @@ class Group:
     """Problems of one class, and what they race on.
 
     Attributes:
-        key: the class.
         problems: in the order of the sweep.
         pool: their candidates, the defaults first, then by how much the model thinks of them.
     """
 
-    key: ClassKey
     problems: tuple[Problem, ...]
     pool: tuple[Candidate, ...]
 
@@ -106,11 +105,7 @@ class Plan:
                 for group in self.groups
             ],
             "kernels": len(self.candidates),
-            "class_limit": self.class_limit,
-            "jobs": self.jobs,
-            "build_seconds": self.build_seconds,
-            "gpu_seconds": self.gpu_seconds,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in FIGURES},
         }
 
 
@@ -128,23 +123,18 @@ def make_plan(
     Raises:
         NoCandidateError: a problem has no legal candidate on this GPU.
     """
-    keys = list(dict.fromkeys(class_of(problem) for problem in problems))
+    keys = dict.fromkeys(class_of(problem) for problem in problems)
     defaults = {policy.default(problem) for problem in problems}
     affordable = BUILD_SHARE * budget_seconds * jobs
     affordable -= sum(BUILD_SECONDS[candidate.op, candidate.direction] for candidate in defaults)
-    per_step = sum(BUILD_SECONDS[_kind(key, problems)] for key in keys)
+    members = {key: [p for p in problems if class_of(p) == key] for key in keys}
+    per_step = sum(BUILD_SECONDS[first.op, first.direction] for first, *_ in members.values())
     limit = max(1, min(MAX_CLASS, int(affordable / per_step))) if keys else 1
     pool_of = pools(problems, policy, top_k=TOP_K, class_limit=limit)
-    groups = []
-    for key in keys:
-        mine = tuple(problem for problem in problems if class_of(problem) == key)
-        groups.append(Group(key=key, problems=mine, pool=tuple(pool_of[key])))
+    groups = [
+        Group(problems=tuple(mine), pool=tuple(pool_of[key])) for key, mine in members.items()
+    ]
     return Plan(groups=tuple(groups), class_limit=limit, jobs=jobs)
-
-
-def _kind(key: ClassKey, problems: Sequence[Problem]) -> tuple[Op, Direction]:
-    first = next(problem for problem in problems if class_of(problem) == key)
-    return first.op, first.direction
 
 
 def expectation(problem: Problem, policy: Policy) -> dict[str, Any]:

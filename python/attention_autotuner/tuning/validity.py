@@ -6,11 +6,11 @@ renamed namespace changes the one and not the other. At a look-up it is known of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 from ..arch.resolution import native_arch
 from ..codegen.artifact import BuildTarget
@@ -20,7 +20,7 @@ from ..codegen.store import Store
 from ..core.candidate import Candidate
 from ..kernels.configs import knob_schema
 from .environment import Environment
-from .record_schema import CandidateEntry
+from .record_schema import READ, SCHEMA, CandidateEntry, migrated, present_schema
 
 Proof = Literal["source", "code", "bytes"]
 ADVICE = "`attention-autotuner records rekey` can tell whether its machine code is the same"
@@ -74,24 +74,37 @@ def built_here(store: Store, environment: Environment) -> PresentKernels:
         if capability is None:
             return None
         target = BuildTarget(arch=native_arch(capability))
-        artifacts = store.find(render(candidate), target)
-        return next(
-            (artifact.code_digest for artifact in artifacts if artifact.code_digest is not None),
-            None,
-        )
+        digests = [artifact.code_digest for artifact in store.find(render(candidate), target)]
+        return next((digest for digest in digests if digest is not None), None)
 
     return PresentKernels(code=code)
 
 
+def misfit(document: Mapping[str, Any]) -> Miss | None:
+    """The reason that a parsed record cannot serve whatever it says: its schema, or the knobs of its pick's kernel.
+
+    Raises:
+        RecordError: it does not follow the schema that it names.
+    """
+    schema = document.get("schema")
+    if schema not in READ:
+        return Miss(field="schema", expected=str(SCHEMA), recorded=str(schema))
+    document = migrated(document)
+    entries = document.get("entries")
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, Mapping) and entry.get("name") == document.get("pick"):
+            now, then = str(present_schema(entry.get("candidate"))), str(entry.get("knob_schema"))
+            if now != then:
+                return Miss(field="knob_schema", expected=now, recorded=then, advice=ADVICE)
+    return None
+
+
 def check(entry: CandidateEntry, present: PresentKernels) -> Proof | Miss:
     """The digest by which an entry's measurement holds, or what has changed since."""
-    if entry.knob_schema != knob_schema(entry.candidate.kernel):
-        return Miss(
-            field="knob_schema",
-            expected=knob_schema(entry.candidate.kernel),
-            recorded=entry.knob_schema,
-            advice=ADVICE,
-        )
+    knobs = knob_schema(entry.candidate.kernel)
+    if entry.knob_schema != knobs:
+        then = entry.knob_schema
+        return Miss(field="knob_schema", expected=knobs, recorded=then, advice=ADVICE)
     if entry.kernel_digest is not None:
         exact = present.exact(entry.candidate)
         if exact == entry.kernel_digest:

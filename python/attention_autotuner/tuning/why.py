@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..arch.policy import Policy
 from ..core.candidate import Candidate, Rejection
 from ..core.problem import Problem
-from ..kernels.cost_model import Estimate, rank
+from ..kernels.cost_model import rank
 from .record_schema import CandidateEntry, TuningRecord
 from .result import finite
 
 Fate = Literal["kept", "lost", "failed", "untried", "rejected"]
 ORDER: tuple[Fate, ...] = ("kept", "lost", "failed", "untried", "rejected")
+UNTIMED = "picked without a timing of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,21 +58,29 @@ def explain(
         record: of an earlier search, if any.
     """
     offered = policy.candidates(problem)
-    legal = [entry for entry in offered if isinstance(entry, Candidate)]
-    ranked = rank(problem, legal, policy.spec)
+    ranked = rank(problem, [c for c in offered if isinstance(c, Candidate)], policy.spec)
+    known = [] if record is None else [_measured(entry, record) for entry in record.entries]
+    by_name = {row.name: row for row in known}
     serving = policy.default(problem).name if record is None else record.pick
-    best_us = ranked[0][1].us if ranked else 0.0
-    rows = [
-        _candidate_row(candidate, estimate, place, best_us, candidate.name == serving, record)
-        for place, (candidate, estimate) in enumerate(ranked, start=1)
-    ]
-    if record is not None:  # measured once, but no longer offered by the policy
-        offered_names = {candidate.name for candidate in legal}
-        rows += [
-            _entry_row(entry, record, rank_=None, estimate=None)
-            for entry in record.entries
-            if entry.candidate.name not in offered_names
-        ]
+    rows = []
+    for place, (candidate, estimate) in enumerate(ranked, start=1):
+        row = by_name.pop(candidate.name, None)
+        if row is None:
+            slower = f", {estimate.us / ranked[0][1].us:.2f}x its best" if place > 1 else ""
+            reason = f"ranked {place} by the cost model{slower}; limited by {estimate.limiter}"
+            kept = candidate.name == serving
+            if kept:
+                why = "the policy's default, nothing measured yet" if record is None else UNTIMED
+                reason = f"{why}; {reason}"
+            row = Explanation(
+                name=candidate.name,
+                config=candidate.config,
+                fate="kept" if kept else "untried",
+                reason=reason,
+            )
+        us, limiter = finite(estimate.us), estimate.limiter
+        rows.append(replace(row, rank=place, estimate_us=us, limiter=limiter))
+    rows += by_name.values()  # measured once, but no longer offered by the policy
     rows += [
         Explanation(
             name="",
@@ -85,40 +94,8 @@ def explain(
     return sorted(rows, key=_order)
 
 
-def _candidate_row(
-    candidate: Candidate,
-    estimate: Estimate,
-    place: int,
-    best_us: float,
-    kept: bool,
-    record: TuningRecord | None,
-) -> Explanation:
-    entry = None if record is None else record.entry(candidate.name)
-    if entry is not None and record is not None:
-        return _entry_row(entry, record, rank_=place, estimate=estimate)
-    slower = "" if place == 1 or best_us <= 0 else f", {estimate.us / best_us:.2f}x its best"
-    reason = f"ranked {place} by the cost model{slower}; limited by {estimate.limiter}"
-    if kept:
-        why = "the policy's default, nothing measured yet"
-        reason = f"{why if record is None else 'picked without a timing of its own'}; {reason}"
-    return Explanation(
-        name=candidate.name,
-        config=candidate.config,
-        fate="kept" if kept else "untried",
-        reason=reason,
-        rank=place,
-        estimate_us=finite(estimate.us),
-        limiter=estimate.limiter,
-    )
-
-
-def _entry_row(
-    entry: CandidateEntry,
-    record: TuningRecord,
-    *,
-    rank_: int | None,
-    estimate: Estimate | None,
-) -> Explanation:
+def _measured(entry: CandidateEntry, record: TuningRecord) -> Explanation:
+    """A line about a candidate that a record knows."""
     fate, reason = _fate(entry, record)
     timing = entry.measurement
     return Explanation(
@@ -126,9 +103,7 @@ def _entry_row(
         config=entry.candidate.config,
         fate=fate,
         reason=reason,
-        rank=rank_,
-        estimate_us=entry.estimate_us if estimate is None else finite(estimate.us),
-        limiter=None if estimate is None else estimate.limiter,
+        estimate_us=entry.estimate_us,
         median_us=None if timing is None else timing.median_us,
         ratio_to_best=None if timing is None else timing.ratio_to_best,
     )
@@ -141,11 +116,11 @@ def _fate(entry: CandidateEntry, record: TuningRecord) -> tuple[Fate, str]:
         return "failed", f"{entry.outcome.kind}: {entry.outcome.reason}{log}"
     if entry.candidate.name == record.pick:
         if timing is None:
-            return "kept", "picked without a timing of its own"
-        how = "the default" if record.pick == record.default else "faster than the default"
+            return "kept", UNTIMED
+        how = "faster than the default"
         checked = "confirmed by a second process" if record.confirmed else "not confirmed"
         if record.pick == record.default:
-            checked = "nothing beat it by 1 %"
+            how, checked = "the default", "nothing beat it by 1 %"
         return "kept", f"{how}: {_timed(timing.median_us, timing.samples)}; {checked}"
     if timing is None:
         return "untried", "built and checked, but never timed"

@@ -17,10 +17,11 @@ from ..shared.plain import Gradient, are_plain, of_arguments, refuse_tangents, s
 from ..shared.second_order import notice_reference, zeros_like
 from ..shared.torch_library import differentiate_by
 from . import plan as attention_plan
+from .checks import Options
 from .plan import Gradients
 from .torch_op import BACKWARD_OP, FORWARD_OP, Backward, Forward, options_of
 
-_OTHERS = of_arguments(Forward)[3:]  # arguments without a gradient
+_OTHERS = (None, None, None)  # of options, return_lse and deterministic
 
 
 def save_for_backward(
@@ -28,21 +29,14 @@ def save_for_backward(
 ) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    _keep(ctx, call.q, call.k, call.v, *output, *call[3:7], call.deterministic)
+    _keep(ctx, (*call[:3], *output), call[3:7], call.deterministic)
     ctx.return_lse = call.return_lse
 
 
-def _keep(
-    ctx: Any,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    o: torch.Tensor,
-    lse: Gradient,
-    *arguments: Any,
-) -> None:
-    ctx.save_for_backward(q, k, v, o, lse)
-    ctx.arguments = arguments
+def _keep(ctx: Any, tensors: tuple[Gradient, ...], options: Options, deterministic: bool) -> None:
+    """Keep q, k, v, O and LSE, and what else belongs to them."""
+    ctx.save_for_backward(*tensors)
+    ctx.options, ctx.deterministic = options, deterministic
     ctx.settings = settings.current()
     ctx.set_materialize_grads(False)
 
@@ -58,8 +52,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
         if not ctx.return_lse:
             # The op was called for O alone, as flash_attn_func never does where a gradient may be asked for. The
             # kernel is the same with LSE and without, so running it again gives the LSE that belongs to this O.
-            *options, deterministic = ctx.arguments
-            _, lse = FORWARD_OP(q, k, v, *options, True, deterministic)
+            _, lse = FORWARD_OP(q, k, v, *ctx.options, True, ctx.deterministic)
         return of_arguments(Forward, *_through_dispatcher(ctx, grad_o, grad_lse, q, k, v, o, lse))
 
 
@@ -70,7 +63,7 @@ def _through_dispatcher(
         if x is not None:
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
-    gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.arguments)
+    gradients: Gradients = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.options, ctx.deterministic)
     return gradients
 
 
@@ -104,28 +97,25 @@ class AttentionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """Launch the kernel and keep what the gradient needs, LSE among it; arguments are those of :class:`Forward`."""
-        q, k, v, scale, causal, top_left, device_type, return_lse, deterministic = arguments
-        o, lse = attention_plan.attention_forward(
-            q, k, v, scale, causal, top_left, device_type, True
-        )
-        _keep(ctx, q, k, v, o, lse, scale, causal, top_left, device_type, deterministic)
+        """Launch the kernel and keep what the gradient needs, LSE among it."""
+        q, k, v, options, return_lse, deterministic = arguments
+        o, lse = attention_plan.attention_forward(q, k, v, options, True)
+        _keep(ctx, (q, k, v, o, lse), options, deterministic)
         return (o, lse) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, grad_o: Gradient, grad_lse: Gradient = None) -> tuple[Gradient, ...]:
         """Gradients of q, k and v."""
         if grad_o is None and grad_lse is None:
-            return of_arguments(Forward)
+            return (None, None, None, *_OTHERS)
         saved = ctx.saved_tensors
         # Someone may differentiate the gradients, trace or batch them, or have saved the tensors in some other form.
         with settings_of(ctx):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_lse, *saved):
                 gradients = _through_dispatcher(ctx, grad_o, grad_lse, *saved)
             else:
-                gradients = attention_plan.attention_backward(
-                    grad_o, grad_lse, *saved, *ctx.arguments
-                )
+                arguments = (*saved, ctx.options, ctx.deterministic)
+                gradients = attention_plan.attention_backward(grad_o, grad_lse, *arguments)
         return (*gradients, *_OTHERS)
 
 

@@ -5,12 +5,21 @@ They read shapes, strides and dtypes only, so that fake tensors pass through the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from ...core.problem import CAUSAL_ALIGNMENTS, CausalAlignment, Problem
-from ..shared import checks, options
+from ...core.problem import CAUSAL_ALIGNMENTS, Problem
+from ..shared import checks
+from ..shared.options import as_float
 
 SCALE = "softmax_scale"  # in messages
+
+Options = tuple["float | None", bool, bool, str]
+"""Arguments of both ops beside tensors: the softmax scale, None for ``1 / sqrt(dim_qk)``; whether rows see keys up to
+their diagonal only; whether that begins at the top left; and a policy's name for :func:`naming.policy_named`, empty for
+the GPU of q.
+"""
 
 
 def check_options(
@@ -39,7 +48,7 @@ def check_options(
     )
     if softmax_scale is None:
         return None
-    scale = options.as_float(SCALE, softmax_scale, " or None")
+    scale = as_float(SCALE, softmax_scale, " or None")
     checks.check_scale(scale, SCALE)
     return scale
 
@@ -63,22 +72,14 @@ def check_gradients(
 
 
 def make_problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    causal: bool,
-    top_left: bool = False,
-    backward: bool = False,
-    deterministic: bool = False,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, **backward: Any
 ) -> Problem:
-    """The attention that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
-    alignment: CausalAlignment = "top_left" if top_left else "bottom_right"
+    """The attention that checked, non-empty tensors name; ``backward`` has what its backward says beside."""
+    _, causal, top_left, _ = options
     return Problem(
-        direction="backward" if backward else "forward",
         causal=causal,
-        causal_alignment=alignment,
+        causal_alignment="top_left" if top_left else "bottom_right",
         alignment_bytes=checks.alignment_bytes(q, k, v),
-        deterministic=deterministic,
         **checks.sizes(q, k, v),
+        **backward,
     )

@@ -134,34 +134,16 @@ def flash_attn_func(
         differentiable = torch.is_grad_enabled() and (
             q.requires_grad or k.requires_grad or v.requires_grad
         )
-        o, lse = FORWARD_OP(
-            q,
-            k,
-            v,
-            softmax_scale,
-            causal,
-            top_left,
-            policy,
-            return_lse or differentiable,
-            deterministic,
-        )
+        wanted = return_lse or differentiable
+        o, lse = FORWARD_OP(q, k, v, softmax_scale, causal, top_left, policy, wanted, deterministic)
         return (o, lse) if return_lse else o
     name = "" if device_type is None else naming.policy_name(device_type)
+    arguments = (softmax_scale, causal, top_left, name)
     if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+        if deterministic is None:
+            deterministic = torch.are_deterministic_algorithms_enabled()
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q,
-            k,
-            v,
-            softmax_scale,
-            causal,
-            top_left,
-            name,
-            return_lse,
-            torch.are_deterministic_algorithms_enabled()
-            if deterministic is None
-            else deterministic,
+            q, k, v, arguments, return_lse, deterministic
         )
-    o, lse = attention_plan.attention_forward(
-        q, k, v, softmax_scale, causal, top_left, name, return_lse
-    )
+    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse)
     return (o, lse) if return_lse else o

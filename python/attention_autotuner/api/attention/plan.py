@@ -7,6 +7,8 @@ where they lie; what autograd hands over beside them is copied where a kernel co
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +16,7 @@ from ... import settings
 from ...serving import dispatch
 from ..shared import checks, launch, planning
 from . import checks as attention_checks
+from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -23,14 +26,7 @@ BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
 
 
 def attention_forward(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
-    return_lse: bool,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
 ) -> Outputs:
     """Attention forward through a kernel.
 
@@ -38,10 +34,7 @@ def attention_forward(
         q: ``[batch, heads_q, seqlen_q, dim_qk]`` on a GPU.
         k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
         v: ``[batch, heads_kv, seqlen_k, dim_v]``.
-        softmax_scale: None is ``1 / sqrt(dim_qk)``.
-        causal: whether rows see keys up to their diagonal only.
-        top_left: alignment of the diagonal.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        options: of the softmax, and for which GPU.
         return_lse: whether LSE is wanted.
 
     Raises:
@@ -50,10 +43,7 @@ def attention_forward(
     """
     key = (
         launch.signature_of_three(q, k, v),
-        softmax_scale,
-        causal,
-        top_left,
-        device_type,
+        options,
         return_lse,
         dispatch.generation(),
         id(settings.current()),
@@ -62,15 +52,10 @@ def attention_forward(
     if plan is None:
         checks.check_tensors(q, k, v)
         checks.notice_exchanged(q, k)
-        scale = _scale(q, softmax_scale)
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        problem = None
-        if not checks.is_empty(q, k):
-            problem = attention_checks.make_problem(q, k, v, causal=causal, top_left=top_left)
-        inputs = {"q": q, "k": k, "v": v}
-        plan = planning.plan_of(problem, device_type, scale, inputs=inputs, outputs=outputs)
+        plan = _plan_of(options, {"q": q, "k": k, "v": v}, outputs)
         FORWARD_PLANS.remember(key, plan)
     results = plan.run(q, k, v)
     return results[0], results[1] if return_lse else None
@@ -84,10 +69,7 @@ def attention_backward(
     v: torch.Tensor,
     o: torch.Tensor,
     lse: torch.Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    top_left: bool,
-    device_type: str,
+    options: Options,
     deterministic: bool,
 ) -> Gradients:
     """Gradients of q, k and v through a kernel.
@@ -100,10 +82,7 @@ def attention_backward(
         v: see q.
         o: what the forward returned.
         lse: what the forward returned.
-        softmax_scale: None is ``1 / sqrt(dim_qk)``.
-        causal: whether rows see keys up to their diagonal only.
-        top_left: alignment of the diagonal.
-        device_type: a policy's name for :func:`naming.policy_named`; empty is the GPU of q.
+        options: see q.
         deterministic: only kernels that give equal bits each time may serve.
 
     Raises:
@@ -120,10 +99,7 @@ def attention_backward(
         launch.signature(lse),
         launch.signature(grad_o),
         launch.signature(grad_lse),
-        softmax_scale,
-        causal,
-        top_left,
-        device_type,
+        options,
         deterministic,
         dispatch.generation(),
         id(settings.current()),
@@ -133,31 +109,34 @@ def attention_backward(
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
-        scale, problem = _scale(q, softmax_scale), None
-        if not checks.is_empty(q, k):
-            problem = attention_checks.make_problem(
-                q,
-                k,
-                v,
-                causal=causal,
-                top_left=top_left,
-                backward=True,
-                deterministic=deterministic,
-            )
-        plan = planning.plan_of(
-            problem,
-            device_type,
-            scale,
-            inputs={"q": q, "k": k, "v": v, **others},
-            outputs=launch.gradients(dq=q, dk=k, dv=v),
-            copies=launch.unreadable(**others),
-        )
+        inputs = {"q": q, "k": k, "v": v, **others}
+        outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
+        backward = {"direction": "backward", "deterministic": deterministic}
+        plan = _plan_of(options, inputs, outputs, copies, **backward)
         BACKWARD_PLANS.remember(key, plan)
     dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
     return dq, dk, dv
 
 
-def _scale(q: torch.Tensor, softmax_scale: float | None) -> float:
+def _plan_of(
+    options: Options,
+    inputs: Mapping[str, Any],
+    outputs: Sequence[launch.Layout],
+    copies: Sequence[str] = (),
+    **backward: Any,
+) -> launch.Plan:
+    q, k, v, softmax_scale, device_type = (
+        inputs["q"],
+        inputs["k"],
+        inputs["v"],
+        options[0],
+        options[3],
+    )
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
     checks.check_scale(scale, attention_checks.SCALE)
-    return scale
+    problem = None
+    if not checks.is_empty(q, k):
+        problem = attention_checks.make_problem(q, k, v, options, **backward)
+    return planning.plan_of(
+        problem, device_type, scale, inputs=inputs, outputs=outputs, copies=copies
+    )

@@ -60,8 +60,7 @@ def options_of(call: Forward | Backward) -> dict[str, Any]:
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
-    arguments: tuple[Any, ...] = call[:-1]
-    o, lse = attention_plan.attention_forward(*arguments)
+    o, lse = attention_plan.attention_forward(*call[:3], call[3:7], call.return_lse)
     return o, nothing(call.q) if lse is None else lse
 
 
@@ -88,7 +87,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _backward_cuda(call: Backward) -> Gradients:
-    return attention_plan.attention_backward(*call)
+    return attention_plan.attention_backward(*call[:7], call[7:11], call.deterministic)
 
 
 def _backward_cpu(call: Backward) -> Gradients:

@@ -59,21 +59,20 @@ def _through_dispatcher(
             checks.check_layout(name, x)  # the dispatcher has no kernel to hand other layouts to
     refuse_tangents(grad_o, grad_state, *tensors, op="retention")
     *most, initial_state = tensors
-    need_state, need_gamma = ctx.needs_input_grad[_STATE], ctx.needs_input_grad[_LOG2_GAMMA]
+    rest = _rest(ctx)
+    *_, need_state, need_gamma = rest
     *gradients, dstate, dlog2 = BACKWARD_OP(
-        grad_o,
-        grad_state,
-        *most,
-        ctx.gamma,
-        initial_state,
-        ctx.scale,
-        ctx.device_type,
-        need_state,
-        need_gamma,
+        grad_o, grad_state, *most, ctx.gamma, initial_state, *rest
     )
     return of_arguments(
         Forward, *gradients, dlog2 if need_gamma else None, None, dstate if need_state else None
     )
+
+
+def _rest(ctx: Any) -> tuple[float | None, str, bool, bool]:
+    """Arguments of the backward beside tensors and decays: scale, for which GPU, and what is wanted."""
+    needs = ctx.needs_input_grad
+    return ctx.scale, ctx.device_type, needs[_STATE], needs[_LOG2_GAMMA]
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -141,18 +140,9 @@ class RetentionFunction(torch.autograd.Function):
             if torch.is_grad_enabled() or not are_plain(grad_o, grad_state, *tensors):
                 return _through_dispatcher(ctx, grad_o, grad_state, tensors)
             q, k, v, log2_gamma, initial_state = tensors
+            decays = (log2_gamma, ctx.gamma)
             *gradients, dstate, dlog2 = retention_plan.retention_backward(
-                grad_o,
-                grad_state,
-                q,
-                k,
-                v,
-                (log2_gamma, ctx.gamma),
-                initial_state,
-                ctx.scale,
-                ctx.device_type,
-                ctx.needs_input_grad[_STATE],
-                ctx.needs_input_grad[_LOG2_GAMMA],
+                grad_o, grad_state, q, k, v, decays, initial_state, *_rest(ctx)
             )
         return (*gradients, dlog2, None, dstate, *_OTHERS)
 

@@ -73,19 +73,13 @@ def _through_dispatcher(
 ) -> tuple[Gradient, ...]:
     checks.check_layout("the gradient of o", grad_o)
     refuse_tangents(grad_o, *tensors, op="retnet")
-    need_dmask = ctx.needs_input_grad[_MASK]
-    dq, dk, dv, dmask = BACKWARD_OP(
-        grad_o,
-        *tensors,
-        ctx.gamma,
-        o,
-        r,
-        *ctx.rules,
-        ctx.device_type,
-        need_dmask,
-        ctx.deterministic,
-    )
-    return of_arguments(Forward, dq, dk, dv, dmask if need_dmask else None)
+    *gradients, dmask = BACKWARD_OP(grad_o, *tensors, ctx.gamma, o, r, *ctx.rules, *_rest(ctx))
+    return of_arguments(Forward, *gradients, dmask if ctx.needs_input_grad[_MASK] else None)
+
+
+def _rest(ctx: Any) -> tuple[str, bool, bool]:
+    """Arguments of the backward beside what the forward keeps: for which GPU, dmask, determinism."""
+    return ctx.device_type, ctx.needs_input_grad[_MASK], ctx.deterministic
 
 
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -128,25 +122,13 @@ class RetNetFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        mask: Gradient,
-        log2_gamma: Gradient,
-        gamma: Any,
-        rules: Rules,
-        device_type: str,
-        return_r: bool,
-        deterministic: bool,
-    ) -> Any:
+    def forward(ctx: Any, *arguments: Any) -> Any:
         """Launch the kernel and keep what the gradient needs, r among it."""
-        factors = (mask, log2_gamma, gamma)
+        q, k, v, *factors, rules, device_type, return_r, deterministic = arguments
         o, r = retnet_plan.retnet_forward(
-            q, k, v, factors, rules, device_type, return_r or rules.normalize
+            q, k, v, tuple(factors), rules, device_type, return_r or rules.normalize
         )
-        _keep(ctx, (q, k, v, mask, log2_gamma), gamma, rules, (device_type, deterministic), o, r)
+        _keep(ctx, arguments[:5], factors[2], rules, (device_type, deterministic), o, r)
         if not return_r:
             return o
         ctx.mark_non_differentiable(r)
@@ -163,18 +145,9 @@ class RetNetFunction(torch.autograd.Function):
             if torch.is_grad_enabled() or not are_plain(grad_o, *tensors, o, r):
                 return _through_dispatcher(ctx, grad_o, tensors, o, r)[:_ARGUMENTS]
             q, k, v, mask, log2_gamma = tensors
+            factors = (mask, log2_gamma, ctx.gamma)
             gradients = retnet_plan.retnet_backward(
-                grad_o,
-                q,
-                k,
-                v,
-                (mask, log2_gamma, ctx.gamma),
-                o,
-                r,
-                ctx.rules,
-                ctx.device_type,
-                ctx.needs_input_grad[_MASK],
-                ctx.deterministic,
+                grad_o, q, k, v, factors, o, r, ctx.rules, *_rest(ctx)
             )
         return (*gradients, *_OTHERS)
 

@@ -144,17 +144,9 @@ def retnet_attn_func(
         return (o, r) if return_r else o
     name = "" if device_type is None else naming.policy_name(device_type)
     if differentiable:
+        deterministic = torch.are_deterministic_algorithms_enabled()
         return RetNetFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
-            q,
-            k,
-            v,
-            matrix,
-            log2_gamma,
-            gamma,
-            rules,
-            name,
-            return_r,
-            torch.are_deterministic_algorithms_enabled(),
+            q, k, v, matrix, log2_gamma, gamma, rules, name, return_r, deterministic
         )
     o, r = retnet_plan.retnet_forward(q, k, v, (matrix, log2_gamma, gamma), rules, name, return_r)
     return (o, r) if return_r else o

@@ -105,14 +105,7 @@ def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _backward_cuda(call: Backward) -> tuple[torch.Tensor, ...]:
     *gradients, dmask = retnet_plan.retnet_backward(
-        *call[:4],
-        _factors(call),
-        call.o,
-        call.r,
-        rules_of(call),
-        call.device_type,
-        call.need_dmask,
-        call.deterministic,
+        *call[:4], _factors(call), call.o, call.r, rules_of(call), *call[-3:]
     )
     return (*gradients, nothing(call.q, call.q.dtype) if dmask is None else dmask)
 

@@ -6,7 +6,6 @@ them, the states of super-chunks and the scores of all chunks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from ...arch.spec import ArchSpec
@@ -14,7 +13,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.super_chunks import STATE_BYTES, pieces_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from .knobs import knobs_of
@@ -24,11 +23,7 @@ MAX_DEPTH_WARPS = 4  # as StatesPass in the traits has it
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: Sequence[Usage],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate's kernels; ``usages`` of its passes."""
     plan = knobs_of(candidate)

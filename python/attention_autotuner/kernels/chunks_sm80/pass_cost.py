@@ -12,20 +12,11 @@ from functools import lru_cache
 from math import ceil
 
 from ...arch.spec import ArchSpec
+from ..shared import engine, tile_costs
 from ..shared.coefficients import Coefficients
-from ..shared.engine import hbm_us, infeasible, l2_us, launch_estimate, residency, spill_clk
 from ..shared.estimates import Estimate, Usage
 from ..shared.super_chunks import STATE_BYTES
-from ..shared.tile_costs import (
-    COPY_INSTRUCTIONS,
-    ELEMENT_BYTES,
-    LDMATRIX_BYTES,
-    SCHEDULERS_PER_SM,
-    WARP,
-    StepCounts,
-    TileCost,
-    tile_cost,
-)
+from ..shared.tile_costs import ELEMENT_BYTES, WARP, StepCounts, TileCost
 from .knobs import ChunkPass
 
 VECTOR_COPY = 16  # bytes
@@ -123,16 +114,16 @@ def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coeffic
     counts = counts_of(work, fit)
     threads = work.knobs.num_threads
     ctas = work.heads * work.stretches * work.slices
-    placed = residency(spec, usage, threads=threads, ctas=ctas)
+    placed = engine.residency(spec, usage, threads=threads, ctas=ctas)
     if placed is None:
-        return infeasible()
+        return engine.infeasible()
     resident, slots = placed.per_sm, placed.slots
-    tile, to_us = tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
+    tile, to_us = tile_costs.tile_cost(counts, spec, fit), 1 / spec.sm_clock_mhz
     lone_clk = warp_clk(work, spec, fit)
-    spilled_clk = spill_clk(usage, threads, fit)
+    spilled_clk = engine.spill_clk(usage, threads, fit)
 
     def chunk_us(residents: int) -> float:
-        sharing = max(1.0, residents * counts.warps / SCHEDULERS_PER_SM)
+        sharing = max(1.0, residents * counts.warps / tile_costs.SCHEDULERS_PER_SM)
         chain = lone_clk * (1.0 + fit.chunk_second_warp * (sharing - 1.0)) + residents * spilled_clk
         return max(residents * _busiest_clk(tile), chain) * to_us
 
@@ -148,15 +139,15 @@ def predict_pass(work: ChunkPassWork, spec: ArchSpec, usage: Usage, fit: Coeffic
         "alu_us": tile.alu_clk * tiles,
         "issue_us": tile.issue_clk * tiles,
         "chain_us": rounds * chunk_us(resident) - _busiest_clk(tile) * tiles,
-        "l2_us": l2_us(ctas * work.chunks * counts.fill_bytes, spec),
-        "hbm_us": hbm_us(_hbm_bytes(work), spec),
+        "l2_us": engine.l2_us(ctas * work.chunks * counts.fill_bytes, spec),
+        "hbm_us": engine.hbm_us(_hbm_bytes(work), spec),
         "spill_us": rounds * resident * spilled_clk * to_us,
         "cta_us": start_us,
         "imbalance_us": max(0.0, work.chunks * (full + last) - rounds * chunk_us(resident)),
     }
     compute = work.chunks * (full + last) + start_us
     # What computing and moving lose by each other is in the clocks of a warp.
-    return launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
+    return engine.launch_estimate(terms, compute, placed, spec, overlap_loss=0.0)
 
 
 def _busiest_clk(tile: TileCost) -> float:
@@ -188,8 +179,10 @@ def warp_clk(work: ChunkPassWork, spec: ArchSpec, fit: Coefficients) -> float:
     share_of_sm = spec.registers_per_sm // (knobs.num_threads * knobs.ctas_per_sm)
     missing = max(0.0, wanted - min(share_of_sm, spec.max_registers_per_thread))
     fill = c * (2 * work.depth + knobs.columns) * ELEMENT_BYTES
-    copies = COPY_INSTRUCTIONS[work.copy_bytes] - COPY_INSTRUCTIONS[VECTOR_COPY]
-    narrow = copies * fill / LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
+    copies = (
+        tile_costs.COPY_INSTRUCTIONS[work.copy_bytes] - tile_costs.COPY_INSTRUCTIONS[VECTOR_COPY]
+    )
+    narrow = copies * fill / tile_costs.LDMATRIX_BYTES / (knobs.column_warps * knobs.depth_warps)
     late_clk = {1: fit.chunk_late_clk_1_stage, 2: fit.chunk_late_clk_2_stages, 3: 0.0}
     return (
         fit.chunk_clk

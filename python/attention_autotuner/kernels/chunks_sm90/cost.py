@@ -11,18 +11,9 @@ from math import ceil
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared import engine
 from ..shared.coefficients import Coefficients
-from ..shared.engine import (
-    AuxiliaryWork,
-    hbm_us,
-    in_sequence,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    spill_clk,
-)
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usage, Usages
 from ..shared.super_chunks import STATE_BYTES, pieces_of
 from ..shared.tile_costs import ELEMENT_BYTES
 from . import resources
@@ -45,11 +36,7 @@ class Stretches:
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate's kernels; infinite where an SM does not hold them, or has no such MMAs."""
     (usage,) = usages
@@ -66,11 +53,11 @@ def predict(
     before = replace(output, tokens=stretch * count, stretch=stretch // pieces, states_only=True)
     states = STATE_BYTES * heads * problem.dim_qk * problem.dim_v
     moved = 4 * states * count * pieces  # written, scanned, read
-    auxiliary = AuxiliaryWork().plus(moved, spec, fit)
+    auxiliary = engine.AuxiliaryWork().plus(moved, spec, fit)
     launches = [
         _predict_pass(problem, shape, stretches, spec, usage, fit) for stretches in (output, before)
     ]
-    return in_sequence(launches, auxiliary, spec)
+    return engine.in_sequence(launches, auxiliary, spec)
 
 
 def _predict_pass(
@@ -84,9 +71,9 @@ def _predict_pass(
     knobs = shape.knobs
     heads = problem.batch * problem.heads_q
     ctas = heads * shape.slices * -(-stretches.tokens // stretches.stretch)
-    placed = residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
+    placed = engine.residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
     if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return infeasible()
+        return engine.infeasible()
     resident, rounds = placed.per_sm, placed.waves
     chunks = -(-min(stretches.stretch, stretches.tokens) // knobs.chunk)
     # Multiply-adds of a token: with K; and where there is an output, with the state, and scores with V.
@@ -101,7 +88,7 @@ def _predict_pass(
     chain_clk = (
         fit.chunk_sm90_clk
         + fit.chunk_sm90_depth_clk * shape.depth
-        + spill_clk(usage, knobs.num_threads, fit)
+        + engine.spill_clk(usage, knobs.num_threads, fit)
     )
     chain_clk *= 1.0 + fit.chunk_sm90_next_group * (resident * knobs.warpgroups - 1)
     if stretches.states_only:
@@ -114,12 +101,12 @@ def _predict_pass(
     terms = {
         "tensor_us": rounds * chunks * tensor_clk * to_us,
         "chain_us": rounds * chunks * (chunk_clk - tensor_clk) * to_us,
-        "l2_us": l2_us(ctas * chunks * knobs.chunk * fill * ELEMENT_BYTES, spec),
-        "hbm_us": hbm_us(ELEMENT_BYTES * heads * stretches.tokens * moved, spec, bandwidth),
+        "l2_us": engine.l2_us(ctas * chunks * knobs.chunk * fill * ELEMENT_BYTES, spec),
+        "hbm_us": engine.hbm_us(ELEMENT_BYTES * heads * stretches.tokens * moved, spec, bandwidth),
         "cta_us": start_us,
         "imbalance_us": (ceil(rounds) - rounds) * chunks * chunk_clk * to_us,
     }
     compute = ceil(rounds) * chunks * chunk_clk * to_us
-    return launch_estimate(
+    return engine.launch_estimate(
         terms, compute, placed, spec, overlap_loss=fit.chunk_sm90_overlap_loss, start_us=start_us
     )

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from ...arch.occupancy import REGISTER_ALLOCATION_UNIT, REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..shared.sm90_tiles import (
-    ALIGNMENT_BYTES,
-    BARRIER_BYTES,
-    ELEMENT_BYTES,
-    SWIZZLE_COLUMNS,
-    Sm90Shape,
-    whole_columns,
-)
+from ..shared import sm90_tiles
+from ..shared.sm90_tiles import Sm90Shape
 from ..shared.super_chunks import SuperChunks
 from ..shared.workspace import layout_bytes, states_bytes
 from .knobs import ChunkwiseSm90Knobs, knobs_of
@@ -42,7 +36,7 @@ class ChunkSm90Shape(Sm90Shape):
     @property
     def depth(self) -> int:
         """Columns of Q and K in the MMA."""
-        return whole_columns(self.candidate.padded_dim_qk)
+        return sm90_tiles.whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def slices(self) -> int:
@@ -76,8 +70,12 @@ def smem_bytes(shape: ChunkSm90Shape) -> int:
     """Dynamic shared memory of one CTA, bytes; the pass for states of super-chunks has no more."""
     knobs = shape.knobs
     stage = 2 * shape.depth + knobs.columns
-    columns = knobs.num_stages * stage + SCORE_STAGES * SWIZZLE_COLUMNS + knobs.columns
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * knobs.chunk * columns + BARRIER_BYTES
+    columns = knobs.num_stages * stage + SCORE_STAGES * sm90_tiles.SWIZZLE_COLUMNS + knobs.columns
+    return (
+        sm90_tiles.ALIGNMENT_BYTES
+        + sm90_tiles.ELEMENT_BYTES * knobs.chunk * columns
+        + sm90_tiles.BARRIER_BYTES
+    )
 
 
 def needs(shape: ChunkSm90Shape) -> KernelNeeds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.passes import Pass
+from ..shared.passes import Pass, single_pass
 from ..shared.rules import Rule, known
 from ..shared.sm90_rules import tma_needs_alignment
 from .resources import REGISTERS_BESIDE, ChunkSm90Shape, needs, shape_of
@@ -41,11 +41,4 @@ CHUNK_SM90_PREDICATES: dict[str, Rule[ChunkSm90Shape]] = {
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The launch of a candidate that its knobs size; that for the states of super-chunks takes no more."""
-    return (
-        Pass(
-            kernel=candidate.kernel,
-            subject=shape_of(candidate),
-            rules=CHUNK_SM90_PREDICATES,
-            needs_of=needs,
-        ),
-    )
+    return single_pass(candidate, shape_of(candidate), CHUNK_SM90_PREDICATES, needs)

@@ -5,20 +5,16 @@ from __future__ import annotations
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared import engine
 from ..shared.coefficients import Coefficients
-from ..shared.engine import hbm_us, infeasible, l2_us, launch_estimate, residency, spill_clk
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usages
 from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import ELEMENT_BYTES
 from .knobs import knobs_of
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate; infinite where an SM does not hold its CTA."""
     knobs = knobs_of(candidate)
@@ -26,13 +22,13 @@ def predict(
     heads = problem.batch * problem.heads_q
     slices = -(-candidate.padded_dim_v // knobs.columns)
     ctas = heads * slices
-    placed = residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
+    placed = engine.residency(spec, usage, threads=knobs.num_threads, ctas=ctas)
     if placed is None:
-        return infeasible()
+        return engine.infeasible()
     resident, to_us = placed.per_sm, 1 / spec.sm_clock_mhz
     lanes = spec.fp32_lanes_per_clk_per_sm
     busy = fit.recurrent_element_instructions * candidate.padded_dim_qk * knobs.columns / lanes
-    spilled = spill_clk(usage, knobs.num_threads, fit)
+    spilled = engine.spill_clk(usage, knobs.num_threads, fit)
     token_clk = max(resident * (busy + spilled), busy + spilled + fit.recurrent_token_clk)
     waves = -(-ctas // placed.slots)
     chain_us = waves * (problem.seqlen_q * token_clk + fit.cta_clk) * to_us
@@ -48,7 +44,9 @@ def predict(
     terms = {
         "alu_us": waves * problem.seqlen_q * resident * busy * to_us,
         "chain_us": chain_us,
-        "hbm_us": hbm_us(rows + states, spec, share),
-        "l2_us": l2_us(again, spec),
+        "hbm_us": engine.hbm_us(rows + states, spec, share),
+        "l2_us": engine.l2_us(again, spec),
     }
-    return launch_estimate(terms, chain_us, placed, spec, overlap_loss=fit.memory_overlap_loss)
+    return engine.launch_estimate(
+        terms, chain_us, placed, spec, overlap_loss=fit.memory_overlap_loss
+    )

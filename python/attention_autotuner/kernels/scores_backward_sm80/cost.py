@@ -13,41 +13,27 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usage
-from ..shared.kernel_cost import KernelWork, predict_kernel
+from ..shared.estimates import Estimate, Usage, Usages
+from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
-from ..shared.score_costs import with_score_mod
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, WARP, StepCounts
 from ..shared.workspace import SUM_BYTES
+from . import resources
 from .knobs import knobs_of
-from .resources import (
-    LSE_DELTA_BYTES,
-    KeyShape,
-    PassShape,
-    RowShape,
-    dq_split,
-    dq_tile,
-    flops_per_score,
-    shapes,
-    shares_of_group,
-)
+from .resources import LSE_DELTA_BYTES, KeyShape, PassShape, RowShape
 
 VECTOR_BYTES = 16 * WARP  # a warp's 16-byte stores, and its four-float additions
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of all kernels of a candidate, one after the other."""
     longest_first = knobs_of(candidate).cta_order == "longest_first"
-    shares = shares_of_group(problem, candidate)
+    shares = resources.shares_of_group(problem, candidate)
     passes = [
         _pass_time(problem, shape, candidate.copy_bytes, longest_first, shares, spec, usage, fit)
-        for shape, usage in zip(shapes(candidate), usages, strict=True)
+        for shape, usage in zip(resources.shapes(candidate), usages, strict=True)
     ]
     one_pass = knobs_of(candidate).plan == "one_pass"
     auxiliary = _auxiliary_bytes(problem, one_pass=one_pass, shares=shares)
@@ -106,16 +92,17 @@ def key_step(shape: KeyShape, copy_bytes: int, spec: ArchSpec) -> StepCounts:
     staged = shape.knobs.num_stages > 1
     sum_bytes, lookahead = 0, 1.0 if staged else 0.0
     if shape.one_pass:
-        along_rows, along_columns = dq_split(shape)
-        reads += along_rows * along_columns * n * sum(dq_tile(shape)) * ELEMENT_BYTES
+        along_rows, along_columns = resources.dq_split(shape)
+        reads += along_rows * along_columns * n * sum(resources.dq_tile(shape)) * ELEMENT_BYTES
         sum_bytes = m * qk * SUM_BYTES
         # From compute capability 9.0 on, four floats are added at once.
         vectorized = spec.compute_capability >= (9, 0)
         instructions += sum_bytes / (VECTOR_BYTES if vectorized else STORE_BYTES)
         if not staged:
-            lookahead = qk / flops_per_score(shape)  # the next tile loads while dQ is computed
+            # The next tile loads while dQ is computed.
+            lookahead = qk / resources.flops_per_score(shape)
     return StepCounts(
-        flops=2 * m * n * flops_per_score(shape),
+        flops=2 * m * n * resources.flops_per_score(shape),
         reads=reads,
         writes=writes,
         fill_bytes=m * ((qk + v) * ELEMENT_BYTES + LSE_DELTA_BYTES),

@@ -7,7 +7,7 @@ from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usages
 from ..shared.schedule import tiles_of
 from ..shared.wgmma_cost import Sm90Work, once_bytes, predict_warpgroups
 from .knobs import knobs_of
@@ -17,11 +17,7 @@ PREPROCESS_BYTES = 12  # of a row: r in, its base and shift out
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a backward candidate: its passes, and the preprocess of row values before them."""
     passes = [

@@ -13,14 +13,8 @@ from ...arch.h100 import H100_SPEC
 from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
-from ..shared.sm90_tiles import (
-    ALIGNMENT_BYTES,
-    BARRIER_BYTES,
-    ELEMENT_BYTES,
-    SWIZZLE_COLUMNS,
-    Sm90Shape,
-    whole_columns,
-)
+from ..shared import sm90_tiles
+from ..shared.sm90_tiles import Sm90Shape
 from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import Sm90Pass, knobs_of
 
@@ -46,7 +40,7 @@ class Sm90PassShape(Sm90Shape):
     def depth(self) -> int:
         """Columns that the first MMA sums over; where r has a gradient, dQ and dK need those of Q K^T too."""
         padded_dim_qk, padded_dim_v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
-        return whole_columns(
+        return sm90_tiles.whole_columns(
             padded_dim_qk if self.result == "dv" else max(padded_dim_qk, padded_dim_v)
         )
 
@@ -56,7 +50,7 @@ class Sm90PassShape(Sm90Shape):
         padded = (
             self.candidate.padded_dim_v if self.result == "dv" else self.candidate.padded_dim_qk
         )
-        return whole_columns(-(-padded // self.knobs.slices))
+        return sm90_tiles.whole_columns(-(-padded // self.knobs.slices))
 
     @property
     def fragment_registers(self) -> int:
@@ -69,7 +63,7 @@ class Sm90PassShape(Sm90Shape):
         kept = self.depth // 4
         taken = self.fragment_registers + kept + REGISTERS_BESIDE_FRAGMENTS_MIN
         fits = taken <= (self.consumer_registers or 0)
-        return kept if self.depth == SWIZZLE_COLUMNS and fits else 0
+        return kept if self.depth == sm90_tiles.SWIZZLE_COLUMNS and fits else 0
 
     @property
     def barriers(self) -> int:
@@ -96,7 +90,12 @@ def smem_bytes(shape: Sm90PassShape) -> int:
         knobs.block_rows * shape.depth + knobs.slice_stages * depth_slice + knobs.num_stages * stage
     )
     factors = 0 if shape.result == "dq" else knobs.num_stages * knobs.block_columns * FACTOR_BYTES
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + BARRIER_BYTES + factors
+    return (
+        sm90_tiles.ALIGNMENT_BYTES
+        + sm90_tiles.ELEMENT_BYTES * tiles
+        + sm90_tiles.BARRIER_BYTES
+        + factors
+    )
 
 
 def needs(shape: Sm90PassShape) -> KernelNeeds:

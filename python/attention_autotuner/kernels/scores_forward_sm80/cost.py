@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..chunks_sm80.pass_cost import ChunkPassWork, predict_pass
 from ..shared.coefficients import Coefficients
 from ..shared.engine import AuxiliaryWork, in_sequence
-from ..shared.estimates import Estimate, Usage
-from ..shared.kernel_cost import KernelWork, predict_kernel
+from ..shared.estimates import Estimate, Usages
+from ..shared.kernel_cost import KernelWork, predict_kernel, with_score_mod
 from ..shared.schedule import tiles_of
-from ..shared.score_costs import with_score_mod
 from ..shared.super_chunks import STATE_BYTES
 from ..shared.tile_costs import ELEMENT_BYTES, STORE_BYTES, StepCounts
 from . import resources as forward_resources
@@ -85,11 +82,7 @@ def work_of(problem: Problem, candidate: Candidate, fit: Coefficients) -> Kernel
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: Sequence[Usage],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a candidate; ``usages`` of the kernel over rows and, in retention, of the pass for the states."""
     knobs = knobs_of(candidate)

@@ -6,18 +6,14 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.estimates import Estimate, Usage
+from ..shared.estimates import Estimate, Usages
 from ..shared.schedule import tiles_of
 from ..shared.wgmma_cost import Sm90Work, once_bytes, predict_warpgroups
 from .resources import shape_of
 
 
 def predict(
-    problem: Problem,
-    candidate: Candidate,
-    spec: ArchSpec,
-    usages: tuple[Usage, ...],
-    fit: Coefficients,
+    problem: Problem, candidate: Candidate, spec: ArchSpec, usages: Usages, fit: Coefficients
 ) -> Estimate:
     """The time of a forward candidate; infinite where an SM does not hold it, or has no WGMMA."""
     (usage,) = usages

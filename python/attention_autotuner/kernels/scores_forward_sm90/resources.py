@@ -11,13 +11,8 @@ from typing import ClassVar
 
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
-from ..shared.sm90_tiles import (
-    ALIGNMENT_BYTES,
-    BARRIER_BYTES,
-    ELEMENT_BYTES,
-    Sm90Shape,
-    whole_columns,
-)
+from ..shared import sm90_tiles
+from ..shared.sm90_tiles import Sm90Shape
 from .knobs import ForwardSm90Knobs, knobs_of
 
 PRODUCER_REGISTERS = {2: 40, 3: 32}  # by consumer warpgroups
@@ -33,13 +28,13 @@ class ForwardSm90Shape(Sm90Shape):
     @property
     def depth(self) -> int:
         """Columns of Q and K in the MMA."""
-        return whole_columns(self.candidate.padded_dim_qk)
+        return sm90_tiles.whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def columns(self) -> int:
         """Columns of V of one CTA."""
         per_slice = -(-self.candidate.padded_dim_v // self.knobs.v_slices)
-        return whole_columns(per_slice)
+        return sm90_tiles.whole_columns(per_slice)
 
     @property
     def fragment_registers(self) -> int:
@@ -57,8 +52,8 @@ def smem_bytes(shape: ForwardSm90Shape) -> int:
     knobs = shape.knobs
     q = knobs.block_m * shape.depth
     stage = knobs.block_n * (shape.depth + shape.columns) + knobs.block_m * knobs.block_n
-    tiles = ELEMENT_BYTES * (q + knobs.num_stages * stage)
-    return ALIGNMENT_BYTES + tiles + BARRIER_BYTES
+    tiles = sm90_tiles.ELEMENT_BYTES * (q + knobs.num_stages * stage)
+    return sm90_tiles.ALIGNMENT_BYTES + tiles + sm90_tiles.BARRIER_BYTES
 
 
 def needs(shape: ForwardSm90Shape) -> KernelNeeds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...core.candidate import Candidate
-from ..shared.passes import Pass
+from ..shared.passes import Pass, single_pass
 from ..shared.rules import Rule, known, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment, warpgroups_range
 from ..shared.sm90_tiles import BLOCK_COLUMNS, MAX_COLUMNS
@@ -32,11 +32,4 @@ FORWARD_SM90_PREDICATES: dict[str, Rule[ForwardSm90Shape]] = {
 
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The one launch of a candidate."""
-    return (
-        Pass(
-            kernel=candidate.kernel,
-            subject=shape_of(candidate),
-            rules=FORWARD_SM90_PREDICATES,
-            needs_of=needs,
-        ),
-    )
+    return single_pass(candidate, shape_of(candidate), FORWARD_SM90_PREDICATES, needs)

@@ -66,6 +66,10 @@ class Usage:
     spill_bytes: float = 0.0
 
 
+Usages = Sequence[Usage]
+"""Of each pass of a candidate."""
+
+
 def expected_usage(needs: KernelNeeds, spec: ArchSpec) -> Usage:
     """The resources that a kernel should take, before it is built.
 

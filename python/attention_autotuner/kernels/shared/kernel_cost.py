@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...arch.spec import ArchSpec
+from ...core.problem import Problem
+from . import engine
 from .coefficients import Coefficients
-from .engine import (
-    Residency,
-    TileList,
-    hbm_us,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    span_of,
-    spill_clk,
-)
 from .estimates import Estimate, Usage
-from .tile_costs import WARP, StepCounts, round_cost, tile_cost
+from .tile_costs import ELEMENT_BYTES, WARP, StepCounts, round_cost, tile_cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelWork(TileList):
+class KernelWork(engine.TileList):
     """The work of a kernel for one problem.
 
     Attributes:
@@ -45,20 +36,20 @@ class KernelWork(TileList):
 def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
     """The time of one kernel under given resource usage."""
     threads = WARP * work.counts.warps
-    placed = residency(spec, usage, threads=threads, ctas=work.ctas)
+    placed = engine.residency(spec, usage, threads=threads, ctas=work.ctas)
     if placed is None:
-        return infeasible()
+        return engine.infeasible()
     resident, slots = placed.per_sm, placed.slots
     tile = tile_cost(work.counts, spec, fit)
     full = round_cost(tile, resident, fit)
-    spilled_clk = spill_clk(usage, threads, fit, resident)
+    spilled_clk = engine.spill_clk(usage, threads, fit, resident)
     round_clk = full.clk + spilled_clk
     cta_clk = _cta_clk(work, spec, resident, fit)
     if work.persistent:
         round_clk *= 1.0 + fit.persistent_loss
 
     # The schedule's loss over perfectly even slots, at the speed of the half-empty SMs at the end.
-    span = span_of(work, slots, step_clk=round_clk, cta_clk=cta_clk)
+    span = engine.span_of(work, slots, step_clk=round_clk, cta_clk=cta_clk)
     last = -(-(work.ctas % slots) // spec.num_sms) or resident
     if work.causal:
         last = -(-resident // 2)
@@ -73,14 +64,16 @@ def predict_kernel(work: KernelWork, spec: ArchSpec, usage: Usage, fit: Coeffici
     terms |= {
         "exposed_us": full.exposed_clk * (rounds * to_us),
         "latency_us": full.latency_clk * (rounds * to_us),
-        "l2_us": l2_us(through_l2, spec),
-        "hbm_us": hbm_us(_hbm_bytes(work, fills, placed, spec, fit), spec),
+        "l2_us": engine.l2_us(through_l2, spec),
+        "hbm_us": engine.hbm_us(_hbm_bytes(work, fills, placed, spec, fit), spec),
         "spill_us": rounds * spilled_clk * to_us,
         "cta_us": placed.waves * cta_clk * to_us,
         "imbalance_us": span.idle_steps * round_clk * tail * to_us,
     }
     compute = rounds * round_clk * to_us + terms["cta_us"] + terms["imbalance_us"]
-    return launch_estimate(terms, compute, placed, spec, overlap_loss=fit.memory_overlap_loss)
+    return engine.launch_estimate(
+        terms, compute, placed, spec, overlap_loss=fit.memory_overlap_loss
+    )
 
 
 def _cta_clk(work: KernelWork, spec: ArchSpec, resident: int, fit: Coefficients) -> float:
@@ -95,7 +88,7 @@ def _cta_clk(work: KernelWork, spec: ArchSpec, resident: int, fit: Coefficients)
 
 
 def _hbm_bytes(
-    work: KernelWork, fills: float, placed: Residency, spec: ArchSpec, fit: Coefficients
+    work: KernelWork, fills: float, placed: engine.Residency, spec: ArchSpec, fit: Coefficients
 ) -> float:
     """Bytes through device memory: some once, streamed ones as often as the concurrent heads push them out of L2.
 
@@ -109,3 +102,30 @@ def _hbm_bytes(
     once = work.streams * work.stream_bytes
     held = fit.kv_cache_share * spec.l2_bytes / (active * work.stream_bytes)
     return work.once_bytes + once + max(0.0, 1.0 - held) * max(0.0, fills / together - once)
+
+
+def with_score_mod(work: KernelWork, problem: Problem, fit: Coefficients) -> KernelWork:
+    """A kernel's work with the score modification of its problem: attention's softmax, a mask or a decay.
+
+    CTAs of the batch that share a part of an explicit mask run together, so that it comes from device memory once.
+    """
+    if problem.score == "softmax":
+        return work
+    counts = work.counts
+    if problem.score == "decayed":
+        exponentials, alu_share = fit.score_decayed_exponentials, fit.score_decayed_alu_share
+        return replace(work, counts=replace(counts, exponentials=exponentials, alu_share=alu_share))
+    masked = replace(
+        counts,
+        exponentials=0.0,
+        alu_share=fit.score_masked_alu_share,
+        mask_bytes=counts.scores * ELEMENT_BYTES,
+    )
+    once_bytes = work.once_bytes + mask_bytes(problem)
+    return replace(work, counts=masked, batches=problem.batch, once_bytes=once_bytes)
+
+
+def mask_bytes(problem: Problem) -> int:
+    """Bytes of an explicit mask that a kernel reads: that of every head, half of it when causal."""
+    whole = ELEMENT_BYTES * problem.heads_q * problem.seqlen_q * problem.seqlen_k
+    return whole // 2 if problem.causal else whole

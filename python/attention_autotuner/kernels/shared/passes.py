@@ -58,6 +58,20 @@ class Pass:
         return self.violation or needs_violation(self.needs, spec)
 
 
+PassesOf = Callable[[Candidate], tuple[Pass, ...]]
+"""Gives the launches of a candidate, in the order they run."""
+
+
+def single_pass(
+    candidate: Candidate,
+    subject: Any,
+    rules: Mapping[str, Rule[Any]],
+    needs_of: Callable[[Any], KernelNeeds],
+) -> tuple[Pass, ...]:
+    """The launches of a candidate that has one."""
+    return (Pass(kernel=candidate.kernel, subject=subject, rules=rules, needs_of=needs_of),)
+
+
 def kernel_violation(candidate: Candidate, passes: Iterable[Pass]) -> Violation | None:
     """The first rule of the kernel headers that a candidate breaks: None where it can be compiled."""
     violation = first_violation(CLASS_PREDICATES | COPY_PREDICATES, candidate)
@@ -71,7 +85,7 @@ def limit_violation(passes: Iterable[Pass], spec: ArchSpec) -> Violation | None:
 
 def check_passes(
     candidate: Candidate,
-    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+    passes_of: PassesOf,
     spec: ArchSpec,
     pruning: Mapping[str, Rule[Candidate]] | None = None,
 ) -> Rejection | None:
@@ -103,7 +117,7 @@ def points_of(
     problem: Problem,
     spec: ArchSpec,
     space: Iterable[K],
-    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+    passes_of: PassesOf,
     pruning: Mapping[str, Rule[Candidate]] | None = None,
 ) -> Iterator[K | Rejection]:
     """Every point of a space: knobs, or the rejection that says why not."""
@@ -115,7 +129,7 @@ def first_legal(
     problem: Problem,
     spec: ArchSpec,
     space: Iterable[K],
-    passes_of: Callable[[Candidate], tuple[Pass, ...]],
+    passes_of: PassesOf,
     pruning: Mapping[str, Rule[Candidate]] | None = None,
 ) -> K | None:
     """The first point of a space that may exist; None where there is none."""

@@ -9,24 +9,15 @@ from dataclasses import dataclass
 
 from ...arch.spec import ArchSpec
 from ...core.problem import Problem
+from . import engine
 from .coefficients import Coefficients
-from .engine import (
-    TileList,
-    hbm_us,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    span_of,
-    spill_clk,
-)
 from .estimates import Estimate, Usage
-from .score_costs import mask_bytes
+from .kernel_cost import mask_bytes
 from .tile_costs import ELEMENT_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sm90Work(TileList):
+class Sm90Work(engine.TileList):
     """A kernel's CTAs and what a step of each does.
 
     Attributes:
@@ -60,29 +51,29 @@ def once_bytes(problem: Problem) -> int:
 
 def predict_warpgroups(work: Sm90Work, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
     """The time of one kernel; infinite where an SM does not hold it, or has no WGMMA."""
-    placed = residency(spec, usage, threads=work.threads, ctas=work.ctas, filled=False)
+    placed = engine.residency(spec, usage, threads=work.threads, ctas=work.ctas, filled=False)
     if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return infeasible()
+        return engine.infeasible()
     flops = 2 * work.scores * work.columns
     mma_clk = flops / (spec.wgmma_flops_per_clk_per_sm * fit.wgmma_efficiency)
     exposed_clk = fit.wgmma_score_clk * work.scores + fit.wgmma_step_clk
     if not work.buffered:
         exposed_clk += fit.wgmma_load_clk
-    spilled_clk = spill_clk(usage, work.threads, fit)
+    spilled_clk = engine.spill_clk(usage, work.threads, fit)
     step_clk = mma_clk + exposed_clk + spilled_clk
 
-    span = span_of(work, placed.slots, step_clk=step_clk, cta_clk=work.block_clk)
+    span = engine.span_of(work, placed.slots, step_clk=step_clk, cta_clk=work.block_clk)
     to_us = 1 / spec.sm_clock_mhz
     rounds = work.all_steps / placed.slots
     moved = ELEMENT_BYTES * (work.moved_rows * work.columns + work.scores)
     terms = {
         "tensor_us": rounds * mma_clk * to_us,
         "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": l2_us(work.all_steps * moved, spec),
-        "hbm_us": hbm_us(work.once_bytes, spec),
+        "l2_us": engine.l2_us(work.all_steps * moved, spec),
+        "hbm_us": engine.hbm_us(work.once_bytes, spec),
         "spill_us": rounds * spilled_clk * to_us,
         "cta_us": placed.waves * work.block_clk * to_us,
         "imbalance_us": span.idle_steps * step_clk * to_us,
     }
     compute = span.steps * step_clk * to_us
-    return launch_estimate(terms, compute, placed, spec, overlap_loss=fit.wgmma_overlap_loss)
+    return engine.launch_estimate(terms, compute, placed, spec, overlap_loss=fit.wgmma_overlap_loss)

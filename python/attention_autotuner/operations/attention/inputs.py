@@ -8,14 +8,8 @@ from typing import Any
 import torch
 
 from ...core.problem import Problem
-from ..shared.binding import (
-    Binding,
-    Normal,
-    Reference,
-    gradient_shapes,
-    gradients_of_formula,
-    output_shapes,
-)
+from ..shared import binding
+from ..shared.binding import Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
 from .reference import attention, attention_backward, attention_low
 
@@ -33,7 +27,7 @@ class AttentionForward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        return output_shapes(problem, "lse")
+        return binding.output_shapes(problem, "lse")
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -72,7 +66,7 @@ class AttentionBackward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        return gradient_shapes(problem)
+        return binding.gradient_shapes(problem)
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -94,7 +88,7 @@ class AttentionBackward:
         with torch.enable_grad():
             leaves = [tensor.detach().requires_grad_() for tensor in read]
             o, lse = attention_low(*leaves, **mask)
-            lows = gradients_of_formula([(o, dout), (lse, dlse)], leaves)
+            lows = binding.gradients_of_formula([(o, dout), (lse, dlse)], leaves)
         for name, ref, near, low in zip(("dq", "dk", "dv"), refs, shifted, lows, strict=True):
             yield name, ref, moved_off(ref, low.float(), (near - ref).abs())
 
@@ -125,9 +119,8 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
 def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:
     """The distance of a kernel's rowsum(dout o) from the reference: the rounding of o and that of a sum in fp32."""
     o, dout = inputs.tensors["o"].float(), inputs.tensors["dout"].float()
-    signs = 1.0 - 2.0 * (
-        torch.arange(o.shape[2], device=o.device) % 2
-    )  # errors of rows add at random
+    # Errors of rows add at random.
+    signs = 1.0 - 2.0 * (torch.arange(o.shape[2], device=o.device) % 2)
     return (dout * (o_exact - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
 
 

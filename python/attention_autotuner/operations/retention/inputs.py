@@ -10,14 +10,8 @@ import torch
 
 from ...core.problem import Problem
 from ..attention.inputs import moved_off
-from ..shared.binding import (
-    Binding,
-    Normal,
-    Reference,
-    gradient_shapes,
-    gradients_of_formula,
-    output_shapes,
-)
+from ..shared import binding
+from ..shared.binding import Binding, Normal, Reference
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
 from .reference import retention_chunkwise, retention_low
@@ -52,7 +46,7 @@ class RetentionForward:
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
         final = {"final_state": (_state_shape(problem), torch.float32)} if self.final else {}
-        return {**output_shapes(problem), **final}
+        return {**binding.output_shapes(problem), **final}
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`."""
@@ -94,7 +88,7 @@ class RetentionBackward:
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        shapes = gradient_shapes(problem)
+        shapes = binding.gradient_shapes(problem)
         if self.initial:
             shapes["dinitial_state"] = (_state_shape(problem), torch.float32)
         if self.dgamma:
@@ -144,7 +138,7 @@ class RetentionBackward:
             o, final = retention_low(q, k, v, decays, initial_state=start)
             wanted = [q, k, v, start, decays if self.dgamma else None]
             leaves = [leaf for leaf in wanted if leaf is not None]
-            gradients = iter(gradients_of_formula([(o, dout), (final, dfinal)], leaves))
+            gradients = iter(binding.gradients_of_formula([(o, dout), (final, dfinal)], leaves))
         return [None if leaf is None else next(gradients) for leaf in wanted]
 
 

@@ -9,9 +9,8 @@ from ...core.problem import Problem
 
 MAX_SEQUENCES = 65535  # batch times heads: the second extent of a CUDA grid
 STATE_BYTES = 4  # fp32
-SEEN_AT_ONCE = (
-    1024  # tokens that the reference holds scores of, generously; a state stands for the rest
-)
+# Tokens that the reference holds scores of, generously; a state stands for the rest.
+SEEN_AT_ONCE = 1024
 LONG_SEQLEN = 2 * 2048 + 37  # more than two super-chunks
 
 

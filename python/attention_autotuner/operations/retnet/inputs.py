@@ -11,14 +11,8 @@ import torch
 from ...core.problem import Problem
 from ..attention.inputs import FP32_SUM, moved_off, shift_of_delta
 from ..retention.reference import decay_mask
-from ..shared.binding import (
-    TORCH_DTYPES,
-    Binding,
-    Normal,
-    Reference,
-    gradient_shapes,
-    output_shapes,
-)
+from ..shared import binding
+from ..shared.binding import Binding, Normal, Reference
 from ..shared.blocks import full_precision
 from ..shared.gammas import gammas_of, log2_gammas
 from ..shared.tensors import Inputs, Shapes
@@ -120,7 +114,7 @@ class RetNetForward(_Way):
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        return output_shapes(problem, "r" if self.normalize else "")
+        return binding.output_shapes(problem, "r" if self.normalize else "")
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
         """See :meth:`.Binding.references`.
@@ -235,11 +229,11 @@ class RetNetBackward(_Way):
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
-        shapes = gradient_shapes(problem)
+        shapes = binding.gradient_shapes(problem)
         if self.dmask:
             heads = 1 if self.shared else problem.heads_q
             mask = (heads, problem.seqlen_q, problem.seqlen_k)
-            shapes["dmask"] = (mask, TORCH_DTYPES[problem.dtype])
+            shapes["dmask"] = (mask, binding.TORCH_DTYPES[problem.dtype])
         return shapes
 
     def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from ...core.problem import CausalAlignment, Problem
+from ...core.problem import Problem
 
 Seen = Literal["keys", "queries"]
 
@@ -65,13 +65,7 @@ class Bands:
         if noun is None:
             return cls(heads=ndim - 1 if name == "dlog2_gamma" else 1)
         heads = 0 if name == "dmask" and ndim == 3 else 1
-        seen = keys_seen if noun == "keys" else queries_that_see
-        counts = seen(
-            problem.seqlen_q,
-            problem.seqlen_k,
-            causal=problem.causal,
-            causal_alignment=problem.causal_alignment,
-        )
+        counts = keys_seen(problem) if noun == "keys" else queries_that_see(problem)
         return cls(heads=heads, rows=heads + 1, counts=counts, noun=noun)
 
     def band_of_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,29 +92,17 @@ class Bands:
         return f"head {head}, rows that {verb} {span} {self.noun}"
 
 
-def keys_seen(
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    causal: bool = False,
-    causal_alignment: CausalAlignment = "bottom_right",
-) -> torch.Tensor:
+def keys_seen(problem: Problem) -> torch.Tensor:
     """Keys that every query row sees: ``[seqlen_q]``, int64."""
-    if not causal:
-        return torch.full((seqlen_q,), seqlen_k)
-    offset = seqlen_k - seqlen_q if causal_alignment == "bottom_right" else 0
-    return (torch.arange(seqlen_q) + offset + 1).clamp(0, seqlen_k)
+    if not problem.causal:
+        return torch.full((problem.seqlen_q,), problem.seqlen_k)
+    last = torch.arange(problem.seqlen_q) + problem.causal_offset
+    return (last + 1).clamp(0, problem.seqlen_k)
 
 
-def queries_that_see(
-    seqlen_q: int,
-    seqlen_k: int,
-    *,
-    causal: bool = False,
-    causal_alignment: CausalAlignment = "bottom_right",
-) -> torch.Tensor:
+def queries_that_see(problem: Problem) -> torch.Tensor:
     """Query rows of one head that see every key: ``[seqlen_k]``, int64."""
-    if not causal:
-        return torch.full((seqlen_k,), seqlen_q)
-    offset = seqlen_k - seqlen_q if causal_alignment == "bottom_right" else 0
-    return (seqlen_q - (torch.arange(seqlen_k) - offset).clamp(min=0)).clamp(0, seqlen_q)
+    if not problem.causal:
+        return torch.full((problem.seqlen_k,), problem.seqlen_q)
+    first = (torch.arange(problem.seqlen_k) - problem.causal_offset).clamp(min=0)
+    return (problem.seqlen_q - first).clamp(0, problem.seqlen_q)

@@ -13,9 +13,8 @@ from .tensors import Inputs, Shapes
 TORCH_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 COPY_ELEMENTS = 8  # of one 16-byte access
 
-Reference = tuple[
-    str, torch.Tensor, torch.Tensor
-]  # name, fp32 reference, the formula in the input dtype
+Reference = tuple[str, torch.Tensor, torch.Tensor]
+"""An output's name, its fp32 reference, and the formula in the input dtype."""
 
 
 class Binding(Protocol):
@@ -80,29 +79,15 @@ class Normal:
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
-    def q(self) -> torch.Tensor:
-        """``[batch, heads_q, seqlen_q, dim_qk]``."""
-        p = self._problem
-        return self._tensor(p.heads_q, p.seqlen_q, p.dim_qk)
-
-    def k(self) -> torch.Tensor:
-        """``[batch, heads_kv, seqlen_k, dim_qk]``."""
-        p = self._problem
-        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_qk)
-
-    def v(self) -> torch.Tensor:
-        """``[batch, heads_kv, seqlen_k, dim_v]``."""
-        p = self._problem
-        return self._tensor(p.heads_kv, p.seqlen_k, p.dim_v)
-
     def dout(self) -> torch.Tensor:
         """``[batch, heads_q, seqlen_q, dim_v]``."""
         p = self._problem
         return self._tensor(p.heads_q, p.seqlen_q, p.dim_v)
 
     def qkv(self) -> dict[str, torch.Tensor]:
-        """q, k and v by name."""
-        return {"q": self.q(), "k": self.k(), "v": self.v()}
+        """q, k and v by name, in this order."""
+        shapes = gradient_shapes(self._problem)
+        return {name: self._tensor(*shapes[f"d{name}"][0][1:]) for name in ("q", "k", "v")}
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Contiguous fp32."""
