@@ -148,8 +148,10 @@ def test_ctrl_c_ends_the_task_and_no_late_answer_is_taken_for_another(worker: Wo
 
 
 def test_a_dead_server_is_replaced(worker: Worker) -> None:
-    server = int(Path(f"/proc/{worker.call('pid')}/stat").read_text().rpartition(")")[2].split()[1])
-    os.kill(server, signal.SIGKILL)
+    assert worker.server is not None
+    child = worker.call("pid")
+    worker.server.kill()
+    wait_until_gone(child)
     assert fault_of(worker, "pid").outcome.reason.startswith("its process is gone")
 
 
