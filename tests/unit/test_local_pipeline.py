@@ -14,9 +14,10 @@ from attention_autotuner.arch import A100
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
-from attention_autotuner.tuning import isolated, measure, pipeline, search, step, tasks
+from attention_autotuner.tuning import isolated, pipeline, search, step, tasks
 from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.worker import Worker
@@ -36,18 +37,6 @@ def timing(name: str, ratio: float) -> Timing:
         error=0.001,
         tied=False,
     )
-
-
-class Measurer:
-    """Replaces the measurer, which needs a GPU."""
-
-    interrupted = False
-
-    def __init__(self, **options: Any) -> None:
-        """Accept the options of the real measurer."""
-
-    def measure(self, problem: Problem, entries: list[Any], **options: Any) -> list[Timing]:
-        return [timing(entry.name, 1.0 + place) for place, entry in enumerate(entries)]
 
 
 class Sampler:
@@ -73,40 +62,40 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pipeline, "current_device", lambda: 1)
     monkeypatch.setattr(pipeline, "collect", collect)
-    monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
 
 
 def test_environment_and_target_are_those_of_the_measured_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path, in_process=True))
+    asked: list[int] = []
+
+    def measured(
+        worker: Worker, problem: Problem, entries: dict[str, Any], **options: Any
+    ) -> tuple[list[Timing], bool]:
+        asked.append(worker.device)
+        slow = {"default": 1.2}
+        return [timing(name, slow.get(name, 1.0)) for name in entries], False
+
+    monkeypatch.setattr(isolated, "measure", measured)
+    monkeypatch.setattr(Worker, "renew", lambda worker: None)
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
     assert here._target.arch == "86"
     built: Any = SimpleNamespace(path=tmp_path / "kernel.so")
     timings, interrupted = here.measure(
         PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
     )
-    assert ([t.name for t in timings], interrupted) == (
-        ["one"],
-        False,
-    )
+    assert ([t.name for t in timings], interrupted) == (["one"], False)
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
+    assert asked == [1]
 
-    asked: list[int] = []
-
-    def confirm(worker: Worker, *arguments: Any, **options: Any) -> tuple[list[Timing], bool]:
-        asked.append(worker.device)
-        return [timing("default", 1.2), timing("pick", 1.0)], False
-
-    monkeypatch.setattr(isolated, "measure", confirm)
-    monkeypatch.setattr(Worker, "renew", lambda worker: None)
     doubt = Doubt(problem=PROBLEM, pick=("pick", built), default=("default", built))
     (ratio,) = here.confirm_all([doubt])
     assert ratio == pytest.approx(1.2)
-    assert asked == [1]
+    assert asked == [1, 1]
 
 
-def test_the_second_process_measures_on_the_requested_device(
+def test_a_race_measures_on_the_requested_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[int] = []
@@ -114,10 +103,7 @@ def test_the_second_process_measures_on_the_requested_device(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(tasks, "Sampler", Sampler)
     monkeypatch.setattr(tasks, "warm_up", lambda: None)
-    worker = Worker(1)
-    there = tasks.Tasks(lambda at, launching: None)
-    monkeypatch.setattr(worker, "call", lambda task, **asked: getattr(there, task)(**asked))
-    there.open(worker.device)
+    worker = InProcess(1)
     built: dict[str, Any] = {
         name: [SimpleNamespace(path=tmp_path / f"{name}.so")] for name in ("a", "b")
     }

@@ -16,7 +16,8 @@ import pytest
 
 from attention_autotuner.core.outcome import Crashed, OutOfMemory
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.tuning.worker import Limits, Worker, WorkerError
+from attention_autotuner.tuning.rounds import FaultError
+from attention_autotuner.tuning.worker import Limits, Worker
 from tests.plain_tasks import REFUSED
 
 TASKS = "tests.plain_tasks"
@@ -38,8 +39,8 @@ def worker(server: Worker) -> Iterator[Worker]:
     assert server.call("echo", value="still here") == "still here"
 
 
-def fault_of(worker: Worker, task: str, **arguments: Any) -> WorkerError:
-    with pytest.raises(WorkerError) as caught:
+def fault_of(worker: Worker, task: str, **arguments: Any) -> FaultError:
+    with pytest.raises(FaultError) as caught:
         worker.call(task, **arguments)
     return caught.value
 
@@ -85,7 +86,7 @@ def test_a_crash_names_the_signal_and_who_was_at_it(worker: Worker) -> None:
 def test_a_process_that_is_killed_was_out_of_memory(worker: Worker) -> None:
     outcome = fault_of(worker, "crash", number=signal.SIGKILL).outcome
     assert isinstance(outcome, OutOfMemory)
-    assert "killed" in outcome.reason
+    assert "signal 9 (SIGKILL)" in outcome.reason
 
 
 @pytest.mark.parametrize("status", [0, 3])
@@ -194,7 +195,7 @@ def test_a_worker_that_cannot_start_says_why_and_what_to_do(
     device: int, tasks: str, words: str
 ) -> None:
     worker = Worker(device, limits=LIMITS, tasks=tasks)
-    with pytest.raises(ArtifactError, match="does not start") as caught:
+    with pytest.raises(ArtifactError, match="no process runs candidates") as caught:
         worker.call("pid")
     assert words in str(caught.value)
     assert f"cuda:{device}" in str(caught.value)

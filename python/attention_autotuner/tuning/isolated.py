@@ -13,10 +13,39 @@ from typing import Any, Protocol
 from ..core.outcome import Crashed, Leaked, Outcome, outcome_from_json
 from ..core.problem import Problem
 from .racing import Race, Timing
-from .rounds import OnRound, Samples, run_rounds
-from .worker import Worker, WorkerError
+from .rounds import FaultError, OnRound, Samples, run_rounds
+from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
+
+
+class InProcess:
+    """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
+
+    cuda_runtime = None
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._tasks: Any = None
+
+    def start(self) -> None:
+        """Nothing is to be started."""
+
+    renew = start
+
+    def call(self, task: str, **arguments: Any) -> Any:
+        """See :meth:`.worker.Worker.call`."""
+        from .tasks import Tasks, classify
+
+        if self._tasks is None:
+            self._tasks = Tasks(lambda at, launching: None)
+            self._tasks.open(self._device)
+        try:
+            return getattr(self._tasks, task)(**arguments)
+        except FaultError:
+            raise
+        except Exception as error:  # as in a worker
+            raise FaultError(classify(error)) from error
 
 
 class Library(Protocol):
@@ -32,7 +61,9 @@ def crossing(library: Library) -> dict[str, Any]:
     return {"path": str(library.path)}
 
 
-def verify(worker: Worker, problem: Problem, library: Library, *, deterministic: bool) -> Outcome:
+def verify(
+    worker: Worker | InProcess, problem: Problem, library: Library, *, deterministic: bool
+) -> Outcome:
     """The outcome of :func:`~.verify.verify`, or of what became of the worker.
 
     Raises:
@@ -45,7 +76,7 @@ def verify(worker: Worker, problem: Problem, library: Library, *, deterministic:
             library=crossing(library),
             deterministic=deterministic,
         )
-    except WorkerError as fault:
+    except FaultError as fault:
         return fault.outcome
     outcome = outcome_from_json(answer)
     if isinstance(outcome, (Crashed, Leaked)):
@@ -54,7 +85,7 @@ def verify(worker: Worker, problem: Problem, library: Library, *, deterministic:
 
 
 def measure(
-    worker: Worker,
+    worker: Worker | InProcess,
     problem: Problem,
     entries: Mapping[str, Sequence[Library]],
     *,
@@ -114,7 +145,7 @@ def measure(
                 deadline = deadline or time.monotonic() + budget_seconds
                 run_rounds(race, sample, deadline, on_round=on_round)
                 break
-            except WorkerError as fault:
+            except FaultError as fault:
                 race.void()
                 known = fault.at in race.running
                 if known or alone or not prepared:
@@ -125,7 +156,7 @@ def measure(
                 else:
                     LOGGER.warning("a round of %d kernels failed: %s", len(race.running), fault)
                     alone, replays = True, race.rounds - before + 1
-        with suppress(WorkerError):
+        with suppress(FaultError):
             worker.call("release")
     except KeyboardInterrupt:
         return race.results(), True

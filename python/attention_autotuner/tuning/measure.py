@@ -19,7 +19,7 @@ from ..operations.bindings import make_inputs, make_outputs
 from ..operations.shared.tensors import Inputs, Outputs, SharedWorkspace, current_device
 from .entries import Entry
 from .racing import SETTLED_ROUNDS, Race, Timing
-from .rounds import OnRound, Samples, run_rounds
+from .rounds import FaultError, OnRound, Samples, run_rounds
 from .verify import classify
 
 WARM_UP_SECONDS = 0.4
@@ -112,24 +112,10 @@ class InProcessMeasurer:
             )
         except KeyboardInterrupt:
             self.interrupted = True
-        except LostContextError as fault:  # of the whole process: no other entry can be timed in it
+        except FaultError as fault:  # of the whole process: no other entry can be timed in it
             for name in race.running:
                 race.fail(name, fault.outcome)
         return race.results()
-
-
-class LostContextError(Exception):
-    """The CUDA context of this process is lost.
-
-    Attributes:
-        outcome: what is known of it.
-        at: name of the entry that was run alone; None where it may be any of several.
-    """
-
-    def __init__(self, outcome: Outcome, at: str | None) -> None:
-        super().__init__(outcome.reason)
-        self.outcome = outcome
-        self.at = at
 
 
 class Sampler:
@@ -152,7 +138,7 @@ class Sampler:
         """Prepare an entry and launch it for the first times; answers why it failed.
 
         Raises:
-            LostContextError: it took the context with it.
+            FaultError: it took the context with it.
         """
         prepared = _attempt(_Prepared, entry, self._inputs, self._outputs)
         if not isinstance(prepared, Outcome):
@@ -162,7 +148,7 @@ class Sampler:
             try:
                 torch.cuda.synchronize()
             except RuntimeError as error:
-                raise LostContextError(prepared, entry.name) from error
+                raise FaultError(prepared, entry.name) from error
         return prepared
 
     def round(self, order: Sequence[str], alone: Callable[[str], None] | None = None) -> Samples:
@@ -174,7 +160,7 @@ class Sampler:
                 is known to be its. Otherwise there is one wait: the GPU stays busy from one entry to the next.
 
         Raises:
-            LostContextError: the context is lost.
+            FaultError: the context is lost.
         """
         results: dict[str, float | Outcome] = {}
         for names in [order] if alone is None else [[name] for name in order]:
@@ -190,7 +176,7 @@ class Sampler:
                 torch.cuda.synchronize()
             except RuntimeError as error:
                 at = None if alone is None else names[0]
-                raise LostContextError(classify(error), at) from error
+                raise FaultError(classify(error), at) from error
             for name, failure in failures.items():
                 read = self._live[name].read_us
                 results[name] = _attempt(read) if failure is None else failure

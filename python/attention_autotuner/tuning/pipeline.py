@@ -22,14 +22,13 @@ from ..codegen.render import RenderedKernel
 from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
-from ..core.outcome import LaunchFailed, Outcome
+from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
 from . import isolated
 from .environment import Environment, collect
 from .racing import Timing
-from .rounds import OnRound
 from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
@@ -159,6 +158,7 @@ class LocalPipeline:
         self._settings = settings
         self._device = current_device()
         self._worker = Worker(self._device)
+        self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
         self.environment = collect(self._device)
         arch = policy.build_arch
@@ -170,8 +170,8 @@ class LocalPipeline:
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
     ) -> Sequence[Built | Outcome]:
         """See :meth:`Pipeline.build`; the worker starts meanwhile."""
-        if not self._settings.in_process and self.can_measure():
-            self._worker.start()
+        if self.can_measure():
+            self._runner.start()
         toolchain = find_toolchain(self._settings)
         if (self.environment.nvcc, self.environment.cutlass) != (
             toolchain.nvcc_version,
@@ -197,16 +197,7 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
-        if not self._settings.in_process:
-            return isolated.verify(self._worker, problem, built, deterministic=deterministic)
-        from ..serving.loader import load
-        from .verify import verify
-
-        try:
-            kernel = load(built.path)
-        except ArtifactError as error:
-            return LaunchFailed(reason=str(error))
-        return verify(problem, kernel, deterministic=deterministic)
+        return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
     def measure(
         self,
@@ -218,14 +209,18 @@ class LocalPipeline:
         on_round: Callable[[int, list[str]], None],
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
-        kernels = {name: (kernel,) for name, kernel in built.items()}
-        answer = self._raced(problem, kernels, budget_seconds, keep, on_round)
+        answer = isolated.measure(
+            self._runner,
+            problem,
+            {name: (kernel,) for name, kernel in built.items()},
+            budget_seconds=budget_seconds,
+            keep=keep,
+            on_round=on_round,
+        )
         now, before = collect(self._device), self.environment
+        runtime = self._runner.cuda_runtime or now.cuda_runtime
         self.environment = replace(
-            now,
-            nvcc=before.nvcc,
-            cutlass=before.cutlass,
-            cuda_runtime=self._worker.cuda_runtime or now.cuda_runtime,
+            now, nvcc=before.nvcc, cutlass=before.cutlass, cuda_runtime=runtime
         )
         return answer
 
@@ -233,36 +228,9 @@ class LocalPipeline:
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
-        return self._raced(problem, steps, budget_seconds, list(steps))
-
-    def _raced(
-        self,
-        problem: Problem,
-        kernels: Mapping[str, tuple[Built, ...]],
-        budget_seconds: float,
-        keep: Collection[str],
-        on_round: OnRound | None = None,
-    ) -> tuple[list[Timing], bool]:
-        """The timings of a race in the worker or in this process, and whether Ctrl-C cut it short."""
-        if not self._settings.in_process:
-            return isolated.measure(
-                self._worker,
-                problem,
-                kernels,
-                budget_seconds=budget_seconds,
-                keep=keep,
-                on_round=on_round,
-            )
-        from .entries import entry_of
-        from .measure import InProcessMeasurer
-
-        measurer = InProcessMeasurer(on_round=on_round)
-        entries = [
-            entry_of(name, [isolated.crossing(kernel) for kernel in libraries], problem)
-            for name, libraries in kernels.items()
-        ]
-        timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
-        return timings, measurer.interrupted
+        return isolated.measure(
+            self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
+        )
 
     def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | Outcome | None]:
         """See :meth:`Pipeline.confirm_all`."""

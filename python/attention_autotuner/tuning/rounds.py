@@ -16,6 +16,20 @@ Samples = Mapping[str, float | Outcome]  # microseconds of a launch, or why ther
 OnRound = Callable[[int, list[str]], None]
 
 
+class FaultError(Exception):
+    """A process, or its CUDA context, did not survive what it ran.
+
+    Attributes:
+        outcome: of the candidate that is to blame.
+        at: its name; None where it may be any of several, or where one alone ran that the caller knows.
+    """
+
+    def __init__(self, outcome: Outcome, at: str | None = None) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+        self.at = at
+
+
 def run_rounds(
     race: Race,
     sample: Callable[[Sequence[str]], Samples],

@@ -82,7 +82,9 @@ def tune(
         ArtifactError: the process that runs candidates does not start.
     """
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k, in_process)
+    settings = settings_of(
+        top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
+    )
     policy = resolve(device_type)
     printing = listener is None and settings.print_tuning
     pipeline = pipeline or LocalPipeline(policy, settings)
@@ -121,28 +123,16 @@ def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
     return Problem(**fields) if problem is None else problem
 
 
-def settings_of(
-    effort: Effort | None,
-    budget_seconds: float | None,
-    top_k: int,
-    in_process: bool | None = None,
-) -> Settings:
-    """The settings in force, with the arguments of a search in their place.
+def settings_of(top_k: int, **arguments: Any) -> Settings:
+    """The settings in force, with the arguments of a search in their place that are not None.
 
     Raises:
         SettingsError: an argument is not among what is allowed.
     """
     if type(top_k) is not int or top_k < 0:  # nor a bool
         raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes: dict[str, Any] = {
-        "effort": effort,
-        "budget_seconds": budget_seconds,
-        "in_process": in_process,
-    }
-    return replace(
-        settings_module.current(),
-        **{name: value for name, value in changes.items() if value is not None},
-    )
+    changes = {name: value for name, value in arguments.items() if value is not None}
+    return replace(settings_module.current(), **changes)
 
 
 @dataclass(kw_only=True)

@@ -123,8 +123,10 @@ def tune_step(
     if problem is None:
         fields["direction"] = "backward"
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k, in_process)
-    settings_of(effort, backward_budget_seconds, top_k)
+    settings = settings_of(
+        top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
+    )
+    settings_of(top_k, budget_seconds=backward_budget_seconds)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
 

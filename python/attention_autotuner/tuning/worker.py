@@ -18,17 +18,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from ..core.outcome import Crashed, Outcome, OutOfMemory, TimedOut, outcome_from_json
+from ..core.outcome import Crashed, OutOfMemory, TimedOut, outcome_from_json
 from ..errors import ArtifactError
 from . import worker_server
+from .rounds import FaultError
 from .worker_server import FORK, STOP
 
 TASKS = "attention_autotuner.tuning.tasks"
+REMEDY = (
+    "Where a GPU takes one process alone, candidates run in the caller's with in_process=True "
+    "(ATTENTION_AUTOTUNER_IN_PROCESS=1)"
+)
 LAST_WORDS = 400  # characters of what a child printed that a reason ends with
 STOP_SECONDS = 30.0  # for a killed child to be gone: the driver clears up after it
 SERVER_SECONDS = 2.0  # for a server to end by itself
@@ -49,20 +52,6 @@ class Limits:
     output_bytes: int = 1 << 20
 
 
-class WorkerError(Exception):
-    """A task did not end as it should, and its process is gone.
-
-    Attributes:
-        outcome: of the candidate that is to blame.
-        at: its name; None where the task ran several at once, or one that the caller knows.
-    """
-
-    def __init__(self, outcome: Outcome, at: str | None = None) -> None:
-        super().__init__(outcome.reason)
-        self.outcome = outcome
-        self.at = at
-
-
 class Worker:
     """The worker of one GPU. It is started by :meth:`start`, else by the first call; :meth:`close` ends it.
 
@@ -70,26 +59,29 @@ class Worker:
         device: CUDA device index.
         limits: of its tasks.
         tasks: module with the class ``Tasks`` and the function ``classify``.
+
+    Attributes:
+        server: the process that forks those that run tasks.
+        cuda_runtime: the CUDA that torch was built with, once a task has run.
     """
 
     def __init__(self, device: int, *, limits: Limits | None = None, tasks: str = TASKS) -> None:
+        self.device, self.limits = device, limits or Limits()
+        self.server: subprocess.Popen[bytes] | None = None
         self.cuda_runtime: str | None = None
-        self.device = device
-        self.limits = limits or Limits()
         self._tasks = tasks
         self._lock = threading.Lock()
-        self.server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
         self._child: _Child | None = None
         self._opened = False
-        self._end: Callable[[], object] = lambda: None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # of the server
 
     def start(self) -> None:
         """Begin to start; returns at once. Any thread may call it."""
         with self._lock:
             if self._child is None:
-                self._child = self._forked()
+                if self.server is None:
+                    self._serve()
+                self._child = _Child(self._control)
                 self._child.send("open", {"device": self.device})
 
     def call(self, task: str, **arguments: Any) -> Any:
@@ -100,7 +92,7 @@ class Worker:
             arguments: its arguments, as JSON has them.
 
         Raises:
-            WorkerError: it did not end well.
+            FaultError: it did not end well.
             ArtifactError: there is no such process to be had, or it cannot use the GPU.
         """
         self.start()
@@ -112,11 +104,15 @@ class Worker:
                 self._opened = True
             child.send(task, arguments)
             return child.receive(self.limits)
-        except WorkerError as fault:
-            opened = self._opened
-            explained = child.explained(fault, self.stop())
+        except FaultError as fault:
+            opened, explained = self._opened, child.explained(fault, self.stop())
             if not opened:
-                raise ArtifactError(self._no_start(explained.outcome.reason)) from fault
+                self._log.seek(0)
+                words = self._log.read()[-LAST_WORDS:].decode(errors="replace").strip()
+                reason = f"{explained} {words}\n{REMEDY}"
+                raise ArtifactError(
+                    f"no process runs candidates on cuda:{self.device}: {reason}"
+                ) from fault
             self.start()  # the next task finds a process ready
             raise explained from fault
         except BaseException:  # Ctrl-C: its answer would be taken for another's
@@ -146,15 +142,7 @@ class Worker:
         self._end()
         self._log.close()
 
-    def _forked(self) -> _Child:
-        try:
-            return _Child(self._control or self._served())
-        except OSError:  # the server is gone
-            return _Child(self._served())
-
-    def _served(self) -> socket.socket:
-        """The control socket of a new server."""
-        self._end()
+    def _serve(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(STOP_SECONDS)
         command = [sys.executable, "-W", "ignore", "-m", worker_server.__name__]
@@ -167,59 +155,39 @@ class Worker:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C comes to the caller alone
             )
-        self._end = partial(_end_server, self.server, self._control)
-        return self._control
 
-    def _no_start(self, reason: str) -> str:
-        self._log.seek(0)
-        words = self._log.read()[-LAST_WORDS:].decode(errors="replace").strip()
-        return (
-            f"the process that runs candidates does not start on cuda:{self.device}: {reason} {words}\n"
-            "Where a GPU takes one process alone, candidates run in the caller's with in_process=True "
-            "(ATTENTION_AUTOTUNER_IN_PROCESS=1)"
-        )
-
-
-def _end_server(server: subprocess.Popen[bytes], control: socket.socket) -> None:
-    """End a server, which ends its child; the end of its caller does the same."""
-    control.close()
-    try:
-        server.wait(SERVER_SECONDS)
-    except subprocess.TimeoutExpired:  # it imports
-        server.kill()
-        server.wait()
+    def _end(self) -> None:
+        """End the server, which ends its child; the end of this process does the same."""
+        server, self.server = self.server, None
+        if server is not None:
+            self._control.close()
+            try:
+                server.wait(SERVER_SECONDS)
+            except subprocess.TimeoutExpired:  # it imports
+                server.kill()
+                server.wait()
 
 
 class _Child:
-    """One child of the server.
-
-    Raises:
-        OSError: the server is gone.
-    """
+    """One child of the server; where the server is gone, :meth:`receive` says that nobody is there."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._channel, theirs = socket.socketpair()
-        reading, output = os.pipe()
+        reading, writing = os.pipe()
         os.set_blocking(reading, False)
         self._output = open(reading, "rb", buffering=0)  # noqa: PTH123, SIM115  # closed with the child
-        try:
-            socket.send_fds(control, [FORK], [theirs.fileno(), output])
-        except OSError:
-            self._close()
-            raise
-        finally:
-            theirs.close()
-            os.close(output)
+        with theirs, contextlib.suppress(OSError):
+            socket.send_fds(control, [FORK], [theirs.fileno(), writing])
+        os.close(writing)
         self._poll = select.poll()
-        self._poll.register(self._channel, select.POLLIN)
-        self._poll.register(self._output, select.POLLIN)
-        self._lines = b""
+        for source in (self._channel, self._output):
+            self._poll.register(source, select.POLLIN)
+        self._lines = self._tail = b""
         self._printed = 0
-        self._tail = b""
 
     def send(self, task: str, arguments: dict[str, Any]) -> None:
-        """Ask for a task; :meth:`receive` says if nobody is there."""
+        """Ask for a task."""
         self._printed, self._tail = 0, b""
         with contextlib.suppress(OSError):
             self._channel.sendall(json.dumps([task, arguments]).encode() + b"\n")
@@ -228,7 +196,7 @@ class _Child:
         """The result of the task.
 
         Raises:
-            WorkerError: there is none.
+            FaultError: there is none.
         """
         at, seconds = None, limits.other_seconds
         try:
@@ -237,85 +205,68 @@ class _Child:
                 if kind == "at":
                     at, seconds = value, limits.launch_seconds if more[0] else limits.other_seconds
                 elif kind == "fault":
-                    raise WorkerError(outcome_from_json(value), more[0])
+                    raise FaultError(outcome_from_json(value), more[0])
                 else:
                     return value
-        except WorkerError as error:
+        except FaultError as error:
             error.at = error.at or at
             raise
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             overwritten = Crashed(reason="it wrote over the answer of its process")
-            raise WorkerError(overwritten, at) from error
+            raise FaultError(overwritten, at) from error
 
     def _line(self, seconds: float, output_bytes: int) -> bytes:
         """The next line of its answer."""
         end = time.monotonic() + seconds
         while b"\n" not in self._lines:
-            left = end - time.monotonic()
-            if left <= 0:
-                raise WorkerError(TimedOut(reason=f"it did not end within {seconds:g} s"))
-            for descriptor, _ in self._poll.poll(left * 1e3):
-                if descriptor == self._output.fileno():
-                    self._drain()
-                    if self._printed > output_bytes:
-                        reason = f"it printed more than {output_bytes} bytes"
-                        raise WorkerError(Crashed(reason=reason))
-                elif not (received := self._received()):
-                    self._drain()
-                    raise WorkerError(Crashed())  # see explained
-                else:
-                    self._lines += received
+            if (left := end - time.monotonic()) <= 0:
+                raise FaultError(TimedOut(reason=f"it did not end within {seconds:g} s"))
+            ready = [descriptor for descriptor, _ in self._poll.poll(left * 1e3)]
+            if ready:
+                self._drain()
+            if self._printed > output_bytes:
+                raise FaultError(Crashed(reason=f"it printed more than {output_bytes} bytes"))
+            if self._channel.fileno() in ready:
+                received = b""
+                with contextlib.suppress(OSError):
+                    received = self._channel.recv(1 << 16)
+                if not received:
+                    raise FaultError(Crashed())  # see explained
+                self._lines += received
         line, self._lines = self._lines.split(b"\n", 1)
         return line
 
-    def _received(self) -> bytes:
-        try:
-            return self._channel.recv(1 << 16)
-        except OSError:
-            return b""
-
     def _drain(self) -> None:
         printed = self._output.read(1 << 20)
-        if printed is None:  # nothing yet
-            return
-        if not printed:
+        if printed:
+            self._printed += len(printed)
+            self._tail = (self._tail + printed)[-LAST_WORDS:]
+        elif printed is not None:  # its end is closed
             with contextlib.suppress(KeyError):
                 self._poll.unregister(self._output)
-        self._printed += len(printed)
-        self._tail = (self._tail + printed)[-LAST_WORDS:]
 
-    def explained(self, fault: WorkerError, status: int | None) -> WorkerError:
+    def explained(self, fault: FaultError, status: int | None) -> FaultError:
         """A fault with the reason that the exit status gives, where the child died of itself, and its last words."""
         outcome = fault.outcome
         if not outcome.reason:
-            if status == -signal.SIGKILL:
-                outcome = OutOfMemory(
-                    reason="its process was killed, as happens where memory runs out"
-                )
-            elif status is None:
-                outcome = Crashed(reason="its process is gone, and the one that could say why")
+            how = f"its process ended with status {status}"
+            if status is None:
+                how = "its process is gone, and the one that could say why"
             elif status < 0:
-                name = signal.Signals(-status).name
-                outcome = Crashed(reason=f"its process was ended by signal {-status} ({name})")
-            else:
-                outcome = Crashed(reason=f"its process ended with status {status}")
-        words = self._tail.decode(errors="replace").strip()
-        if words:
+                how = f"its process was ended by signal {-status} ({signal.Signals(-status).name})"
+            outcome = (OutOfMemory if status == -signal.SIGKILL else Crashed)(reason=how)
+        if words := self._tail.decode(errors="replace").strip():
             outcome = type(outcome)(reason=f"{outcome.reason}; it printed: {words}")
-        return WorkerError(outcome, fault.at)
+        return FaultError(outcome, fault.at)
 
     def end(self, *, ask: bool) -> int | None:
         """Have the server kill the child; its exit status, None where the server is not asked or does not say."""
         try:
-            if not ask:
-                return None
-            self._control.send(STOP)
-            return int(self._control.recv(64))
+            if ask:
+                self._control.send(STOP)
+            return int(self._control.recv(64)) if ask else None
         except (OSError, ValueError):
             return None
         finally:
-            self._close()
-
-    def _close(self) -> None:
-        self._channel.close()
-        self._output.close()
+            self._channel.close()
+            self._output.close()
