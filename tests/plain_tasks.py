@@ -9,19 +9,13 @@ import time
 from collections.abc import Callable
 
 from attention_autotuner.core.outcome import Crashed, LaunchFailed, Outcome
+from attention_autotuner.tuning.rounds import FaultError
 
 REFUSED = 7  # no such device
 
 
 def classify(error: Exception) -> Outcome:
     return LaunchFailed(reason=str(error))
-
-
-class LostError(Exception):
-    """A fault whose place is known."""
-
-    outcome = Crashed(reason="the context is lost")
-    at = "third"
 
 
 class Tasks:
@@ -40,7 +34,9 @@ class Tasks:
         return value
 
     def fail(self, *, known: bool) -> None:
-        raise LostError if known else ValueError("no race was prepared")
+        if known:
+            raise FaultError(Crashed(reason="the context is lost"), "third")
+        raise ValueError("no race was prepared")
 
     def crash(self, at: str | None = None, number: int = signal.SIGSEGV) -> None:
         self._tell("earlier", True)

@@ -27,7 +27,7 @@ from tests.fake_pipeline import GPU, FakeBuilt, report
 FakeKernel = Callable[..., Path]
 
 TASKS = "tests.fake_tasks"
-LIMITS = Limits(launch_seconds=1.0, output_bytes=1 << 16)
+LIMITS = Limits(launch_seconds=2.0, output_bytes=1 << 16)
 PROBLEM = Problem(
     batch=1, heads_q=2, heads_kv=1, seqlen_q=33, seqlen_k=45, dim_qk=16, dim_v=24, causal=True
 )
@@ -41,8 +41,8 @@ FAULTS = {
     "segfault at launch": ("-DCRASHES_AT=1", "crashed", "SIGSEGV"),
     "segfault at the 8th launch": ("-DCRASHES_AT=8", "crashed", "SIGSEGV"),
     "segfault in a race": ("-DCRASHES_AGAIN=6", "crashed", "SIGSEGV"),
-    "hang in verify": ("-DHANGS_AT=2", "timed_out", "1 s"),
-    "hang in a race": ("-DHANGS_AGAIN=7", "timed_out", "1 s"),
+    "hang in verify": ("-DHANGS_AT=2", "timed_out", "2 s"),
+    "hang in a race": ("-DHANGS_AGAIN=7", "timed_out", "2 s"),
     "exit": ("-DEXITS_AT=1", "crashed", "status 0"),
     "wrong tail": ("-DWRONG_TAIL", "wrong", "(0, 1, 32, 23)"),
     "race": ("-DVARIES", "nondeterministic", "two runs"),
@@ -166,7 +166,7 @@ class Machine(LocalPipeline):
         self, tmp_path: Path, worker: Worker, build: Callable[[str], Path | Outcome]
     ) -> None:
         super().__init__(POLICY, Settings(cache_dir=tmp_path))
-        self._worker = worker
+        self._worker = self._runner = worker
         self._build = build
         self.built: list[str] = []
 

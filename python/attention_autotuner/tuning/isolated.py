@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.outcome import Crashed, Leaked, Outcome, outcome_from_json
+from ..core.outcome import Crashed, Leaked, Outcome
 from ..core.problem import Problem
 from .racing import Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
@@ -69,16 +69,11 @@ def verify(
     Raises:
         ArtifactError: there is no worker to be had.
     """
+    asked = {"problem": asdict(problem), "library": crossing(library)}
     try:
-        answer = worker.call(
-            "verify",
-            problem=asdict(problem),
-            library=crossing(library),
-            deterministic=deterministic,
-        )
+        outcome: Outcome = worker.call("verify", **asked, deterministic=deterministic)
     except FaultError as fault:
         return fault.outcome
-    outcome = outcome_from_json(answer)
     if isinstance(outcome, (Crashed, Leaked)):
         worker.renew()  # neither its context nor its memory is to be relied on
     return outcome
@@ -115,29 +110,23 @@ def measure(
         ArtifactError: there is no worker to be had.
     """
     race = Race(list(entries), keep=keep, seed=seed)
+    asked = {"problem": asdict(problem), "seed": seed}
     crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
     alone, replays = False, 0
     deadline = 0.0
 
     def sample(order: Sequence[str]) -> Samples:
-        answer = worker.call("round", order=list(order), alone=alone)
-        return {
-            name: outcome_from_json(result) if isinstance(result, dict) else result
-            for name, result in answer.items()
-        }
+        samples: Samples = worker.call("round", order=order, alone=alone)
+        return samples
 
     try:
         while race.running:
             before, prepared = race.rounds, False
             try:
-                failures = worker.call(
-                    "prepare",
-                    problem=asdict(problem),
-                    entries={name: crossed[name] for name in race.running},
-                    seed=seed,
-                )
+                running = {name: crossed[name] for name in race.running}
+                failures = worker.call("prepare", **asked, entries=running)
                 for name, failure in failures.items():
-                    race.fail(name, outcome_from_json(failure))
+                    race.fail(name, failure)
                 prepared = True
                 for _ in range(replays if race.running else 0):
                     sample(race.running)

@@ -1,4 +1,4 @@
-"""The tasks of a worker: they take and give what JSON holds, and say before each launch whose it is."""
+"""The tasks of a worker: they take what JSON holds, give that and outcomes, and say before each launch whose it is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ..errors import ArtifactError
 from ..serving.loader import load
 from .entries import entry_of
 from .measure import Sampler, free_memory, use_device, warm_up
+from .rounds import Samples
 from .verify import classify as classify
 from .verify import verify
 
@@ -36,7 +37,7 @@ class Tasks:
 
     def verify(
         self, problem: Mapping[str, Any], library: Mapping[str, Any], deterministic: bool
-    ) -> dict[str, Any]:
+    ) -> Outcome:
         """The outcome of :func:`~.verify.verify`."""
 
         def launching(begun: bool) -> None:
@@ -46,18 +47,17 @@ class Tasks:
         try:
             kernel = load(Path(library["path"]))
         except ArtifactError as error:
-            return LaunchFailed(reason=str(error)).to_json()
+            return LaunchFailed(reason=str(error))
         launching(False)
-        return verify(
-            Problem(**problem), kernel, deterministic=deterministic, launching=launching
-        ).to_json()
+        asked = Problem(**problem)
+        return verify(asked, kernel, deterministic=deterministic, launching=launching)
 
     def prepare(
         self,
         problem: Mapping[str, Any],
         entries: Mapping[str, Sequence[Mapping[str, Any]]],
         seed: int,
-    ) -> dict[str, Any]:
+    ) -> dict[str, Outcome]:
         """Get the entries of a race ready.
 
         Args:
@@ -77,21 +77,15 @@ class Tasks:
             self._tell(name, True)
             failure = self._sampler.prepare(entry_of(name, libraries, asked))
             if failure is not None:
-                failures[name] = failure.to_json()
+                failures[name] = failure
         return failures
 
-    def round(self, order: Sequence[str], alone: bool) -> dict[str, Any]:
+    def round(self, order: Sequence[str], alone: bool) -> Samples:
         """One sample of each entry, microseconds or an outcome; ``alone`` as :meth:`~.measure.Sampler.round` has it."""
         if self._sampler is None:
             raise ValueError("no race was prepared")
         self._tell(None, True)
-        samples = self._sampler.round(
-            order, (lambda name: self._tell(name, True)) if alone else None
-        )
-        return {
-            name: sample.to_json() if isinstance(sample, Outcome) else sample
-            for name, sample in samples.items()
-        }
+        return self._sampler.round(order, (lambda name: self._tell(name, True)) if alone else None)
 
     def release(self) -> None:
         """Give the memory of the last race back."""

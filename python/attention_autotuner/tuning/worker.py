@@ -32,6 +32,7 @@ REMEDY = (
     "Where a GPU takes one process alone, candidates run in the caller's with in_process=True "
     "(ATTENTION_AUTOTUNER_IN_PROCESS=1)"
 )
+DIED = Crashed(reason="its process died")  # its exit status says more
 LAST_WORDS = 400  # characters of what a child printed that a reason ends with
 STOP_SECONDS = 30.0  # for a killed child to be gone: the driver clears up after it
 SERVER_SECONDS = 2.0  # for a server to end by itself
@@ -168,6 +169,10 @@ class Worker:
                 server.wait()
 
 
+def _outcome_or_data(data: dict[str, Any]) -> Any:
+    return outcome_from_json(data) if "kind" in data else data
+
+
 class _Child:
     """One child of the server; where the server is gone, :meth:`receive` says that nobody is there."""
 
@@ -201,11 +206,12 @@ class _Child:
         at, seconds = None, limits.other_seconds
         try:
             while True:
-                kind, value, *more = json.loads(self._line(seconds, limits.output_bytes))
+                line = self._line(seconds, limits.output_bytes)
+                kind, value, *more = json.loads(line, object_hook=_outcome_or_data)
                 if kind == "at":
                     at, seconds = value, limits.launch_seconds if more[0] else limits.other_seconds
                 elif kind == "fault":
-                    raise FaultError(outcome_from_json(value), more[0])
+                    raise FaultError(value, more[0])
                 else:
                     return value
         except FaultError as error:
@@ -231,7 +237,7 @@ class _Child:
                 with contextlib.suppress(OSError):
                     received = self._channel.recv(1 << 16)
                 if not received:
-                    raise FaultError(Crashed())  # see explained
+                    raise FaultError(DIED)
                 self._lines += received
         line, self._lines = self._lines.split(b"\n", 1)
         return line
@@ -248,7 +254,7 @@ class _Child:
     def explained(self, fault: FaultError, status: int | None) -> FaultError:
         """A fault with the reason that the exit status gives, where the child died of itself, and its last words."""
         outcome = fault.outcome
-        if not outcome.reason:
+        if outcome is DIED:
             how = f"its process ended with status {status}"
             if status is None:
                 how = "its process is gone, and the one that could say why"

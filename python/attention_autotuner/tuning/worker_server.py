@@ -19,6 +19,9 @@ import sys
 import traceback
 from typing import Any
 
+from ..core.outcome import Outcome
+from .rounds import FaultError
+
 FORK, STOP = b"fork", b"stop"
 WATCH_SECONDS = 1.0  # between looks at whether the caller lives
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -81,7 +84,7 @@ def _be_child(channel: int, output: int, module: Any) -> None:
 
 def _answer(connection: socket.socket, module: Any) -> None:
     def say(*message: Any) -> None:
-        connection.sendall(json.dumps(message).encode() + b"\n")
+        connection.sendall(json.dumps(message, default=Outcome.to_json).encode() + b"\n")
 
     tasks = module.Tasks(lambda at, launching: say("at", at, launching))
     for line in connection.makefile("rb"):
@@ -89,8 +92,8 @@ def _answer(connection: socket.socket, module: Any) -> None:
         try:
             say("result", getattr(tasks, task)(**arguments))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the caller's to know
-            outcome = getattr(error, "outcome", None) or module.classify(error)
-            say("fault", outcome.to_json(), getattr(error, "at", None))
+            fault = error if isinstance(error, FaultError) else FaultError(module.classify(error))
+            say("fault", fault.outcome, fault.at)
 
 
 if __name__ == "__main__":
