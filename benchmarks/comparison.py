@@ -49,23 +49,16 @@ class Opponent:
     Attributes:
         baseline: the implementation.
         mode: how it is timed.
+        name: in the race and in results, e.g. ``sdpa_cudnn step``.
         ours: the label of ours that does the same work.
         reason: why it cannot be timed, or empty.
     """
 
     baseline: Baseline
     mode: Mode
+    name: str
     ours: str
     reason: str
-
-    @property
-    def name(self) -> str:
-        """Its name in the race and in results, e.g. ``sdpa_cudnn step``."""
-        return f"{self.baseline.name} {self.mode}"
-
-    def entry(self, problem: Problem) -> Entry:
-        """Its entry in the race."""
-        return self.baseline.entry(problem, self.mode, self.name)
 
 
 def opponents_of(
@@ -76,6 +69,7 @@ def opponents_of(
         Opponent(
             baseline=baseline,
             mode=mode,
+            name=f"{baseline.name} {mode}",
             ours=baseline.ours(problem, mode),
             reason=baseline.available(problem),
         )
@@ -133,9 +127,9 @@ class Comparison:
             KeyboardInterrupt: it was interrupted.
         """
         theirs = [
-            GuardedEntry(name, partial(opponent.entry, self._problem))
-            for name, opponent in self._opponents.items()
-            if not opponent.reason
+            GuardedEntry(name, partial(other.baseline.entry, self._problem, other.mode, name))
+            for name, other in self._opponents.items()
+            if not other.reason
         ]
         entries = [*self._ours(), *theirs]
         if entries:

@@ -1,8 +1,8 @@
 """The loss of the cost model's first picks against an exhaustive measurement, and a fit of its coefficients.
 
-    python benchmarks/cost_model_regret.py measure --output regret.json     # needs a GPU
-    python benchmarks/cost_model_regret.py measure --build-only             # fills the kernel cache, no GPU needed
-    python benchmarks/cost_model_regret.py fit regret.json                  # arithmetic only
+    python -m benchmarks.cost_model_regret measure --output regret.json     # needs a GPU
+    python -m benchmarks.cost_model_regret measure --build-only             # fills the kernel cache, no GPU needed
+    python -m benchmarks.cost_model_regret fit regret.json                  # arithmetic only
 
 ``measure`` takes four problems of two head-dim classes. Each is measured on a sample of 96 candidates that is fixed by
 a seed, stratified, and the same for problems of one class but for the model's own first picks; kernels that a cache
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from attention_autotuner import settings as settings_module
 from attention_autotuner.arch import ArchSpec, Policy, resolve
-from attention_autotuner.codegen.files import read_text, write_atomic
+from attention_autotuner.codegen.files import read_text
 from attention_autotuner.codegen.report import KernelReport
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
@@ -41,6 +41,7 @@ from attention_autotuner.tuning.stages import built_of
 
 from .contenders import Results, usable
 from .exhaustive import SAMPLE, Regret, regret, sample
+from .results import write_text
 
 # 16k tokens of hidden size 2048, as in the published comparisons of attention kernels.
 PROBLEMS = (
@@ -132,8 +133,7 @@ def measure(options: argparse.Namespace) -> int:
     }
     print(json.dumps(summary, indent=1))
     if options.output is not None:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(options.output, json.dumps(result) + "\n")
+        write_text(options.output, json.dumps(result) + "\n")
     return 0
 
 

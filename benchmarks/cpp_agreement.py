@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -199,19 +198,7 @@ def run_programs(
                 command += ["--samples", "0"]
             for problem in mine:
                 command += ["--problem-json", json.dumps(asdict(problem))]
-            try:
-                done = subprocess.run(
-                    command,
-                    env=_with_cublas(),
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                    timeout=PROGRAM_SECONDS,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired as error:
-                raise ToolchainError(f"{name} took more than {error.timeout:g} s") from error
+            done = run_tool(command, seconds=PROGRAM_SECONDS, variables=_library_path())
             if not report.is_file():
                 raise ToolchainError(f"{name} ended with {done.returncode}: {done.stdout[-2000:]}")
             results = json.loads(report.read_text(encoding="utf-8"))["results"]
@@ -219,12 +206,12 @@ def run_programs(
     return [answers[problem] for problem in problems]
 
 
-def _with_cublas() -> dict[str, str]:
-    """The process environment, in which programs find the cuBLAS that torch came with, to warm up as torch does."""
+def _library_path() -> dict[str, str]:
+    """The variable by which programs find the cuBLAS that torch came with, to warm up as torch does."""
     places = [str(root / "lib") for root in wheel_roots() if list(root.glob("lib/libcublas.so*"))]
     known = os.environ.get("LD_LIBRARY_PATH")
     path = os.pathsep.join([*([known] if known else []), *places])
-    return {**os.environ, "LD_LIBRARY_PATH": path} if path else dict(os.environ)
+    return {"LD_LIBRARY_PATH": path} if path else {}
 
 
 def compare(

@@ -14,10 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from attention_autotuner.codegen.files import write_atomic
-
 from .reporting import readme, site
-from .results import RESULTS, ROOT
+from .results import RESULTS, ROOT, write_text
 
 LANGUAGES = {"README.md": "en", "README.zh-CN.md": "zh"}
 
@@ -46,8 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.check:
             print(f"{path} is out of date: run python -m benchmarks.report")
         else:
-            write_atomic(path, wanted)
-            path.chmod(0o644)
+            write_text(path, wanted)
             print(f"rewrote {path}")
     return 1 if options.check and late else 0
 

@@ -53,9 +53,15 @@ Document = dict[str, Any]
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document compactly: its fields, and the items of a list or mapping among them, a line each."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     fields = ",\n".join(f"{json.dumps(name)}: {_lines(value)}" for name, value in document.items())
-    write_atomic(path, f"{{\n{fields}\n}}\n")
+    write_text(path, f"{{\n{fields}\n}}\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text whole, for everybody to read, into a folder that is made where it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    path.chmod(0o644)
 
 
 def _lines(value: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any
@@ -89,13 +89,12 @@ class Session:
                 if not baseline.available(trial.problem):
                     problems.setdefault(baseline, {}).setdefault(trial.problem)
         with ThreadPoolExecutor() as pool:
-            started: dict[str, Future[None]] = {
+            started = {
                 baseline.name: pool.submit(baseline.get_ready, list(wanted), self.jobs)
                 for baseline, wanted in problems.items()
             }
             for name, future in started.items():
-                error = future.exception()
-                if error is not None:
+                if error := future.exception():
                     self.say(f"{name} is not ready: {error}")
 
     def rows(self) -> Iterator[tuple[Trial, dict[str, Any] | str]]:

@@ -59,14 +59,11 @@ class Log:
 
     def ranked(self, coefficients: Coefficients) -> list[LoggedRun]:
         """All runs, the fastest by prediction first."""
-        return sorted(
-            self.runs,
-            key=lambda run: (
-                self.predict_us(run, coefficients),
-                run.candidate.name,
-                run.smem_bytes,
-            ),
-        )
+
+        def place(run: LoggedRun) -> tuple[float, str, int]:
+            return self.predict_us(run, coefficients), run.candidate.name, run.smem_bytes
+
+        return sorted(self.runs, key=place)
 
 
 def read_logs() -> list[Log]:

@@ -27,17 +27,9 @@ from ..core.problem import Problem
 from ..errors import BundleError
 from ..kernels.configs import candidate_from_config
 from ..version import __version__
+from . import entries
 from .artifact import Artifact, BuildTarget
-from .entries import (
-    FOLDERS,
-    LIBRARY,
-    LOG,
-    RECORD,
-    SOURCE,
-    DamagedError,
-    read_artifact,
-    read_record,
-)
+from .entries import DamagedError
 from .files import sync_folder, sync_tree
 from .render import abi_version
 
@@ -45,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 INDEX = "index.json"
 SCHEMA = 1
-FILES = (SOURCE, LIBRARY, RECORD, LOG)
+FILES = (entries.SOURCE, entries.LIBRARY, entries.RECORD, entries.LOG)
 # In the order in which they are asked; `predicted` picks are in bundles that earlier versions wrote.
 LAYERS = ("record", "shipped", "predicted", "default")
 
@@ -129,9 +121,9 @@ class Bundle:
     def read(self, kernel: BundledKernel) -> Artifact | None:
         """A kernel's library, checked against its checksum; None, with a warning, for one that is damaged."""
         try:
-            artifact = read_artifact(kernel.folder)
+            artifact = entries.read_artifact(kernel.folder)
             if artifact.kernel_digest != kernel.kernel_digest:
-                raise DamagedError(f"{RECORD} is of another kernel than the index says")
+                raise DamagedError(f"{entries.RECORD} is of another kernel than the index says")
         except (DamagedError, OSError) as error:
             logger.warning("the bundle's kernel %s cannot be used: %s", kernel.folder, error)
             return None
@@ -260,15 +252,15 @@ def check_output(output: Path, *, force: bool) -> None:
 def _copy(artifact: Artifact, candidate: Candidate, root: Path) -> dict[str, Any]:
     """Copy a store's entry, and give its line of the index."""
     source = artifact.path.parent
-    folder = root / FOLDERS["built"] / source.name
+    folder = root / entries.FOLDERS["built"] / source.name
     folder.mkdir(parents=True)
     for name in FILES:
         shutil.copyfile(source / name, folder / name)
     sync_tree(folder)
-    record = read_record(folder)
+    record = entries.read_record(folder)
     return {
         "name": artifact.name,
-        "library": (folder / LIBRARY).relative_to(root).as_posix(),
+        "library": (folder / entries.LIBRARY).relative_to(root).as_posix(),
         "library_sha256": record["library_sha256"],
         "library_bytes": record["library_bytes"],
         "digest": artifact.digest,

@@ -61,10 +61,8 @@ def platform_tag(libraries: Iterable[Path]) -> str:
 
 def _versions(content: bytes, prefix: bytes) -> list[int]:
     """Minor versions of symbols that a library's string table names; 0 for none."""
-    return [
-        0,
-        *(int(minor) for minor in re.findall(b"\\0" + re.escape(prefix) + rb"(\d+)", content)),
-    ]
+    minors = re.findall(b"\\0" + re.escape(prefix) + rb"(\d+)", content)
+    return [0, *map(int, minors)]
 
 
 def write_wheel(bundle: Bundle, gpu: str, output: Path) -> Path:

@@ -7,6 +7,7 @@ natural loops, and look at those that hold tensor-core instructions.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -195,10 +196,11 @@ def disassemble(library: Path, disassembler: Path) -> str:
     Raises:
         ToolchainError: the disassembler fails.
     """
+    path = os.pathsep.join([str(disassembler.parent), os.environ.get("PATH", os.defpath)])
     done = run_tool(
         [disassembler, "--dump-sass", library],
         seconds=_DISASSEMBLE_SECONDS,
-        first_on_path=disassembler.parent,
+        variables={"PATH": path},
     )
     if done.returncode != 0:
         raise ToolchainError(f"{disassembler} cannot read {library}: {done.stdout.strip()[-500:]}")

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ToolchainError
@@ -36,7 +36,7 @@ def run_tool(
     seconds: float | None = None,
     temporary: Path | None = None,
     folder: Path | None = None,
-    first_on_path: Path | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a tool to its end, in :func:`clean_environment`.
 
@@ -45,7 +45,7 @@ def run_tool(
         seconds: how long it may take; None is without end.
         temporary: see :func:`clean_environment`.
         folder: where it runs; default the present one.
-        first_on_path: folder whose tools it calls before others.
+        variables: of its environment, beside or in place of those.
 
     Returns:
         Its status, and in ``stdout`` what it printed on both streams.
@@ -53,15 +53,11 @@ def run_tool(
     Raises:
         ToolchainError: it cannot be started, or did not end in time.
     """
-    environment = clean_environment(temporary)
-    if first_on_path is not None:
-        path = environment.get("PATH", os.defpath)
-        environment["PATH"] = os.pathsep.join([str(first_on_path), path])
     try:
         process = subprocess.Popen(
             command,
             cwd=folder,
-            env=environment,
+            env={**clean_environment(temporary), **(variables or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

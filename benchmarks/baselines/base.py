@@ -36,6 +36,9 @@ CALLS: dict[Mode, type[Call]] = {
 class BaselineError(AttentionAutotunerError, RuntimeError):
     """A baseline raised an error of another kind; the message begins with that error's type."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+
 
 class Baseline(ABC):
     """Another implementation.
@@ -139,11 +142,11 @@ class GuardedEntry:
     def __init__(self, name: str, make: Callable[[], Entry]) -> None:
         self.name = name
         self.entry: Entry | None = None
-        self._failure: Exception | None = None
+        self._failure: BaselineError | None = None
         try:
             self.entry = make()
-        except Exception as error:  # noqa: BLE001  # kept, and raised again where a race looks for it
-            self._failure = error
+        except Exception as error:  # noqa: BLE001  # kept, and raised where a race looks for it
+            self._failure = BaselineError(error)
 
     def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
         """Prepare the baseline's entry.
@@ -152,7 +155,7 @@ class GuardedEntry:
             BaselineError: the entry could not be made, or raised an error that a race would not know.
         """
         if self._failure is not None:
-            raise _known(self._failure, always=True)
+            raise self._failure
         self._guard(lambda entry: entry.prepare(inputs, outputs))
 
     def run(self, index: int) -> None:
@@ -167,12 +170,7 @@ class GuardedEntry:
         assert self.entry is not None  # prepare came first
         try:
             action(self.entry)
+        except (AttentionAutotunerError, RuntimeError):
+            raise  # as a race knows it
         except Exception as error:
-            raise _known(error) from error
-
-
-def _known(error: Exception, *, always: bool = False) -> Exception:
-    """The error itself where a race knows its type, else one that it knows."""
-    if isinstance(error, (AttentionAutotunerError, RuntimeError)) and not always:
-        return error
-    return BaselineError(f"{type(error).__name__}: {error}")
+            raise BaselineError(error) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import traceback
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -17,35 +18,24 @@ from .base import Baseline, Mode
 Work = tuple[Any, ...]
 
 
-def in_processes(function: Callable[..., None], work: Sequence[Work], processes: int) -> None:
-    """Call a function of a module once for each of some arguments, each in a process of its own.
+def in_processes(
+    function: Callable[..., None], work: Sequence[Work], processes: int, *, shares: bool = False
+) -> None:
+    """Call a function of a module once for each of some arguments.
 
     Args:
         function: an error of it is printed and otherwise left to the comparison, which would see it again.
         work: arguments.
         processes: at most this many at once.
+        shares: as many processes divide the work, which is short beside the start of one; else each has its own.
     """
     if not work:
         return
+    count = min(processes, len(work))
     context = multiprocessing.get_context("spawn")
-    with context.Pool(min(processes, len(work)), maxtasksperchild=1) as pool:
-        pool.starmap(_attempt, [(function, *arguments) for arguments in work], chunksize=1)
-
-
-def in_shares(
-    function: Callable[[Problem], None], problems: Sequence[Problem], processes: int
-) -> None:
-    """Call a function of a module with each of some problems, which a few processes divide among them.
-
-    For work that is short beside the start of a process. Errors are printed.
-    """
-    count = min(processes, len(problems))
-    in_processes(_attempt_each, [(function, problems[i::count]) for i in range(count)], count)
-
-
-def _attempt_each(function: Callable[[Problem], None], problems: Sequence[Problem]) -> None:
-    for problem in problems:
-        _attempt(function, problem)
+    with context.Pool(count, maxtasksperchild=1) as pool:
+        chunk = ceil(len(work) / count) if shares else 1
+        pool.starmap(_attempt, [(function, *arguments) for arguments in work], chunksize=chunk)
 
 
 def _attempt(function: Callable[..., None], *arguments: Any) -> None:

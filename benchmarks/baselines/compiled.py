@@ -12,7 +12,7 @@ from attention_autotuner.core.problem import Problem
 
 from ..calls import Function, scale_of
 from .base import Baseline
-from .compile_ahead import compile_ahead, in_processes, in_shares
+from .compile_ahead import compile_ahead, in_processes
 
 
 def formula(scale: float) -> Function:
@@ -93,4 +93,5 @@ class Flex(Baseline):
 
     def get_ready(self, problems: Sequence[Problem], processes: int) -> None:
         """Compile for every problem, into the cache that torch keeps on disk."""
-        in_shares(partial(compile_ahead, self, backward="step"), problems, processes)
+        compiled = partial(compile_ahead, self, backward="step")
+        in_processes(compiled, [(problem,) for problem in problems], processes, shares=True)

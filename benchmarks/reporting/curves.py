@@ -42,9 +42,7 @@ def limits_of(spec_name: str, bring_up: Mapping[str, Any] | None) -> dict[str, f
         if value is not None:
             limits[f"{instruction}, measured"] = value / 1e12
         elif spec is not None:
-            flops = spec.mma_flops_per_clk_per_sm
-            if instruction == "wgmma":
-                flops = spec.wgmma_flops_per_clk_per_sm
+            flops = getattr(spec, f"{name.removesuffix('_fp16')}_flops_per_clk_per_sm")
             if flops > 0:
                 rate = flops * spec.num_sms * spec.sm_clock_mhz / 1e6
                 limits[f"{instruction}, by the specification"] = rate

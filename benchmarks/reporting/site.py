@@ -12,8 +12,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from attention_autotuner.codegen.files import write_atomic
-
 from ..baselines import BASELINES
 from ..contenders import DETERMINISTIC
 from ..results import (
@@ -25,6 +23,7 @@ from ..results import (
     rate,
     ratio_text,
     standing,
+    write_text,
 )
 from ..suites import SUITES, column_label, row_label
 from .curves import draw, limits_of
@@ -191,7 +190,4 @@ def write(root: Path, folder: Path) -> None:
         folder: where they go; what is there under their names is replaced.
     """
     for name, text in build(root).items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, text)
-        path.chmod(0o644)
+        write_text(folder / name, text)

@@ -28,18 +28,11 @@ __all__ = [
     "tune_step",
 ]
 
-# Public name -> (module, attribute); no attribute means the module itself.
-_EXPORTS = {
-    "Decay": (".api", "Decay"),
-    "RetNetAttnFunc": (".api", "RetNetAttnFunc"),
-    "errors": (".errors", ""),
-    "flash_attn_func": (".api", "flash_attn_func"),
-    "retention_func": (".api", "retention_func"),
-    "retnet_attn_func": (".api", "retnet_attn_func"),
-    "settings": (".settings", ""),
-    "tune": (".serving.dispatch", "tune"),
-    "tune_step": (".serving.dispatch", "tune_step"),
-}
+_MODULES = (
+    "errors",
+    "settings",
+)  # the others are names in a module: of the calls, or of the searches
+_SEARCHES = ("tune", "tune_step")
 
 
 def __getattr__(name: str) -> Any:
@@ -49,11 +42,11 @@ def __getattr__(name: str) -> Any:
         AttributeError: there is no such name.
         MissingPackageError: the name needs torch, which is not installed.
     """
-    if name not in _EXPORTS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module_name, attribute = _EXPORTS[name]
+    module = name if name in _MODULES else "serving.dispatch" if name in _SEARCHES else "api"
     try:
-        value: Any = importlib.import_module(module_name, __name__)
+        value: Any = importlib.import_module(f".{module}", __name__)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -63,8 +56,8 @@ def __getattr__(name: str) -> Any:
             f"{name} needs the package torch, which is not installed: pip install 'attention-autotuner[torch]'",
             name="torch",
         ) from error
-    if attribute:
-        value = getattr(value, attribute)
+    if name not in _MODULES:
+        value = getattr(value, name)
     globals()[name] = value
     return value
 

@@ -12,7 +12,7 @@ from ..codegen.store import default_store
 from ..settings import current
 from ..tuning.records import RecordStore
 from .console import named, print_json, print_line, print_table
-from .options import command
+from .options import command, option
 from .status import FAILED, OK
 
 UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
@@ -35,16 +35,9 @@ def days(text: str) -> float:
     return value
 
 
-def add_pattern(parser: argparse.ArgumentParser) -> None:
-    """Add the names of kernels."""
-    parser.add_argument("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
-
-
-def add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add what a cleaned folder keeps."""
-    option = parser.add_argument
-    option("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
-    option("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
+add_pattern = option("pattern", help="shell pattern of a candidate's name, e.g. '*_d128x128_*'")
+add_size = option("--max-size", type=size, metavar="SIZE", help="keep at most this, e.g. 2G")
+add_age = option("--max-age-days", type=days, metavar="DAYS", help="keep what was used since")
 
 
 def entry_json(entry: Entry) -> dict[str, object]:
@@ -112,7 +105,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
     return FAILED if damaged else OK
 
 
-@command("cache gc", add_limits)
+@command("cache gc", add_size, add_age)
 def run_gc(arguments: argparse.Namespace) -> int:
     """Remove damaged kernels, leftovers, and what is over a limit."""
     age = None if arguments.max_age_days is None else arguments.max_age_days * DAY_SECONDS

@@ -18,14 +18,7 @@ from ..codegen.kernel_wheel import write_wheel
 from ..core.candidate import Candidate
 from ..core.problem import Problem
 from ..errors import BuildError
-from ..serving.exports import (
-    SHAPES,
-    choose_picks,
-    common_problems,
-    environment_of,
-    own_records,
-    read_problems,
-)
+from ..serving import exports
 from ..serving.picks import CacheHierarchy
 from ..settings import current
 from .console import print_json, print_line, print_table
@@ -66,14 +59,14 @@ def run_export(arguments: argparse.Namespace) -> int:
     The GPU need not be present.
     """
     policy, hierarchy = policy_of(arguments), CacheHierarchy(current())
-    environment = environment_of(policy, hierarchy, arguments.gpu_name)
+    environment = exports.environment_of(policy, hierarchy, arguments.gpu_name)
     problems, wheel, output = _problems(arguments), arguments.bundle, arguments.output
     if problems is None and wheel:
-        problems = common_problems(SHAPES[:1])
+        problems = exports.common_problems(exports.SHAPES[:1])
     elif problems is None:
-        recorded = [record.problem for record in own_records(policy, hierarchy, environment)]
-        problems = [*recorded, *common_problems()]
-    picks = choose_picks(
+        records = exports.own_records(policy, hierarchy, environment)
+        problems = [*(record.problem for record in records), *exports.common_problems()]
+    picks = exports.choose_picks(
         problems, policy, hierarchy, environment, with_records=not wheel, lean=wheel
     )
     if wheel:
@@ -105,7 +98,7 @@ def _problems(arguments: argparse.Namespace) -> Sequence[Problem] | None:
     """The problems that the options name; None leaves them to the command."""
     defaults: dict[str, Any] = arguments.problem_defaults
     if arguments.problems is not None:
-        return read_problems(arguments.problems)
+        return exports.read_problems(arguments.problems)
     if all(getattr(arguments, name) is None for name in defaults):
         return None
     for name, value in defaults.items():

@@ -21,27 +21,18 @@ from ..tuning.environment import collect
 from ..tuning.lookup import Hit
 from ..tuning.result import finite
 from ..tuning.why import explain
+from . import options
 from .console import cell, microseconds, named, print_json, print_line, print_table
 from .names import knob_headings, knobs
-from .options import (
-    add_choice,
-    add_limit,
-    add_problem,
-    chosen,
-    command,
-    policy_of,
-    problem_json,
-    problem_of,
-)
 
 
-@command("candidates", add_problem, add_limit)
+@options.command("candidates", options.add_problem, options.add_limit)
 def run_candidates(arguments: argparse.Namespace) -> int:
     """Rank the legal candidates of a problem, and say why others are not legal.
 
     Rank the legal candidates of a problem by the cost model. Needs no GPU.
     """
-    problem, policy = problem_of(arguments), policy_of(arguments)
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     offered = policy.candidates(problem)
     legal = [entry for entry in offered if isinstance(entry, Candidate)]
     rejections = [entry for entry in offered if isinstance(entry, Rejection)]
@@ -55,7 +46,7 @@ def run_candidates(arguments: argparse.Namespace) -> int:
         ]
         rejected = [{"config": entry.config, "reason": entry.reason} for entry in rejections]
         said = {"candidates": candidates, "rejections": rejected}
-        print_json({"problem": problem_json(problem), **said})
+        print_json({"problem": options.problem_json(problem), **said})
         return 0
     rows = [
         [
@@ -88,20 +79,18 @@ def print_rejections(title: str, counts: Counter[str]) -> None:
     print_table(title, ["rule", "rejected"], rows)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Add ``--output``."""
-    words = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help=words)
+WORDS = "write <name>.cu files instead of printing, with <name>.architecture where CMake must know of one"
+add_output = options.option("--output", type=Path, metavar="FOLDER", help=WORDS)
 
 
-@command("render", add_problem, add_choice, add_output)
+@options.command("render", options.add_problem, options.add_choice, add_output)
 def run_render(arguments: argparse.Namespace) -> int:
     """Print or write the CUDA source of candidates.
 
     Render candidates into CUDA translation units. Needs no compiler.
     """
-    problem, policy = problem_of(arguments), policy_of(arguments)
-    kernels = [render(candidate) for candidate, _ in chosen(arguments, problem, policy)]
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    kernels = [render(candidate) for candidate, _ in options.chosen(arguments, problem, policy)]
     target = BuildTarget(arch=policy.build_arch)
     architectures = {
         kernel.name: special.cmake_architecture
@@ -130,20 +119,20 @@ def run_render(arguments: argparse.Namespace) -> int:
             }
             for kernel in kernels
         ]
-        print_json({"problem": problem_json(problem), "kernels": listed})
+        print_json({"problem": options.problem_json(problem), "kernels": listed})
     else:
         sources = "\n".join(kernel.text for kernel in kernels)
         sys.stdout.write("".join(f"{path}\n" for path in written) or sources)
     return 0
 
 
-@command("why", add_problem, add_limit)
+@options.command("why", options.add_problem, options.add_limit)
 def run_why(arguments: argparse.Namespace) -> int:
     """Say of each candidate why it was kept, lost, failed, was not tried or is not legal.
 
     Say which layer answers for a problem, why those before it do not, and what became of every candidate.
     """
-    problem, policy = problem_of(arguments), policy_of(arguments)
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
     hierarchy = CacheHierarchy(current())
     environment = hierarchy.environment_of(policy, collect())
     pick, hit = hierarchy.choose(problem.bucketed(), policy, environment)
@@ -152,7 +141,7 @@ def run_why(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(
             {
-                "problem": problem_json(problem),
+                "problem": options.problem_json(problem),
                 "arch": policy.name,
                 "source": source,
                 **{name: getattr(pick, name) for name in ("layer", "exact", "unverified")},

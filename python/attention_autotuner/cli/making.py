@@ -16,19 +16,8 @@ from ..core.outcome import BuildFailed, Outcome
 from ..serving.dispatch import lookup
 from ..settings import current
 from ..tuning.spills import spilled_bytes
+from . import options
 from .console import named, print_json, print_line, print_table, progress
-from .options import (
-    add_choice,
-    add_jobs,
-    add_problem,
-    add_step,
-    chosen,
-    command,
-    policy_of,
-    problem_json,
-    problem_of,
-    problems_of,
-)
 from .status import FAILED, OK
 
 Built = Artifact | Outcome
@@ -36,26 +25,25 @@ Built = Artifact | Outcome
 COMPILE_SECONDS = 1800.0
 
 
-def add_retry(parser: argparse.ArgumentParser) -> None:
-    """Add ``--retry``."""
-    words = "compile again what is remembered to have failed"
-    parser.add_argument("--retry", action="store_true", help=words)
+RETRIED = "compile again what is remembered to have failed"
+add_retry = options.option("--retry", action="store_true", help=RETRIED)
 
 
-@command("build", add_problem, add_choice, add_jobs, add_retry)
+@options.command("build", options.add_problem, options.add_choice, options.add_jobs, add_retry)
 def run_build(arguments: argparse.Namespace) -> int:
     """Compile candidates and print what the compiler says of them.
 
     Compile candidates into the kernel cache; what is there already is not compiled again.
     """
-    problem, policy = problem_of(arguments), policy_of(arguments)
-    candidates = [candidate for candidate, _ in chosen(arguments, problem, policy)]
+    problem, policy = options.problem_of(arguments), options.policy_of(arguments)
+    candidates = [candidate for candidate, _ in options.chosen(arguments, problem, policy)]
     results = build_candidates(
         candidates, policy, jobs=arguments.jobs, quiet=arguments.json, retry=arguments.retry
     )
     if arguments.json:
         kernels = [result_json(*pair) for pair in zip(candidates, results, strict=True)]
-        print_json({"problem": problem_json(problem), "arch": policy.name, "kernels": kernels})
+        asked = {"problem": options.problem_json(problem), "arch": policy.name}
+        print_json({**asked, "kernels": kernels})
     else:
         print_results(f"{problem.describe()} on {policy.spec.name}", candidates, results)
         print_end(results)
@@ -128,21 +116,21 @@ def print_end(results: Sequence[Built]) -> None:
         print_line("a failed build is remembered; `build --retry` compiles it again")
 
 
-@command("warmup", add_step)
+@options.command("warmup", options.add_step)
 def run_warmup(arguments: argparse.Namespace) -> int:
     """Build the kernels that a call would use, so that the first call need not.
 
     Build the kernel that serves a problem, tuned or not, ahead of its first call; for training, --direction step
     builds the forward and the backward one.
     """
-    problems, policy = problems_of(arguments), policy_of(arguments)
+    problems, policy = options.problems_of(arguments), options.policy_of(arguments)
     picks = [lookup(problem, policy) for problem in problems]
     candidates = [pick.candidate for pick in picks]
     results = build_candidates(candidates, policy, jobs=None, quiet=arguments.json)
     rows = list(zip(problems, picks, results, strict=True))
     if arguments.json:
         kernels = [
-            {"problem": problem_json(problem), "layer": pick.layer}
+            {"problem": options.problem_json(problem), "layer": pick.layer}
             | result_json(pick.candidate, result)
             for problem, pick, result in rows
         ]

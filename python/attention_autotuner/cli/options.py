@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, NoReturn
 
 from ..arch import Policy, names, resolve
@@ -31,6 +32,8 @@ from .status import USAGE
 
 Commands = Any  # argparse keeps the type of its sub-parsers private
 Run = Callable[[argparse.Namespace], int]
+Adder = Callable[[argparse.ArgumentParser], object]
+"""Adds some options of a command to its parser."""
 Ranked = list[tuple[Candidate, Estimate]]
 
 STEP = "step"  # as a direction: both of them
@@ -45,7 +48,7 @@ SAME_NAMES = (
 )
 
 _DEFAULT = Problem()
-COMMANDS: dict[str, tuple[Run, tuple[Callable[[Parser], None], ...]]] = {}
+COMMANDS: dict[str, tuple[Run, tuple[Adder, ...]]] = {}
 """Name -> what it does and what adds its options, in the order of the modules."""
 
 
@@ -71,7 +74,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE)
 
 
-def command(name: str, *options: Callable[[Parser], None]) -> Callable[[Run], Run]:
+def command(name: str, *options: Adder) -> Callable[[Run], Run]:
     """A decorator that makes a function a command, or with two words an action of one.
 
     Args:
@@ -135,21 +138,15 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Add ``--jobs``."""
-    parser.add_argument(
-        "--jobs", type=positive, metavar="N", help="compiler processes at a time; default: JOBS"
-    )
+def option(*names: str, **settings: Any) -> Adder:
+    """An adder of one option, as :meth:`argparse.ArgumentParser.add_argument` takes it."""
+    return lambda parser: parser.add_argument(*names, **settings)
 
 
-def add_limit(parser: argparse.ArgumentParser) -> None:
-    """Add ``--limit``."""
-    parser.add_argument("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
-
-
-def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add the options that name a problem or both directions of a shape, and a GPU."""
-    add_problem(parser, step=True)
+add_jobs = option(
+    "--jobs", type=positive, metavar="N", help="compiler processes at a time; default: JOBS"
+)
+add_limit = option("--limit", type=positive, default=SHOWN, metavar="N", help="rows to print")
 
 
 def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
@@ -186,6 +183,9 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--deterministic", action="store_true", help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
     parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
+
+
+add_step = partial(add_problem, step=True)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from ..tuning.rekeying import Codes, Rekeyed, build_codes, rekey, wanted
 from ..tuning.shipped import SUFFIX, RecordPlace, ShippedPicks
 from ..tuning.validity import Miss, built_here, check
 from .console import microseconds, named, print_json, print_line, print_table, progress
-from .options import add_jobs, command
+from .options import add_jobs, command, option
 from .status import FAILED
 
 
@@ -29,20 +30,14 @@ def add_pattern(parser: argparse.ArgumentParser, **needed: Any) -> None:
     """Add the records that are meant, and where they are."""
     words = "shell pattern of a problem or of a pick's name, e.g. '*bf16*causal'"
     parser.add_argument("pattern", metavar="PATTERN", help=words, **needed)
-    option = parser.add_mutually_exclusive_group().add_argument
-    option("--shipped", action="store_true", help="the picks that come with the package")
-    option("--file", type=Path, help="the picks of a file <gpu>.jsonl")
+    place = parser.add_mutually_exclusive_group().add_argument
+    place("--shipped", action="store_true", help="the picks that come with the package")
+    place("--file", type=Path, help="the picks of a file <gpu>.jsonl")
 
 
-def add_optional_pattern(parser: argparse.ArgumentParser) -> None:
-    """Add the same, all records where none are named."""
-    add_pattern(parser, nargs="?", default="*")
-
-
-def add_all(parser: argparse.ArgumentParser) -> None:
-    """Add ``--all``."""
-    words = "every entry that was timed, not only pick and default"
-    parser.add_argument("--all", action="store_true", help=words)
+add_optional_pattern = partial(add_pattern, nargs="?", default="*")
+EVERY = "every entry that was timed, not only pick and default"
+add_all = option("--all", action="store_true", help=EVERY)
 
 
 def places(arguments: argparse.Namespace) -> Iterator[RecordPlace]:
@@ -108,16 +103,11 @@ def run_ls(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"records": said})
         return 0
-    rows = [
-        [
-            item["problem"],
-            str(item.get("arch", "-")),
-            str(item.get("gpu", "-")),
-            named(str(item["pick"] or item["reason"])),
-            microseconds(item.get("median_us")),
-        ]
-        for item in said
-    ]
+    rows = []
+    for item in said:
+        place = [str(item.get(name, "-")) for name in ("arch", "gpu")]
+        pick, us = named(str(item["pick"] or item["reason"])), microseconds(item.get("median_us"))
+        rows.append([item["problem"], *place, pick, us])
     print_table(f"{len(rows)} records", ["problem", "policy", "GPU", "pick", "measured us"], rows)
     return 0
 

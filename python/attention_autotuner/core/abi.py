@@ -6,6 +6,7 @@ A test parses the header and compares every constant, field name, order, type an
 from __future__ import annotations
 
 import ctypes
+from typing import Any, ClassVar
 
 ABI_VERSION = 1002
 ABI_MAJOR = ABI_VERSION // 1000
@@ -34,186 +35,109 @@ class Tensor(ctypes.Structure):
     )
 
 
+Fields = tuple[tuple[str, Any], ...]
+
+
+def _named(kind: Any, names: str) -> Fields:
+    """Fields of one type, by their names."""
+    return tuple((name, kind) for name in names.split())
+
+
+HEAD = _named(ctypes.c_uint32, "struct_size abi_version")
+SHAPE = _named(
+    ctypes.c_int32, "batch heads_q heads_kv seqlen_q seqlen_k dim_qk dim_v causal causal_offset"
+)
+RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
+
+
 class AttentionForwardParams(ctypes.Structure):
     """Attention forward: row i sees key j if not ``causal`` or ``j <= i + causal_offset``."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("o", Tensor),
-        ("lse", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("causal_offset", ctypes.c_int32),
-        ("softmax_scale", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v o"),
+        *_named(ctypes.c_void_p, "lse"),
+        *SHAPE,
+        *_named(ctypes.c_float, "softmax_scale"),
     )
 
 
 class AttentionBackwardParams(ctypes.Structure):
     """Attention backward: ``dout`` and, unless null, ``dlse`` to ``dq``, ``dk`` and ``dv``; the rest as forward."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("o", Tensor),
-        ("dout", Tensor),
-        ("dq", Tensor),
-        ("dk", Tensor),
-        ("dv", Tensor),
-        ("lse", ctypes.c_void_p),
-        ("dlse", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("causal_offset", ctypes.c_int32),
-        ("softmax_scale", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v o dout dq dk dv"),
+        *_named(ctypes.c_void_p, "lse dlse"),
+        *SHAPE,
+        *_named(ctypes.c_float, "softmax_scale"),
     )
 
 
 class RetNetForwardParams(ctypes.Structure):
     """Retnet forward: ``r = clamp(rowsum |X|, 1, r_clamp_max)`` or 1, ``O = (X / r) V``, with a mask or a decay."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("o", Tensor),
-        ("mask", Tensor),
-        ("log2_gamma", ctypes.c_void_p),
-        ("r", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("causal_offset", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("normalize", ctypes.c_int32),
-        ("r_clamp_max", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v o mask"),
+        *_named(ctypes.c_void_p, "log2_gamma r"),
+        *SHAPE,
+        *_named(ctypes.c_float, "scale"),
+        *_named(ctypes.c_int32, "normalize"),
+        *_named(ctypes.c_float, "r_clamp_max"),
     )
 
 
 class RetNetBackwardParams(ctypes.Structure):
     """Retnet backward: gradients of q, k, v and, unless null, the mask; ``o`` is for ``r_grad`` alone."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("o", Tensor),
-        ("dout", Tensor),
-        ("dq", Tensor),
-        ("dk", Tensor),
-        ("dv", Tensor),
-        ("mask", Tensor),
-        ("dmask", Tensor),
-        ("log2_gamma", ctypes.c_void_p),
-        ("r", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen_q", ctypes.c_int32),
-        ("seqlen_k", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("causal", ctypes.c_int32),
-        ("causal_offset", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        ("r_grad", ctypes.c_int32),
-        ("r_clamp_max", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v o dout dq dk dv mask dmask"),
+        *_named(ctypes.c_void_p, "log2_gamma r"),
+        *SHAPE,
+        *_named(ctypes.c_float, "scale"),
+        *_named(ctypes.c_int32, "r_grad"),
+        *_named(ctypes.c_float, "r_clamp_max"),
     )
 
 
 class RetentionForwardParams(ctypes.Structure):
     """Retention forward in any form; states are contiguous fp32 ``[batch, heads_q, dim_qk, dim_v]`` or null."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("o", Tensor),
-        ("log2_gamma", ctypes.c_void_p),
-        ("initial_state", ctypes.c_void_p),
-        ("final_state", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("scale", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v o"),
+        *_named(ctypes.c_void_p, "log2_gamma initial_state final_state"),
+        *RETENTION_SHAPE,
+        *_named(ctypes.c_float, "scale"),
     )
 
 
 class RetentionBackwardParams(ctypes.Structure):
     """Retention backward; ``dlog2_gamma`` is ``[batch, heads_q]``, and null, like a state, when not wanted."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("q", Tensor),
-        ("k", Tensor),
-        ("v", Tensor),
-        ("dout", Tensor),
-        ("dq", Tensor),
-        ("dk", Tensor),
-        ("dv", Tensor),
-        ("log2_gamma", ctypes.c_void_p),
-        ("initial_state", ctypes.c_void_p),
-        ("dfinal_state", ctypes.c_void_p),
-        ("dinitial_state", ctypes.c_void_p),
-        ("dlog2_gamma", ctypes.c_void_p),
-        ("batch", ctypes.c_int32),
-        ("heads_q", ctypes.c_int32),
-        ("heads_kv", ctypes.c_int32),
-        ("seqlen", ctypes.c_int32),
-        ("dim_qk", ctypes.c_int32),
-        ("dim_v", ctypes.c_int32),
-        ("scale", ctypes.c_float),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(Tensor, "q k v dout dq dk dv"),
+        *_named(
+            ctypes.c_void_p, "log2_gamma initial_state dfinal_state dinitial_state dlog2_gamma"
+        ),
+        *RETENTION_SHAPE,
+        *_named(ctypes.c_float, "scale"),
     )
 
 
 class KernelInfo(ctypes.Structure):
     """An artifact's description: its name, tile, threads, shared memory and copy width."""
 
-    _fields_ = (
-        ("struct_size", ctypes.c_uint32),
-        ("abi_version", ctypes.c_uint32),
-        ("name", ctypes.c_char_p),
-        ("padded_dim_qk", ctypes.c_int32),
-        ("padded_dim_v", ctypes.c_int32),
-        ("block_m", ctypes.c_int32),
-        ("block_n", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("static_smem_bytes", ctypes.c_int32),
-        ("dynamic_smem_bytes", ctypes.c_int32),
-        ("copy_bytes", ctypes.c_int32),
+    _fields_: ClassVar[Fields] = (
+        *HEAD,
+        *_named(ctypes.c_char_p, "name"),
+        *_named(
+            ctypes.c_int32,
+            "padded_dim_qk padded_dim_v block_m block_n num_threads static_smem_bytes dynamic_smem_bytes copy_bytes",
+        ),
     )
 
 

@@ -147,16 +147,9 @@ def choose_picks(
 
 def kind_of(problem: Problem) -> tuple[Any, ...]:
     """The fields that a problem shares with all that its default serves."""
-    names = (
-        "op",
-        "direction",
-        "dtype",
-        "padded_dim_qk",
-        "padded_dim_v",
-        "causal",
-        "alignment_bytes",
-    )
-    return tuple(getattr(problem, name) for name in (*names, "deterministic", "mask", "form"))
+    kernel = ("op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal")
+    names = (*kernel, "alignment_bytes", "deterministic", "mask", "form")
+    return tuple(getattr(problem, name) for name in names)
 
 
 def _bundled(problem: Problem, hit: Hit) -> BundledPick:

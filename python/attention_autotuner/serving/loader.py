@@ -10,7 +10,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -169,17 +169,9 @@ class LoadedKernel:
         status = self._bind("get_kernel_info")(ctypes.byref(raw))
         if status != abi.STATUS_OK:
             raise ArtifactError(f"{self.path} does not describe itself: status {status}")
-        return KernelDescription(
-            name=(raw.name or b"").decode(errors="replace"),
-            padded_dim_qk=raw.padded_dim_qk,
-            padded_dim_v=raw.padded_dim_v,
-            block_m=raw.block_m,
-            block_n=raw.block_n,
-            num_threads=raw.num_threads,
-            static_smem_bytes=raw.static_smem_bytes,
-            dynamic_smem_bytes=raw.dynamic_smem_bytes,
-            copy_bytes=raw.copy_bytes,
-        )
+        values = {field.name: getattr(raw, field.name) for field in fields(KernelDescription)}
+        values["name"] = (raw.name or b"").decode(errors="replace")
+        return KernelDescription(**values)
 
 
 # Of a path and a digest. CUDA refers to the code of loaded modules, and a path says how often it was loaded.

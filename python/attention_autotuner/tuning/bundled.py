@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from ..codegen.bundle import LAYERS, Bundle, BundledPick
 from ..core.problem import Problem
@@ -24,16 +25,12 @@ def bundled_pick(
     """
     wanted = problem.bucketed()
     for layer in layers:
-        bound = float("inf") if layer == "default" else MAX_DISTANCE
-        best: tuple[float, BundledPick] | None = None
-        for pick in bundle.picks:
-            if pick.layer != layer:
-                continue
-            if pick.problem == wanted:
-                return pick
-            apart = distance(wanted, pick.problem, bound=bound)
-            if apart is not None and (best is None or apart < best[0]):
-                best = apart, pick
-        if best is not None:
-            return best[1]
+        bound = inf if layer == "default" else MAX_DISTANCE
+        serving = []
+        for place, pick in enumerate(bundle.picks):
+            apart = distance(wanted, pick.problem, bound=bound) if pick.layer == layer else None
+            if apart is not None:
+                serving.append((pick.problem != wanted, apart, place))
+        if serving:
+            return bundle.picks[min(serving)[2]]
     return None

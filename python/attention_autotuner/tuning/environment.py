@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -174,21 +173,18 @@ def _read_driver(device: int) -> dict[str, Any]:
 
 def _read_smi(gpu_uuid: str) -> dict[str, Any]:
     """Clocks, power and driver version; empty when nvidia-smi is missing or does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return {}
     query = [f"--id={gpu_uuid}", f"--query-gpu={','.join(_SMI_FIELDS)}"]
     try:
         done = subprocess.run(
-            [program, *query, "--format=csv,noheader,nounits"],
+            ["nvidia-smi", *query, "--format=csv,noheader,nounits"],
             capture_output=True,
             text=True,
             timeout=_SMI_TIMEOUT_SECONDS,
-            check=False,
+            check=True,
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return {}
-    return parse_smi(done.stdout) if done.returncode == 0 else {}
+    return parse_smi(done.stdout)
 
 
 def parse_smi(line: str) -> dict[str, Any]:

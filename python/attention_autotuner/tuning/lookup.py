@@ -150,12 +150,12 @@ def by_distance(
     """The documents whose problem can stand in, nearest first, ties in the order given."""
     problem = query.problem.bucketed()
     near = []
-    for index, (place, document) in enumerate(pairs):
+    for place, document in pairs:
         try:
             recorded = Problem(**document["problem"])
         except (KeyError, TypeError, ValueError):
             continue  # compared, and set aside, when its own bucket is asked for
         apart = distance(problem, recorded)
         if apart is not None and document.get("arch") == query.arch:
-            near.append((apart, index, place, document))
-    return [(place, document) for _, _, place, document in sorted(near, key=lambda n: n[:2])]
+            near.append((apart, place, document))
+    return [(place, document) for _, place, document in sorted(near, key=lambda n: n[0])]

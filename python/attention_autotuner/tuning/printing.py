@@ -32,7 +32,7 @@ class Pace:
 
 
 class Display:
-    """What a display of progress knows beside the last step: the best time so far, and the pace of the phase."""
+    """A display of progress that remembers the best time so far and the pace of the phase."""
 
     def __init__(self) -> None:
         self._pace = Pace()

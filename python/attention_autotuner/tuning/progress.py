@@ -11,7 +11,7 @@ Phase = Literal["rank", "build", "verify", "measure", "confirm", "record"]
 MIN_ROUNDS_SECONDS = 2.0  # even a spent budget measures this long
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Event:
     """One step of progress.
 
@@ -74,12 +74,5 @@ class Progress:
         """Send one event."""
         if self._listener is None:
             return
-        event = Event(
-            phase=phase,
-            done=done,
-            total=total,
-            message=self._prefix + message,
-            best_us=best_us,
-            seconds_left=self.seconds_left,
-        )
-        self._listener(event)
+        said = self._prefix + message
+        self._listener(Event(phase, done, total, said, best_us, self.seconds_left))

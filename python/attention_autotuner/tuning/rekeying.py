@@ -69,20 +69,13 @@ def entries_of(record: TuningRecord, *, every: bool) -> list[CandidateEntry]:
     ]
 
 
-def settled(entry: CandidateEntry) -> bool:
-    """True for an entry that needs neither a build nor another digest."""
-    return check(entry, PresentKernels()) == "source" and entry.code_digest is not None
-
-
 def wanted(records: Sequence[TuningRecord], *, every: bool) -> list[Key]:
-    """The kernels to build, once each."""
+    """The kernels to build, once each: where the source holds for their code digest, else to compare it."""
     keys: dict[Key, None] = {}
     for record in records:
         for entry in entries_of(record, every=every):
             target = target_of(_environment(record, entry))
-            if target is None or settled(entry):
-                continue
-            if (entry.code_digest is None) == _source_holds(entry):
+            if target is not None and (entry.code_digest is None) == _source_holds(entry):
                 keys[entry.candidate, target] = None
     return list(keys)
 
@@ -183,9 +176,6 @@ def _rekey(
     codes: Codes,
     compiler: Mapping[str, str] | None,
 ) -> tuple[CandidateEntry, State, str]:
-    if settled(entry):
-        return entry, "valid", ""
-    holds = _source_holds(entry)
     target = target_of(environment)
     code = None if target is None else codes.get((entry.candidate, target))
     fresh = replace(
@@ -195,7 +185,7 @@ def _rekey(
         kernel_digest=None,
     )
     other = _another(environment, compiler)
-    if holds:
+    if _source_holds(entry):
         if entry.code_digest is not None:
             return fresh, "valid", ""
         if isinstance(code, str) and not other:

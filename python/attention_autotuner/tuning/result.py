@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,7 +28,7 @@ class Row:
         candidate: the candidate.
         estimate: the model's last word: with the compiler's report where it was built.
         outcome: Ok, or why it fell out.
-        timing: its place in the race, where it was measured now.
+        timing: its place in the race, where it was measured now, or by the search that recorded it.
         built: what was built of it, where it was.
         source_digest: what its source says.
     """
@@ -36,7 +36,7 @@ class Row:
     candidate: Candidate
     estimate: Estimate
     outcome: Outcome
-    timing: Timing | None = None
+    timing: Timing | Measurement | None = None
     built: Built | None = None
     source_digest: str = ""
 
@@ -74,19 +74,6 @@ class Row:
             measurement=measurement,
             estimate_us=finite(self.estimate.us),
         )
-
-    def recorded(self, entry: CandidateEntry) -> Row:
-        """This row with the outcome and timing that an earlier search recorded."""
-        measurement, timing = entry.measurement, None
-        if measurement is not None:
-            timing = Timing(
-                name=self.candidate.name,
-                outcome=entry.outcome,
-                error=0.0,
-                tied=measurement.ratio_to_best == 1.0,
-                **{name: getattr(measurement, name) for name in FIGURES},
-            )
-        return replace(self, outcome=entry.outcome, timing=timing)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready form; times that are infinite become null."""

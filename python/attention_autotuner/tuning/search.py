@@ -278,7 +278,9 @@ class _Search(Engine):
 
     def _recorded(self, known: TuningRecord, rows: list[Row]) -> TuneResult:
         entries = {entry.candidate.name: entry for entry in known.entries}
-        rows = [row.recorded(entries[row.candidate.name]) for row in rows]
+        for index, row in enumerate(rows):
+            entry = entries[row.candidate.name]
+            rows[index] = replace(row, outcome=entry.outcome, timing=entry.measurement)
         if known.purpose != self.purpose:
             known = self.records.put(replace(known, purpose=self.purpose))
         return self._remembered("recorded", sorted(rows, key=by_ratio), known)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
 from typing import Any, Literal
 
 from ..arch import Policy, resolve
@@ -17,7 +16,7 @@ from .pipeline import LocalPipeline, Pipeline
 from .progress import Listener
 from .racing import Timing
 from .records import RecordStore
-from .result import TuneResult
+from .result import TuneResult, finite
 from .search import problem_of, settings_of, tune
 from .stages import built_of
 
@@ -153,21 +152,17 @@ def tune_step(
         return replace(
             result,
             source="predicted",
-            picks_us=_predicted_us((first, first.pick), (second, second.pick)),
-            defaults_us=_predicted_us((first, first.default), (second, second.default)),
+            picks_us=_predicted_us(result, first.pick, second.pick),
+            defaults_us=_predicted_us(result, first.default, second.default),
         )
     return _timed(result, first, second, pipeline)
 
 
-def _predicted_us(*picked: tuple[TuneResult, Candidate]) -> float | None:
+def _predicted_us(result: StepResult, *candidates: Candidate) -> float | None:
     """The model's times of candidates, added up; None where one is unknown or cannot run."""
-    total = 0.0
-    for result, candidate in picked:
-        row = next((row for row in result.rows if row.candidate == candidate), None)
-        if row is None or not row.outcome.ok or not isfinite(row.estimate.us):
-            return None
-        total += row.estimate.us
-    return total
+    rows = [row for half in result.results for row in half.rows if row.outcome.ok]
+    times = [row.estimate.us for row in rows if row.candidate in candidates]
+    return finite(sum(times)) if len(times) == len(candidates) else None
 
 
 def _timed(

@@ -24,15 +24,7 @@ from .pipeline import Built, Doubt
 from .record_schema import TuningRecord
 from .result import Row
 from .stages import MIN_GAIN, Engine, built_by_name, choose, source_digests
-from .sweep_plan import (
-    CONFIRM_SECONDS,
-    CONFIRM_START_SECONDS,
-    RACE_SECONDS,
-    SET_UP_SECONDS,
-    VERIFY_SECONDS,
-    Group,
-    Plan,
-)
+from .sweep_plan import RACE_SECONDS, SET_UP_SECONDS, VERIFY_SECONDS, Group, Plan, racing_seconds
 
 Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
 Tell = Callable[[str, int, int, str], None]
@@ -213,22 +205,17 @@ class Sweep(Engine):
                 ahead.wait(group.pool, min(spare, WAIT_SECONDS))
 
     def _time_for_a_race(self) -> bool:
-        return self._left() - self._needed(0) >= RACE_SECONDS + SET_UP_SECONDS
+        return self._left(0) >= RACE_SECONDS + SET_UP_SECONDS
 
     def _spare(self, waiting: Waiting) -> float:
         """Seconds beyond what the waiting problems take, with the least of each group verified."""
         races, groups = waiting
         verify_seconds = (self._seconds["verify"] + VERIFY_SECONDS) / (self._verified + 1)
-        return self._left() - self._needed(races) - groups * LEAST_VERIFIED * verify_seconds
+        return self._left(races) - groups * LEAST_VERIFIED * verify_seconds
 
-    def _needed(self, races: int) -> float:
-        """Seconds that some races and all confirmations still take."""
-        to_confirm = len(self._doubts) + races
-        confirming = CONFIRM_START_SECONDS + to_confirm * CONFIRM_SECONDS if to_confirm else 0.0
-        return races * (RACE_SECONDS + SET_UP_SECONDS) + confirming
-
-    def _left(self) -> float:
-        return self._deadline - time.monotonic()
+    def _left(self, races: int) -> float:
+        """Seconds beyond what some races and all confirmations still take."""
+        return self._deadline - time.monotonic() - racing_seconds(races, len(self._doubts))
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:

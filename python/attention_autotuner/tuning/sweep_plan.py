@@ -32,6 +32,14 @@ CONFIRM_START_SECONDS = 12.0  # of the second process
 FIGURES = ("class_limit", "jobs", "build_seconds", "gpu_seconds", "seconds")  # of a plan
 
 
+def racing_seconds(races: int, doubts: int = 0) -> float:
+    """Seconds that some races take, with the confirmation of their picks and of those that are doubted already."""
+    if not races + doubts:
+        return 0.0
+    confirming = CONFIRM_START_SECONDS + (races + doubts) * CONFIRM_SECONDS
+    return races * (RACE_SECONDS + SET_UP_SECONDS) + confirming
+
+
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """Problems of one class, and what they race on.
@@ -80,11 +88,7 @@ class Plan:
     @property
     def gpu_seconds(self) -> float:
         """Expected time of verifying, racing and confirming."""
-        count = len(self.problems)
-        if not count:
-            return 0.0
-        racing = count * (RACE_SECONDS + SET_UP_SECONDS + CONFIRM_SECONDS)
-        return VERIFY_SECONDS * len(self.candidates) + racing + CONFIRM_START_SECONDS
+        return VERIFY_SECONDS * len(self.candidates) + racing_seconds(len(self.problems))
 
     @property
     def seconds(self) -> float:

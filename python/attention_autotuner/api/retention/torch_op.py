@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.problem import Form
-from ...operations.retention.reference import (
-    default_log2_gamma,
-    retention_chunkwise,
-    retention_parallel,
-    retention_recurrent,
-)
+from ...operations.retention import reference
 from ...operations.retention.reference_backward import retention_backward
 from ..shared import checks, gammas
 from ..shared.plain import notice
@@ -74,10 +69,10 @@ class Backward(NamedTuple):
 
 
 REFERENCE: dict[Form, Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {
-    "auto": retention_chunkwise,
-    "parallel": retention_parallel,
-    "chunkwise": retention_chunkwise,
-    "recurrent": retention_recurrent,
+    "auto": reference.retention_chunkwise,
+    "parallel": reference.retention_parallel,
+    "chunkwise": reference.retention_chunkwise,
+    "recurrent": reference.retention_recurrent,
 }
 """Form -> the reference that serves it on the CPU."""
 
@@ -158,7 +153,7 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
         return dq, dk.zero_(), dv.zero_(), dstate, dlog2
     decays = gammas.of_reference(*_decays(call))
     if decays is None:
-        decays = default_log2_gamma(heads).exp2()
+        decays = reference.default_log2_gamma(heads).exp2()
     *gradients, dinitial, dgamma = retention_backward(
         call.grad_o,
         call.grad_state,

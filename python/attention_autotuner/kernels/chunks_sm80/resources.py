@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared.passes import launch_needs
 from ..shared.super_chunks import ENOUGH_PIECES, SuperChunks
 from ..shared.workspace import ELEMENT_BYTES, SUM_BYTES, layout_bytes, states_bytes
 from .knobs import ChunkPass, ChunksKnobs, knobs_of
@@ -107,13 +108,7 @@ def wanted_registers(shape: ChunkShape) -> int:
 
 def needs(shape: ChunkShape) -> KernelNeeds:
     """Resources that a pass takes."""
-    return KernelNeeds(
-        name=shape.name,
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=shape.knobs.ctas_per_sm,
-        smem_bytes=smem_bytes(shape),
-        fragment_registers=fragment_registers(shape),
-    )
+    return launch_needs(shape.knobs, smem_bytes(shape), fragment_registers(shape), shape.name)
 
 
 PAIR_ROWS, PAIR_WARPS = 64, 4  # of the kernel over pairs of tokens; see chunks_sm80/gamma.cuh

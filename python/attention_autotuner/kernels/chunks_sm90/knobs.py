@@ -25,21 +25,13 @@ class ChunkwiseSm90Knobs(Warpgroups, Sm90Knobs):
 
     kernel: ClassVar[str] = "chunks_sm90"
     serves: ClassVar[frozenset[Service]] = frozenset({("retention", "forward", "decayed")})
+    form: ClassVar[Form] = "chunkwise"
+    chunk: ClassVar[int] = 64  # tokens of one step
 
     super_chunk: int = 0
     warpgroups: int
     num_stages: int
     ctas_per_sm: int = 1
-
-    @property
-    def chunk(self) -> int:
-        """Tokens of one step."""
-        return 64
-
-    @property
-    def form(self) -> Form:
-        """``chunkwise``."""
-        return "chunkwise"
 
     @property
     def columns(self) -> int:

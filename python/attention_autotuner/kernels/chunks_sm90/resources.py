@@ -11,6 +11,7 @@ from ...arch.occupancy import REGISTER_ALLOCATION_UNIT, REGISTERS_BESIDE_FRAGMEN
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared import sm90_tiles
+from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from ..shared.super_chunks import SuperChunks
 from ..shared.workspace import layout_bytes, states_bytes
@@ -82,12 +83,8 @@ def needs(shape: ChunkSm90Shape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     groups = shape.knobs.warpgroups
     wanted = groups * (shape.fragment_registers + REGISTERS_BESIDE) + SCORE_REGISTERS[1]
-    return KernelNeeds(
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=shape.knobs.ctas_per_sm,
-        smem_bytes=smem_bytes(shape),
-        fragment_registers=max(0, wanted // (groups + 1) - REGISTERS_BESIDE_FRAGMENTS_MIN),
-    )
+    fragments = max(0, wanted // (groups + 1) - REGISTERS_BESIDE_FRAGMENTS_MIN)
+    return launch_needs(shape.knobs, smem_bytes(shape), fragments)
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

@@ -22,6 +22,7 @@ class RecurrentKnobs(Sm80Knobs):
 
     kernel: ClassVar[str] = "recurrent_sm80"
     serves: ClassVar[frozenset[Service]] = frozenset({("retention", "forward", "decayed")})
+    form: ClassVar[Form] = "recurrent"
 
     columns: int
     warps: int
@@ -31,11 +32,6 @@ class RecurrentKnobs(Sm80Knobs):
     def num_threads(self) -> int:
         """Threads of one CTA."""
         return 32 * self.warps
-
-    @property
-    def form(self) -> Form:
-        """``recurrent``."""
-        return "recurrent"
 
     @property
     def label(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...arch.occupancy import KernelNeeds
+from ..shared.passes import launch_needs
 from .knobs import RecurrentKnobs
 
 THREAD_COLUMNS = 4
@@ -37,9 +38,4 @@ def thread_rows(padded_dim_qk: int, knobs: RecurrentKnobs) -> int:
 def needs(shape: RecurrentShape) -> KernelNeeds:
     """Resources that the kernel takes; its shared memory is the warps' sums of one token's output."""
     knobs = shape.knobs
-    return KernelNeeds(
-        threads=knobs.num_threads,
-        ctas_per_sm=knobs.ctas_per_sm,
-        smem_bytes=knobs.warps * knobs.columns * SUM_BYTES,
-        fragment_registers=shape.state_registers,
-    )
+    return launch_needs(knobs, knobs.warps * knobs.columns * SUM_BYTES, shape.state_registers)

@@ -155,12 +155,16 @@ def work_of(
     """All that a pass has to do for a problem, where ``shares`` CTAs share a block of keys."""
     if isinstance(shape, KeyShape):
         counts = key_step(shape, copy_bytes, spec)
+        step, slices = shape.knobs.block_m, 1
+        outer_columns = 2 * (shape.padded_dim_qk + shape.padded_dim_v)  # K, V and their gradients
     else:
         # The gradient of a score is that of the modified score times the mask: dQ and dK need no S, but through r.
         scored = problem.score == "softmax" or not shape.needs_dp
         counts = row_step(shape, copy_bytes, scored=scored)
+        step, slices = shape.knobs.block_columns, shape.knobs.slices
+        outer_columns = shape.resident_columns + shape.result_columns
     by_queries = shape.name == "dq"
-    steps = tiles_of(problem, block=shape.block, step=shape.step, by_queries=by_queries)
+    steps = tiles_of(problem, block=shape.block, step=step, by_queries=by_queries)
     group = problem.heads_q // problem.heads_kv
     heads_kv = problem.batch * problem.heads_kv
     row_bytes = ELEMENT_BYTES * (problem.dim_qk + problem.dim_v)  # of K and V, or of Q and dO
@@ -174,10 +178,10 @@ def work_of(
         counts=counts,
         steps=steps,
         heads=heads_kv * (group if by_queries else shares),
-        slices=shape.slices,
+        slices=slices,
         longest_first=longest_first,
         causal=problem.causal,
-        outer_bytes=shape.block * shape.outer_columns * ELEMENT_BYTES,
+        outer_bytes=shape.block * outer_columns * ELEMENT_BYTES,
         once_bytes=_once_bytes(problem, shape),
         streams=heads_kv,
         stream_bytes=stream_bytes,

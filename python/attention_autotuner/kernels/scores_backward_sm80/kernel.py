@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, defaults, resources, rules, space
 from .knobs import BackwardKnobs, KeyPass, RowPass, knobs_of
@@ -52,13 +52,7 @@ class ScoresBackwardSm80(Kernel[BackwardKnobs]):
                 tuple(knobs.num_stages for knobs in all_passes),
                 *map(_tile, all_passes),
             ),
-            stratum=(
-                knobs.plan,
-                *(
-                    (*_tile(item)[:2], item.num_threads // 32, item.num_stages)
-                    for item in all_passes
-                ),
-            ),
+            stratum=(knobs.plan, *pass_stratum(knobs.passes, _tile)),
             cells=cells(
                 BACKWARD_COLUMNS,
                 candidate,

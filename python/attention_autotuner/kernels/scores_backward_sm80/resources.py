@@ -14,6 +14,7 @@ from ...arch.occupancy import KernelNeeds
 from ...arch.rtx4090 import RTX4090_SPEC
 from ...core.candidate import Candidate
 from ...core.problem import Problem
+from ..shared.passes import launch_needs
 from ..shared.workspace import SUM_BYTES, count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import KeyPass, RowPass, knobs_of
 
@@ -56,29 +57,9 @@ class KeyShape(_Dims):
         return self.knobs.block_n
 
     @property
-    def step(self) -> int:
-        """Rows of the other side in one step: queries."""
-        return self.knobs.block_m
-
-    @property
-    def slices(self) -> int:
-        """CTAs that share rows."""
-        return 1
-
-    @property
-    def outer_columns(self) -> int:
-        """Columns that a row moves before and after the steps: of K and V, and of their gradients."""
-        return 2 * (self.padded_dim_qk + self.padded_dim_v)
-
-    @property
     def stores_ds(self) -> bool:
         """True where dS goes to shared memory: for dQ, or for a dK that waits for the next step."""
         return self.one_pass or self.knobs.num_stages > 2
-
-    @property
-    def subtile_rows(self) -> int:
-        """Queries of a step whose scores a warp holds at a time."""
-        return self.knobs.block_m // self.knobs.query_subtiles
 
     @property
     def rows_per_warp(self) -> int:
@@ -102,21 +83,6 @@ class RowShape(_Dims):
     def block(self) -> int:
         """Rows of the result that one CTA computes."""
         return self.knobs.block_rows
-
-    @property
-    def step(self) -> int:
-        """Rows of the other side in one step."""
-        return self.knobs.block_columns
-
-    @property
-    def slices(self) -> int:
-        """CTAs that share rows."""
-        return self.knobs.slices
-
-    @property
-    def outer_columns(self) -> int:
-        """Columns that a row moves before and after the steps: those that stay, and the result's."""
-        return self.resident_columns + self.result_columns
 
     @property
     def needs_dp(self) -> bool:
@@ -216,7 +182,7 @@ def _key_fragment_registers(shape: KeyShape) -> int:
     """Each warp of a pair holds dV or dK, and scores; its share of dQ comes when the scores are gone."""
     row_tiles = shape.rows_per_warp // 16
     result = row_tiles * max(shape.padded_dim_qk, shape.padded_dim_v) // 8 * 4
-    scores = row_tiles * shape.subtile_rows // 8 * 4
+    scores = row_tiles * (shape.knobs.block_m // shape.knobs.query_subtiles) // 8 * 4
     dq = 0
     if shape.one_pass:
         rows, columns = dq_tile(shape)
@@ -250,13 +216,7 @@ def needs(shape: PassShape) -> KernelNeeds:
         smem_bytes, registers = _key_smem_bytes(shape), _key_fragment_registers(shape)
     else:
         smem_bytes, registers = _row_smem_bytes(shape), _row_fragment_registers(shape)
-    return KernelNeeds(
-        name=shape.name,
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=shape.knobs.ctas_per_sm,
-        smem_bytes=smem_bytes,
-        fragment_registers=registers,
-    )
+    return launch_needs(shape.knobs, smem_bytes, registers, shape.name)
 
 
 def flops_per_score(shape: PassShape) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
-from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
+from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_stratum, pass_words
 from ..shared.knobs import RENAMED_ORDERS
 from . import cost, resources, rules, space
 from .knobs import BackwardSm90Knobs, Sm90Pass, knobs_of
@@ -40,13 +40,7 @@ class ScoresBackwardSm90(Kernel[BackwardSm90Knobs]):
         return Traits(
             tile=(self.name, *map(_tile, all_passes)),
             feed=(knobs.cta_order, *(item.ping_pong for item in all_passes)),
-            stratum=(
-                self.name,
-                *(
-                    (*_tile(item)[:2], item.num_threads // 32, item.num_stages)
-                    for item in all_passes
-                ),
-            ),
+            stratum=(self.name, *pass_stratum(knobs.passes, _tile)),
             cells=cells(
                 BACKWARD_COLUMNS,
                 candidate,

@@ -14,6 +14,7 @@ from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared import sm90_tiles
+from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from ..shared.workspace import count_head_splits, lse_delta_bytes, shared_gradient_bytes
 from .knobs import Sm90Pass, knobs_of
@@ -101,13 +102,8 @@ def smem_bytes(shape: Sm90PassShape) -> int:
 def needs(shape: Sm90PassShape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     fragments = shape.fragment_registers + shape.kept_registers
-    return KernelNeeds(
-        name=shape.result,
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=1,
-        smem_bytes=smem_bytes(shape),
-        fragment_registers=shape.even_fragments(fragments, PRODUCER_REGISTERS),
-    )
+    even = shape.even_fragments(fragments, PRODUCER_REGISTERS)
+    return launch_needs(shape.knobs, smem_bytes(shape), even, shape.result)
 
 
 ENOUGH_CTAS = H100_SPEC.num_sms  # CTAs are persistent, one a SM

@@ -12,6 +12,7 @@ from typing import ClassVar
 from ...arch.occupancy import KernelNeeds
 from ...core.candidate import Candidate
 from ..shared import sm90_tiles
+from ..shared.passes import launch_needs
 from ..shared.sm90_tiles import Sm90Shape
 from .knobs import ForwardSm90Knobs, knobs_of
 
@@ -59,9 +60,5 @@ def smem_bytes(shape: ForwardSm90Shape) -> int:
 def needs(shape: ForwardSm90Shape) -> KernelNeeds:
     """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
     producer = PRODUCER_REGISTERS.get(shape.knobs.warpgroups, 32)
-    return KernelNeeds(
-        threads=shape.knobs.num_threads,
-        ctas_per_sm=1,
-        smem_bytes=smem_bytes(shape),
-        fragment_registers=shape.even_fragments(shape.fragment_registers, producer),
-    )
+    even = shape.even_fragments(shape.fragment_registers, producer)
+    return launch_needs(shape.knobs, smem_bytes(shape), even)

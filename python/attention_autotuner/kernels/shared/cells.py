@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...core.candidate import Candidate
@@ -24,6 +24,13 @@ def cells(
 def pass_words(passes: Mapping[str, Any]) -> str:
     """Passes by name as words."""
     return " ".join(f"{name}:{knobs.label}" for name, knobs in passes.items())
+
+
+def pass_stratum(passes: Mapping[str, Any], tile: Callable[[Any], tuple[int, ...]]) -> list[object]:
+    """Rows, columns, warps and stages of passes, whose tiles begin with their rows and columns."""
+    return [
+        (*tile(knobs)[:2], knobs.num_threads // 32, knobs.num_stages) for knobs in passes.values()
+    ]
 
 
 def order_words(cta_order: str) -> str:

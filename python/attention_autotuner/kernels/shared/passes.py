@@ -22,6 +22,19 @@ from .rules import (
 K = TypeVar("K", bound=KernelKnobs)
 
 
+def launch_needs(
+    knobs: Any, smem_bytes: int, fragment_registers: int, name: str = ""
+) -> KernelNeeds:
+    """The needs of a launch with the threads of its knobs, and with their launch bound where they have one."""
+    return KernelNeeds(
+        name=name,
+        threads=knobs.num_threads,
+        ctas_per_sm=getattr(knobs, "ctas_per_sm", 1),
+        smem_bytes=smem_bytes,
+        fragment_registers=fragment_registers,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """One launch of a candidate.

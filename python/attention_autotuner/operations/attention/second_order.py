@@ -59,17 +59,10 @@ def attention_double_backward(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     plan = Blocks.of(q, k, causal, causal_alignment, max_scores)
-    no_lse, no_o = q.new_zeros(q.shape[:3]), q.new_zeros(*q.shape[:3], v.shape[3])
-    query, grad_query, grad_out, grad_sum = (
-        plan.group_queries(x)
-        for x in (
-            q,
-            gradients[0],
-            no_o if grad_o is None else grad_o,
-            no_lse if grad_lse is None else grad_lse,
-        )
-    )
-    key, value, grad_key, grad_value = (plan.flatten(x) for x in (k, v, *gradients[1:]))
+    out = q.new_zeros(*q.shape[:3], v.shape[3]) if grad_o is None else grad_o
+    total = q.new_zeros(q.shape[:3]) if grad_lse is None else grad_lse
+    query, grad_query, grad_out, grad_sum = map(plan.group_queries, (q, gradients[0], out, total))
+    key, value, grad_key, grad_value = map(plan.flatten, (k, v, *gradients[1:]))
     by_rows: tuple[list[torch.Tensor], ...] = ([], [], [])  # of q, grad_o and grad_lse
     by_key, by_value = [], []
     with full_precision():

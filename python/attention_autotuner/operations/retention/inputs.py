@@ -23,13 +23,13 @@ def _state_shape(problem: Problem) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionForward:
-    """o and perhaps the final state from q, k, v, decays and perhaps an initial state.
+class _Way:
+    """The options of both directions.
 
     Attributes:
         note: as :class:`.Binding` has it.
-        initial: a state is given.
-        final: the state is wanted, in memory of its own.
+        initial: a state is given, and of a backward its gradient is wanted.
+        final: the final state is wanted, in memory of its own; of a backward, it has a gradient.
         edge: which decays, see :func:`.log2_gammas`.
     """
 
@@ -38,10 +38,22 @@ class RetentionForward:
     final: bool = False
     edge: int | None = None
 
+    def start(self, problem: Problem, normal: Normal) -> dict[str, torch.Tensor]:
+        """The decays, and the initial state where one is given."""
+        decays = {"log2_gamma": log2_gammas(problem.heads_q, normal.device, self.edge)}
+        if not self.initial:
+            return decays
+        return decays | {"initial_state": normal.floats(*_state_shape(problem))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetentionForward(_Way):
+    """o and perhaps the final state from q, k, v, decays and perhaps an initial state."""
+
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
         normal = Normal(problem, seed, device)
-        return Inputs(tensors=normal.qkv() | _start(self, problem, normal, device))
+        return Inputs(tensors=normal.qkv() | self.start(problem, normal))
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
@@ -60,28 +72,20 @@ class RetentionForward:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetentionBackward:
+class RetentionBackward(_Way):
     """dq, dk, dv and perhaps the gradients of the initial state and of log2 gamma.
 
     Attributes:
-        note: as :class:`.Binding` has it.
-        initial: a state was given, and its gradient is wanted.
-        final: the final state has a gradient.
         dgamma: the gradient of log2 gamma is wanted.
-        edge: which decays, see :func:`.log2_gammas`.
     """
 
-    note: str = ""
-    initial: bool = False
-    final: bool = False
     dgamma: bool = False
-    edge: int | None = None
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
         normal = Normal(problem, seed, device)
         tensors = normal.qkv() | {"dout": normal.dout()}
-        tensors |= _start(self, problem, normal, device)
+        tensors |= self.start(problem, normal)
         if self.final:
             tensors["dfinal_state"] = normal.floats(*_state_shape(problem))
         return Inputs(tensors=tensors)
@@ -140,19 +144,6 @@ class RetentionBackward:
             leaves = [leaf for leaf in wanted if leaf is not None]
             gradients = iter(binding.gradients_of_formula([(o, dout), (final, dfinal)], leaves))
         return [None if leaf is None else next(gradients) for leaf in wanted]
-
-
-def _start(
-    way: RetentionForward | RetentionBackward,
-    problem: Problem,
-    normal: Normal,
-    device: torch.device,
-) -> dict[str, torch.Tensor]:
-    """The decays of a way, and its initial state where one is given."""
-    decays = {"log2_gamma": log2_gammas(problem.heads_q, device, way.edge)}
-    if not way.initial:
-        return decays
-    return decays | {"initial_state": normal.floats(*_state_shape(problem))}
 
 
 def _as_heads(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,8 +81,7 @@ def _mask_of(problem: Problem, inputs: Inputs) -> torch.Tensor:
     ).float()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Head:
+class _Head(NamedTuple):
     """One head of one batch, in fp32.
 
     Attributes:
@@ -217,15 +216,8 @@ class RetNetBackward(_Way):
                 part = mask[head % mask.shape[0]]
                 with full_precision():
                     s = scale * (queries @ keys.mT)
-                yield _Head(
-                    batch=batch,
-                    head=head,
-                    scale=scale,
-                    q=queries,
-                    k=keys,
-                    s=s,
-                    mask=part.masked_fill(hidden, 0.0) if problem.causal else part,
-                )
+                part = part.masked_fill(hidden, 0.0) if problem.causal else part
+                yield _Head(batch, head, scale, queries, keys, s, part)
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""

@@ -72,11 +72,14 @@ class Normal:
         problem: gives shapes, dtype and alignment.
         seed: of the numbers.
         device: where.
+
+    Attributes:
+        device: see above.
     """
 
     def __init__(self, problem: Problem, seed: int, device: torch.device) -> None:
         self._problem = problem
-        self._device = device
+        self.device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
 
     def dout(self) -> torch.Tensor:
@@ -91,7 +94,7 @@ class Normal:
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Contiguous fp32."""
-        return torch.randn(shape, device=self._device, generator=self._generator)
+        return torch.randn(shape, device=self.device, generator=self._generator)
 
     def _tensor(self, heads: int, rows: int, columns: int) -> torch.Tensor:
         batch = self._problem.batch
@@ -99,7 +102,7 @@ class Normal:
         flat = torch.randn(
             batch * heads * rows * columns + offset,
             dtype=TORCH_DTYPES[self._problem.dtype],
-            device=self._device,
+            device=self.device,
             generator=self._generator,
         )
         return flat[offset:].view(batch, heads, rows, columns)
