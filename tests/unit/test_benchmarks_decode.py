@@ -20,7 +20,7 @@ from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.operations.shared.tensors import Outputs, SharedWorkspace
-from attention_autotuner.tuning.measure import KernelEntry
+from attention_autotuner.tuning.entries import KernelEntry
 from benchmarks import decode, run
 from benchmarks.baselines import BASELINES, fla
 from benchmarks.contenders import Selection
