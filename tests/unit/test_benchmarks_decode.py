@@ -179,6 +179,16 @@ def test_the_output_is_the_first_of_flas_results(monkeypatch: pytest.MonkeyPatch
     assert fla.chunk_retention(1, 2, 3) == (1, 2, 3)
 
 
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (64, 128)])
+def test_a_copy_moves_the_bytes_of_keys_and_values(dims: tuple[int, int]) -> None:
+    problem = Problem(batch=1, seqlen_q=1, seqlen_k=640, dim_qk=dims[0], dim_v=dims[1])
+    inputs = make_inputs(problem, seed=0, device="cpu")
+    copied = BASELINES["copy"].function(problem)(inputs.q, inputs.k, inputs.v)
+    assert 2 * copied.nbytes == inputs.k.nbytes + inputs.v.nbytes
+    source = inputs.k if dims[0] >= dims[1] else inputs.v
+    assert torch.equal(copied, source.flatten()[: copied.numel()])
+
+
 class Config:
     def __init__(self, number: int) -> None:
         self.number = number
