@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.candidate import Candidate
+from ..core.identity import values_of
 from ..core.problem import Problem
 from ..errors import BundleError
 from ..kernels.configs import candidate_from_config
@@ -83,7 +84,7 @@ class BundledPick:
 
     def to_json(self, kernel: int) -> dict[str, Any]:
         """The pick as the index holds it, its kernel by number."""
-        values = vars(self) | {"problem": asdict(self.problem), "kernel": kernel}
+        values = vars(self) | {"problem": values_of(self.problem), "kernel": kernel}
         launch = self.candidate.launch_knobs
         values |= {"launch": launch} if launch else {}
         return {name: value for name, value in values.items() if name != "candidate"}

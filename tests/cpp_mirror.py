@@ -43,7 +43,7 @@ def traits_of(candidate: Candidate) -> list[str]:
             f"attention_autotuner::Result::k{name}>"
             for name in ("Dq", "Dk", "Dv")
         ]
-    if candidate.family == "sm90" and candidate.op == "attention":
+    if candidate.kernel == "attention_forward_sm90":
         return ["attention_autotuner::AttentionForwardSm90Traits<{0}>"]
     if candidate.family == "sm90":
         return ["attention_autotuner::ForwardSm90Traits<{0}>"]

@@ -6,13 +6,14 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from attention_autotuner.codegen.toolchain import Toolchain
 from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.core import abi
+from attention_autotuner.core.identity import values_of
 from attention_autotuner.core.problem import Problem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,7 +127,7 @@ def index_of(
 def pick_of(problem: Problem, kernel: int, layer: str = "default") -> dict[str, Any]:
     """A pick as written in an index."""
     return {
-        "problem": asdict(problem.bucketed()),
+        "problem": values_of(problem.bucketed()),
         "kernel": kernel,
         "layer": layer,
         "gpu_name": None,

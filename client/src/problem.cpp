@@ -2,7 +2,9 @@
 #include <cstdlib>
 #include <functional>
 #include <limits>
+#include <string_view>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "attention_autotuner/client.hpp"
@@ -97,6 +99,9 @@ void Problem::check() const {
           "alignment_bytes must be 2 or 16, got " + text(alignment_bytes));
   require(!deterministic || direction == Direction::kBackward,
           "deterministic is for backward problems: every forward kernel is, got deterministic=true");
+  require(!key_bounds || (op == Op::kAttention && direction == Direction::kForward),
+          std::string("key_bounds is for attention forward, got key_bounds=true for ") + name_of(op) + " " +
+              name_of(direction));
   check_retention(*this);
 }
 
@@ -136,6 +141,7 @@ std::string Problem::describe() const {
          pair("d", dim_qk, dim_v, "/");
   if (causal) out += causal_alignment == CausalAlignment::kBottomRight ? " causal" : " causal-top-left";
   if (op == Op::kRetNet) out += std::string(" ") + name_of(mask);
+  if (key_bounds) out += " key-bounds";
   if (alignment_bytes == 2) out += " narrow";
   if (deterministic) out += " deterministic";
   return out;
@@ -144,7 +150,8 @@ std::string Problem::describe() const {
 bool Problem::operator==(Problem const& other) const {
   auto const all = [](Problem const& p) {
     return std::tie(p.op, p.direction, p.dtype, p.batch, p.heads_q, p.heads_kv, p.seqlen_q, p.seqlen_k, p.dim_qk,
-                    p.dim_v, p.causal, p.causal_alignment, p.alignment_bytes, p.deterministic, p.mask, p.form);
+                    p.dim_v, p.causal, p.causal_alignment, p.alignment_bytes, p.deterministic, p.mask, p.form,
+                    p.key_bounds);
   };
   return all(*this) == all(other);
 }
@@ -160,7 +167,7 @@ Problem Problem::from_json(std::string const& document) {
 std::optional<double> distance(Problem const& problem, Problem const& recorded) {
   auto const fixed = [](Problem const& p) {
     return std::make_tuple(p.op, p.direction, p.dtype, p.padded_dim_qk(), p.padded_dim_v(), p.causal, p.alignment_bytes,
-                           p.deterministic, p.mask, p.form);
+                           p.deterministic, p.mask, p.form, p.key_bounds);
   };
   if (fixed(problem) != fixed(recorded)) return std::nullopt;
   // Summed in the order that Python's does it, so that ties are ties in both.
@@ -197,10 +204,12 @@ Problem problem_of(json::Value const& object, bool complete) {
       {"deterministic", [&](Value const& v) { p.deterministic = v.boolean(); }},
       {"mask", [&](Value const& v) { p.mask = enum_of<Mask>(kMasks, "mask", v.string()); }},
       {"form", [&](Value const& v) { p.form = enum_of<Form>(kForms, "form", v.string()); }},
+      {"key_bounds", [&](Value const& v) { p.key_bounds = v.boolean(); }},
   };
+  char const* const later = "key_bounds";  // written only where it holds
   size_t known = 0;
   for (auto const& [name, set] : fields) {
-    Value const* value = complete ? &object.at(name) : object.find(name);
+    Value const* value = complete && name != std::string_view(later) ? &object.at(name) : object.find(name);
     if (value == nullptr) continue;
     ++known;
     try {
@@ -254,6 +263,9 @@ Params make_params(Problem const& problem, std::optional<float> scale) {
     params.causal_offset = int32_t(problem.causal_offset());
   }
   if constexpr (ParamsOf<Params>::kOp == Op::kAttention) params.softmax_scale = factor;
+  if constexpr (std::is_same_v<Params, AttentionForwardParams>) {
+    params.causal_from_end = problem.key_bounds && problem.causal_alignment == CausalAlignment::kBottomRight;
+  }
   if constexpr (ParamsOf<Params>::kOp == Op::kRetNet) {
     params.scale = factor;
     params.r_clamp_max = std::numeric_limits<float>::infinity();

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .operations.attention.reference import (
     attention,
     attention_backward,
+    attention_bounded,
     attention_low,
     attention_naive,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "Comparison",
     "attention",
     "attention_backward",
+    "attention_bounded",
     "attention_double_backward",
     "attention_low",
     "attention_naive",

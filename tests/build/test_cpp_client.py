@@ -136,6 +136,7 @@ def random_problem(source: random.Random, **fixed: Any) -> Problem:
             "deterministic": source.random() < 0.3,
             "mask": source.choice(("explicit", "decay")) if op == "retnet" else "none",
             "form": source.choice(FORMS) if op == "retention" else "auto",
+            "key_bounds": (op, direction) == ("attention", "forward") and source.random() < 0.4,
         }
         try:
             return Problem(**(fields | fixed))
@@ -175,6 +176,8 @@ def test_problems_are_bucketed_and_counted_as_in_python(probe: Probe) -> None:
         {"op": "retention", "causal": True, "batch": 65536},
         {"op": "retnet", "mask": "explicit", "causal_alignment": "top_left"},
         {"op": "retnet", "mask": "decay"},
+        {"key_bounds": True, "direction": "backward"},
+        {"key_bounds": True, "op": "retnet", "mask": "explicit"},
     ],
 )  # fmt: skip
 def test_problems_that_python_refuses_are_refused(probe: Probe, fields: dict[str, Any]) -> None:
@@ -209,12 +212,22 @@ def test_what_is_no_problem_is_refused(probe: Probe, text: str, reason: str) -> 
 def test_params_are_those_of_python(probe: Probe) -> None:
     from attention_autotuner.operations.params import params_of
 
-    problem = replace(SMALL, seqlen_k=50, dim_qk=72)
-    (answer,) = probe("params", [json.dumps(asdict(problem))])
-    expected: Any = params_of(problem)
-    names = ("struct_size", "abi_version", "seqlen_q", "causal", "causal_offset")
-    assert [int(text) for text in answer.split()[:5]] == [getattr(expected, name) for name in names]
-    assert np.float32(answer.split()[5]) == expected.softmax_scale
+    plain = replace(SMALL, seqlen_k=50, dim_qk=72)
+    bounded = replace(plain, key_bounds=True)
+    for problem in (plain, bounded, replace(bounded, causal=True, causal_alignment="top_left")):
+        (answer,) = probe("params", [json.dumps(asdict(problem))])
+        expected: Any = params_of(problem)
+        *numbers, scale = answer.split()
+        names = (
+            "struct_size",
+            "abi_version",
+            "seqlen_q",
+            "causal",
+            "causal_offset",
+            "causal_from_end",
+        )
+        assert [int(text) for text in numbers] == [getattr(expected, name) for name in names]
+        assert np.float32(scale) == expected.softmax_scale
     (refused,) = probe("params", ['{"direction": "backward"}'])
     assert "these params are for attention forward" in refused
 

@@ -32,6 +32,14 @@ PLAIN = Candidate(
 DIMS = ((16, 16), (64, 64), (80, 80), (128, 128), (192, 128), (128, 256), (256, 256))
 
 
+MASKED = replace(
+    PLAIN,
+    op="retnet",
+    mask="explicit",
+    knobs=replace(PLAIN.knobs, optimistic=False, q_stages=1, mask_stages=2, k_stages=2, v_stages=2),
+)
+
+
 def changed(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
     return replace(PLAIN, knobs=replace(PLAIN.knobs, **knobs), **(fields or {}))
 
@@ -46,6 +54,8 @@ ILLEGAL = {
     "q_stages_range": changed(q_stages=3),
     "k_stages_range": changed(k_stages=9),
     "v_stages_range": changed(v_stages=0),
+    "mask_stages_range": changed(mask_stages=1),
+    "slices_fill_blocks": changed({"padded_dim_v": 160}, v_slices=2),
     "flat_needs_two_stages": changed(mainloop="overlap_flat", v_stages=1),
     "flat_takes_no_turns": changed(mainloop="overlap_flat", ping_pong=True),
     "turns_need_warpgroups": changed(warpgroups=1, ping_pong=True),
@@ -53,12 +63,18 @@ ILLEGAL = {
     "output_fits_q": changed({"padded_dim_qk": 64}),
     "fragments_fit_warpgroup": changed(warpgroups=3),
 }
+ILLEGAL_MASKED = {
+    "mask_stages_range": replace(MASKED, knobs=replace(MASKED.knobs, mask_stages=0)),
+    "mask_fills_blocks": replace(MASKED, knobs=replace(MASKED.knobs, block_n=96)),
+    "softmax_alone": replace(MASKED, knobs=replace(MASKED.knobs, optimistic=True)),
+}
 TOO_LARGE = changed(k_stages=4, v_stages=4)
 
 
 def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
-    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *ATTENTION_FORWARD_SM90_PREDICATES}
-    for name, candidate in ILLEGAL.items():
+    rules = {*CLASS_PREDICATES, *ATTENTION_FORWARD_SM90_PREDICATES}
+    assert {*ILLEGAL, *ILLEGAL_MASKED} == rules
+    for name, candidate in (*ILLEGAL.items(), *ILLEGAL_MASKED.items()):
         rule = ATTENTION_FORWARD_SM90_PREDICATES.get(name)
         shape = shape_of(candidate)
         assert rule(shape) if rule is not None else CLASS_PREDICATES[name](candidate), name
@@ -66,6 +82,24 @@ def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
     result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
     assert result.returncode != 0
     assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+    assert check_kernel(MASKED) is None
+    result = compile_host(tmp_path, source_of(list(ILLEGAL_MASKED.values())))
+    assert asserted(result) == {*ILLEGAL_MASKED}
+
+
+def test_masks_are_counted_alike(tmp_path: Path) -> None:
+    masked = Problem(op="retnet", mask="explicit", causal=True)
+    with unverified.offered():
+        candidates = [
+            candidate
+            for dims in ((16, 16), (64, 64), (128, 128), (256, 512), (96, 304))
+            for candidate in H100().legal(replace(masked, dim_qk=dims[0], dim_v=dims[1]))
+            if candidate.kernel == PLAIN.kernel
+        ]
+    assert {shape_of(candidate).knobs.v_slices for candidate in candidates} == {1, 2}
+    assert printed(tmp_path, candidates) == counted(candidates)
+    fragments = [shape_of(candidate).fragment_registers for candidate in candidates]
+    assert printed(tmp_path, candidates, "kFragmentRegisters") == fragments
 
 
 def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:

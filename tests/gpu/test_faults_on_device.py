@@ -51,7 +51,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Faulty:
             command += ["-cudart", "static", "-shared", "-Xcompiler=-fPIC,-fvisibility=hidden"]
             command += [*options, f"-I{include_root()}", SOURCE, "-o", library]
             subprocess.run(command, check=True)
-        return SimpleNamespace(path=library)
+        return SimpleNamespace(path=library, launch_knobs={})
 
     return compiled
 

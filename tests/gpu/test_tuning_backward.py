@@ -125,7 +125,8 @@ def test_a_step_is_slower_than_its_backward_in_one_race(tuned: Tuned) -> None:
 
 def test_a_second_process_times_backward_kernels(tuned: Tuned) -> None:
     kernels: dict[str, Any] = {
-        name: [SimpleNamespace(path=path)] for name, path in built(tuned.backward).items()
+        name: [SimpleNamespace(path=path, launch_knobs={})]
+        for name, path in built(tuned.backward).items()
     }
     timings, _ = isolated.measure(Worker(0), BACKWARD, kernels, budget_seconds=2.0, keep=kernels)
     assert {timing.name for timing in timings} == set(kernels)

@@ -98,7 +98,9 @@ def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
 
 def test_a_second_process_times_the_same_kernels(tuned: TuneResult) -> None:
     built: dict[str, Any] = {
-        row.candidate.name: [SimpleNamespace(path=row.artifact)]
+        row.candidate.name: [
+            SimpleNamespace(path=row.artifact, launch_knobs=row.candidate.launch_knobs)
+        ]
         for row in tuned.rows
         if row.artifact is not None
     }

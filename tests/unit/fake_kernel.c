@@ -149,14 +149,24 @@ static void run(Params const* p, float* delta) {
 #else
 typedef attention_autotuner_attention_forward_params Params;
 
+static int bound(Params const* p, int const* bounds, int b, int otherwise) {
+#ifdef IGNORES_BOUNDS
+  return otherwise;
+#endif
+  if (bounds == NULL) return otherwise;
+  return bounds[b] < 0 ? 0 : bounds[b] > p->seqlen_k ? p->seqlen_k : bounds[b];
+}
+
 static void attend(Params const* p, int b, int h, int i) {
   int const group = p->heads_q / p->heads_kv;
-  int64_t const limit = p->causal ? (int64_t)i + p->causal_offset : p->seqlen_k - 1;
+  int const first = bound(p, p->starts_k, b, 0), end = bound(p, p->seqlens_k, b, p->seqlen_k);
+  int64_t const offset = p->causal_from_end ? end - p->seqlen_q : p->causal_offset;
+  int64_t const limit = p->causal ? i + offset : p->seqlen_k - 1;
   _Float16 const* q = row(p->q, b, h, i);
   _Float16* o = row(p->o, b, h, i);
   float sum = 0, largest = -INFINITY;
   float accumulated[512] = {0};
-  for (int j = 0; j < p->seqlen_k && j <= limit; ++j) {
+  for (int j = first; j < end && j <= limit; ++j) {
     _Float16 const* k = row(p->k, b, h / group, j);
     _Float16 const* v = row(p->v, b, h / group, j);
     float s = 0;

@@ -43,12 +43,14 @@ PROBLEM_FLIPS: dict[str, Any] = {
     "causal": True,
     "causal_alignment": "top_left",
     "alignment_bytes": 2,
+    "key_bounds": True,
 }
 CANDIDATE_FLIPS: dict[str, Any] = {
     "dtype": "bf16",
     "padded_dim_qk": 64,
     "padded_dim_v": 64,
     "copy_bytes": 2,
+    "key_bounds": True,
 }
 FORWARD_FLIPS: dict[str, Any] = {
     "block_m": 64,

@@ -214,6 +214,14 @@ def test_opcheck(arguments: tuple[Any, ...], grad: bool, transposed: bool) -> No
     torch.library.opcheck(library.FORWARD_OP, (*tensors, *arguments))
 
 
+def test_opcheck_with_key_bounds() -> None:
+    ends = torch.tensor([4, 9], dtype=torch.int32)
+    tensors = [x.detach() for x in make(2, 4, 2, 6, 9)]
+    for bounds in ((ends, ends // 3), (ends, None), (None, ends // 3)):
+        arguments = (*tensors, None, True, False, "", True, False, *bounds)
+        torch.library.opcheck(library.FORWARD_OP, arguments)
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("passed", ["o", "lse", "both"])

@@ -294,8 +294,9 @@ def test_the_cuda_op_gives_a_pair_whether_lse_is_wanted_or_not(fake: FakeDispatc
 def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
     q, k, v = make()
     problem = Problem(
-        batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True
-    )
+        batch=2, heads_q=4, heads_kv=2, seqlen_q=7, seqlen_k=5, dim_qk=16, dim_v=24, causal=True,
+        key_bounds=True,
+    )  # fmt: skip
     read = [(name, x.shape, x.stride()) for name, x in {"q": q, "k": k, "v": v}.items()]
     params = strided_params(problem, 0.25, [*read, launch.output(q, v)[:3]])
     values = {name: getattr(params, name) for name, _ in abi.AttentionForwardParams._fields_}
@@ -310,7 +311,8 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         tensor = values.pop(name)
         assert (tensor.stride_batch, tensor.stride_head, tensor.stride_row) == expected
         assert tensor.data is None
-    assert values.pop("lse") is None
+    for name in ("lse", "seqlens_k", "starts_k"):
+        assert values.pop(name) is None
     assert values == {
         "batch": 2,
         "heads_q": 4,
@@ -322,4 +324,6 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         "causal": 1,
         "causal_offset": -2,
         "softmax_scale": 0.25,
+        "causal_from_end": 1,
+        "splits": 0,
     }

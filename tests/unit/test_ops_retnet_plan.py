@@ -18,7 +18,7 @@ import torch
 from attention_autotuner import settings
 from attention_autotuner.api.retnet import autograd as retnet_autograd
 from attention_autotuner.api.retnet import plan as retnet_plan
-from attention_autotuner.api.retnet.checks import Rules
+from attention_autotuner.api.retnet.checks import Factors, Rules
 from attention_autotuner.api.shared import gammas, launch
 from attention_autotuner.core import abi
 from attention_autotuner.core.problem import Problem
@@ -88,7 +88,7 @@ class Call:
         self.grad_o = torch.randn(shape, generator=generator).half()
 
     @property
-    def factors(self) -> retnet_plan.Factors:
+    def factors(self) -> Factors:
         return self.mask, self.log2, self.gamma
 
     @property
@@ -324,7 +324,7 @@ def test_empty_outputs_need_no_kernel(fake: FakeDispatch) -> None:
     for empty in (lambda x: x[:0], lambda x: x[:, :0]):
         q, k, v = empty(call.q), empty(call.k), empty(call.v)
         mask = torch.ones(1, 7, 8).half()
-        factors: retnet_plan.Factors = (mask, None, None)
+        factors: Factors = (mask, None, None)
         o, r = retnet_plan.retnet_forward(q, k, v, factors, RULES, "", True)
         assert r is not None
         assert (o.shape, r.shape) == ((*q.shape[:3], 24), q.shape[:3])

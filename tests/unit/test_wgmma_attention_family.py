@@ -90,7 +90,10 @@ def test_every_main_loop_and_schedule_is_offered() -> None:
 
 
 def test_it_serves_attention_forward_on_this_capability_alone() -> None:
-    assert KERNELS[KERNEL].serves == {("attention", "forward", "softmax")}
+    assert KERNELS[KERNEL].serves == {
+        ("attention", "forward", "softmax"),
+        ("retnet", "forward", "masked"),
+    }
     assert {candidate.family for candidate in POLICY.legal(PROBLEM)} == {"sm80", "sm90"}
     assert {candidate.family for candidate in A100().legal(PROBLEM)} == {"sm80"}
     assert POLICY.on((8, 0)).default(PROBLEM).family == "sm80"
@@ -261,3 +264,38 @@ def test_no_policy_offers_a_kernel_that_no_gpu_has_verified(
     monkeypatch.setattr(registry, "UNVERIFIED", SHIPPED)
     assert offering - {candidate.kernel for candidate in POLICY.legal(PROBLEM)} == set(SHIPPED)
     assert POLICY.default(PROBLEM).family == "sm80"
+
+
+def masked(**options: Any) -> Problem:
+    return Problem(op="retnet", mask="explicit", **options)
+
+
+@pytest.mark.parametrize(
+    "dims", [(16, 16), (64, 64), (128, 128), (256, 256), (256, 512), (96, 304)]
+)
+def test_a_mask_travels_beside_the_keys(dims: tuple[int, int]) -> None:
+    problem = masked(dim_qk=dims[0], dim_v=dims[1], causal=True)
+    mine = [c for c in POLICY.legal(problem) if c.kernel == KERNEL]
+    assert KERNELS[KERNEL].default(problem, POLICY.spec) in [c.knobs for c in mine]
+    for candidate in mine:
+        knobs = knobs_of(candidate)
+        assert knobs.mask_stages > 0
+        assert not any((knobs.optimistic, knobs.pack_gqa, knobs.split_kv))
+        assert knobs.v_slices == (2 if dims[1] > 256 else 1)
+        assert estimate(problem, candidate, POLICY.spec).us > 0
+    assert {knobs_of(c).schedule for c in mine} == {"dynamic", "static", "grid"}
+    even = {
+        knobs_of(c).schedule
+        for c in POLICY.legal(replace(problem, causal=False))
+        if c.kernel == KERNEL
+    }
+    assert even == {"static", "grid"}
+
+
+def test_a_mask_costs_what_its_tiles_bring() -> None:
+    problem = masked(dim_qk=128, dim_v=128)
+    mine = [c for c in POLICY.legal(problem) if c.kernel == KERNEL]
+    plain = estimate(PROBLEM, POLICY.default(PROBLEM), POLICY.spec)
+    assert all(estimate(problem, c, POLICY.spec).us > 0.5 * plain.us for c in mine)
+    large, small = (next(c for c in mine if knobs_of(c).block_n == n) for n in (128, 64))
+    assert estimate(problem, large, POLICY.spec).us < estimate(problem, small, POLICY.spec).us

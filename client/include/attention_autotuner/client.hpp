@@ -101,6 +101,7 @@ struct Problem {
   bool deterministic = false;    // of backward: equal bits from equal inputs
   Mask mask = Mask::kNone;       // of retnet
   Form form = Form::kAuto;       // of retention forward
+  bool key_bounds = false;       // of attention forward: params.seqlens_k or params.starts_k
 
   // Throws UnsupportedProblemError, naming the field and its value, where kernels cannot solve it.
   void check() const;

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..arch import Policy, names, resolve
 from ..core.candidate import Candidate
+from ..core.identity import values_of
 from ..core.problem import (
     CAUSAL_ALIGNMENTS,
     DIRECTIONS,
@@ -44,7 +45,7 @@ FLAGS = {"heads_q": "--heads", "seqlen_q": "--seqlen", "device_type": "--device-
 # The fields of Problem that an option of the same name fills as it is.
 SAME_NAMES = (
     *("op", "form", "dtype", "batch", "dim_qk", "causal_alignment", "alignment_bytes"),
-    "deterministic",
+    *("deterministic", "key_bounds"),
 )
 
 _DEFAULT = Problem()
@@ -181,6 +182,8 @@ def add_problem(parser: argparse.ArgumentParser, *, step: bool = False) -> None:
     option("--alignment-bytes", type=int, choices=(16, 2), help=words)
     words = "backward kernels whose results agree bit for bit between runs only"
     option("--deterministic", action="store_true", help=words)
+    words = "of attention forward: seqlens_k or starts_k, the keys of every batch entry"
+    option("--key-bounds", action="store_true", help=words)
     usual = {name: getattr(_DEFAULT, name) for name in ("direction", *SAME_NAMES)}
     parser.set_defaults(**usual, heads=_DEFAULT.heads_q, seqlen=_DEFAULT.seqlen_q)
 
@@ -261,7 +264,7 @@ def chosen(arguments: argparse.Namespace, problem: Problem, policy: Policy) -> R
 
 def problem_json(problem: Problem) -> dict[str, Any]:
     """A problem as JSON-ready fields."""
-    return asdict(problem)
+    return values_of(problem)
 
 
 def in_flags(message: str, arguments: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
+from .identity import LATER, values_of
 from .problem import Direction, DType, Form, Mask, Op, Problem, Score, score_of
 
 Family = Literal["sm80", "sm90"]
@@ -91,6 +92,7 @@ class Candidate:
         copy_bytes: width of global reads: 16, or 2 for tensors without 16-byte alignment.
         mask: as in :class:`~.problem.Problem`.
         knobs: the :class:`KernelKnobs` of one kernel, which they name.
+        key_bounds: as in :class:`~.problem.Problem`.
 
     Raises:
         TypeError: the knobs are of a kernel that does not compute this.
@@ -104,6 +106,7 @@ class Candidate:
     copy_bytes: Literal[2, 16] = 16
     mask: Mask = "none"
     knobs: Any
+    key_bounds: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         score = score_of(self.op, self.mask)
@@ -179,6 +182,7 @@ class Candidate:
             self.op,
             self.direction,
             *mask,
+            *(["bounds"] if self.key_bounds else []),
             self.family,
             self.dtype,
             f"d{self.padded_dim_qk}x{self.padded_dim_v}",
@@ -190,10 +194,8 @@ class Candidate:
     @property
     def config(self) -> dict[str, Any]:
         """The kernel's name, its family and all fields, as JSON-ready values; the knobs are nested."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return (
-            {"kernel": self.kernel, "family": self.family} | values | {"knobs": asdict(self.knobs)}
-        )
+        named = {"kernel": self.kernel, "family": self.family}
+        return named | values_of(self) | {"knobs": asdict(self.knobs)}
 
 
 def knobs_as(kind: type[K]) -> Callable[[Candidate], K]:
@@ -217,6 +219,7 @@ def fields_of(problem: Problem) -> dict[str, Any]:
         "padded_dim_v": problem.padded_dim_v,
         "copy_bytes": problem.alignment_bytes,
         "mask": problem.mask,
+        **({"key_bounds": True} if problem.key_bounds else {}),
     }
 
 

@@ -12,6 +12,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+LATER = {"later": True}
+"""Metadata of a field that identities from before it know nothing of: it takes part where it is not its default."""
+
+
+def values_of(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass instance by name, but for those marked :data:`LATER` that hold their default."""
+    values = ((field, getattr(instance, field.name)) for field in dataclasses.fields(instance))
+    return {
+        field.name: value
+        for field, value in values
+        if field.metadata != LATER or value != field.default
+    }
+
 
 def encode(value: Any) -> bytes:
     """A canonical byte string for a value.
@@ -46,10 +59,7 @@ def encode(value: Any) -> bytes:
             items.append(encode(key) + encode(value[key]))
         return b"m%d:" % len(items) + b"".join(items) + b";"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        body = b"".join(
-            encode(field.name) + encode(getattr(value, field.name))
-            for field in dataclasses.fields(value)
-        )
+        body = b"".join(encode(name) + encode(held) for name, held in values_of(value).items())
         return b"c" + encode(type(value).__name__) + body + b";"
     raise TypeError(f"cannot derive an identity from a {type(value).__name__}: {value!r}")
 

@@ -27,6 +27,7 @@ class Semantics:
         scores: the masks it takes, each with the score modification that it asks of a kernel.
         alignments: where a causal diagonal may begin.
         carries_state: whether a sequence may be cut anywhere, the state going from one call to the next.
+        takes_key_bounds: whether forward kernels take a first key and an end of every batch entry.
         small_step: the mask of the small training step by which the main job covers the operation beside another one's;
             None where it covers no such step.
     """
@@ -35,6 +36,7 @@ class Semantics:
     scores: Mapping[Mask, Score]
     alignments: tuple[CausalAlignment, ...] = ("bottom_right",)
     carries_state: bool = False
+    takes_key_bounds: bool = False
     small_step: Mask | None = None
 
     def check(self, problem: Problem) -> None:
@@ -55,6 +57,10 @@ class Semantics:
         require(
             problem.causal_alignment in self.alignments,
             f"causal_alignment must be 'bottom_right' for {self.op}, got {problem.causal_alignment!r}",
+        )
+        require(
+            not problem.key_bounds or (self.takes_key_bounds and problem.direction == "forward"),
+            f"key_bounds is for attention forward, got key_bounds=True for {self.op} {problem.direction}",
         )
         require(
             problem.causal or not self.is_causal(problem.mask),

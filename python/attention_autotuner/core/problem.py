@@ -8,10 +8,11 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
+from .identity import LATER
 from .operation import Semantics, require
 
 Op = str  # a name in operations.registry
@@ -102,6 +103,7 @@ class Problem:
             every forward kernel is so, and a forward problem does not say it.
         mask: of retnet: ``explicit``, a tensor, or ``decay``, powers of gamma that are never stored. A decay is causal.
         form: of retention forward: how it must be computed; ``auto`` leaves that to the tuner.
+        key_bounds: of attention forward: each batch entry has a first key and an end of its own, in tensors.
 
     Raises:
         UnsupportedProblemError: a field is outside these limits.
@@ -123,6 +125,7 @@ class Problem:
     deterministic: bool = False
     mask: Mask = "none"
     form: Form = "auto"
+    key_bounds: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         self._require_one("op", operations())
@@ -131,7 +134,7 @@ class Problem:
         for name in (*EXTENTS, "dim_qk", "dim_v", "alignment_bytes"):
             value = getattr(self, name)
             require(_is_integer(value), f"{name} must be an integer, got {value!r}")
-        for name in ("causal", "deterministic"):
+        for name in ("causal", "deterministic", "key_bounds"):
             value = getattr(self, name)
             require(isinstance(value, bool), f"{name} must be True or False, got {value!r}")
         for name in EXTENTS:
@@ -224,6 +227,7 @@ class Problem:
             mask = " causal" if self.causal_alignment == "bottom_right" else " causal-top-left"
         narrow = " narrow" if self.alignment_bytes == 2 else ""
         narrow += " deterministic" if self.deterministic else ""
+        mask += " key-bounds" if self.key_bounds else ""
         op = self.op if self.form == "auto" else f"{self.op} {self.form}"
         mask += self.semantics.describe(self)
         return f"{op} {self.direction} {self.dtype} b{self.batch} {heads} {seqlen} {dims}{mask}{narrow}"

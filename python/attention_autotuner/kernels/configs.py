@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from ..core.candidate import Candidate, KernelKnobs
-from ..core.identity import digest16
+from ..core.identity import LATER, digest16
 from ..core.problem import operations
 from .registry import KERNELS
 
@@ -57,7 +57,7 @@ def candidate_from_config(config: Mapping[str, Any]) -> Candidate:
         ValueError: the knobs contradict each other.
     """
     config = with_kernel(config)
-    names = {"kernel", "family", *(field.name for field in fields(Candidate))}
+    names = {"kernel", "family", *(f.name for f in fields(Candidate) if f.metadata != LATER)}
     missing = names - config.keys()
     if missing:
         raise TypeError(f"a candidate's config lacks {', '.join(sorted(missing))}")

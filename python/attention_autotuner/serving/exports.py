@@ -148,7 +148,7 @@ def choose_picks(
 def kind_of(problem: Problem) -> tuple[Any, ...]:
     """The fields that a problem shares with all that its default serves."""
     kernel = ("op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal")
-    names = (*kernel, "alignment_bytes", "deterministic", "mask", "form")
+    names = (*kernel, "alignment_bytes", "deterministic", "mask", "form", "key_bounds")
     return tuple(getattr(problem, name) for name in names)
 
 

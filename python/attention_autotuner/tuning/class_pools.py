@@ -16,7 +16,7 @@ from ..kernels.legality import check
 from ..kernels.registry import kernel_of
 from .shortlist import Ranked, shortlist
 
-ClassKey = tuple[str, str, str, str, str, int, int, int]
+ClassKey = tuple[str, str, str, str, str, bool, int, int, int]
 VERIFIED_SEQLEN = 515
 MASKED_SEQLEN = 520  # rows of a mask that are read 16 bytes at a time begin at multiples of 8
 COMPANIONS = 3
@@ -25,7 +25,7 @@ COMPANIONS = 3
 def class_of(problem: Problem) -> ClassKey:
     """The fields that problems share which can run the same kernels."""
     p = problem
-    kind = (p.op, p.mask, p.direction, p.form, p.dtype)
+    kind = (p.op, p.mask, p.direction, p.form, p.dtype, p.key_bounds)
     return (*kind, p.padded_dim_qk, p.padded_dim_v, p.alignment_bytes)
 
 
@@ -78,7 +78,7 @@ def known_pools(
         pool_of.setdefault(class_of(problem), {}).setdefault(policy.default(problem))
     for candidate in known:
         c = candidate
-        dims = (c.dtype, c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
+        dims = (c.dtype, c.key_bounds, c.padded_dim_qk, c.padded_dim_v, c.copy_bytes)
         for form in dict.fromkeys(("auto", c.form)):
             key = (c.op, c.mask, c.direction, form, *dims)
             if key in pool_of and check(candidate, policy.spec) is None:
@@ -114,4 +114,5 @@ def small_problem(candidate: Candidate) -> Problem:
         alignment_bytes=candidate.copy_bytes,
         mask=candidate.mask,
         form=candidate.form,
+        key_bounds=candidate.key_bounds,
     )

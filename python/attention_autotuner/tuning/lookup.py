@@ -87,7 +87,7 @@ def distance(problem: Problem, recorded: Problem, *, bound: float = MAX_DISTANCE
     """The distance of a record's problem from a bucketed one, in doublings; None where it cannot stand in."""
     same = (
         "op", "direction", "dtype", "padded_dim_qk", "padded_dim_v", "causal", "alignment_bytes",
-        "deterministic", "mask", "form",
+        "deterministic", "mask", "form", "key_bounds",
     )  # fmt: skip
     if any(getattr(problem, name) != getattr(recorded, name) for name in same):
         return None

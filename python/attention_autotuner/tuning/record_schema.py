@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..core.candidate import Candidate
-from ..core.identity import digest16
+from ..core.identity import digest16, values_of
 from ..core.outcome import Outcome, outcome_from_json
 from ..core.problem import Problem
 from ..errors import RecordError, UnsupportedProblemError
@@ -179,8 +179,8 @@ class TuningRecord:
         """A JSON-ready form that :meth:`from_json` reads back."""
         return {
             "schema": self.schema,
-            "problem": asdict(self.problem),
-            "measured_problem": asdict(self.measured_problem),
+            "problem": values_of(self.problem),
+            "measured_problem": values_of(self.measured_problem),
             "purpose": self.purpose,
             "arch": self.arch,
             "space_digest": self.space_digest,

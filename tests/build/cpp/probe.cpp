@@ -3,7 +3,7 @@
 //   json <text>        the value's kind, or the error
 //   bucket <problem>   bucketed sequence lengths, classes, causal offset, flops, bytes and description
 //   round <value>      rounded to fp16 and to bf16
-//   params <problem>   sizes, causal offset and scale of its params
+//   params <problem>   sizes, where the diagonal hangs, and scale of its params
 //   workspace <bundle> <problem>   of the bundle's pick for attention forward, bytes
 //   stats <values>     median and spread
 //   sets <bytes moved> <bytes of L2> <bytes free>   sets of inputs, cold and warm
@@ -110,8 +110,8 @@ void answer(std::string const& command, std::string const& text) {
   } else {
     at::Problem const problem = at::Problem::from_json(text);
     auto const params = at::make_params<at::AttentionForwardParams>(problem);
-    std::printf("%u %u %d %d %d %.9g", params.struct_size, params.abi_version, params.seqlen_q, params.causal,
-                params.causal_offset, double(params.softmax_scale));
+    std::printf("%u %u %d %d %d %d %.9g", params.struct_size, params.abi_version, params.seqlen_q, params.causal,
+                params.causal_offset, params.causal_from_end, double(params.softmax_scale));
   }
 }
 

@@ -15,11 +15,11 @@ namespace emulation {
 Settings settings;
 Thread* current = nullptr;
 Index3 grid_size, block_size;
+WaitQueue releases;
 
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr int kStarvedPicks = 600;  // picks for which a warp starves under the random policy
 
 std::jmp_buf scheduler_context;
 ucontext_t scheduler_start;
@@ -115,7 +115,7 @@ Thread* pick_in_turn() {
 Thread* pick_random() {
   size_t at = random_source() % ready.size();
   if (--starved.picks <= 0) {
-    starved.picks = 1 + int(random_source() % kStarvedPicks);
+    starved.picks = 32 << random_source() % 11;
     starved.cta = chance(3) ? nullptr : ready[at]->cta;
     starved.warp = ready[at]->linear / 32;
   }
@@ -328,6 +328,7 @@ int run(Launch const& launch) {
   faulted = false;
   fault_text.clear();
   events.clear();
+  releases.threads.clear();
   ready.clear();
   ready_first = 0;
   starved = {};
@@ -342,3 +343,12 @@ int run(Launch const& launch) {
 }
 
 }  // namespace emulation
+
+// Called where an index is outside of an array, whose place in the source comes first.
+struct OutOfBounds {
+  char const* file;
+  uint32_t line, column;
+};
+extern "C" void __ubsan_handle_out_of_bounds_abort(OutOfBounds const* place, uintptr_t index) {
+  emulation::fault("%s:%u: index %lld is out of bounds", place->file, place->line, static_cast<long long>(index));
+}

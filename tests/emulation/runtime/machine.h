@@ -132,7 +132,8 @@ struct Thread {
   std::shared_ptr<int> open_stores;  // how many of a group have yet to read
   std::deque<std::shared_ptr<int>> store_groups;
   WaitQueue store_queue;
-  std::vector<uint32_t> unfenced;  // chunks
+  std::vector<uint32_t> unfenced;                // chunks
+  std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
   std::vector<std::function<void()>> copies;
   std::deque<std::vector<std::function<void()>>> copy_groups;
 
@@ -155,6 +156,7 @@ struct Cta {
 
 extern Thread* current;
 extern Index3 grid_size, block_size;
+extern WaitQueue releases;  // of global memory
 
 // Lets others run.
 void yield();
@@ -188,6 +190,8 @@ void fence_mma();
 void commit_mma();
 void wait_mma(int pending);
 bool mmas_done(Cta const& cta);
+// An MMA of a warp, 16x8x16: `operands` are four words of A and two of B.
+void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16);
 
 // mbarriers
 void init_barrier(uint32_t address, int arrivals);
@@ -204,6 +208,7 @@ struct TensorMap {
   uint32_t tile[5];
 };
 void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates);
+void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t barrier);
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
 void commit_stores();
 void wait_stores(int pending);

@@ -24,6 +24,7 @@ struct Mma {
   bool accumulate;
   int group, joined = 0;
   uint32_t const* a_registers[kWarpgroup][4];
+  uint32_t a_words[kWarpgroup][4];  // in them at the issue
   std::shared_ptr<Accumulator> accumulator;
   std::vector<uint32_t> chunks;           // of shared memory that it reads
   std::vector<float> a_values, b_values;  // once read: [64][16], [16][columns]

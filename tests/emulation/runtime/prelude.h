@@ -36,6 +36,10 @@ template <typename Type>
 Type* dynamic_shared() {
   return reinterpret_cast<Type*>(current->cta->memory.data());
 }
+inline Index3 const& thread_index() { return current->index; }
+inline Index3 const& block_index() { return current->cta->index; }
+inline Index3 const& grid_dim() { return grid_size; }
+inline Index3 const& block_dim() { return block_size; }
 inline bool mutant(char const* name) { return settings.mutant == name; }
 
 inline Index3 index_of(dim3 const& size) { return {size.x, size.y, size.z}; }
@@ -45,13 +49,6 @@ void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*ker
             Arguments const&... arguments) {
   std::tuple<std::decay_t<Parameters>...> held(arguments...);
   run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }});
-}
-
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch_configured(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
-                              Arguments const&... arguments) {
-  launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, kernel, arguments...);
-  return cudaGetLastError();
 }
 
 template <typename Value>
@@ -75,12 +72,13 @@ inline uint32_t ballot(char const* what, unsigned mask, bool vote) {
 
 }  // namespace emulation
 
-#define cudaLaunchKernelEx ::emulation::launch_configured
-#define threadIdx (::emulation::current->index)
-#define blockIdx (::emulation::current->cta->index)
-// No macros: settings of a launch have members of these names.
-inline auto const& gridDim = ::emulation::grid_size;
-inline auto const& blockDim = ::emulation::block_size;
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
+                               Arguments const&... arguments) {
+  ::emulation::launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, kernel,
+                      arguments...);
+  return cudaGetLastError();
+}
 
 inline void __syncthreads() { ::emulation::sync_named(0, -1); }
 inline void __syncwarp(unsigned mask = ~0u) { ::emulation::meet("__syncwarp", mask, {}); }

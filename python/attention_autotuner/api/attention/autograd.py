@@ -31,6 +31,7 @@ def save_for_backward(
     call = Forward(*inputs)
     _keep(ctx, (*call[:3], *output), call[3:7], call.deterministic)
     ctx.return_lse = call.return_lse
+    ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
 
 
 def _keep(ctx: Any, tensors: tuple[Gradient, ...], options: Options, deterministic: bool) -> None:
@@ -43,6 +44,10 @@ def _keep(ctx: Any, tensors: tuple[Gradient, ...], options: Options, determinist
 
 def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the forward op's arguments."""
+    checks.fail_unless(
+        not ctx.bounded,
+        "attention with seqlens_k or starts_k has no backward yet: call it under torch.no_grad()",
+    )
     q, k, v, o, lse = ctx.saved_tensors
     if not ctx.return_lse:
         grad_lse = None

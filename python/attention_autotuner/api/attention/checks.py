@@ -53,6 +53,22 @@ def check_options(
     return scale
 
 
+def check_bounds(q: torch.Tensor, **bounds: torch.Tensor | None) -> None:
+    """Check the first keys and ends of batch entries, by their names, against a checked q; None is passed over.
+
+    Their values are not looked at: on a GPU that would wait for it.
+
+    Raises:
+        UnsupportedProblemError: one is not int32, contiguous, ``[batch]`` and on q's device.
+    """
+    for name, x in bounds.items():
+        if x is not None:
+            checks.check_like(name, x, q.shape[:1], torch.int32, q.device)
+            checks.fail_unless(
+                x.is_contiguous(), f"{name} must be contiguous, got a stride of {x.stride()}"
+            )
+
+
 def check_gradients(
     grad_o: torch.Tensor | None,
     grad_lse: torch.Tensor | None,
@@ -72,14 +88,14 @@ def check_gradients(
 
 
 def make_problem(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, **backward: Any
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, **named: Any
 ) -> Problem:
-    """The attention that checked, non-empty tensors name; ``backward`` has what its backward says beside."""
+    """The attention that checked, non-empty tensors name; ``named`` are its other fields."""
     _, causal, top_left, _ = options
     return Problem(
         causal=causal,
         causal_alignment="top_left" if top_left else "bottom_right",
         alignment_bytes=checks.alignment_bytes(q, k, v),
         **checks.sizes(q, k, v),
-        **backward,
+        **named,
     )

@@ -29,6 +29,8 @@ def flash_attn_func(
     causal: bool = False,
     softmax_scale: float | None = None,
     causal_alignment: CausalAlignment = "bottom_right",
+    seqlens_k: Any = None,
+    starts_k: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
     **others: Any,
@@ -60,6 +62,12 @@ def flash_attn_func(
         causal: query row i sees keys ``j <= i + offset`` only; a row that sees none gives 0.
         softmax_scale: any finite number, negative and 0 included, NumPy's too; None is ``1 / sqrt(dim_qk)``.
         causal_alignment: offset is ``seqlen_k - seqlen_q`` for ``"bottom_right"``, 0 for ``"top_left"``.
+        seqlens_k: ends of every batch entry's keys in k, int32 ``[batch]`` on q's device: entry b reads the keys
+            ``starts_k[b] <= j < seqlens_k[b]`` alone, whatever memory holds beyond. Both are clamped to
+            ``[0, seqlen_k]``, and read when the kernel runs, so that a captured graph follows them. A bottom-right
+            diagonal hangs at ``seqlens_k[b]``: there row i sees ``j <= i + seqlens_k[b] - seqlen_q``. An entry
+            without keys gives 0. There is no gradient yet. None is ``seqlen_k``.
+        starts_k: first keys, likewise, for padding on the left. None is 0.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
             ``[batch, heads_q, seqlen_q]`` in fp32, -inf for a row that sees no key. Both carry gradients.
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
@@ -106,18 +114,22 @@ def flash_attn_func(
         softmax_scale = attention_checks.check_options(
             causal, softmax_scale, causal_alignment, return_lse, deterministic
         )
-    addresses = None if torch.compiler.is_compiling() else plain.addresses(q, k, v)
-    plainly = addresses is not None and len(addresses) == 3 and layout is options.BHSD
-    if not (plainly and q.is_cuda and k.is_cuda and v.is_cuda):
-        if layout is not options.BHSD or not (
-            isinstance(q, torch.Tensor)
-            and isinstance(k, torch.Tensor)
-            and isinstance(v, torch.Tensor)
+    bounds = {}
+    if seqlens_k is not None or starts_k is not None:
+        named = {"seqlens_k": seqlens_k, "starts_k": starts_k}
+        bounds = {name: x for name, x in named.items() if x is not None}
+    addresses = None
+    if not (torch.compiler.is_compiling() or (bounds and torch.is_grad_enabled())):
+        addresses = plain.addresses(q, k, v, *bounds.values())
+    plainly = addresses is not None and len(addresses) == 3 + len(bounds)
+    if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
+        if layout is not options.BHSD or not all(
+            isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values())
         ):
             return options.call_with_views(
                 flash_attn_func,
                 layout,
-                {"q": q, "k": k, "v": v},
+                {"q": q, "k": k, "v": v, **bounds},
                 device_type=device_type,
                 causal=causal,
                 softmax_scale=softmax_scale,
@@ -125,7 +137,7 @@ def flash_attn_func(
                 return_lse=return_lse,
                 deterministic=deterministic,
             )
-        checks.check_places(q=q, k=k, v=v)
+        checks.check_places(q=q, k=k, v=v, **bounds)
         plain.refuse_tangents(q, k, v, op="attention")
         policy = "" if device_type is None else plain.policy_name(device_type)
         if deterministic is None:
@@ -135,7 +147,8 @@ def flash_attn_func(
             q.requires_grad or k.requires_grad or v.requires_grad
         )
         wanted = return_lse or differentiable
-        o, lse = FORWARD_OP(q, k, v, softmax_scale, causal, top_left, policy, wanted, deterministic)
+        arguments = (softmax_scale, causal, top_left, policy)
+        o, lse = FORWARD_OP(q, k, v, *arguments, wanted, deterministic, seqlens_k, starts_k)
         return (o, lse) if return_lse else o
     name = "" if device_type is None else naming.policy_name(device_type)
     arguments = (softmax_scale, causal, top_left, name)
@@ -145,5 +158,5 @@ def flash_attn_func(
         return AttentionFunction.apply(  # type: ignore[no-untyped-call]  # torch's own
             q, k, v, arguments, return_lse, deterministic
         )
-    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse)
+    o, lse = attention_plan.attention_forward(q, k, v, arguments, return_lse, **bounds)
     return (o, lse) if return_lse else o

@@ -26,7 +26,13 @@ BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
 
 
 def attention_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options, return_lse: bool
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    options: Options,
+    return_lse: bool,
+    seqlens_k: torch.Tensor | None = None,
+    starts_k: torch.Tensor | None = None,
 ) -> Outputs:
     """Attention forward through a kernel.
 
@@ -36,13 +42,19 @@ def attention_forward(
         v: ``[batch, heads_kv, seqlen_k, dim_v]``.
         options: of the softmax, and for which GPU.
         return_lse: whether LSE is wanted.
+        seqlens_k: ends of the keys, int32 ``[batch]``, read when the kernel runs; ``seqlen_k`` where None.
+        starts_k: first keys, likewise; 0 where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
         NotWarmError: a graph is being captured and the kernel is not ready.
     """
+    bounds = {}
+    if seqlens_k is not None or starts_k is not None:
+        bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
     key = (
         launch.signature_of_three(q, k, v),
+        *map(launch.signature, bounds.values()),
         options,
         return_lse,
         dispatch.generation(),
@@ -51,13 +63,15 @@ def attention_forward(
     plan = FORWARD_PLANS.get(key)
     if plan is None:
         checks.check_tensors(q, k, v)
+        attention_checks.check_bounds(q, **bounds)
         checks.notice_exchanged(q, k)
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        plan = _plan_of(options, {"q": q, "k": k, "v": v}, outputs)
+        inputs = {"q": q, "k": k, "v": v, **bounds}
+        plan = _plan_of(options, inputs, outputs, key_bounds=bool(bounds))
         FORWARD_PLANS.remember(key, plan)
-    results = plan.run(q, k, v)
+    results = plan.run(q, k, v, *bounds.values())
     return results[0], results[1] if return_lse else None
 
 
@@ -123,7 +137,7 @@ def _plan_of(
     inputs: Mapping[str, Any],
     outputs: Sequence[launch.Layout],
     copies: Sequence[str] = (),
-    **backward: Any,
+    **named: Any,
 ) -> launch.Plan:
     q, k, v, softmax_scale, device_type = (
         inputs["q"],
@@ -136,7 +150,7 @@ def _plan_of(
     checks.check_scale(scale, attention_checks.SCALE)
     problem = None
     if not checks.is_empty(q, k):
-        problem = attention_checks.make_problem(q, k, v, options, **backward)
+        problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
         problem, device_type, scale, inputs=inputs, outputs=outputs, copies=copies
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...core.problem import CausalAlignment
-from ...operations.attention.reference import attention, attention_backward
+from ...operations.attention.reference import attention_backward, attention_bounded
 from ..shared import checks
 from ..shared.plain import notice
 from ..shared.torch_library import define, nothing
@@ -29,6 +29,8 @@ class Forward(NamedTuple):
     device_type: str
     return_lse: bool
     deterministic: bool
+    seqlens_k: torch.Tensor | None = None
+    starts_k: torch.Tensor | None = None
 
 
 class Backward(NamedTuple):
@@ -60,7 +62,8 @@ def options_of(call: Forward | Backward) -> dict[str, Any]:
 
 def _forward_cuda(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE through a kernel; an empty tensor stands for an LSE that is not wanted."""
-    o, lse = attention_plan.attention_forward(*call[:3], call[3:7], call.return_lse)
+    bounds = call[9:]
+    o, lse = attention_plan.attention_forward(*call[:3], call[3:7], call.return_lse, *bounds)
     return o, nothing(call.q) if lse is None else lse
 
 
@@ -70,7 +73,14 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     checks.notice_exchanged(call.q, call.k)
     if checks.is_empty(call.q, call.k):
         return o.zero_(), lse.fill_(-math.inf)
-    reference_o, reference_lse = attention(call.q, call.k, call.v, **options_of(call))
+    reference_o, reference_lse = attention_bounded(
+        call.q,
+        call.k,
+        call.v,
+        seqlens_k=call.seqlens_k,
+        starts_k=call.starts_k,
+        **options_of(call),
+    )
     o.copy_(reference_o)
     if call.return_lse:
         lse.copy_(reference_lse)
@@ -80,6 +90,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q = call.q
     checks.check_tensors(q, call.k, call.v)
+    attention_checks.check_bounds(q, seqlens_k=call.seqlens_k, starts_k=call.starts_k)
     if call.softmax_scale is not None:
         checks.check_scale(call.softmax_scale, attention_checks.SCALE)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_lse else nothing(q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -168,20 +169,12 @@ def check_gradients(
         check_state("the gradient of the final state", grad_state, q, v)
 
 
-def make_problem(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    form: Form = "auto",
-    backward: bool = False,
-) -> Problem:
+def make_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **of_direction: Any) -> Problem:
     """The problem that checked, non-empty tensors name; all kernels of its gradients give equal bits each time."""
     return Problem(
         op="retention",
-        direction="backward" if backward else "forward",
         causal=True,
         alignment_bytes=checks.alignment_bytes(q, k, v),
-        form=form,
         **checks.sizes(q, k, v),
+        **of_direction,
     )

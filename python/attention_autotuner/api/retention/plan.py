@@ -164,7 +164,7 @@ def retention_backward(
             outputs.append(launch.contiguous("dlog2_gamma", q.shape[:2], torch.float32))
         problem, keep = None, None
         if not checks.is_empty(q, k):
-            problem = retention_checks.make_problem(q, k, v, backward=True)
+            problem = retention_checks.make_problem(q, k, v, direction="backward")
             keep = _decays_to_keep(decays, q)
         plan = planning.plan_of(
             problem,

@@ -104,7 +104,7 @@ def differentiate_twice(ctx: Any, *directions: torch.Tensor) -> tuple[Gradient, 
             q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, leaf: Gradient
         ) -> tuple[torch.Tensor]:
             """The operation in fp32."""
-            factors = mask_of(q, k, leaf, log2_gamma, ctx.gamma)
+            factors = mask_of(q, k, (leaf, log2_gamma, ctx.gamma))
             return (retnet_attention(q, k, v, factors, **options_of(ctx.rules, mask))[0],)
 
         dq, dk, dv, dmask = directions

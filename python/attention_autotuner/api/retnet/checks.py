@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +30,10 @@ class Rules(NamedTuple):
     normalize: bool
     r_clamp_max: float | None
     r_grad: bool
+
+
+Factors = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
+"""The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
 
 
 def check_types(rules: Rules, return_r: object) -> Rules:
@@ -78,19 +81,14 @@ def check_rules(rules: Rules) -> None:
 
 
 def check_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-    rules: Rules,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, factors: Factors, rules: Rules
 ) -> None:
     """Check everything that a call computes with; batch, heads and sequences may be empty.
 
     Raises:
         UnsupportedProblemError: it names no retention that can be computed here.
     """
+    mask, log2_gamma, gamma = factors
     field = "decay" if mask is None else "explicit"
     checks.check_tensors(q, k, v, op="retnet", mask=field, causal=True)
     check_rules(rules)
@@ -157,18 +155,15 @@ def make_problem(
     v: torch.Tensor,
     mask: torch.Tensor | None,
     rules: Rules,
-    *,
-    backward: bool = False,
-    deterministic: bool = False,
+    **backward: Any,
 ) -> Problem:
-    """The problem that checked, non-empty tensors name; ``deterministic`` is for the backward alone."""
+    """The problem that checked, non-empty tensors name; ``backward`` has what its backward says beside."""
     read = (q, k, v) if mask is None else (q, k, v, mask)
     return Problem(
         op="retnet",
-        direction="backward" if backward else "forward",
         mask="decay" if mask is None else "explicit",
         causal=rules.causal or mask is None,
         alignment_bytes=checks.alignment_bytes(*read),
-        deterministic=deterministic,
         **checks.sizes(q, k, v),
+        **backward,
     )

@@ -10,12 +10,9 @@ from ... import settings
 from ...serving import dispatch
 from ..shared import checks, gammas, launch, planning
 from . import checks as retnet_checks
-from .checks import Rules
+from .checks import Factors, Rules
 
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"]
-Factors = tuple["torch.Tensor | None", "torch.Tensor | None", "gammas.Floats | None"]
-"""The mask; or the logarithms of decays; or decays as numbers; or nothing for the usual decays."""
-
 _INPUTS = ("q", "k", "v", "mask", "log2_gamma")
 _BACKWARD_INPUTS = (*_INPUTS, "dout", "o", "r")
 
@@ -61,7 +58,7 @@ def retnet_forward(
     )
     plan = FORWARD_PLANS.get(key)
     if plan is None:
-        retnet_checks.check_call(q, k, v, *factors, rules)
+        retnet_checks.check_call(q, k, v, factors, rules)
         checks.notice_exchanged(q, k)
         outputs = [launch.output(q, v)]
         if return_r:
@@ -141,16 +138,15 @@ def retnet_backward(
     tensors = (q, k, v, mask, log2_gamma, grad_o, o, r)
     plan = BACKWARD_PLANS.get(key)
     if plan is None:
-        retnet_checks.check_call(q, k, v, *factors, rules)
+        retnet_checks.check_call(q, k, v, factors, rules)
         retnet_checks.check_gradients(grad_o, o, r, q, v, rules)
         outputs = launch.gradients(dq=q, dk=k, dv=v)
         if need_dmask and mask is not None:
             outputs.append(launch.contiguous("dmask", mask.shape, mask.dtype))
         problem, keep = None, None
         if not checks.is_empty(q, k):
-            problem = retnet_checks.make_problem(
-                q, k, v, mask, rules, backward=True, deterministic=deterministic
-            )
+            backward = {"direction": "backward", "deterministic": deterministic}
+            problem = retnet_checks.make_problem(q, k, v, mask, rules, **backward)
             keep = _decays_to_keep(factors, q)
         plan = planning.plan_of(
             problem,

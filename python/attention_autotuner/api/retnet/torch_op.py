@@ -5,7 +5,6 @@ A call has a mask, or logarithms of decays, or decays as numbers, or, with none 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +16,7 @@ from ..shared.plain import notice
 from ..shared.torch_library import define, nothing
 from . import checks as retnet_checks
 from . import plan as retnet_plan
-from .checks import Rules
-from .plan import Factors
+from .checks import Factors, Rules
 
 
 class Forward(NamedTuple):
@@ -98,7 +96,7 @@ def _forward_cpu(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _forward_fake(call: Forward) -> tuple[torch.Tensor, torch.Tensor]:
     q = call.q
-    retnet_checks.check_call(*call[:6], rules_of(call))
+    retnet_checks.check_call(*call[:3], _factors(call), rules_of(call))
     r = q.new_empty(q.shape[:3], dtype=torch.float32) if call.return_r else nothing(q)
     return checks.empty_output(q, call.v), r
 
@@ -128,7 +126,7 @@ def _backward_cpu(call: Backward) -> tuple[torch.Tensor, ...]:
 
 def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
     q, k, v, mask, rules = call.q, call.k, call.v, call.mask, rules_of(call)
-    retnet_checks.check_call(*call[1:7], rules)
+    retnet_checks.check_call(q, k, v, _factors(call), rules)
     retnet_checks.check_gradients(call.grad_o, call.o, call.r, q, v, rules)
     dmask = nothing(q, q.dtype)
     if call.need_dmask and mask is not None:
@@ -137,17 +135,12 @@ def _backward_fake(call: Backward) -> tuple[torch.Tensor, ...]:
 
 
 def _mask(call: Call) -> torch.Tensor:
-    return mask_of(call.q, call.k, *_factors(call))
+    return mask_of(call.q, call.k, _factors(call))
 
 
-def mask_of(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    mask: torch.Tensor | None,
-    log2_gamma: torch.Tensor | None,
-    gamma: Sequence[float] | None,
-) -> torch.Tensor:
+def mask_of(q: torch.Tensor, k: torch.Tensor, factors: Factors) -> torch.Tensor:
     """The mask, or the decay as one, for the reference."""
+    mask, log2_gamma, gamma = factors
     if mask is not None:
         return mask
     decays = gammas.of_reference(log2_gamma, gamma)

@@ -35,7 +35,7 @@ def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "
 
     Args:
         name: of the op.
-        arguments: a ``NamedTuple`` whose fields are the op's arguments, in order.
+        arguments: a ``NamedTuple`` whose fields are the op's arguments, in order; a default can only be None.
         results: how many tensors it returns.
         mutates: the argument that it overwrites, if any.
 
@@ -46,7 +46,8 @@ def schema_of(name: str, arguments: type[Any], *, results: int, mutates: str = "
     fields = []
     for field in arguments._fields:
         kind = _SCHEMA_TYPES[hints[field]]
-        fields.append(f"{kind}(a!) {field}" if field == mutates else f"{kind} {field}")
+        default = "=None" if field in arguments._field_defaults else ""
+        fields.append(f"{kind}(a!) {field}" if field == mutates else f"{kind} {field}{default}")
     outputs = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
     return f"{name}({', '.join(fields)}) -> {outputs}"
 

@@ -30,13 +30,16 @@ def step_clks(
     """Clocks of an SM for one key tile of all warpgroups: of its MMAs, and of what the softmax adds to them."""
     knobs = shape.knobs
     scores = knobs.block_m * knobs.block_n
-    columns = shape.candidate.padded_dim_qk + shape.candidate.padded_dim_v
+    columns = shape.candidate.padded_dim_qk + shape.value_columns
     rate = spec.wgmma_flops_per_clk_per_sm or 0.0
     mma = 2 * scores * columns / (rate * fit.attention_sm90_rate)
-    softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
-    softmax *= fit.attention_sm90_softmax_share
-    if not knobs.optimistic:
-        softmax *= fit.attention_sm90_exact_share
+    if shape.masked:
+        softmax = fit.wgmma_score_clk * scores
+    else:
+        softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
+        softmax *= fit.attention_sm90_softmax_share
+        if not knobs.optimistic:
+            softmax *= fit.attention_sm90_exact_share
     if knobs.mainloop != "serial":
         softmax *= fit.attention_sm90_overlap_share
     # The softmax of some warpgroups runs beside the MMAs of others.
@@ -78,7 +81,7 @@ def predict(
     seen = tiles_of(problem, block=queries, step=step, by_queries=True)
     tiles = TileList(
         steps=tuple(-(-count // knobs.splits) for count in seen),
-        heads=problem.batch * problem.heads_q // heads,
+        heads=problem.batch * problem.heads_q // heads * knobs.v_slices,
         slices=knobs.splits,
         longest_first=problem.causal,
         persistent=knobs.schedule == "static",
@@ -94,7 +97,8 @@ def predict(
 
     to_us = 1 / spec.sm_clock_mhz
     rounds = tiles.all_steps / placed.slots
-    moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns)
+    rows_of_mask = knobs.block_m if shape.masked else 0
+    moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns + rows_of_mask)
     counter_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
     if partial := sum(split_bytes(problem, candidate)):
         # Written and read again, and a second kernel that starts while the first one ends.

@@ -31,7 +31,7 @@ class AttentionForwardSm90(Kernel[AttentionForwardSm90Knobs]):
     def describe(self, candidate: Candidate) -> Traits:
         """A candidate's knobs in words that all kernels share."""
         knobs = knobs_of(candidate)
-        stages = (knobs.q_stages, knobs.k_stages, knobs.v_stages)
+        stages = (knobs.q_stages, knobs.k_stages, knobs.v_stages, knobs.mask_stages)
         return Traits(
             tile=(self.name, knobs.warpgroups, knobs.block_n, knobs.mainloop, knobs.pack_gqa),
             feed=(

@@ -31,6 +31,8 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
         q_stages: shared-memory stages of Q; with two, that of the next tile of rows arrives early.
         k_stages: stages of K.
         v_stages: stages of V.
+        mask_stages: stages of retnet's mask; 0 without one.
+        v_slices: CTAs that share a tile of rows, each computing its part of the columns of V.
         output: ``through_q``: O leaves through the shared memory of its Q, by TMA; ``direct``: from registers.
         schedule: ``grid``: one CTA for each tile of rows; ``static``: CTAs stay and take every n-th tile; ``dynamic``:
             they claim the next one.
@@ -43,7 +45,9 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     """
 
     kernel: ClassVar[str] = "attention_forward_sm90"
-    serves: ClassVar[frozenset[Service]] = frozenset({("attention", "forward", "softmax")})
+    serves: ClassVar[frozenset[Service]] = frozenset(
+        {("attention", "forward", "softmax"), ("retnet", "forward", "masked")}
+    )
 
     warpgroups: int
     block_n: int
@@ -53,6 +57,8 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     q_stages: int = 2
     k_stages: int = 2
     v_stages: int = 2
+    mask_stages: int = 0
+    v_slices: int = 1
     output: Output = "through_q"
     schedule: Schedule = "dynamic"
     pack_gqa: bool = False
@@ -83,6 +89,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 "optimistic" if self.optimistic else "exact",
                 "turns" if self.ping_pong else "free",
                 f"q{self.q_stages}k{self.k_stages}v{self.v_stages}",
+                *([f"m{self.mask_stages}v{self.v_slices}"] if self.mask_stages else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
                 *(["packed"] if self.pack_gqa else []),

@@ -40,14 +40,24 @@ class AttentionForwardSm90Shape(Sm90Shape):
         return min(MOST_REGISTERS, left // self.knobs.warpgroups // 8 * 8)
 
     @property
+    def masked(self) -> bool:
+        """True where scores are multiplied with a mask instead of going through a softmax."""
+        return self.candidate.score == "masked"
+
+    @property
     def depth(self) -> int:
         """Columns of Q and K as tiles hold them."""
         return whole_columns(self.candidate.padded_dim_qk)
 
     @property
     def columns(self) -> int:
-        """Columns of V as tiles hold them."""
-        return whole_columns(self.candidate.padded_dim_v)
+        """Columns of V of one CTA as tiles hold them."""
+        return whole_columns(self.value_columns)
+
+    @property
+    def value_columns(self) -> int:
+        """Columns of V of one CTA."""
+        return -(-self.candidate.padded_dim_v // (16 * self.knobs.v_slices)) * 16
 
     @property
     def fragment_registers(self) -> int:
@@ -56,7 +66,7 @@ class AttentionForwardSm90Shape(Sm90Shape):
         The next P counts where it is made while this one is still read.
         """
         knobs = self.knobs
-        fragments = self.candidate.padded_dim_v // 2 + knobs.block_n // 2
+        fragments = self.value_columns // 2 + knobs.block_n // 2
         if knobs.mainloop != "strict":
             fragments += knobs.block_n // 4
         if knobs.overlaps and knobs.optimistic:
@@ -74,7 +84,8 @@ def smem_bytes(shape: AttentionForwardSm90Shape) -> int:
     knobs = shape.knobs
     q = knobs.q_stages * knobs.block_m * shape.depth
     keys = knobs.k_stages * shape.depth + knobs.v_stages * shape.columns
-    return ALIGNMENT_BYTES + ELEMENT_BYTES * (q + knobs.block_n * keys) + BARRIER_BYTES
+    mask = knobs.mask_stages * knobs.block_m
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * (q + knobs.block_n * (keys + mask)) + BARRIER_BYTES
 
 
 def needs(shape: AttentionForwardSm90Shape) -> KernelNeeds:

@@ -9,7 +9,7 @@ from ...core.candidate import Candidate
 from ..shared.passes import Pass
 from ..shared.rules import Rule, within
 from ..shared.sm90_rules import tma_needs_alignment
-from ..shared.sm90_tiles import MAX_COLUMNS
+from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
 from .knobs import knobs_of
 from .resources import (
     PRODUCER_REGISTERS,
@@ -20,6 +20,8 @@ from .resources import (
 )
 
 MAX_KEY_STAGES = 8
+MAX_MASK_STAGES = 4
+SOFTMAX_KNOBS = ("optimistic", "pack_gqa", "split_kv")  # which a mask's scores have no use for
 
 
 def _warpgroups_range(s: AttentionForwardSm90Shape) -> str | None:
@@ -35,10 +37,35 @@ def _block_n_fits_mma(s: AttentionForwardSm90Shape) -> str | None:
 
 
 def _value_columns_fit_mma(s: AttentionForwardSm90Shape) -> str | None:
-    columns = s.candidate.padded_dim_v
-    if columns <= MAX_COLUMNS:
+    if s.knobs.v_slices < 1:
+        return f"v_slices must be at least 1, got {s.knobs.v_slices}"
+    if s.value_columns <= MAX_COLUMNS:
         return None
-    return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {columns}"
+    return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {s.value_columns}"
+
+
+def _mask_stages_range(s: AttentionForwardSm90Shape) -> str | None:
+    least, most = (1, MAX_MASK_STAGES) if s.masked else (0, 0)
+    if least <= s.knobs.mask_stages <= most:
+        return None
+    return f"mask_stages must be in {least}..{most}, got {s.knobs.mask_stages}"
+
+
+def _mask_fills_blocks(s: AttentionForwardSm90Shape) -> str | None:
+    if not s.masked or s.knobs.block_n % SWIZZLE_COLUMNS == 0:
+        return None
+    return f"tiles of a mask have whole blocks of {SWIZZLE_COLUMNS} keys, got {s.knobs.block_n}"
+
+
+def _softmax_alone(s: AttentionForwardSm90Shape) -> str | None:
+    knobs = [name for name in SOFTMAX_KNOBS if getattr(s.knobs, name)]
+    return f"{' and '.join(knobs)} need a softmax" if s.masked and knobs else None
+
+
+def _slices_fill_blocks(s: AttentionForwardSm90Shape) -> str | None:
+    if s.knobs.v_slices == 1 or s.knobs.output == "direct" or s.value_columns == s.columns:
+        return None
+    return f"TMA stores whole blocks of columns, a slice has {s.value_columns}"
 
 
 def _flat_needs_two_stages(s: AttentionForwardSm90Shape) -> str | None:
@@ -90,6 +117,10 @@ ATTENTION_FORWARD_SM90_PREDICATES: dict[str, Rule[AttentionForwardSm90Shape]] = 
     "q_stages_range": within("q_stages", 1, 2),
     "k_stages_range": within("k_stages", 1, MAX_KEY_STAGES),
     "v_stages_range": within("v_stages", 1, MAX_KEY_STAGES),
+    "mask_stages_range": _mask_stages_range,
+    "mask_fills_blocks": _mask_fills_blocks,
+    "softmax_alone": _softmax_alone,
+    "slices_fill_blocks": _slices_fill_blocks,
     "flat_needs_two_stages": _flat_needs_two_stages,
     "flat_takes_no_turns": _flat_takes_no_turns,
     "turns_need_warpgroups": _turns_need_warpgroups,

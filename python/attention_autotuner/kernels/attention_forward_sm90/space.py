@@ -11,6 +11,7 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate, Rejection
 from ...core.problem import Problem
 from ..shared.passes import check_passes
+from . import masked_space
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .resources import row_tiles
 from .rules import DEEP_STAGES, DEEPEST_STAGES, PRUNING_PREDICATES, SHALLOW_STAGES, passes_of
@@ -102,6 +103,9 @@ FULL_WAVES = 0.95  # of the best share of busy SMs, which a split count may miss
 
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
+    if problem.score == "masked":
+        yield from masked_space.points(problem, spec)
+        return
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     if problem.seqlen_q >= LEAST_QUERIES:
         for warpgroups, mainloop, variations in space.plans:
@@ -114,6 +118,8 @@ def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Kno
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
     """The first row of the table that is legal; for queries too few to fill the GPU, a stream of split keys."""
+    if problem.score == "masked":
+        return masked_space.default(problem, spec)
     space = SPACES.get(spec.name, AttentionForwardSm90Space())
     tiles = -(-problem.seqlen_q // (2 * LEAST_QUERIES)) * problem.heads_q * problem.batch
     idle = 2 * tiles <= spec.num_sms and problem.seqlen_k >= LONG_KEYS * problem.seqlen_q

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,19 +12,38 @@ from ...core.problem import Problem
 from ..shared import binding
 from ..shared.binding import Binding, Normal, Reference
 from ..shared.tensors import Inputs, Shapes
-from .reference import attention, attention_backward, attention_low
+from .reference import attention, attention_backward, attention_bounded, attention_low
 
 FP32_SUM = 2.0**-22  # error of a sum in fp32, over the sum of its terms' magnitudes
 
 
 class AttentionForward:
-    """o and lse from q, k and v."""
+    """o and lse from q, k and v, over all keys or, where the problem has bounds, over those.
 
-    note = ""
+    Args:
+        bounded: the bounds differ between batch entries, and NaN lies beyond them; else they leave all keys in.
+    """
+
+    def __init__(self, *, bounded: bool = False) -> None:
+        self._bounded = bounded
+        self.note = ", each batch entry with keys of its own" if bounded else ""
 
     def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
         """See :meth:`.Binding.inputs`."""
-        return Inputs(tensors=Normal(problem, seed, device).qkv())
+        tensors = Normal(problem, seed, device).qkv()
+        if problem.key_bounds:
+            ranges = key_ranges(problem.seqlen_k)
+            rows = [ranges[(b + seed) % len(ranges)] for b in range(problem.batch)]
+            if not self._bounded:
+                rows = [(0, problem.seqlen_k)] * problem.batch
+            bounds = torch.tensor(rows, dtype=torch.int32, device=device)
+            tensors |= {"starts_k": bounds[:, 0].contiguous()}
+            tensors |= {"seqlens_k": bounds[:, 1].contiguous()}
+            for b, (begin, end) in enumerate(rows):
+                for x in (tensors["k"], tensors["v"]):
+                    x[b, :, : max(begin, 0)] = math.nan
+                    x[b, :, max(end, 0) :] = math.nan
+        return Inputs(tensors=tensors)
 
     def output_shapes(self, problem: Problem) -> Shapes:
         """See :meth:`.Binding.output_shapes`."""
@@ -36,7 +56,8 @@ class AttentionForward:
         luck.
         """
         q, k, v, mask = inputs.q, inputs.k, inputs.v, _mask(problem)
-        o_ref, lse_ref = attention(q, k, v, **mask)
+        mask |= {name: inputs.tensors.get(name) for name in ("seqlens_k", "starts_k")}
+        o_ref, lse_ref = attention_bounded(q, k, v, **mask)
         o_low, lse_low = attention_low(q, k, v, **mask)
         yield "o", o_ref, o_low
         yield "lse", lse_ref, moved_off(lse_ref, lse_low, rounding_of_lse(q, k, lse_ref))
@@ -106,10 +127,10 @@ def rounding_of_lse(q: torch.Tensor, k: torch.Tensor, lse: torch.Tensor) -> torc
 
     Args:
         q: ``[batch, heads_q, seqlen_q, dim_qk]``.
-        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``; keys that are NaN are not read.
         lse: of the reference, minus infinity in rows that see no key.
     """
-    largest_key = k.float().norm(dim=-1).amax(-1, keepdim=True)
+    largest_key = k.float().norm(dim=-1).nan_to_num(0.0).amax(-1, keepdim=True)
     largest_key = largest_key.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scale = float(q.shape[-1] ** -0.5)
     terms: torch.Tensor = scale * q.float().norm(dim=-1) * largest_key
@@ -124,14 +145,26 @@ def shift_of_delta(inputs: Inputs, o_exact: torch.Tensor) -> torch.Tensor:
     return (dout * (o_exact - o)).sum(-1) + signs * FP32_SUM * (dout * o).abs().sum(-1)
 
 
+def key_ranges(seqlen_k: int) -> list[tuple[int, int]]:
+    """First keys and ends that a kernel has to be right for: none, one, odd and all, beyond the tensor, exchanged."""
+    few, many = seqlen_k // 3, seqlen_k - seqlen_k // 4
+    return [
+        *((0, few | 1), (0, 0), (few, seqlen_k), (0, 1), (few, many), (0, seqlen_k)),
+        *((seqlen_k - 1, seqlen_k), (many, few), (-5, seqlen_k + 7)),
+    ]
+
+
 def _mask(problem: Problem) -> dict[str, Any]:
     return {"causal": problem.causal, "causal_alignment": problem.causal_alignment}
 
 
 FORWARD: tuple[Binding, ...] = (AttentionForward(),)
+BOUNDED: tuple[Binding, ...] = (AttentionForward(), AttentionForward(bounded=True))
 BACKWARD: tuple[Binding, ...] = (AttentionBackward(), AttentionBackward(lse_gradient=True))
 
 
 def ways(problem: Problem) -> tuple[Binding, ...]:
     """The ways to call the kernels of an attention problem, the one that is timed first."""
-    return FORWARD if problem.direction == "forward" else BACKWARD
+    if problem.direction == "backward":
+        return BACKWARD
+    return BOUNDED if problem.key_bounds else FORWARD

@@ -25,4 +25,5 @@ def scalars(problem: Problem, scale: float) -> dict[str, float]:
         "causal": int(problem.causal),
         "causal_offset": problem.causal_offset,
         "softmax_scale": scale,
+        "causal_from_end": int(problem.key_bounds and problem.causal_alignment == "bottom_right"),
     }

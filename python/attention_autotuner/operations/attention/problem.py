@@ -5,5 +5,8 @@ from __future__ import annotations
 from ...core.operation import Semantics
 
 SEMANTICS = Semantics(
-    op="attention", scores={"none": "softmax"}, alignments=("bottom_right", "top_left")
+    op="attention",
+    scores={"none": "softmax"},
+    alignments=("bottom_right", "top_left"),
+    takes_key_bounds=True,
 )

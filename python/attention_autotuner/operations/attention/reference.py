@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from ...core.problem import CausalAlignment
-from ..shared.blocks import MAX_SCORES, Blocks, full_precision, zeros
+from ..shared.blocks import MAX_SCORES, Blocks, full_precision, summing_dtype, zeros
+
+Bounds = torch.Tensor | None
 
 
 def attention_naive(
@@ -64,13 +66,14 @@ def attention(
     *,
     softmax_scale: float | None = None,
     causal: bool = False,
-    causal_alignment: CausalAlignment = "bottom_right",
+    causal_alignment: CausalAlignment | int = "bottom_right",
     dtype: torch.dtype = torch.float32,
     max_scores: int = MAX_SCORES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`attention_naive` block by block, for shapes whose score matrix does not fit.
 
-    Arguments and results are those of :func:`attention_naive`, but for ``max_scores``, the scores held at a time.
+    Arguments and results are those of :func:`attention_naive`, but for ``max_scores``, the scores held at a time, and
+    for an integer as ``causal_alignment``, which is the offset itself.
     Autograd works, but keeps every block; :func:`attention_backward` does not.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -97,17 +100,72 @@ def attention(
     return torch.cat(outputs).reshape(*shape, v.shape[-1]), torch.cat(lses).reshape(shape)
 
 
+def key_range(k: torch.Tensor, b: int, seqlens_k: Bounds, starts_k: Bounds) -> tuple[int, int]:
+    """The first key of batch entry ``b`` and their end, both within ``[0, seqlen_k]``; the end may be the lesser.
+
+    Args:
+        k: ``[batch, heads_kv, seqlen_k, dim_qk]``.
+        b: the entry.
+        seqlens_k: ends, int32 ``[batch]``; ``seqlen_k`` where None.
+        starts_k: first keys, int32 ``[batch]``; 0 where None.
+    """
+    seqlen_k = k.shape[2]
+    begin = 0 if starts_k is None else min(max(int(starts_k[b]), 0), seqlen_k)
+    return begin, seqlen_k if seqlens_k is None else min(max(int(seqlens_k[b]), 0), seqlen_k)
+
+
+def attention_bounded(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    seqlens_k: Bounds,
+    starts_k: Bounds,
+    causal_alignment: CausalAlignment = "bottom_right",
+    **options: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`attention` of every batch entry over its own keys, see :func:`key_range`; others are never read.
+
+    A bottom-right diagonal hangs at the end of an entry's keys, a top-left one at key 0. Options are those of
+    :func:`attention`, as are the results.
+    """
+    if seqlens_k is None and starts_k is None:
+        return attention(q, k, v, causal_alignment=causal_alignment, **options)
+    results = []
+    for b in range(q.shape[0]):
+        begin, end = key_range(k, b, seqlens_k, starts_k)
+        entry, keys = slice(b, b + 1), slice(begin, max(begin, end))
+        offset = (end - q.shape[2] if causal_alignment == "bottom_right" else 0) - begin
+        if begin < end:
+            few = (x[entry, :, keys] for x in (k, v))
+            results.append(attention(q[entry], *few, causal_alignment=offset, **options))
+        else:
+            dtype = options.get("dtype", torch.float32)
+            o = q.new_zeros((1, *q.shape[1:3], v.shape[3]), dtype=dtype)
+            results.append((o, o.new_full(o.shape[:3], -math.inf, dtype=summing_dtype(dtype))))
+    o, lse = map(torch.cat, zip(*results, strict=True))
+    return o, lse
+
+
 def attention_low(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    seqlens_k: Bounds = None,
+    starts_k: Bounds = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The formula as written, in the dtype of the inputs: the rounding that the error rule excuses.
 
-    Options are those of :func:`attention`, but for ``dtype``.
+    Options are those of :func:`attention_bounded`, but for ``dtype``.
 
     Returns:
         O in the dtype of q, and LSE in fp32 of the rounded scores.
     """
-    return attention(q, k, v, dtype=q.dtype, **options)
+    return attention_bounded(
+        q, k, v, seqlens_k=seqlens_k, starts_k=starts_k, dtype=q.dtype, **options
+    )
 
 
 def attention_backward(

@@ -38,12 +38,17 @@ class Blocks:
 
     @classmethod
     def of(
-        cls, q: torch.Tensor, k: torch.Tensor, causal: bool, alignment: str, max_scores: int
+        cls, q: torch.Tensor, k: torch.Tensor, causal: bool, alignment: str | int, max_scores: int
     ) -> Blocks:
-        """Blocks of at most ``max_scores`` scores, though never less than one row of one pair."""
+        """Blocks of at most ``max_scores`` scores, though never less than one row of one pair.
+
+        An integer as ``alignment`` is the offset itself.
+        """
         group, seqlen_q, seqlen_k = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
         offset = None
-        if causal:
+        if causal and isinstance(alignment, int):
+            offset = alignment
+        elif causal:
             offset = seqlen_k - seqlen_q if alignment == "bottom_right" else 0
         return cls(
             pairs=k.shape[0] * k.shape[1],

@@ -1,7 +1,9 @@
-// Host side of an attention forward artifact of family sm90: checks, TMA descriptors, the order of tiles, launch.
+// Host side of an attention or retnet forward artifact of family sm90: checks, TMA descriptors, the order of tiles,
+// launch.
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_forward_sm90/mainloop.cuh"
@@ -10,6 +12,7 @@
 #include "attention_autotuner/host/entry.cuh"
 #include "attention_autotuner/host/tma_descriptor.cuh"
 #include "attention_autotuner/host/workspace.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
@@ -17,7 +20,8 @@ template <typename Config>
 struct AttentionForwardSm90Entry {
   using T = AttentionForwardSm90Traits<Config>;
   using Element = typename T::Element;
-  using Params = attention_autotuner_attention_forward_params;
+  using Params = std::conditional_t<T::kMasked, attention_autotuner_retnet_forward_params,
+                                    attention_autotuner_attention_forward_params>;
   static constexpr bool kDynamic = T::kSchedule == Schedule::kDynamic;
   static constexpr int64_t kMaxTiles = INT32_MAX - 65536;  // indices of claims beyond the last tile stay within 32 bits
   // Resident CTAs of the whole device, set by prepare(); 0 before.
@@ -45,8 +49,10 @@ struct AttentionForwardSm90Entry {
   static int64_t rows(Params const& p) { return int64_t(p.batch) * p.heads_q * p.seqlen_q; }
   // The splits of a launch: no more than there are tiles of keys. Each has results of all rows.
   static int splits(Params const& p) {
-    if (!T::kSplitKv || rows(p) > INT32_MAX) return 1;
-    return maximum(1, minimum(p.splits, divide_up(p.seqlen_k, T::kBlockN)));
+    if constexpr (T::kSplitKv) {
+      if (rows(p) <= INT32_MAX) return maximum(1, minimum(p.splits, divide_up(p.seqlen_k, T::kBlockN)));
+    }
+    return 1;
   }
 
   struct Workspace : WorkspaceLayout {
@@ -96,10 +102,16 @@ struct AttentionForwardSm90Entry {
 
   static int32_t check(Params const& p) {
     if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV)) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    bool const pointers =
-        aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) && aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
-        aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) && aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q);
+    bool bounded = false;
+    if constexpr (!T::kMasked) bounded = p.seqlens_k != nullptr || p.starts_k != nullptr;
+    if (!takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV) || !has_score_mod_inputs<T::kScoreMod>(p) ||
+        (bounded && !T::kKeyBounds)) {
+      return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    }
+    bool const pointers = aligned(p.q, 16, p.batch, p.heads_q, p.seqlen_q) &&
+                          aligned(p.k, 16, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.v, 16, p.batch, p.heads_kv, p.seqlen_k) &&
+                          aligned(p.o, 16, p.batch, p.heads_q, p.seqlen_q) && mask_aligned<T::kScoreMod>(p, 16);
     return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
   }
 
@@ -115,8 +127,9 @@ struct AttentionForwardSm90Entry {
   }
   // Of packed rows, a group of heads is the one that the rest of a tile's group takes after it.
   static WorkList work_list(Params const& p, PackedRows const& packed, int row_blocks, int* claimed) {
-    int const heads_q = p.heads_q / packed.heads.divisor, group = heads_q / p.heads_kv;
-    int const heads = heads_q * p.batch, section = section_heads(p, group), tiles = heads * row_blocks;
+    int const packed_heads = p.heads_q / packed.heads.divisor, group = packed_heads / p.heads_kv;
+    int const heads_q = packed_heads * T::kVSlices, heads = heads_q * p.batch;
+    int const section = section_heads(p, group * T::kVSlices), tiles = heads * row_blocks;
     int const sections = divide_up(heads, section), last = heads - (sections - 1) * section;
     return {tiles * splits(p),
             row_blocks,
@@ -149,16 +162,35 @@ struct AttentionForwardSm90Entry {
     return cuda_status(cudaLaunchKernelEx(&config, softmax_forward::attention_forward_sm90_combine<Config>, results));
   }
 
+  // What is made of scores, and the results of rows beside O.
+  using Arguments = softmax_forward::AttentionForwardSm90Arguments;
+  static bool take_scores(Arguments& arguments, attention_autotuner_attention_forward_params const& p) {
+    arguments.lse = p.lse;
+    arguments.seqlens_k = p.seqlens_k;
+    arguments.starts_k = p.starts_k;
+    arguments.causal_from_end = p.causal_from_end;
+    arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
+    arguments.sign = p.softmax_scale > 0.0f ? 1.0f : p.softmax_scale < 0.0f ? -1.0f : 0.0f;
+    return true;
+  }
+  static bool take_scores(Arguments& arguments, attention_autotuner_retnet_forward_params const& p) {
+    arguments.r = p.r;
+    arguments.scale = p.scale;
+    arguments.r_clamp_max = p.r_clamp_max;
+    arguments.normalize = p.normalize;
+    return TmaDescriptors::make<Element>(arguments.mask, p.mask, p.seqlen_k, p.seqlen_q, p.heads_q, 1, T::kBlockM);
+  }
+
   static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
     int32_t const status = check(p);
     if (status != ATTENTION_AUTOTUNER_OK) return status;
     int const resident = slots[device].load(std::memory_order_relaxed);
     if (resident == 0) return ATTENTION_AUTOTUNER_BAD_DEVICE;
     if (workspace_bytes(p) > 0 && workspace == nullptr) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    softmax_forward::AttentionForwardSm90Arguments arguments;
+    Arguments arguments;
     PackedRows const packed = arguments.packed = packed_rows(p);
     int const row_blocks = divide_up(p.seqlen_q, packed.queries);
-    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * p.batch * splits(p);
+    int64_t const tiles = int64_t(row_blocks) * (p.heads_q / packed.heads.divisor) * T::kVSlices * p.batch * splits(p);
     if (tiles > kMaxTiles) return ATTENTION_AUTOTUNER_BAD_SHAPE;
     bool const described =
         (T::kPackGqa
@@ -169,7 +201,7 @@ struct AttentionForwardSm90Entry {
         (T::kOutput == Output::kDirect ||
          TmaDescriptors::make<Element>(arguments.o, p.o, p.dim_v, p.seqlen_q, p.heads_q, p.batch,
                                        softmax_forward::kWarpgroupRows));
-    if (!described) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    if (!described || !take_scores(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     Workspace const buffers(workspace, p);
     arguments.list = work_list(p, packed, row_blocks, buffers.claimed);
     arguments.partial_output = buffers.partial_output;
@@ -179,7 +211,6 @@ struct AttentionForwardSm90Entry {
     arguments.stride_batch = p.o.stride_batch;
     arguments.stride_head = p.o.stride_head;
     arguments.stride_row = p.o.stride_row;
-    arguments.lse = p.lse;
     arguments.heads_q = p.heads_q;
     arguments.seqlen_q = p.seqlen_q;
     arguments.seqlen_k = p.seqlen_k;
@@ -188,8 +219,6 @@ struct AttentionForwardSm90Entry {
     arguments.causal_offset = p.causal_offset;
     arguments.zero = 0;
     arguments.claim_lead = p.causal ? 1 : 4;
-    arguments.exponent_scale = p.softmax_scale == 0.0f ? kLog2E : fabsf(p.softmax_scale) * kLog2E;
-    arguments.sign = p.softmax_scale > 0.0f ? 1.0f : p.softmax_scale < 0.0f ? -1.0f : 0.0f;
     if constexpr (kDynamic) {
       cudaError_t const error = cudaMemsetAsync(buffers.claimed, 0, sizeof(int), stream);
       if (error != cudaSuccess) return cuda_status(error);

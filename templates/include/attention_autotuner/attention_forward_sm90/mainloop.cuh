@@ -1,10 +1,10 @@
 // Attention forward for compute capability 9.0: O = softmax(scale Q K^T) V by WGMMA, with tiles of Q, K and V loaded by
-// TMA into rings of stages.
+// TMA into rings of stages; and retnet's, O = ((scale Q K^T) M / r) V, with tiles of the mask beside them.
 //
-// A CTA has 64 rows of queries for each of its consumer warpgroups, and two producer threads. It computes tile of rows
-// after tile of rows, their keys from the last to the first, so that a mask is met at the beginning of a tile. Few
-// queries are packed: those of all heads of a group are rows of one tile; and their keys are split among CTAs, whose
-// results common/split_combine.cuh combines.
+// A CTA has 64 rows of queries for each of its consumer warpgroups, and two or three producer threads (with key bounds
+// a thread and a warp). It computes tile of rows after tile of rows, their keys from the last to the first, so that a
+// mask is met at the beginning of a tile. Few queries are packed: those of all heads of a group are rows of one tile;
+// and their keys are split among CTAs, whose results common/split_combine.cuh combines.
 #pragma once
 
 #include "attention_autotuner/attention_forward_sm90/output.cuh"
@@ -29,8 +29,8 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::full;
   using Base::group;
   using Base::k_tile;
-  using Base::largest;
   using Base::last_key_tile;
+  using Base::level;
   using Base::mask;
   using Base::next_p;
   using Base::o;
@@ -38,9 +38,9 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
   using Base::q_tile;
   using Base::rescale_output;
   using Base::s;
+  using Base::scores_to_p;
   using Base::skipped;
   using Base::smem;
-  using Base::softmax_to_p;
   using Base::start_rows;
   using Base::sum;
   using Base::unmasked;
@@ -105,8 +105,10 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
 #pragma unroll 1
     for (int i = 0; i < skipped; ++i) {
       wait_k();
+      Base::wait_mask();
       warpgroup_barrier(group);
       release_k();
+      Base::release_mask();
     }
   }
   __device__ __forceinline__ void skip_v() {
@@ -123,9 +125,11 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     for (int i = 0; i < skipped; ++i) {
       wait_k();
       wait_v();
+      Base::wait_mask();
       warpgroup_barrier(group);
       release_k();
       release_v();
+      Base::release_mask();
       wait_turn();
       pass_turn();
     }
@@ -149,7 +153,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     warpgroup_wait<0>();
     fence_accumulators(s);
     finish_scores(tile, last_key_tile());
-    softmax_to_p(false);
+    scores_to_p(false);
   }
   __device__ __forceinline__ void last_step(int accumulate) {
     wait_v();
@@ -175,8 +179,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     if constexpr (T::kOptimistic) {
       due = Base::optimistic_softmax(next_p, !new_tile);
     } else {
-      due = Base::update_maximum();
-      Base::exponentiate();
+      due = Base::exact_scores();
     }
     warpgroup_wait<0>();
     fence_accumulators(s);
@@ -209,7 +212,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     fence_accumulators(s);
     fence_accumulators(o);
     finish_scores(tile, key_tile);
-    if (softmax_to_p(true)) rescale_output();
+    if (scores_to_p(true)) rescale_output();
   }
   // One tile of keys from beginning to end, so that P takes the registers of the scores.
   __device__ __forceinline__ void step_strict(WorkTile const& tile, int key_tile, int accumulate) {
@@ -220,7 +223,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     warpgroup_wait<0>();
     fence_accumulators(s);
     finish_scores(tile, key_tile);
-    if (softmax_to_p(accumulate != 0)) rescale_output();
+    if (scores_to_p(accumulate != 0)) rescale_output();
     wait_v();
     issue_output(accumulate);
     warpgroup_wait<0>();
@@ -253,7 +256,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
         accumulate = 1;
       }
       release_q();
-      write(tile, largest, sum, q.stage);
+      write(tile, level, sum, q.stage);
       q.advance();
     } while (sequence.template next<true>());
   }
@@ -279,7 +282,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       }
       release_q();
       last_step(accumulate);
-      write(tile, largest, sum, q.stage);
+      write(tile, level, sum, q.stage);
       q.advance();
     } while (sequence.template next<true>());
   }
@@ -296,7 +299,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
     while (true) {
       bool const new_tile = key_tile == first_key_tile();
       WorkTile const before = tile;
-      float const maximum[2] = {largest[0], largest[1]};
+      float const levels[2] = {level[0], level[1]};
       float total[2] = {sum[0], sum[1]};
       if (new_tile) {
         release_q();
@@ -314,7 +317,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       bool const due = step_overlap(tile, key_tile, accumulate, new_tile);
       accumulate = 1;
       if (new_tile) {
-        write(before, maximum, total, q.stage ^ 1);
+        write(before, levels, total, q.stage ^ 1);
         skip_v();
         accumulate = 0;
       } else {
@@ -324,7 +327,7 @@ struct AttentionForwardSm90Consumer : AttentionForwardSm90Output<T> {
       pack_next();
     }
     last_step(accumulate);
-    write(tile, largest, sum, q.stage);
+    write(tile, level, sum, q.stage);
   }
 
   __device__ __forceinline__ void run() {
@@ -354,6 +357,7 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
     prefetch_descriptor(arguments.q.descriptor);
     prefetch_descriptor(arguments.k.descriptor);
     prefetch_descriptor(arguments.v.descriptor);
+    if (T::kMasked) prefetch_descriptor(arguments.mask.descriptor);
     if (T::kOutput == Output::kThroughQ) prefetch_descriptor(arguments.o.descriptor);
     stages.init_barriers();
   }
@@ -362,7 +366,10 @@ __global__ void __launch_bounds__(AttentionForwardSm90Traits<Config>::kThreads, 
   if (warpgroup == 0) {
     if constexpr (T::kTradesRegisters) give_registers<T::kProducerRegisters>();
     if (threadIdx.x == 0) stages.load_q_and_k();
-    if (threadIdx.x == 32) stages.load_v();
+    if (T::kKeyBounds ? threadIdx.x / 32 == 1 : threadIdx.x == 32) stages.load_v();
+    if constexpr (T::kMasked) {
+      if (threadIdx.x == 64) stages.load_mask();
+    }
   } else {
     if constexpr (T::kTradesRegisters) take_registers<T::kConsumerRegisters>();
     AttentionForwardSm90Consumer<T> consumer(arguments, smem, warpgroup - 1);

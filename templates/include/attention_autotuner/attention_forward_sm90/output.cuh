@@ -1,8 +1,10 @@
-// The output of a consumer warpgroup of attention's forward: O and the LSE of its rows.
+// The output of a consumer warpgroup: O and the LSE of its rows, or their r.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "attention_autotuner/attention_forward_sm90/masked.cuh"
 #include "attention_autotuner/attention_forward_sm90/softmax.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -12,11 +14,6 @@
 
 namespace attention_autotuner::softmax_forward {
 
-__device__ __forceinline__ float reciprocal_approximate(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
-  return y;
-}
 __device__ __forceinline__ float log2_approximate(float x) {
   float y;
   asm("lg2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
@@ -24,8 +21,9 @@ __device__ __forceinline__ float log2_approximate(float x) {
 }
 
 template <typename T>
-struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
-  using Base = AttentionForwardSm90Softmax<T>;
+struct AttentionForwardSm90Output
+    : std::conditional_t<T::kMasked, AttentionForwardSm90Masked<T>, AttentionForwardSm90Softmax<T>> {
+  using Base = std::conditional_t<T::kMasked, AttentionForwardSm90Masked<T>, AttentionForwardSm90Softmax<T>>;
   using Element = typename T::Element;
   using Base::arguments;
   using Base::Base;
@@ -52,24 +50,20 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
     }
   }
 
-  // Writes O, of which `total` is the sums of its rows. All reads of this tile's Q, in stage `q_stage`, are done.
-  __device__ __forceinline__ void write(WorkTile const& tile, float const (&maximum)[2], float (&total)[2],
+  // Writes O, of whose rows `total` is the sums. All reads of this tile's Q, in stage `q_stage`, are done.
+  __device__ __forceinline__ void write(WorkTile const& tile, float const (&levels)[2], float (&total)[2],
                                         int q_stage) {
     float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      total[half] = quad_sum(total[half]);
-      inverse[half] = total[half] == 0.0f ? 0.0f : reciprocal_approximate(total[half]);
-    }
+    Base::normalize(levels, total, inverse);
     if (T::kSplitKv && arguments.list.splits.divisor > 1) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) write_partial(tile, half, inverse[half], maximum[half], total[half]);
+      for (int half = 0; half < 2; ++half) write_partial(tile, half, inverse[half], levels[half], total[half]);
     } else if constexpr (T::kOutput == Output::kThroughQ) {
       write_through(tile, inverse, q_tile(q_stage) + group * kWarpgroupRows * kSwizzleRowBytes);
       q_pending = true;
-      write_lse(tile, maximum, total);
+      write_rows(tile, levels, total);
     } else {
-      write_lse(tile, maximum, total);
+      write_rows(tile, levels, total);
 #pragma unroll
       for (int half = 0; half < 2; ++half) write_row(tile, half, inverse[half]);
     }
@@ -109,9 +103,9 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
     if (leads_warpgroup()) {
 #pragma unroll
       for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
-        tma_store(arguments.o.descriptor, slab + block * T::kBlockM * kSwizzleRowBytes, block * kSwizzleColumns,
-                  query_of(tile, group * kWarpgroupRows), tile.head * arguments.o.head_step,
-                  tile.batch * arguments.o.batch_step);
+        tma_store(arguments.o.descriptor, slab + block * T::kBlockM * kSwizzleRowBytes,
+                  tile.slice * T::kColumns + block * kSwizzleColumns, query_of(tile, group * kWarpgroupRows),
+                  tile.head * arguments.o.head_step, tile.batch * arguments.o.batch_step);
       }
     }
   }
@@ -123,7 +117,9 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
     int const lane = lane_index() & 3;
     bool const writes = row.exists;
     Element* const line = static_cast<Element*>(arguments.output) + tile.batch * arguments.stride_batch +
-                          row.head * arguments.stride_head + row.query * arguments.stride_row;
+                          row.head * arguments.stride_head + row.query * arguments.stride_row +
+                          tile.slice * T::kColumns;
+    int const columns = arguments.dim_v - tile.slice * T::kColumns;
 #pragma unroll
     for (int i = 0; i < T::kColumns / 8; i += 4) {
       uint32_t words[4];
@@ -137,14 +133,14 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
       if (i + 4 <= T::kColumns / 8) {
         transpose(words, lane);
         int const column = 8 * (i + lane);
-        if (writes && column < arguments.dim_v) {
+        if (writes && column < columns) {
           *reinterpret_cast<uint4*>(line + column) = make_uint4(words[0], words[1], words[2], words[3]);
         }
       } else {
 #pragma unroll
         for (int w = 0; w < 4; ++w) {
           int const column = 8 * (i + w) + 2 * lane;
-          if (i + w < T::kColumns / 8 && writes && column < arguments.dim_v) {
+          if (i + w < T::kColumns / 8 && writes && column < columns) {
             *reinterpret_cast<uint32_t*>(line + column) = words[w];
           }
         }
@@ -171,12 +167,14 @@ struct AttentionForwardSm90Output : AttentionForwardSm90Softmax<T> {
   __device__ __forceinline__ static float log2_sum(float maximum, float total) {
     return total == 0.0f ? minus_infinity() : maximum + log2_approximate(total);
   }
-  __device__ __forceinline__ void write_lse(WorkTile const& tile, float const (&maximum)[2], float const (&total)[2]) {
+  // The LSE of this lane's two rows, or their r, which the first slice writes.
+  __device__ __forceinline__ void write_rows(WorkTile const& tile, float const (&levels)[2], float const (&total)[2]) {
+    float* const written = T::kMasked ? arguments.r : arguments.lse;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       OutputRow const row = output_row(tile, half);
-      if (arguments.lse != nullptr && (lane_index() & 3) == 0 && row.exists) {
-        arguments.lse[row_index(tile, row)] = log2_sum(maximum[half], total[half]) * kLn2;
+      if (written != nullptr && tile.slice == 0 && (lane_index() & 3) == 0 && row.exists) {
+        written[row_index(tile, row)] = T::kMasked ? total[half] : log2_sum(levels[half], total[half]) * kLn2;
       }
     }
   }

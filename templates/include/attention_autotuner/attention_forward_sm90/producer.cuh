@@ -7,6 +7,7 @@
 #include "attention_autotuner/attention_forward_sm90/schedule.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/threads.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
 #include "attention_autotuner/sm90/roles.cuh"
 #include "attention_autotuner/sm90/tma.cuh"
@@ -14,7 +15,7 @@
 namespace attention_autotuner::softmax_forward {
 
 struct AttentionForwardSm90Arguments {
-  TmaTensor q, k, v, o;
+  TmaTensor q, k, v, o, mask;
   WorkList list;
   PackedRows packed;
   void* output;
@@ -23,10 +24,16 @@ struct AttentionForwardSm90Arguments {
   float *partial_output, *partial_lse;  // of every split [rows, padded columns] and, in powers of two, [rows]
   int64_t partial_rows;                 // of all heads
   int heads_q, seqlen_q, seqlen_k, dim_v, causal, causal_offset;
+  int const *seqlens_k, *starts_k;  // key bounds, as the ABI has them
+  int causal_from_end;
   int zero;              // which the compiler does not know
   int claim_lead;        // key tiles of a tile of rows that are left to load when the next one is claimed
   float exponent_scale;  // |scale| log2(e), or log2(e) where scale is 0
   float sign;            // of scale
+  // Of retnet alone.
+  float* r;
+  float scale, r_clamp_max;
+  int normalize;
 };
 
 // Where tiles and barriers lie, and how many tiles of keys a tile of rows sees.
@@ -42,16 +49,22 @@ struct AttentionForwardSm90Stages {
   __device__ __forceinline__ uint32_t q_tile(int stage) const { return smem + stage * T::kQBytes; }
   __device__ __forceinline__ uint32_t k_tile(int stage) const { return smem + T::kKOffset + stage * T::kKBytes; }
   __device__ __forceinline__ uint32_t v_tile(int stage) const { return smem + T::kVOffset + stage * T::kVBytes; }
+  __device__ __forceinline__ uint32_t mask_tile(int stage) const {
+    return smem + T::kMaskOffset + stage * T::kMaskBytes;
+  }
 
   __device__ __forceinline__ void init_barriers() const {
     for (int i = 0; i < T::kTileBarrier; ++i) {
       barrier_init(full(i, 0), 1);
-      barrier_init(empty(i, 0), T::kWarpgroups);
+      // The mask is released by warps, which read it for themselves.
+      barrier_init(empty(i, 0), T::kWarpgroups * (i < T::kMaskBarrier ? 1 : 4 * kWarpArrivals));
     }
     for (int i = 0; i < T::kTileSlots; ++i) {
       barrier_init(full(T::kTileBarrier, i), 1);
-      barrier_init(empty(T::kTileBarrier, i), 1 + 4 * T::kWarpgroups * kWarpArrivals);
+      barrier_init(empty(T::kTileBarrier, i),
+                   (T::kKeyBounds ? kWarpArrivals : T::kProducers - 1) + 4 * T::kWarpgroups * kWarpArrivals);
     }
+    if constexpr (T::kKeyBounds) barrier_init(smem + T::kBoundedOffset, 1);
     fence_barrier_init();
   }
 
@@ -72,21 +85,29 @@ struct AttentionForwardSm90Stages {
     }
   }
 
+  using Range = KeyRange<T::kKeyBounds>;
+  __device__ __forceinline__ Range key_range(WorkTile const& tile) const {
+    Range range;
+    range.find(arguments, tile.batch);
+    return range;
+  }
   // Tiles of keys that queries before `query_end` see; at least one, so that every tile of rows runs the main loop.
-  __device__ __forceinline__ int key_tiles(int query_end) const {
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + arguments.causal_offset);
+  __device__ __forceinline__ int key_tiles(Range const& range, int query_end) const {
+    int seen = range.length(arguments);
+    if (arguments.causal) {
+      seen = minimum(seen, minimum(query_end, arguments.seqlen_q) + range.causal_offset(arguments));
+    }
     return maximum(1, (seen + T::kBlockN - 1) / T::kBlockN);
   }
   // Those of a CTA's tile: of all that its queries see, an even share for every split. A split that is left without any
   // has the one behind the last key, which no query sees.
-  __device__ __forceinline__ KeyTiles key_tiles(WorkTile const& tile) const {
-    int const seen = key_tiles(query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
+  __device__ __forceinline__ KeyTiles key_tiles(Range const& range, WorkTile const& tile) const {
+    int const seen = key_tiles(range, query_of(tile, 0) + (T::kPackGqa ? arguments.packed.queries : T::kBlockM));
     if constexpr (T::kSplitKv) {
       int const share = arguments.list.splits.divide(seen), rest = seen - share * arguments.list.splits.divisor;
       int const count = share + (tile.split < rest);
       int const first = count > 0 ? tile.split * share + minimum(tile.split, rest)
-                                  : (arguments.seqlen_k + T::kBlockN - 1) / T::kBlockN;
+                                  : (range.length(arguments) + T::kBlockN - 1) / T::kBlockN;
       return {first, first + maximum(1, count)};
     } else {
       return {0, seen};
@@ -114,7 +135,7 @@ struct AttentionForwardSm90Stages {
     }
   }
 
-  // One producer thread loads Q and K, another V, so that a full ring of one does not stall the other.
+  // One producer thread loads Q and K, another V, a third the mask, so that a full ring of one does not stall others.
   __device__ __forceinline__ void load_q_and_k() const {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kQStages> q;
@@ -122,10 +143,11 @@ struct AttentionForwardSm90Stages {
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
+      Range const range = key_range(tile);
       wait(empty(T::kQBarrier, q.stage), q.phase ^ 1);
       load_q(tile, q.stage);
       q.advance();
-      KeyTiles const tiles = key_tiles(tile);
+      KeyTiles const tiles = key_tiles(range, tile);
       int const claims = minimum(tiles.end - 1, tiles.first + arguments.claim_lead);
       int claimed = 0;
 #pragma unroll 1
@@ -133,28 +155,74 @@ struct AttentionForwardSm90Stages {
         if (key_tile == claims) claimed = sequence.claim();
         wait(empty(T::kKBarrier, k.stage), k.phase ^ 1);
         fill_stage<T::kBlockN, T::kDepthLoaded>(k_tile(k.stage), arguments.k, full(T::kKBarrier, k.stage),
-                                                key_tile * T::kBlockN, 0, kv_head, tile.batch);
+                                                range.begin() + key_tile * T::kBlockN, 0, kv_head, tile.batch);
         k.advance();
       }
       if (!sequence.publish(claimed)) break;
     } while (true);
   }
+  // With key bounds a whole warp calls, else one thread.
   __device__ __forceinline__ void load_v() const {
     TileSequence<T> sequence(arguments.list, smem);
     RingCursor<T::kVStages> v;
+    int phase = 0;
     do {
       WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
       int const kv_head = arguments.list.group.divide(tile.head);
-      KeyTiles const tiles = key_tiles(tile);
+      Range const range = key_range(tile);
+      KeyTiles const tiles = key_tiles(range, tile);
 #pragma unroll 1
       for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
         wait(empty(T::kVBarrier, v.stage), v.phase ^ 1);
-        fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, full(T::kVBarrier, v.stage),
-                                                  key_tile * T::kBlockN, 0, kv_head, tile.batch);
+        auto const fill = [&](uint32_t barrier) {
+          if (T::kKeyBounds && lane_index() != 0) return;
+          fill_stage<T::kBlockN, T::kColumnsLoaded>(v_tile(v.stage), arguments.v, barrier,
+                                                    range.begin() + key_tile * T::kBlockN, tile.slice * T::kColumns,
+                                                    kv_head, tile.batch);
+        };
+        int const rows = maximum(0, range.length(arguments) - key_tile * T::kBlockN);
+        if (T::kKeyBounds && rows < T::kBlockN) {
+          fill(smem + T::kBoundedOffset);
+          wait(smem + T::kBoundedOffset, phase);
+          phase ^= 1;
+          clear_v(v.stage, rows);
+          if (lane_index() == 0) arrive(full(T::kVBarrier, v.stage));
+        } else {
+          fill(full(T::kVBarrier, v.stage));
+        }
         v.advance();
       }
-    } while (sequence.template next<false>());
+    } while (sequence.template next<T::kKeyBounds>());
     if constexpr (T::kSplitKv) launch_dependent_grids();
+  }
+  // Clears what lies beyond the first rows of a tile of V that has come. Where a range ends inside the tensor, memory
+  // may hold anything there, and 0 times NaN is NaN; of K it does not matter, as scores are replaced.
+  __device__ __forceinline__ void clear_v(int stage, int rows) const {
+#pragma unroll 1
+    for (int block = 0; block < T::kColumnsLoaded / kSwizzleColumns; ++block) {
+      uint32_t const tile = v_tile(stage) + block * T::kBlockN * kSwizzleRowBytes;
+#pragma unroll 1
+      for (int at = rows * kSwizzleRowBytes + 16 * lane_index(); at < T::kBlockN * kSwizzleRowBytes; at += 16 * 32) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};\n" ::"r"(tile + at), "r"(0) : "memory");
+      }
+    }
+    fence_view_async_shared();
+    __syncwarp();
+  }
+  __device__ __forceinline__ void load_mask() const {
+    TileSequence<T> sequence(arguments.list, smem);
+    RingCursor<T::kMaskStages> masks;
+    do {
+      WorkTile const tile = work_tile<T>(sequence.index, arguments.list);
+      KeyTiles const tiles = key_tiles(key_range(tile), tile);
+#pragma unroll 1
+      for (int key_tile = tiles.end - 1; key_tile >= tiles.first; --key_tile) {
+        wait(empty(T::kMaskBarrier, masks.stage), masks.phase ^ 1);
+        fill_stage<T::kBlockM, T::kBlockN>(mask_tile(masks.stage), arguments.mask, full(T::kMaskBarrier, masks.stage),
+                                           tile.row_block * T::kBlockM, key_tile * T::kBlockN, tile.head, 0);
+        masks.advance();
+      }
+    } while (sequence.template next<false>());
   }
 };
 

@@ -12,8 +12,8 @@ namespace attention_autotuner {
 // Tiles are ordered section by section; within a section of heads, row block by row block (the longest first where
 // causal), its heads innermost. A section of one head walks the row blocks of one head after the other.
 //
-// A head is a query head or, where rows are packed, so many of one group as a tile packs. Split by split comes the
-// whole order, so that heads that share keys read the same ones at a time.
+// A head is a query head, or one for each slice of its columns of V, or, where rows are packed, so many of one group as
+// a tile packs. Split by split comes the whole order, so that heads that share keys read the same ones at a time.
 struct WorkList {
   int tiles, row_blocks, sections;
   bool longest_first;
@@ -23,7 +23,7 @@ struct WorkList {
 };
 
 struct WorkTile {
-  int row_block, head, batch, split;
+  int row_block, head, batch, split, slice;
 };
 
 template <typename T>
@@ -40,8 +40,8 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
   int const head_batch = section * list.section_heads.divisor + within -
                          rank * (last ? list.last_heads.divisor : list.section_heads.divisor);
   int const batch = list.heads.divide(head_batch);
-  return {list.longest_first ? list.row_blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch,
-          split};
+  int const sliced_head = head_batch - batch * list.heads.divisor, head = sliced_head / T::kVSlices;
+  return {list.longest_first ? list.row_blocks - 1 - rank : rank, head, batch, split, sliced_head - head * T::kVSlices};
 }
 
 // Position in a ring of stages.

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "attention_autotuner/attention_forward_sm90/producer.cuh"
+#include "attention_autotuner/attention_forward_sm90/rows.cuh"
 #include "attention_autotuner/common/convert.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/threads.cuh"
@@ -18,54 +18,31 @@ inline constexpr float kRescaleSlack = 8.0f;       // powers of two that a row's
 inline constexpr float kLowestMaximum = -1.7e38f;  // of a row that has seen no key
 inline constexpr float kSumLimit = 1024.0f;        // of a lane's sum in a tile taken with the maximum of the last one
 
+__device__ __forceinline__ float reciprocal_approximate(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 template <typename T>
-struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
-  using Base = AttentionForwardSm90Stages<T>;
+struct AttentionForwardSm90Softmax : AttentionForwardSm90Rows<T> {
+  using Base = AttentionForwardSm90Rows<T>;
   using Element = typename T::Element;
   using Base::arguments;
-  using Base::key_tiles;
+  using Base::Base;
+  using Base::factor;
+  using Base::lane_row;
+  using Base::level;  // the maximum of a row that its P is taken with, in powers of two
+  using Base::p;
   using Base::query_of;
+  using Base::range;
+  using Base::s;
+  using Base::sum;
 
-  int const group;  // of this warpgroup, the same in all lanes
-  float o[T::kColumns / 2], s[T::kBlockN / 2];
-  uint32_t p[T::kBlockN / 4], next_p[T::kBlockN / 4];
-  float largest[2], sum[2];      // of this lane's two rows, the sum over this lane's columns
-  float factor[2];               // that O is due to be multiplied with
-  int steps, skipped, unmasked;  // tiles of keys: of this warpgroup, of the CTA beyond them, that need no mask
-  int first;                     // of its tiles of keys, counted from the first key
-
-  __device__ __forceinline__ AttentionForwardSm90Softmax(AttentionForwardSm90Arguments const& arguments, uint32_t smem,
-                                                         int group)
-      : Base{arguments, smem}, group(group) {}
-
-  // The first of this lane's two rows of a CTA's tile; the other is eight further on.
-  __device__ __forceinline__ int lane_row() const {
-    return group * kWarpgroupRows + 16 * warp_in_warpgroup() + lane_index() / 4;
-  }
-  __device__ __forceinline__ int first_key_tile() const {
-    if constexpr (T::kSplitKv) return first;
-    return 0;
-  }
-  __device__ __forceinline__ int last_key_tile() const { return first_key_tile() + steps - 1; }
-
-  __device__ __forceinline__ void begin_tile(WorkTile const& tile) {
-    KeyTiles const tiles = key_tiles(tile);
-    int const of_cta = tiles.end - tiles.first, row = query_of(tile, group * kWarpgroupRows);
-    int const last_row = query_of(tile, group * kWarpgroupRows + kWarpgroupRows - 1);
-    first = tiles.first;
-    steps = 1;
-    if (row < arguments.seqlen_q) steps = maximum(1, minimum(tiles.end, key_tiles(last_row + 1)) - tiles.first);
-    // This warpgroup still holds a stage of V of the tile before while it skips stages of K.
-    if constexpr (T::kFlat) steps = maximum(steps, of_cta - (T::kVStages - 1));
-    skipped = of_cta - steps;
-    int seen = arguments.seqlen_k;
-    if (arguments.causal) seen = minimum(seen, row + 1 + arguments.causal_offset);
-    unmasked = arguments.sign == 1.0f ? maximum(seen, 0) / T::kBlockN : 0;
-  }
   __device__ __forceinline__ void start_rows() {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      largest[half] = kLowestMaximum;
+      level[half] = kLowestMaximum;
       sum[half] = 0.0f;
     }
   }
@@ -74,9 +51,9 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   __device__ __forceinline__ void mask(WorkTile const& tile, int key_tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int seen = arguments.seqlen_k;
+      int seen = range.length(arguments);
       if (arguments.causal) {
-        seen = minimum(seen, query_of(tile, lane_row() + 8 * half) + 1 + arguments.causal_offset);
+        seen = minimum(seen, query_of(tile, lane_row() + 8 * half) + 1 + range.causal_offset(arguments));
       }
       seen -= key_tile * T::kBlockN + 2 * (lane_index() & 3);
 #pragma unroll
@@ -117,9 +94,9 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
   __device__ __forceinline__ void raise_maximum(float const (&most)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float const next = fmaxf(largest[half], most[half] * arguments.exponent_scale);
-      factor[half] = exp2_approximate(largest[half] - next);
-      largest[half] = next;
+      float const next = fmaxf(level[half], most[half] * arguments.exponent_scale);
+      factor[half] = exp2_approximate(level[half] - next);
+      level[half] = next;
       sum[half] *= factor[half];
     }
   }
@@ -128,14 +105,16 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
     float const c = arguments.exponent_scale;
     float most[2];
     row_maximum(most);
-    bool const due = fmaxf(fmaf(most[0], c, -largest[0]), fmaf(most[1], c, -largest[1])) > kRescaleSlack;
+    bool const due = fmaxf(fmaf(most[0], c, -level[0]), fmaf(most[1], c, -level[1])) > kRescaleSlack;
     bool const any = __any_sync(0xffffffffu, due);
     if (any) raise_maximum(most);
     return any;
   }
-  __device__ __forceinline__ void rescale_output() {
-#pragma unroll
-    for (int i = 0; i < T::kColumns / 2; ++i) o[i] *= factor[i / 2 % 2];
+  // Exponentials in the place of scores, with exact maxima.
+  __device__ __forceinline__ bool exact_scores() {
+    bool const due = update_maximum();
+    exponentiate();
+    return due;
   }
   // s <- exp2(s c - m), summed.
   __device__ __forceinline__ void exponentiate() {
@@ -144,7 +123,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
 #pragma unroll
     for (int g = 0; g < T::kBlockN / 8; ++g) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -largest[e / 2]));
+      for (int e = 0; e < 4; ++e) s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -level[e / 2]));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float const pair = s[4 * g + 2 * half] + s[4 * g + 2 * half + 1];
@@ -180,7 +159,7 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
       for (int g = 0; g < T::kBlockN / 8; ++g) {
         float x[4];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -largest[e / 2]));
+        for (int e = 0; e < 4; ++e) x[e] = exp2_approximate(fmaf(s[4 * g + e], c, -level[e / 2]));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           part[half] += x[2 * half] + x[2 * half + 1];
@@ -196,17 +175,29 @@ struct AttentionForwardSm90Softmax : AttentionForwardSm90Stages<T> {
     }
   }
   // The softmax of a tile whose P takes the place of the last: `known` as above. No MMA may be in flight.
-  __device__ __forceinline__ bool softmax_to_p(bool known) {
+  __device__ __forceinline__ bool scores_to_p(bool known) {
     bool due;
     if constexpr (T::kOptimistic) {
       due = optimistic_softmax(p, known);
     } else {
-      due = update_maximum();
-      exponentiate();
+      due = exact_scores();
       pack();
     }
     fence_operands(p);
     return due;
+  }
+
+  // A tile of an explicit mask that is skipped; there is none.
+  __device__ __forceinline__ void wait_mask() const {}
+  __device__ __forceinline__ void release_mask() const {}
+
+  // What O is multiplied with at the end; `total` becomes the sums of whole rows.
+  __device__ __forceinline__ void normalize(float const (&)[2], float (&total)[2], float (&inverse)[2]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      total[half] = quad_sum(total[half]);
+      inverse[half] = total[half] == 0.0f ? 0.0f : reciprocal_approximate(total[half]);
+    }
   }
 };
 

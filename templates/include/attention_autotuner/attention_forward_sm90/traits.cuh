@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
@@ -32,6 +33,9 @@ struct AttentionForwardSm90Traits {
   static constexpr bool kOverlaps = kFlat || kMainloop == Mainloop::kOverlap;
   static constexpr bool kOptimistic = Config::kOptimistic;
   static constexpr bool kPingPong = Config::kPingPong;
+  static constexpr ScoreMod kScoreMod = Config::kScoreMod;
+  static constexpr bool kMasked = kScoreMod == ScoreMod::kMasked;  // retnet's scores instead of attention's
+  static constexpr bool kKeyBounds = kHasKeyBounds<Config>;
   static constexpr bool kPackGqa = Config::kPackGqa;  // rows of a tile are pairs of a query and a head of its group
   static constexpr bool kSplitKv = Config::kSplitKv;  // the keys of a tile of rows may be split among CTAs
   static constexpr int kWarpgroups = Config::kWarpgroups;  // consumers; one more is the producer
@@ -40,12 +44,19 @@ struct AttentionForwardSm90Traits {
   static constexpr int kQStages = Config::kQStages;
   static constexpr int kKStages = Config::kKStages;
   static constexpr int kVStages = Config::kVStages;
-  static constexpr int kDepth = Config::kPaddedDimQK;  // that Q K^T sums over
-  static constexpr int kColumns = Config::kPaddedDimV;
+  static constexpr int kMaskStages = Config::kMaskStages;  // 0 without a mask
+  static constexpr int kVSlices = Config::kVSlices;        // CTAs that share the columns of V of a tile of rows
+  static constexpr int kDepth = Config::kPaddedDimQK;      // that Q K^T sums over
+  static constexpr int kColumns = divide_up(Config::kPaddedDimV, 16 * kVSlices) * 16;  // of V, in one CTA
   // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
   static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
   static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kProducers = kMasked ? 3 : 2;  // threads
+  // As tiles of the mask are read.
+  static constexpr bool kByQueries = true;
+  static constexpr int kBlockRows = kBlockM;
+  static constexpr int kBlockColumns = kBlockN;
 
   // Warpgroups trade registers: the consumers share what the producer leaves of the even shares of the launch. A single
   // one has as many as a thread can, without a trade.
@@ -60,16 +71,21 @@ struct AttentionForwardSm90Traits {
                                             (kMainloop == Mainloop::kStrict ? 0 : kBlockN / 4) +
                                             (kOverlaps && kOptimistic ? kBlockN / 4 : 0);
 
-  static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
+  static_assert(kScoreMod != ScoreMod::kDecayed, "softmax or a mask");
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
-  static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
+  static_assert(Config::kPaddedDimV % 16 == 0 && Config::kPaddedDimV >= 16 && Config::kPaddedDimV <= 512,
+                "padded_dim_v_range");
   static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
   static_assert(kWarpgroups >= 1 && kWarpgroups <= 4, "warpgroups_range");
   static_assert(kBlockN % 16 == 0 && kBlockN >= 16 && kBlockN <= 256, "block_n_fits_mma");
-  static_assert(kColumns <= 256, "value_columns_fit_mma");
+  static_assert(kVSlices >= 1 && kColumns <= 256, "value_columns_fit_mma");
   static_assert(kQStages >= 1 && kQStages <= 2, "q_stages_range");
   static_assert(kKStages >= 1 && kKStages <= 8, "k_stages_range");
   static_assert(kVStages >= 1 && kVStages <= 8, "v_stages_range");
+  static_assert(kMasked ? kMaskStages >= 1 && kMaskStages <= 4 : kMaskStages == 0, "mask_stages_range");
+  static_assert(!kMasked || kBlockN % 64 == 0, "mask_fills_blocks");
+  static_assert(!kMasked || !(kOptimistic || kPackGqa || kSplitKv), "softmax_alone");
+  static_assert(kVSlices == 1 || kColumns % 64 == 0 || kOutput == Output::kDirect, "slices_fill_blocks");
   static_assert(!kFlat || (kQStages == 2 && kKStages > 1 && kVStages > 1), "flat_needs_two_stages");
   static_assert(!kFlat || !kPingPong, "flat_takes_no_turns");
   static_assert(!kPingPong || kWarpgroups > 1, "turns_need_warpgroups");
@@ -77,21 +93,26 @@ struct AttentionForwardSm90Traits {
   static_assert(kOutput == Output::kDirect || (!kPackGqa && !kSplitKv), "output_leaves_directly");
   static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
 
-  // Stages of Q, of K and of V, then barriers and the claimed tiles; all stages at multiples of 1024 bytes.
+  // Stages of Q, of K, of V and of the mask, then barriers and the claimed tiles; all stages at multiples of 1024
+  // bytes.
   static constexpr int kQBytes = kBlockM * kDepthLoaded * 2;
   static constexpr int kKBytes = kBlockN * kDepthLoaded * 2;
   static constexpr int kVBytes = kBlockN * kColumnsLoaded * 2;
   static constexpr int kKOffset = kQStages * kQBytes;
   static constexpr int kVOffset = kKOffset + kKStages * kKBytes;
-  static constexpr int kBarrierOffset = kVOffset + kVStages * kVBytes;
+  static constexpr int kMaskBytes = kBlockM * kBlockN * 2;
+  static constexpr int kMaskOffset = kVOffset + kVStages * kVBytes;
+  static constexpr int kBarrierOffset = kMaskOffset + kMaskStages * kMaskBytes;
   // Barriers in pairs, full and empty.
   static constexpr int kQBarrier = 0;
   static constexpr int kKBarrier = kQStages;
   static constexpr int kVBarrier = kKBarrier + kKStages;
-  static constexpr int kTileBarrier = kVBarrier + kVStages;
+  static constexpr int kMaskBarrier = kVBarrier + kVStages;
+  static constexpr int kTileBarrier = kMaskBarrier + kMaskStages;
   static constexpr int kTileSlots = 2;
   static constexpr int kTileSlotOffset = kBarrierOffset + 16 * (kTileBarrier + kTileSlots);
-  static constexpr int kBarrierBytes = 16 * (kTileBarrier + kTileSlots) + 4 * kTileSlots;
+  static constexpr int kBoundedOffset = kTileSlotOffset + 4 * kTileSlots;  // of the barrier for V that is cleared
+  static constexpr int kBarrierBytes = kBoundedOffset + (kKeyBounds ? 8 : 0) - kBarrierOffset;
   static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
   static constexpr int kSmemBytes = kAlignment + kBarrierOffset + 512;
   static_assert(kBarrierBytes <= 512, "barriers_fit");

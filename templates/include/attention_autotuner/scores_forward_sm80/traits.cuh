@@ -4,6 +4,9 @@
 // kSmemBytes of smem_bytes in resources.py beside it.
 #pragma once
 
+#include <type_traits>
+
+#include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/tile.cuh"
@@ -15,7 +18,9 @@ template <typename Config>
 struct ForwardTraits {
   using Element = typename Config::Element;
   static constexpr ScoreMod kScoreMod = Config::kScoreMod;
-  using Params = typename ScoreModParams<kScoreMod>::Forward;
+  static constexpr bool kKeyBounds = kScoreMod == ScoreMod::kSoftmax && kHasKeyBounds<Config>;
+  using Params = std::conditional_t<kKeyBounds, attention_autotuner_attention_forward_params,
+                                    typename ScoreModParams<kScoreMod>::Forward>;
   static constexpr int kPaddedDimQK = Config::kPaddedDimQK;
   static constexpr int kBlockM = Config::kBlockM;
   static constexpr int kBlockN = Config::kBlockN;

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/key_range.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/common/shared_memory.cuh"
@@ -52,6 +53,7 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   Params const& params;
   TileList const& list;
   int const index;  // of this output tile in the list
+  KeyRange<T::kKeyBounds> range;
 
   // This thread's first chunk of the K and V tiles that are fetched next.
   Element const* k_next;
@@ -76,15 +78,16 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
 
   __device__ __forceinline__ int first_key(int key_tile) const { return key_tile * T::kBlockN + score_mod.far_keys(); }
 
-  // Row i sees keys below this.
+  // Row i sees keys of the range below this.
   __device__ __forceinline__ int visible_keys(int row) const {
-    int const diagonal = row + params.causal_offset + 1;
-    return params.causal && diagonal < params.seqlen_k ? diagonal : params.seqlen_k;
+    int const diagonal = row + range.causal_offset(params) + 1;
+    return params.causal && diagonal < range.length(params) ? diagonal : range.length(params);
   }
 
   __device__ __forceinline__ ForwardWarp(Params const& params, TileList const& list, float c, uint32_t smem, int index)
       : Place{smem}, params(params), list(list), index(index), c(c) {
     TileCoordinates const tile = this->tile();
+    range.find(params, tile.batch);
     int const kv_head = list.group.divide(tile.head);
     int const last_row = minimum((tile.row_block + 1) * T::kBlockM, params.seqlen_q) - 1;
     tiles = maximum(visible_keys(last_row) + T::kBlockN - 1, 0) / T::kBlockN;
@@ -93,12 +96,12 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
     bool const exact_rows = T::kScoreMod != ScoreMod::kMasked || (tile.row_block + 1) * T::kBlockM <= params.seqlen_q;
     exact_tiles =
         Config::kCopyBytes == 16 && params.dim_qk == T::kPaddedDimQK && columns_v >= T::kValueColumns && exact_rows
-            ? params.seqlen_k / T::kBlockN
+            ? range.length(params) / T::kBlockN
             : 0;
 
     int const thread = thread_index();
     score_mod.begin(*this, tile);
-    int64_t const last_key = first_key(tiles - 1);
+    int64_t const last_key = range.begin() + first_key(tiles - 1);
     k_next = head_data<Element>(params.k, tile.batch, kv_head) + (last_key + CopyK::row(thread)) * params.k.stride_row +
              CopyK::column(thread);
     v_next = head_data<Element>(params.v, tile.batch, kv_head) + (last_key + CopyV::row(thread)) * params.v.stride_row +
@@ -131,11 +134,11 @@ struct ForwardWarp : RowWarps<ForwardTraits<Config>> {
   __device__ __forceinline__ void start_k(int key_tile, int slice, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
     CopyK::copy(k_target + slot * T::kKSlotBytes, k_next + slice * T::kKSlice, params.k.stride_row,
-                params.seqlen_k - first_key(key_tile), params.dim_qk - slice * T::kKSlice);
+                range.length(params) - first_key(key_tile), params.dim_qk - slice * T::kKSlice);
   }
   __device__ __forceinline__ void start_v(int key_tile, int slot) {
     if (key_tile < 0 || is_exact(key_tile)) return;
-    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, params.seqlen_k - first_key(key_tile),
+    CopyV::copy(v_buffer(slot), v_next, params.v.stride_row, range.length(params) - first_key(key_tile),
                 params.dim_v - tile().value_slice * T::kValueColumns);
     score_mod.start_mask(*this, key_tile, slot);
   }

@@ -1,0 +1,78 @@
+"""Retnet's masked forward on the loop of attention's, family ``sm90``: its candidates, and the one without tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Rejection
+from ...core.problem import Problem
+from ..shared.passes import first_legal, points_of
+from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
+from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
+from .rules import PRUNING_PREDICATES, passes_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSpace:
+    """The values that knobs may take, the first legal ones being the default's.
+
+    Attributes:
+        plans: (warpgroups, main loop, by turns) triples.
+        block_n: key rows of a step.
+        stages: (of K and V, of the mask) pairs.
+        ends: (stages of Q, way of O) pairs.
+        schedules: those of a causal mask, which are all.
+    """
+
+    plans: tuple[tuple[int, Mainloop, bool], ...] = (
+        (2, "overlap", False),
+        (2, "overlap_flat", False),
+        (2, "serial", True),
+        (3, "serial", False),
+        (3, "serial", True),
+        (4, "strict", False),
+    )
+    block_n: tuple[int, ...] = (128, 64)
+    stages: tuple[tuple[int, int], ...] = ((3, 2), (3, 1), (2, 2), (2, 1))
+    ends: tuple[tuple[int, Output], ...] = ((2, "through_q"), (1, "through_q"), (1, "direct"))
+    schedules: tuple[Schedule, ...] = ("dynamic", "static", "grid")
+
+
+SPACES: dict[str, MaskedSpace] = {}  # by the spec's name; the others have the values above
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
+    """Every point of the space, as knobs or as the rejection that says why not."""
+    return points_of(problem, spec, _points(problem, spec), passes_of, PRUNING_PREDICATES)
+
+
+def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | None:
+    """The first legal point; None where there is none."""
+    return first_legal(problem, spec, _points(problem, spec), passes_of, PRUNING_PREDICATES)
+
+
+def _points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionForwardSm90Knobs]:
+    space = SPACES.get(spec.name, MaskedSpace())
+    schedules = space.schedules if problem.causal else space.schedules[1:]  # claims even out
+    slices = -(-problem.padded_dim_v // MAX_COLUMNS)  # more would repeat Q K^T for nothing
+    whole = problem.padded_dim_v % (SWIZZLE_COLUMNS * slices) == 0
+    ends = space.ends if slices == 1 or whole else tuple(e for e in space.ends if e[1] == "direct")
+    tiles = product(space.plans, space.block_n, space.stages, ends, schedules)
+    for (warpgroups, mainloop, ping_pong), block_n, stages, (q_stages, output), schedule in tiles:
+        yield AttentionForwardSm90Knobs(
+            warpgroups=warpgroups,
+            block_n=block_n,
+            mainloop=mainloop,
+            optimistic=False,
+            ping_pong=ping_pong,
+            q_stages=q_stages,
+            k_stages=stages[0],
+            v_stages=stages[0],
+            mask_stages=stages[1],
+            v_slices=slices,
+            output=output,
+            schedule=schedule,
+        )

@@ -1,0 +1,54 @@
+"""Kernels that are compiled for key bounds: both families, every main loop, and the ABI that they need."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.build import build
+from attention_autotuner.codegen.render import render
+from attention_autotuner.codegen.store import Store
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+
+pytestmark = pytest.mark.build
+
+PROBLEM = Problem(dim_qk=64, dim_v=64, key_bounds=True)
+ROWS = ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=1, k_slice=64)
+WGMMA = AttentionForwardSm90Knobs(warpgroups=2, block_n=64, mainloop="overlap")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "arch"),
+    [
+        (ROWS, "80"),
+        (replace(ROWS, num_stages=2), "80"),
+        (replace(ROWS, num_stages=2, qk_ahead=True), "80"),
+        (replace(ROWS, num_stages=2, k_slice=32), "80"),
+        (WGMMA, "90a"),
+        (replace(WGMMA, mainloop="overlap_flat"), "90a"),
+        (replace(WGMMA, mainloop="serial", ping_pong=True), "90a"),
+        (replace(WGMMA, mainloop="strict", output="direct"), "90a"),
+    ],
+    ids=["event", "tile", "ahead", "slices", "overlap", "flat", "serial", "strict"],
+)
+def test_it_compiles_and_asks_for_the_abi_with_bounds(
+    tmp_path: Path, knobs: ForwardKnobs | AttentionForwardSm90Knobs, arch: str
+) -> None:
+    candidate = Candidate.of(PROBLEM, knobs)
+    (made,) = build(
+        [render(candidate)],
+        BuildTarget(arch=arch),
+        toolchain=find_toolchain(),
+        store=Store(tmp_path),
+    )
+    assert isinstance(made, Artifact), made
+    assert not made.report.loop_spills
+    assert ctypes.CDLL(str(made.path)).attention_autotuner_abi_version() == 1003
