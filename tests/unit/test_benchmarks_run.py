@@ -17,7 +17,6 @@ from attention_autotuner import settings
 from attention_autotuner.core.outcome import BuildFailed, Crashed, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import ArtifactError
-from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.serving import dispatch
 from attention_autotuner.tuning.racing import Race
 from attention_autotuner.tuning.records import RecordStore
@@ -127,16 +126,6 @@ def test_trials_are_chosen_by_suite_word_and_mode() -> None:
 def test_a_baseline_says_why_it_cannot_run(name: str, problem: Problem, reason: str | None) -> None:
     answer = BASELINES[name].available(problem)
     assert (reason in answer) if reason else not answer
-
-
-@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (64, 128)])
-def test_a_copy_moves_the_bytes_of_keys_and_values(dims: tuple[int, int]) -> None:
-    problem = replace(SHORT, seqlen_q=1, dim_qk=dims[0], dim_v=dims[1])
-    inputs = make_inputs(problem, seed=0, device="cpu")
-    copied = BASELINES["copy"].function(problem)(inputs.q, inputs.k, inputs.v)
-    assert 2 * copied.nbytes == inputs.k.nbytes + inputs.v.nbytes
-    source = inputs.k if dims[0] >= dims[1] else inputs.v
-    assert torch.equal(copied, source.flatten()[: copied.numel()])
 
 
 def test_a_mode_is_timed_below_autograd_where_there_are_operators() -> None:
