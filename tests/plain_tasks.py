@@ -19,7 +19,7 @@ def classify(error: Exception) -> Outcome:
 
 
 class Tasks:
-    def __init__(self, tell: Callable[[str | None, bool], None]) -> None:
+    def __init__(self, tell: Callable[[str | None, float | None], None]) -> None:
         self._tell = tell
 
     def open(self, device: int) -> str:
@@ -39,8 +39,8 @@ class Tasks:
         raise ValueError("no race was prepared")
 
     def crash(self, at: str | None = None, number: int = signal.SIGSEGV) -> None:
-        self._tell("earlier", True)
-        self._tell(at, True)
+        self._tell("earlier", 0.0)
+        self._tell(at, 0.0)
         os.kill(os.getpid(), number)
 
     def leave(self, status: int) -> None:
@@ -60,8 +60,8 @@ class Tasks:
             except OSError:  # noqa: PERF203  # one of them is the channel
                 continue
 
-    def hang(self, *, launching: bool, at: str | None = None) -> None:
-        self._tell(at, launching)
+    def hang(self, *, seconds: float | None, at: str | None = None) -> None:
+        self._tell(at, seconds)
         time.sleep(600)
 
     def start_a_child(self) -> int:

@@ -1,5 +1,6 @@
 // A kernel library for the GPU that does a little work, and at one of its launches faults or never ends:
-// -DILLEGAL_AT=n writes to an illegal address at the n-th launch, -DHANGS_AT=n spins. Compiled by test_faults_on_device.py.
+// -DILLEGAL_AT=n writes to an illegal address at the n-th launch, -DHANGS_AT=n spins. Compiled by
+// test_faults_on_device.py.
 #include <cuda_runtime.h>
 
 #include "attention_autotuner/abi.h"

@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 
 EXPORT int32_t attention_autotuner_measure_peak(const char* which, double seconds,
-                                                   attention_autotuner_peak_result* result) {
+                                                attention_autotuner_peak_result* result) {
   if (result->struct_size != sizeof(*result)) return ATTENTION_AUTOTUNER_BAD_VERSION;
   if (strcmp(which, DIES_AT) == 0) abort();
   while (strcmp(which, HANGS_AT) == 0) pause();

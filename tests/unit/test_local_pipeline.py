@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,3 +147,19 @@ def test_tune_takes_where_candidates_run_from_its_argument_or_the_setting(
         for function in (search.tune, step.tune_step):
             with pytest.raises(AskedError):
                 function(device_type="A100", in_process=asked, dim_qk=64, dim_v=64)
+
+
+def test_launches_of_a_large_problem_are_granted_what_a_slow_gpu_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "Sampler", Sampler)
+    monkeypatch.setattr(tasks, "warm_up", lambda: None)
+    calls: list[tuple[str | None, float | None]] = []
+    there = tasks.Tasks(lambda at, seconds: calls.append((at, seconds)))
+    long = replace(PROBLEM, seqlen_q=131072, seqlen_k=131072)
+    entries = {name: [{"path": str(tmp_path / name)}] for name in ("a", "b")}
+    assert there.prepare(asdict(long), entries, seed=0) == {}
+    there.round(["b", "a"], alone=False)
+    seconds = long.flops / 1e13
+    assert seconds > 10
+    assert calls == [("a", 10 * seconds), ("b", 10 * seconds), (None, 2 * seconds)]

@@ -96,15 +96,18 @@ def test_an_exit_ends_with_the_last_words(worker: Worker, status: int) -> None:
     assert outcome == Crashed(reason=expected)
 
 
-def test_a_hang_is_cut_short_and_only_launches_are_held_to_their_limit(
+def test_a_hang_is_cut_short_at_the_limit_of_what_it_does(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = fault_of(worker, "hang", launching=True, at="two")
+    fault = fault_of(worker, "hang", seconds=0.0, at="two")
     assert (fault.outcome.kind, fault.at) == ("timed_out", "two")
     assert fault.outcome.reason == "it did not end within 1 s"
     worker.call("pid")
+    monkeypatch.setattr(worker, "limits", Limits(launch_seconds=0.1))
+    assert fault_of(worker, "hang", seconds=0.4).outcome.reason.endswith("within 0.5 s")
+    worker.call("pid")
     monkeypatch.setattr(worker, "limits", Limits(launch_seconds=20.0, other_seconds=0.4))
-    assert fault_of(worker, "hang", launching=False).outcome.reason.endswith("within 0.4 s")
+    assert fault_of(worker, "hang", seconds=None).outcome.reason.endswith("within 0.4 s")
     monkeypatch.undo()
 
 
@@ -143,7 +146,7 @@ def test_ctrl_c_ends_the_task_and_no_late_answer_is_taken_for_another(worker: Wo
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
-        worker.call("hang", launching=False)
+        worker.call("hang", seconds=None)
     timer.join()
     assert not runs(pid)
 
@@ -208,7 +211,7 @@ import sys
 from attention_autotuner.tuning.worker import Worker
 worker = Worker(0, tasks="tests.plain_tasks")
 print(worker.call("pid"), flush=True)
-worker.call("hang", launching=False)
+worker.call("hang", seconds=None)
 """
 
 

@@ -38,7 +38,7 @@ class InProcess:
         from .tasks import Tasks, classify
 
         if self._tasks is None:
-            self._tasks = Tasks(lambda at, launching: None)
+            self._tasks = Tasks(lambda at, seconds: None)
             self._tasks.open(self._device)
         try:
             return getattr(self._tasks, task)(**arguments)

@@ -62,7 +62,7 @@ def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
 class Tasks:
     """The tasks of a :class:`.worker.Worker`."""
 
-    def __init__(self, tell: Callable[[str | None, bool], None]) -> None:
+    def __init__(self, tell: Callable[[str | None, float | None], None]) -> None:
         self._tell = tell
 
     def open(self, device: int) -> None:
@@ -70,7 +70,7 @@ class Tasks:
 
     def measure(self, library: str, which: str, seconds: float) -> dict[str, Any]:
         """See :func:`measure`."""
-        self._tell(which, True)
+        self._tell(which, 0.0)
         return measure(open_library(library), which, seconds)
 
 

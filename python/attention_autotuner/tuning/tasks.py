@@ -16,20 +16,23 @@ from .rounds import Samples
 from .verify import classify as classify
 from .verify import verify
 
-Tell = Callable[[str | None, bool], None]
+Tell = Callable[[str | None, float | None], None]
+SLOWEST_FLOPS = 1e13  # FLOP/s that any usable kernel reaches on a large problem; an H100 does 6e14
+FIRST_LAUNCHES = 10  # of an entry that gets ready, with its first sample
 
 
 class Tasks:
     """The work of one process on one GPU.
 
     Args:
-        tell: told the name of the candidate that runs from now on, None where it may be any of several, and whether it
-            is being launched rather than got ready or compared.
+        tell: told the name of the candidate that runs from now on, None where it may be any of several, and the seconds
+            that its launches may need on a slow GPU, None while nothing is launched.
     """
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
         self._sampler: Sampler | None = None
+        self._seconds = 0.0  # of a launch in the race
 
     def open(self, device: int) -> str | None:
         """Begin on a CUDA device; answers the CUDA that torch was built with."""
@@ -41,7 +44,7 @@ class Tasks:
         """The outcome of :func:`~.verify.verify`."""
 
         def launching(begun: bool) -> None:
-            self._tell(None, begun)
+            self._tell(None, 0.0 if begun else None)  # the problems of checks are small
 
         launching(True)  # what the library does when it is loaded may crash or hang as well
         try:
@@ -70,11 +73,12 @@ class Tasks:
         """
         self.release()
         asked = Problem(**problem)
+        self._seconds = asked.flops / SLOWEST_FLOPS
         self._sampler = Sampler(asked, seed=seed)
         warm_up()
         failures = {}
         for name, libraries in entries.items():
-            self._tell(name, True)
+            self._tell(name, FIRST_LAUNCHES * self._seconds)
             failure = self._sampler.prepare(entry_of(name, libraries, asked))
             if failure is not None:
                 failures[name] = failure
@@ -84,8 +88,10 @@ class Tasks:
         """One sample of each entry, microseconds or an outcome; ``alone`` as :meth:`~.measure.Sampler.round` has it."""
         if self._sampler is None:
             raise ValueError("no race was prepared")
-        self._tell(None, True)
-        return self._sampler.round(order, (lambda name: self._tell(name, True)) if alone else None)
+        self._tell(None, len(order) * self._seconds)
+        return self._sampler.round(
+            order, (lambda name: self._tell(name, self._seconds)) if alone else None
+        )
 
     def release(self) -> None:
         """Give the memory of the last race back."""

@@ -43,7 +43,7 @@ class Limits:
     """Limits of a task.
 
     Attributes:
-        launch_seconds: of a kernel's load and first launches, of the launches that are waited for at once.
+        launch_seconds: of a kernel's load, and of launches that are waited for at once, beyond what a slow GPU needs.
         other_seconds: of any other step: Python, torch and CUDA coming up, inputs, references.
         output_bytes: that a task may print.
     """
@@ -209,7 +209,9 @@ class _Child:
                 line = self._line(seconds, limits.output_bytes)
                 kind, value, *more = json.loads(line, object_hook=_outcome_or_data)
                 if kind == "at":
-                    at, seconds = value, limits.launch_seconds if more[0] else limits.other_seconds
+                    at, needed = value, more[0]
+                    launch = limits.launch_seconds + (needed or 0.0)
+                    seconds = limits.other_seconds if needed is None else launch
                 elif kind == "fault":
                     raise FaultError(value, more[0])
                 else:

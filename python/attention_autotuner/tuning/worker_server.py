@@ -86,7 +86,7 @@ def _answer(connection: socket.socket, module: Any) -> None:
     def say(*message: Any) -> None:
         connection.sendall(json.dumps(message, default=Outcome.to_json).encode() + b"\n")
 
-    tasks = module.Tasks(lambda at, launching: say("at", at, launching))
+    tasks = module.Tasks(lambda at, seconds: say("at", at, seconds))
     for line in connection.makefile("rb"):
         task, arguments = json.loads(line)
         try:
