@@ -17,7 +17,9 @@ from typing import Any
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import AttentionAutotunerError
-from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry, StepEntry
+from attention_autotuner.tuning.entries import Entry, entry_of
+from attention_autotuner.tuning.isolated import crossing
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Pipeline
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.stages import MIN_GAIN
@@ -174,12 +176,8 @@ class Comparison:
     def _ours(self) -> Iterator[Entry]:
         for candidate in self._contenders.raced():
             if candidate in self._usable:
-                yield KernelEntry(
-                    name=candidate.name,
-                    path=self._usable[candidate].path,
-                    problem=self._problem,
-                    launch_knobs=candidate.launch_knobs,
-                )
+                libraries = [crossing(self._usable[candidate])]
+                yield entry_of(candidate.name, libraries, self._problem)
         function, others = ours(self._problem, self._device_type), OTHERS[self._problem.op]
         for label, kind in ((CALL, ForwardCall), (AUTOGRAD, StepCall)):
             if label in self._labels:
@@ -189,13 +187,7 @@ class Comparison:
         forward = self._usable.get(self._contenders.forward.pick)
         backward = self._usable.get(self._contenders.plain.pick)
         if forward is not None and backward is not None:
-            yield StepEntry(
-                name=STEP,
-                forward=forward.path,
-                backward=backward.path,
-                problem=self._problem,
-                launch_knobs=(forward.launch_knobs, backward.launch_knobs),
-            )
+            yield entry_of(STEP, [crossing(forward), crossing(backward)], self._problem)
 
     def _confirmed(self, selection: Selection) -> tuple[Candidate, float | None]:
         """The pick, or the default where the pick does not beat it here; and the pick's gain, where it is known."""

@@ -272,7 +272,8 @@ def measure_here(problem: Problem, library: Path, rounds: int, rest: float) -> f
     """
     import torch
 
-    from attention_autotuner.tuning.measure import InProcessMeasurer, KernelEntry
+    from attention_autotuner.tuning.entries import KernelEntry
+    from attention_autotuner.tuning.measure import InProcessMeasurer
 
     entry = KernelEntry(name=problem.describe(), path=library, problem=problem)
     measurer = InProcessMeasurer(rounds=rounds, rest=rest)

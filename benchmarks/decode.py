@@ -25,8 +25,9 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem, of_shape
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
 from attention_autotuner.tuning import class_pools
+from attention_autotuner.tuning.entries import Entry, KernelEntry
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.measure import Entry, InProcessMeasurer, KernelEntry
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Built, Pipeline
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.stages import MIN_GAIN, built_of

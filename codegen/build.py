@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from .code_digest import code_digest
 from .entries import SOURCE
 from .files import storage_error, store_errors
 from .jobs import job_count
-from .project import Project, configure
+from .project import Project, configure, launched
 from .render import RenderedKernel, kernel_digest
 from .report import CompilerReport, combine, parse_ptxas
 from .sass import add_loop_spills, main_loops
@@ -46,6 +48,7 @@ _ERROR_LINE = re.compile(
 )
 _NINJA_BROKE = re.compile(r"ninja: (?:error|fatal)|^Traceback", re.MULTILINE)
 _STOP_SECONDS = 10.0
+COMPILE_SECONDS = 300.0  # the slowest of our kernels takes half a minute on one of a few busy cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +114,7 @@ def _classify(
         raise storage_error(batch.store.root, ENOSPC)
     if step.timed_out:
         return TimedOut(reason=f"it compiled for longer than {batch.timeout_seconds:g} s")
-    if step.returncode < 0 or _NO_MEMORY.search(step.log):
+    if step.returncode == -signal.SIGKILL or _NO_MEMORY.search(step.log):
         peak = step.peak_bytes / 2**30
         return OutOfMemory(
             reason=f"the compiler was killed or found no memory (it had used {peak:.1f} GiB); "
@@ -120,7 +123,12 @@ def _classify(
     if step.returncode == 127:
         raise ToolchainError(f"the compiler is gone: {step.log.strip()}")
     line = _ERROR_LINE.search(step.log)
-    reason = line[0].strip() if line else f"the compiler ended with status {step.returncode}"
+    if line:
+        reason = line[0].strip()
+    elif step.returncode < 0:
+        reason = f"the compiler crashed ({signal.Signals(-step.returncode).name})"
+    else:
+        reason = f"the compiler ended with status {step.returncode}"
     # The source has a private name in the batch; with the log it is kept as kernel.cu.
     source = f"{batch.sources}/{name}.cu"
     return batch.store.publish_failure(
@@ -203,7 +211,8 @@ def _run_ninja(
                 del pending[name]
                 report(digest, *finished)
 
-    command: list[str | Path] = [batch.toolchain.ninja, "-C", batch.build]
+    command = launched("--bound", str(os.getpid()), str(batch.toolchain.ninja))
+    command += ["-C", batch.build]
     command += ["-k", "0", "-j", str(jobs), *pending]
     try:
         process = subprocess.Popen(
@@ -285,7 +294,7 @@ def build(
     store: Store,
     jobs: int | None = None,
     progress: Progress | None = None,
-    timeout_seconds: float | None = None,
+    timeout_seconds: float | None = COMPILE_SECONDS,
     retry_failed: bool = False,
 ) -> list[Artifact | Outcome]:
     """Build kernels, taking from the store what it has.
@@ -297,7 +306,7 @@ def build(
         store: where artifacts and failures are kept.
         jobs: compilations at once; by default as many as cores and free memory allow.
         progress: called as kernels are done, in this thread.
-        timeout_seconds: limit for each compilation; none by default.
+        timeout_seconds: limit for each compilation and each link; None for no limit.
         retry_failed: compile again what is remembered to have failed.
 
     Returns:

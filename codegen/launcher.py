@@ -1,13 +1,15 @@
 """Runs one compiler or linker command for Ninja, and keeps its output, time, peak memory and fate in files.
 
 Used as a script: ``python launcher.py <timeout seconds, 0 for none> <prefix> <command...>`` writes ``<prefix>.log``
-while the command runs and ``<prefix>.json`` (``returncode, seconds, peak_bytes, timed_out``) once it has ended. It
-imports the standard library only, so that it starts in milliseconds.
+while the command runs and ``<prefix>.json`` (``returncode, seconds, peak_bytes, timed_out``) once it has ended. As
+``python launcher.py --bound <pid of the caller> <command...>`` it becomes the command, which then gets SIGTERM when the
+caller's thread ends, however that comes about. It imports the standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -17,6 +19,8 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
@@ -69,5 +73,15 @@ def run(timeout: float, prefix: str, command: list[str]) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
+def become(caller: int, command: list[str]) -> None:
+    """Run a command in this process's place, bound to the caller's life; returns only where the caller is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == caller:
+        os.execvp(command[0], command)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--bound":
+        become(int(sys.argv[2]), sys.argv[3:])
+        sys.exit(128 + signal.SIGTERM)
     sys.exit(run(float(sys.argv[1]), sys.argv[2], sys.argv[3:]))

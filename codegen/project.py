@@ -20,7 +20,7 @@ from .toolchain import Toolchain
 from .tools import clean_environment, run_tool
 
 _DETECTED = ("CMakeCUDACompiler.cmake", "CMakeSystem.cmake")
-_CONFIGURE_SECONDS = 600.0
+_CONFIGURE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +79,22 @@ class Project:
         return clean_environment(self.temporary)
 
 
-def _command(project: Project, jobs: int) -> list[str | Path]:
+def launched(*arguments: str) -> list[str | Path]:
+    """A command of :mod:`.launcher`.
+
+    Raises:
+        ToolchainError: there is no Python to run it.
+    """
     python = sys.executable or shutil.which("python3")
     if not python:
         raise ToolchainError(
             "no Python interpreter found to run compilers with; put python3 on PATH"
         )
-    script, toolchain = Path(launcher.__file__).resolve(), project.toolchain
-    run = [python, "-I", "-S", str(script), str(project.timeout_seconds)]
+    return [python, "-I", "-S", str(Path(launcher.__file__).resolve()), *arguments]
+
+
+def _command(project: Project, jobs: int) -> list[str | Path]:
+    toolchain = project.toolchain
     variables = {
         "CMAKE_MAKE_PROGRAM": toolchain.ninja,
         "CMAKE_CUDA_COMPILER": toolchain.nvcc,
@@ -102,7 +110,7 @@ def _command(project: Project, jobs: int) -> list[str | Path]:
         "ATTENTION_AUTOTUNER_CUTLASS_DIR": toolchain.cutlass_include,
         "ATTENTION_AUTOTUNER_BATCH_DIR": project.sources,
         "ATTENTION_AUTOTUNER_LOG_DIR": project.logs,
-        "ATTENTION_AUTOTUNER_LAUNCHER": ";".join(run),
+        "ATTENTION_AUTOTUNER_LAUNCHER": ";".join(map(str, launched(str(project.timeout_seconds)))),
     }
     options = [f"-D{name}={value}" for name, value in variables.items()]
     return [toolchain.cmake, "-G", "Ninja", "-S", cmake_root(), "-B", project.build, *options]

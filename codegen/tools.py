@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,7 +54,7 @@ def run_tool(
         ToolchainError: it cannot be started, or did not end in time.
     """
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             command,
             cwd=folder,
             env={**clean_environment(temporary), **(variables or {})},
@@ -62,10 +63,16 @@ def run_tool(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            timeout=seconds,
-            check=False,
+            start_new_session=True,  # so that all it started ends with it
         )
-    except subprocess.TimeoutExpired as error:
-        raise ToolchainError(f"cannot run {command[0]}: {error}") from error
     except OSError as error:
         raise ToolchainError(f"cannot run {command[0]}: {error.strerror or error}") from error
+    with process:
+        try:
+            output, _ = process.communicate(timeout=seconds)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # it is not waited for yet, so this is its group
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ToolchainError(f"cannot run {command[0]}: {error}") from error
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, output)

@@ -14,8 +14,9 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.tuning import class_pools
+from attention_autotuner.tuning.entries import Entry
 from attention_autotuner.tuning.environment import Environment
-from attention_autotuner.tuning.measure import Entry, InProcessMeasurer
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.pipeline import Built, Doubt
 from attention_autotuner.tuning.racing import Race, Timing
 from attention_autotuner.tuning.record_schema import TuningRecord

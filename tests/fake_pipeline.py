@@ -53,7 +53,7 @@ class FakePipeline:
     spilled_each_way: Callable[[str], int] = lambda name: 160
     verify_outcome: Callable[[str], Outcome] = lambda name: Ok()
     timing_outcome: Callable[[str], Outcome | None] = lambda name: None
-    confirmed_ratio: float | None = None
+    confirmed_ratio: float | Outcome | None = None
     interrupt_in: str = ""
     built: list[str] = field(default_factory=list)
     verified: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class FakePipeline:
             race.add({name: sum(map(self.time_us, pair)) for name, pair in self.steps.items()})
         return race.results(), False
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
+    def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
         self.confirmations += [(doubt.pick[0], doubt.default[0]) for doubt in doubts]
         return [self.confirmed_ratio for _ in doubts]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .base import Baseline
 from .compiled import Compiled, Eager, Flex
+from .copy import Copy
 from .fla import Fla
 from .flash_attn import FlashAttention2, FlashAttention3, FlashAttention4
 from .sdpa import SdpaCudnn, SdpaEfficient, SdpaFlash
@@ -24,6 +25,7 @@ BASELINES: dict[str, Baseline] = {
         Compiled(),
         Eager(),
         Fla(),
+        Copy(),
     )
 }
 """Name -> baseline; the order is that of tables."""

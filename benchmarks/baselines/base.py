@@ -13,7 +13,7 @@ from typing import Literal
 from attention_autotuner.core.problem import Direction, Op, Problem
 from attention_autotuner.errors import AttentionAutotunerError
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
-from attention_autotuner.tuning.measure import Entry
+from attention_autotuner.tuning.entries import Entry
 
 from ..calls import OTHERS, BackwardCall, Call, ForwardCall, Function, Layout, StepCall, as_given
 from ..contenders import AUTOGRAD, CALL, PICK

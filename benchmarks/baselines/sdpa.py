@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import Inputs
-from attention_autotuner.tuning.measure import Entry
+from attention_autotuner.tuning.entries import Entry
 
 from ..calls import BoundEntry, Function
 from ..contenders import STEP

@@ -58,6 +58,7 @@ class Settings:
     strict_versions: bool = False
     log_level: LogLevel = "warning"
     print_tuning: bool = False
+    in_process: bool = False
     cache_dir: Path = field(default_factory=default_cache_dir)
     jobs: int | None = None
     cutlass_dir: Path | None = None
@@ -167,6 +168,10 @@ TABLE: tuple[Setting, ...] = (
     ),
     _choice("LOG_LEVEL", LogLevel, "warning", "Level of the logger `attention_autotuner`."),
     _switch("PRINT", "A search prints its progress and its ranked table to stderr."),
+    _switch(
+        "IN_PROCESS",
+        "A search runs its candidates in the caller's process, which one that faults ends, not in one of their own.",
+    ),
     Setting(
         "CACHE_DIR",
         _PATH,

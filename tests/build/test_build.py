@@ -381,6 +381,17 @@ def test_a_time_limit_ends_one_kernel_alone(
     assert [entry.state for entry in store.ls()] == ["built"]
 
 
+def test_a_crash_of_the_compiler_is_a_failed_build(
+    tmp_path: Path, wrapped: Callable[[str], Toolchain]
+) -> None:
+    store, crashing = Store(tmp_path / "cache"), wrapped("kill -SEGV $$")
+    kernels = [_trivial("one", "MARK"), _trivial("two")]
+    results = build(kernels, TARGET, toolchain=crashing, store=store, jobs=2)
+    assert _kinds(results) == ["build_failed", "artifact"]
+    assert "SIGSEGV" in getattr(results[0], "reason", "")
+    assert store.get(kernels[0], TARGET, crashing) == results[0]  # until the compiler is another
+
+
 def test_a_full_disk_is_the_stores_trouble(
     tmp_path: Path, wrapped: Callable[[str], Toolchain]
 ) -> None:

@@ -353,6 +353,19 @@ def edited(root: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -> 
         (lambda i: i["picks"][0]["problem"].pop("form"), '"picks"[0]: "form" is missing'),
         (lambda i: i["picks"][0]["problem"].update(dim_qk=7), '"picks"[0]: dim_qk must be'),
         (lambda i: i["picks"][0].update(median_us="fast"), "expected a number, found a string"),
+        (
+            lambda i: i["picks"][0].update(launch={"parts": 2}),
+            '"picks"[0]: "launch" has "parts" = 2',
+        ),
+        (
+            lambda i: i["picks"][0].update(launch={"splits": 0}),
+            '"picks"[0]: "launch" has "splits" = 0',
+        ),
+        (
+            lambda i: i["picks"][0].update(launch={"splits": 2**31}),
+            '"launch" has "splits" = 2147483648',
+        ),
+        (lambda i: i["picks"][0].update(launch=3), "expected an object, found a number"),
     ],
 )
 def test_a_damaged_index_says_where(
@@ -361,6 +374,25 @@ def test_a_damaged_index_says_where(
     done = ask(pick, "--bundle", edited(fake_bundle, tmp_path / "copy", change))
     assert done.returncode == 1
     assert reason in done.stderr
+
+
+def test_picks_of_one_kernel_launch_it_with_their_own_knobs(probe: Probe, tmp_path: Path) -> None:
+    splits = "((attention_autotuner_attention_forward_params const*)params)->splits"
+    fake = Fake(
+        name="attention_forward_fake", options=(f"-DWORKSPACE_BYTES=(size_t)(100 * {splits})",)
+    )
+    longer = [replace(SMALL, seqlen_k=keys) for keys in (256, 1024)]
+    root = write_fake_bundle(tmp_path, [fake])
+
+    def change(index: Any) -> None:
+        index["picks"] += [
+            pick_of(problem, 0) | {"launch": {"splits": splits}}
+            for problem, splits in zip(longer, (4, 9), strict=True)
+        ]
+
+    bundle = edited(root, tmp_path / "copy", change)
+    asked = [f"{bundle} {json.dumps(asdict(p))}" for p in (SMALL, *longer, SMALL)]
+    assert probe("workspace", asked) == ["0", "400", "900", "0"]
 
 
 def test_a_missing_bundle_says_what_writes_one(pick: Path, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
 from attention_autotuner.kernels.scores_forward_sm80.knobs import ForwardKnobs
+from tests.emulation.build import build as emulated
+from tests.emulation.check import check
 
 pytestmark = pytest.mark.build
 
@@ -52,3 +54,25 @@ def test_it_compiles_and_asks_for_the_abi_with_bounds(
     assert isinstance(made, Artifact), made
     assert not made.report.loop_spills
     assert ctypes.CDLL(str(made.path)).attention_autotuner_abi_version() == 1003
+
+
+def test_kernels_of_wgmma_are_right_on_the_emulated_machine(tmp_path: Path) -> None:
+    mutants = {
+        "not_cleared": ("attention_forward_sm90/producer.cuh", "clear_v(v.stage, rows);", ""),
+        "not_fenced": (
+            "attention_forward_sm90/producer.cuh",
+            "fence_view_async_shared();\n    __syncwarp();",
+            "__syncwarp();",
+        ),
+    }
+    kernel = emulated(Candidate.of(PROBLEM, WGMMA), tmp_path / "kernel", mutants)
+    small = replace(PROBLEM, batch=9, heads_q=2, heads_kv=1, seqlen_q=65, seqlen_k=150)
+    whole_then_bounded = [small, replace(small, causal=True)]  # the way changes with the place
+    outcome = check(kernel, whole_then_bounded, [("lazy", 0), ("random", 1)])
+    assert outcome.ok, outcome
+    bounded_alone = [small, small]
+    outcome = check(kernel, bounded_alone, [("lazy", 0)], mutant="not_cleared")
+    assert outcome.kind == "wrong"
+    assert "each batch entry with keys of its own" in outcome.reason
+    outcome = check(kernel, bounded_alone, [("lazy", 0)], mutant="not_fenced")
+    assert "without a fence" in outcome.reason

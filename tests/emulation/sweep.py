@@ -41,6 +41,7 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
     ]
     return [
         Problem(
+            batch=2 if k < 100 else 1,
             seqlen_q=q,
             seqlen_k=k,
             heads_q=heads,
@@ -57,13 +58,13 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
 def outcome_of(candidate: Candidate, dims: tuple[int, int], folder: Path, seed: int) -> Outcome:
     """Verify a candidate under every policy, and, of attention, with adjusted inputs."""
     kernel = build(candidate, folder)
-    given = problems(*dims, dtype=candidate.dtype)
+    small = problems(*dims, dtype=candidate.dtype)
     runs = [(policy, number + 10 * seed) for policy, number in RUNS]
-    outcome = check(kernel, given, runs)
+    outcome = check(kernel, small, runs)
     if candidate.op == "attention" and candidate.direction == "forward":
         for policy, adjust in ADJUSTMENTS:
             if outcome.ok:
-                outcome = check(kernel, given, [(policy, seed)], adjust=adjust)
+                outcome = check(kernel, small, [(policy, seed)], adjust=adjust)
     return outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,16 +17,13 @@ from attention_autotuner.cli.serving import serve
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.params import params_of, workspace_bytes
 from attention_autotuner.serving import dispatch, loader, picks
-from attention_autotuner.tuning.measure import (
-    Entry,
-    InProcessMeasurer,
-    KernelEntry,
-    StepEntry,
-)
+from attention_autotuner.tuning import isolated
+from attention_autotuner.tuning.entries import Entry, KernelEntry, StepEntry
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.result import TuneResult
 from attention_autotuner.tuning.shipped import ShippedRecords
 from attention_autotuner.tuning.step import StepResult
-from attention_autotuner.tuning.worker import time_all_in_worker
+from attention_autotuner.tuning.worker import Worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tune]
 
@@ -126,11 +124,12 @@ def test_a_step_is_slower_than_its_backward_in_one_race(tuned: Tuned) -> None:
 
 
 def test_a_second_process_times_backward_kernels(tuned: Tuned) -> None:
-    libraries: dict[str, tuple[Path, dict[str, Any]]] = {
-        name: (path, {}) for name, path in built(tuned.backward).items()
+    kernels: dict[str, Any] = {
+        name: [SimpleNamespace(path=path, launch_knobs={})]
+        for name, path in built(tuned.backward).items()
     }
-    (timings,) = time_all_in_worker([(BACKWARD, libraries)], budget_seconds=2.0, device=0)
-    assert {timing.name for timing in timings} == set(libraries)
+    timings, _ = isolated.measure(Worker(0), BACKWARD, kernels, budget_seconds=2.0, keep=kernels)
+    assert {timing.name for timing in timings} == set(kernels)
     assert all(timing.outcome.ok for timing in timings)
 
 

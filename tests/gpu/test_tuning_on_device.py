@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +14,13 @@ import torch
 from attention_autotuner.arch import detect
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.operations.shared.tensors import Inputs, Outputs
-from attention_autotuner.tuning import tune
+from attention_autotuner.tuning import isolated, tune
+from attention_autotuner.tuning.entries import Entry, KernelEntry
 from attention_autotuner.tuning.environment import collect
-from attention_autotuner.tuning.measure import (
-    Entry,
-    InProcessMeasurer,
-    KernelEntry,
-)
+from attention_autotuner.tuning.measure import InProcessMeasurer
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.result import TuneResult
-from attention_autotuner.tuning.worker import time_all_in_worker
+from attention_autotuner.tuning.worker import Worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.tune]
 
@@ -99,13 +97,15 @@ def test_a_kernel_and_a_peer_race_in_one_run(tuned: TuneResult) -> None:
 
 
 def test_a_second_process_times_the_same_kernels(tuned: TuneResult) -> None:
-    libraries = {
-        row.candidate.name: (row.artifact, row.candidate.launch_knobs)
+    built: dict[str, Any] = {
+        row.candidate.name: [
+            SimpleNamespace(path=row.artifact, launch_knobs=row.candidate.launch_knobs)
+        ]
         for row in tuned.rows
         if row.artifact is not None
     }
-    (timings,) = time_all_in_worker([(PROBLEM, libraries)], budget_seconds=2.0, device=0)
-    assert {timing.name for timing in timings} == set(libraries)
+    timings, _ = isolated.measure(Worker(0), PROBLEM, built, budget_seconds=2.0, keep=built)
+    assert {timing.name for timing in timings} == set(built)
     assert all(timing.outcome.ok for timing in timings)
 
 

@@ -2,6 +2,10 @@
  * launch plans and the packing of params are tested end to end without a GPU. It is a forward kernel, with -DBACKWARD a
  * backward one. The tests append other -D options to make it misbehave. */
 #include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 #include "attention_autotuner/abi.h"
 
@@ -26,8 +30,18 @@
 #ifndef LSE_BIAS
 #define LSE_BIAS 0
 #endif
+#ifndef TIME_US
+#define TIME_US 100.0
+#endif
+#ifndef BLOCK_M
+#define BLOCK_M 128
+#endif
+#ifndef BLOCK_N
+#define BLOCK_N 32
+#endif
 
-static int prepared_count, launch_count;
+static int prepared_count, launch_count, same_inputs;
+static void* last_o;
 static void* last_stream;
 static void* last_workspace;
 
@@ -36,11 +50,18 @@ ATTENTION_AUTOTUNER_EXPORT int32_t fake_launch_count(void) { return launch_count
 ATTENTION_AUTOTUNER_EXPORT void* fake_last_stream(void) { return last_stream; }
 ATTENTION_AUTOTUNER_EXPORT void* fake_last_workspace(void) { return last_workspace; }
 
+ATTENTION_AUTOTUNER_EXPORT double fake_time_us(void) { return TIME_US; }
+
+#ifdef CRASHES_AT_LOAD
+__attribute__((constructor)) static void crash(void) { raise(SIGSEGV); }
+#endif
+
 uint32_t attention_autotuner_abi_version(void) { return VERSION; }
 
 int32_t attention_autotuner_get_kernel_info(attention_autotuner_kernel_info* info) {
   if (info->struct_size < sizeof(*info)) return ATTENTION_AUTOTUNER_BAD_VERSION;
-  *info = (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, 128, 32, 256, 1024, 49152, 16};
+  *info =
+      (attention_autotuner_kernel_info){sizeof(*info), VERSION, NAME, 64, 48, BLOCK_M, BLOCK_N, 256, 1024, 49152, 16};
   return ATTENTION_AUTOTUNER_OK;
 }
 
@@ -157,7 +178,8 @@ static void attend(Params const* p, int b, int h, int i) {
     largest = next;
   }
   for (int d = 0; d < p->dim_v; ++d) o[d] = (_Float16)(sum > 0 ? O_FACTOR * accumulated[d] / sum : 0.0f);
-  if (p->lse) p->lse[((int64_t)b * p->heads_q + h) * p->seqlen_q + i] = sum > 0 ? largest + logf(sum) + LSE_BIAS : -INFINITY;
+  if (p->lse)
+    p->lse[((int64_t)b * p->heads_q + h) * p->seqlen_q + i] = sum > 0 ? largest + logf(sum) + LSE_BIAS : -INFINITY;
 }
 
 static void run(Params const* p, void* workspace) {
@@ -174,16 +196,43 @@ int32_t attention_autotuner_launch(const void* params, void* workspace, void* st
   last_stream = stream;
   last_workspace = workspace;
   ++launch_count;
+  same_inputs = p->o.data == last_o ? same_inputs + 1 : 1;
+  last_o = p->o.data;
+#ifdef CRASHES_AT /* a launch, counted from 1 */
+  if (launch_count == CRASHES_AT) raise(SIGSEGV);
+#endif
+#ifdef HANGS_AT
+  while (launch_count == HANGS_AT) pause();
+#endif
+#ifdef CRASHES_AGAIN /* a launch on the same inputs, counted from 1: races have such, checks have not */
+  if (same_inputs == CRASHES_AGAIN) raise(SIGSEGV);
+#endif
+#ifdef HANGS_AGAIN
+  while (same_inputs == HANGS_AGAIN) pause();
+#endif
+#ifdef EXITS_AT
+  if (launch_count == EXITS_AT) exit(0);
+#endif
+#ifdef PRINTS
+  for (int line = 0; line < PRINTS; ++line) puts("a line of forty characters, newline counted");
+#endif
   if (LAUNCH_STATUS != ATTENTION_AUTOTUNER_OK) return LAUNCH_STATUS;
   if (p->struct_size != sizeof(*p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
 #ifndef NO_WORK
   run(p, workspace);
 #endif
+#ifdef WRONG_TAIL
+#ifdef BACKWARD
+  row(p->dk, p->batch - 1, p->heads_kv - 1, p->seqlen_k - 1)[p->dim_qk - 1] += (_Float16)0.5f;
+#else
+  row(p->o, p->batch - 1, p->heads_q - 1, p->seqlen_q - 1)[p->dim_v - 1] += (_Float16)0.5f;
+#endif
+#endif
 #ifdef LEAKS
   p->lse[-1] = 0; /* beside the output */
 #endif
 #ifdef VARIES
-  p->lse[0] += (float)launch_count;
+  p->lse[0] += (float)launch_count; /* as a data race would */
 #endif
   return ATTENTION_AUTOTUNER_OK;
 }

@@ -20,7 +20,7 @@ from attention_autotuner.errors import UnsupportedArchitectureError
 from attention_autotuner.kernels.recurrent_sm80.knobs import RecurrentKnobs
 from attention_autotuner.operations.bindings import make_inputs
 from attention_autotuner.operations.shared.tensors import Outputs, SharedWorkspace
-from attention_autotuner.tuning.measure import KernelEntry
+from attention_autotuner.tuning.entries import KernelEntry
 from benchmarks import decode, run
 from benchmarks.baselines import BASELINES, fla
 from benchmarks.contenders import Selection
@@ -177,6 +177,16 @@ def test_the_output_is_the_first_of_flas_results(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(sys.modules, name, Module())
     monkeypatch.setitem(sys.modules, "fla.ops.retention", Module())
     assert fla.chunk_retention(1, 2, 3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("dims", [(128, 128), (192, 128), (64, 128)])
+def test_a_copy_moves_the_bytes_of_keys_and_values(dims: tuple[int, int]) -> None:
+    problem = Problem(batch=1, seqlen_q=1, seqlen_k=640, dim_qk=dims[0], dim_v=dims[1])
+    inputs = make_inputs(problem, seed=0, device="cpu")
+    copied = BASELINES["copy"].function(problem)(inputs.q, inputs.k, inputs.v)
+    assert 2 * copied.nbytes == inputs.k.nbytes + inputs.v.nbytes
+    source = inputs.k if dims[0] >= dims[1] else inputs.v
+    assert torch.equal(copied, source.flatten()[: copied.numel()])
 
 
 class Config:

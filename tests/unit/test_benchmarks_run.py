@@ -83,7 +83,7 @@ def test_the_named_models_are_there() -> None:
         assert model in names
     assert {"retnet_1_3b", "retnet_6_7b"} <= set(names.split())
     decoded = {case.shape.seqlen_q for case in SUITES["decode"].cases}
-    assert decoded == {1, 4, 16}
+    assert decoded == {1, 4, 16, 128}
     assert all(case.shape.seqlen_k >= 8192 for case in SUITES["decode"].cases)
     assert all(case.shape.seqlen_k <= 512 for case in SUITES["short"].cases)
 
@@ -117,6 +117,9 @@ def test_trials_are_chosen_by_suite_word_and_mode() -> None:
         ("flash_attn_3", SHORT, "not installed"),
         ("flash_attn_4", SHORT, "not installed"),
         ("fla", SHORT, "computes retention, not attention"),
+        ("copy", SHORT, "memory is not all"),
+        ("copy", replace(SHORT, seqlen_q=1), None),
+        ("copy", replace(SHORT, seqlen_q=1, direction="backward"), "memory is not all"),
         ("compiled", replace(LONG, op="retnet", mask="decay"), "mask as a tensor"),
     ],
 )

@@ -41,6 +41,7 @@ RETENTION = Problem(op="retention", causal=True, batch=1)
 PROBLEMS = (
     Problem(causal=True, seqlen_q=16384, seqlen_k=16384),
     Problem(dim_qk=256, dim_v=256),
+    Problem(seqlen_q=1, seqlen_k=65536, batch=1),
     Problem(op="retnet", mask="explicit"),
     Problem(op="retnet", mask="decay", causal=True),
     Problem(direction="backward"),

@@ -17,7 +17,7 @@ from attention_autotuner.operations.shared.tensors import (
     SharedWorkspace,
     guarded_outputs,
 )
-from attention_autotuner.tuning.measure import KernelEntry, StepEntry
+from attention_autotuner.tuning.entries import KernelEntry, StepEntry
 
 CPU = torch.device("cpu")
 BACKWARD = Problem(

@@ -157,7 +157,7 @@ WGMMA_SPLIT_FLIPS: dict[str, Any] = {
     "dv": OTHER_WGMMA_PASS,
     "cta_order": "longest_first",
 }
-SOFTMAX = AttentionForwardSm90Knobs(warpgroups=2, block_n=128, mainloop="overlap")
+SOFTMAX = AttentionForwardSm90Knobs(warpgroups=2, block_n=128, mainloop="overlap", split_kv=True)
 SOFTMAX_FLIPS: dict[str, Any] = {
     "warpgroups": 3,
     "block_n": 64,
@@ -169,6 +169,9 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "v_stages": 3,
     "output": "direct",
     "schedule": "grid",
+    "pack_gqa": True,
+    "split_kv": False,
+    "splits": 2,
 }
 WALK = ChunkwiseSm90Knobs(warpgroups=2, num_stages=2)
 WALK_FLIPS: dict[str, Any] = {

@@ -178,9 +178,9 @@ def test_calls_with_bounds_have_plans_of_their_own(fake: FakeDispatch) -> None:
             attention_plan.attention_forward(*call, **bounds)
         assert len(attention_plan.FORWARD_PLANS) == before + 1
     assert [problem.key_bounds for problem, _, _ in fake.asked] == [False, True, True, True]
-    wide: dict[str, Any] = {"seqlens_k": ENDS.long()}
+    longer: dict[str, Any] = {"seqlens_k": ENDS.long()}
     with pytest.raises(UnsupportedProblemError, match="seqlens_k must be"):
-        attention_plan.attention_forward(*call, **wide)
+        attention_plan.attention_forward(*call, **longer)
 
 
 @needs_compiler

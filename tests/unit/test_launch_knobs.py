@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -26,9 +25,8 @@ from attention_autotuner.errors import BundleError
 from attention_autotuner.kernels.configs import candidate_from_config
 from attention_autotuner.kernels.registry import KERNELS
 from attention_autotuner.serving import dispatch, loader, picks, runtime
-from attention_autotuner.tuning import measure, tune, worker
-from attention_autotuner.tuning.pipeline import LocalPipeline
-from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning import isolated, tasks, tune
+from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.records import RecordStore
 from attention_autotuner.tuning.stages import Engine, built_of
 from tests import unverified
@@ -153,51 +151,47 @@ def test_launches_carry_them_and_share_the_library(fake_kernel: FakeKernel) -> N
             assert params.splits == splits
 
 
-@needs_gcc
-def test_a_second_process_gets_them(
-    fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entries: list[measure.KernelEntry] = []
+def test_races_launch_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[KernelEntry] = []
 
-    class Measurer:
-        def __init__(self, **options: Any) -> None:
+    class Sampler:
+        def __init__(self, problem: Problem, *, seed: int) -> None:
             pass
 
-        def measure(self, problem: Problem, raced: Any, **options: Any) -> list[Timing]:
-            entries.extend(raced)
-            return []
+        def prepare(self, entry: KernelEntry) -> None:
+            entries.append(entry)
 
-    def run(command: list[str], **options: Any) -> SimpleNamespace:
-        return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
+        def round(self, order: list[str], alone: object) -> dict[str, float]:
+            return dict.fromkeys(order, 100.0)
 
-    monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
-    monkeypatch.setattr(measure, "use_device", lambda index: None)
-    monkeypatch.setattr(subprocess, "run", run)
-    libraries = {"one": (tmp_path / "k.so", {"splits": 4}), "two": (tmp_path / "k.so", {})}
-    worker.time_all_in_worker([(PROBLEM, libraries)], budget_seconds=1.0, device=0)
-    assert [(e.name, e.path, dict(e.launch_knobs)) for e in entries] == [
-        ("one", tmp_path / "k.so", {"splits": 4}),
-        ("two", tmp_path / "k.so", {}),
-    ]
+    monkeypatch.setattr(tasks, "use_device", lambda index: None)
+    monkeypatch.setattr(tasks, "Sampler", Sampler)
+    monkeypatch.setattr(tasks, "warm_up", lambda: None)
+    knobs = {"first": {"splits": 4}, "second": {}}
+    raced: Any = {
+        name: [SimpleNamespace(path=tmp_path / "k.so", launch_knobs=knobs[name])] for name in knobs
+    }
+    isolated.measure(isolated.InProcess(0), PROBLEM, raced, budget_seconds=0.1)
+    assert {entry.name: dict(entry.launch_knobs) for entry in entries} == knobs
+    assert {entry.path for entry in entries} == {tmp_path / "k.so"}
 
 
 @needs_gcc
 def test_verification_launches_with_them(
-    fake_kernel: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from attention_autotuner.tuning import verify
-
     seen: list[Any] = []
 
-    def check(problem: Problem, kernel: loader.LoadedKernel, *, deterministic: bool) -> Outcome:
+    def verify(problem: Problem, kernel: loader.LoadedKernel, **options: Any) -> Outcome:
         seen.append(kernel.launch_knobs)
         return Ok()
 
-    monkeypatch.setattr(verify, "verify", check)
-    here = LocalPipeline(POLICY, settings.Settings(cache_dir=tmp_path))
+    monkeypatch.setattr(tasks, "use_device", lambda index: None)
+    monkeypatch.setattr(tasks, "verify", verify)
     for knobs in ({"splits": 3}, {}):
-        built: Any = SimpleNamespace(path=fake_kernel(), launch_knobs=knobs)
-        assert here.verify(PROBLEM, built, deterministic=True).ok
+        library: Any = SimpleNamespace(path=fake_kernel(), launch_knobs=knobs)
+        worker = isolated.InProcess(0)
+        assert isolated.verify(worker, PROBLEM, library, deterministic=True).ok
     assert seen == [{"splits": 3}, {}]
 
 

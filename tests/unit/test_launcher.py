@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from attention_autotuner.codegen import launcher
+from attention_autotuner.codegen.tools import run_tool
+from attention_autotuner.errors import ToolchainError
 
 
 def _start(prefix: Path, *command: str, timeout: float = 0) -> subprocess.Popen[bytes]:
@@ -86,3 +88,39 @@ def test_the_command_ends_with_all_its_children(tmp_path: Path, how: str) -> Non
         assert process.wait(10) == 128 + signal.SIGKILL
         assert _read(prefix)["timed_out"] is True
     _wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_bound_command_ends_with_its_caller(tmp_path: Path, how: signal.Signals) -> None:
+    started = tmp_path / "started"
+    program = (
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, '-I', '-S', {launcher.__file__!r}, '--bound', str(os.getpid())]\n"
+        f"shell = 'echo $$ > {started}.tmp; mv {started}.tmp {started}; exec sleep 600'\n"
+        "subprocess.Popen([*command, 'sh', '-c', shell], start_new_session=True).wait()\n"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", program])
+    deadline = time.monotonic() + 10
+    while not started.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    bound = int(started.read_text())
+    assert _runs(bound)
+    os.kill(caller.pid, how)
+    assert caller.wait(10) == -how
+    _wait_until_gone(bound)
+
+
+def test_a_command_whose_caller_is_gone_does_not_begin(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    command = [sys.executable, "-I", "-S", launcher.__file__, "--bound", "1", "touch", str(made)]
+    assert subprocess.run(command, check=False).returncode == 128 + signal.SIGTERM
+    assert not made.exists()
+
+
+def test_a_tool_that_hangs_ends_with_all_that_it_started(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    shell = f"sleep 600 & echo $! > {child}; wait"
+    with pytest.raises(ToolchainError, match=r"timed out after 0\.5 s"):
+        run_tool(["sh", "-c", shell], seconds=0.5)
+    _wait_until_gone(int(child.read_text()))

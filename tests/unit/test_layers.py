@@ -54,6 +54,7 @@ MAY_IMPORT_TORCH = (
     "operations",
     "reference",
     "serving.loader",
+    "tuning.entries",
     "tuning.measure",
     "tuning.verify",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +10,18 @@ from typing import Any
 import pytest
 import torch
 
+from attention_autotuner import settings
 from attention_autotuner.arch import A100
 from attention_autotuner.core.outcome import Ok
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.settings import Settings
-from attention_autotuner.tuning import measure, pipeline, worker
+from attention_autotuner.tuning import isolated, pipeline, search, step, tasks
+from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
+from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
 from attention_autotuner.tuning.racing import Timing
+from attention_autotuner.tuning.worker import Worker
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
 GPUS = (("NVIDIA H200", "9.0"), ("NVIDIA GeForce RTX 3090", "8.6"))
@@ -36,16 +40,17 @@ def timing(name: str, ratio: float) -> Timing:
     )
 
 
-class Measurer:
-    """Replaces the measurer, which needs a GPU."""
+class Sampler:
+    """Replaces what takes samples on a GPU."""
 
-    interrupted = False
+    def __init__(self, problem: Problem, *, seed: int) -> None:
+        self._names: list[str] = []
 
-    def __init__(self, **options: Any) -> None:
-        """Accept the options of the real measurer."""
+    def prepare(self, entry: KernelEntry) -> None:
+        self._names.append(entry.name)
 
-    def measure(self, problem: Problem, entries: list[Any], **options: Any) -> list[Timing]:
-        return [timing(entry.name, 1.0 + place) for place, entry in enumerate(entries)]
+    def round(self, order: list[str], alone: object) -> dict[str, float]:
+        return {name: 100.0 * (1 + self._names.index(name)) for name in order}
 
 
 @pytest.fixture
@@ -58,12 +63,22 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(pipeline, "current_device", lambda: 1)
     monkeypatch.setattr(pipeline, "collect", collect)
-    monkeypatch.setattr(measure, "InProcessMeasurer", Measurer)
 
 
 def test_environment_and_target_are_those_of_the_measured_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[int] = []
+
+    def measured(
+        worker: Worker, problem: Problem, entries: dict[str, Any], **options: Any
+    ) -> tuple[list[Timing], bool]:
+        asked.append(worker.device)
+        slow = {"default": 1.2}
+        return [timing(name, slow.get(name, 1.0)) for name in entries], False
+
+    monkeypatch.setattr(isolated, "measure", measured)
+    monkeypatch.setattr(Worker, "renew", lambda worker: None)
     here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
     assert here._target.arch == "86"
@@ -71,36 +86,80 @@ def test_environment_and_target_are_those_of_the_measured_device(
     timings, interrupted = here.measure(
         PROBLEM, {"one": built}, budget_seconds=1.0, keep=[], on_round=lambda rounds, still: None
     )
-    assert ([t.name for t in timings], interrupted) == (
-        ["one"],
-        False,
-    )
+    assert ([t.name for t in timings], interrupted) == (["one"], False)
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"
+    assert asked == [1]
 
-    asked: list[int] = []
-
-    def confirm(races: list[Any], *, budget_seconds: float, device: int) -> list[list[Timing]]:
-        asked.append(device)
-        return [[timing("default", 1.2), timing("pick", 1.0)] for _ in races]
-
-    monkeypatch.setattr(pipeline, "time_all_in_worker", confirm)
     doubt = Doubt(problem=PROBLEM, pick=("pick", built), default=("default", built))
     (ratio,) = here.confirm_all([doubt])
     assert ratio == pytest.approx(1.2)
-    assert asked == [1]
+    assert asked == [1, 1]
 
 
-def test_the_second_process_measures_on_the_requested_device(
+def test_a_race_measures_on_the_requested_device(
     two_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-
-    def run(command: list[str], **options: Any) -> SimpleNamespace:
-        return SimpleNamespace(returncode=worker.main(command[-2:]), stderr="")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    races: Any = [(PROBLEM, {"a": (tmp_path / "a.so", {}), "b": (tmp_path / "b.so", {})})] * 2
-    timings = worker.time_all_in_worker(races, budget_seconds=1.0, device=1)
-    assert timings == [[timing("a", 1.0), timing("b", 2.0)]] * 2
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(tasks, "Sampler", Sampler)
+    monkeypatch.setattr(tasks, "warm_up", lambda: None)
+    worker = InProcess(1)
+    built: dict[str, Any] = {
+        name: [SimpleNamespace(path=tmp_path / f"{name}.so", launch_knobs={})]
+        for name in ("a", "b")
+    }
+    timings = [isolated.measure(worker, PROBLEM, built, budget_seconds=1.0)[0] for _ in range(2)]
+    figures = [[(t.name, t.outcome, t.median_us, t.ratio_to_best) for t in r] for r in timings]
+    assert figures == [[("a", Ok(), 100.0, 1.0), ("b", Ok(), 200.0, pytest.approx(2.0))]] * 2
     assert chosen == [1]
+
+
+def test_the_worker_ends_with_the_pipeline(two_gpus: None, tmp_path: Path) -> None:
+    here = LocalPipeline(A100(), Settings(cache_dir=tmp_path))
+    here._worker._tasks = "tests.plain_tasks"
+    child = here._worker.call("pid")
+    server = here._worker.server
+    assert server is not None
+    assert server.poll() is None
+    del here
+    assert server.poll() is not None
+    assert not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "setting", "expected"),
+    [(None, True, True), (False, True, False), (True, False, True)],
+)
+def test_tune_takes_where_candidates_run_from_its_argument_or_the_setting(
+    asked: bool | None, setting: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AskedError(Exception):
+        """Ends the search at once."""
+
+    def pipeline_of(policy: Any, in_force: Settings) -> None:
+        assert in_force.in_process is expected
+        raise AskedError
+
+    monkeypatch.setattr(search, "LocalPipeline", pipeline_of)
+    monkeypatch.setattr(step, "LocalPipeline", pipeline_of)
+    with settings.override(in_process=setting):
+        for function in (search.tune, step.tune_step):
+            with pytest.raises(AskedError):
+                function(device_type="A100", in_process=asked, dim_qk=64, dim_v=64)
+
+
+def test_launches_of_a_large_problem_are_granted_what_a_slow_gpu_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks, "Sampler", Sampler)
+    monkeypatch.setattr(tasks, "warm_up", lambda: None)
+    calls: list[tuple[str | None, float | None]] = []
+    there = tasks.Tasks(lambda at, seconds: calls.append((at, seconds)))
+    long = replace(PROBLEM, seqlen_q=131072, seqlen_k=131072)
+    entries = {name: [{"path": str(tmp_path / name)}] for name in ("a", "b")}
+    assert there.prepare(asdict(long), entries, seed=0) == {}
+    there.round(["b", "a"], alone=False)
+    seconds = long.flops / 1e13
+    assert seconds > 10
+    assert calls == [("a", 10 * seconds), ("b", 10 * seconds), (None, 2 * seconds)]

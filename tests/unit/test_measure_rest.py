@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attention_autotuner.core.problem import Problem
-from attention_autotuner.tuning import measure
+from attention_autotuner.tuning import measure, rounds
 from attention_autotuner.tuning.measure import InProcessMeasurer
 
 PROBLEM = Problem(
@@ -41,6 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     sample = SimpleNamespace(enqueue=lambda: None, read_us=lambda: 10.0)
     monkeypatch.setattr(measure, "time", made)
+    monkeypatch.setattr(rounds, "time", made)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
     monkeypatch.setattr(measure, "current_device", lambda: torch.device("cpu"))

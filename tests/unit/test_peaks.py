@@ -80,18 +80,20 @@ def test_a_measurement_that_kills_its_process_costs_no_other(
     peaks = measure_peaks(deadly, ["launch", "exp", "fp32"], seconds=0.1)
     assert list(peaks) == ["launch", "exp", "fp32"]
     assert isinstance(peaks["exp"], Crashed)
-    assert "status -6" in peaks["exp"].reason
+    assert "signal 6 (SIGABRT)" in peaks["exp"].reason
     assert isinstance(peaks["launch"], Peak)
     assert isinstance(peaks["fp32"], Peak)
 
 
 def test_a_measurement_that_never_ends_is_stopped(
-    library: Path, monkeypatch: pytest.MonkeyPatch
+    fake_kernel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peaks_module, "START_SECONDS", -1.0)
-    monkeypatch.setattr(peaks_module, "EACH_SECONDS", 0.95)
-    peaks = measure_peaks(library, ["exp"], seconds=0.06)
+    options = ('-DDIES_AT="nothing"', '-DHANGS_AT="exp"')
+    monkeypatch.setattr(peaks_module, "EACH_SECONDS", 0.3)
+    hanging = fake_kernel(*options, source="fake_peaks.c")
+    peaks = measure_peaks(hanging, ["exp", "fp32"], seconds=0.1)
     assert isinstance(peaks["exp"], TimedOut)
+    assert isinstance(peaks["fp32"], Peak)
 
 
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from attention_autotuner import settings
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
-from attention_autotuner.core.outcome import BuildFailed, LaunchFailed, Ok, Wrong
+from attention_autotuner.core.outcome import BuildFailed, LaunchFailed, Ok, TimedOut, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.errors import NoCandidateError, SettingsError, UnsupportedProblemError
 from attention_autotuner.kernels.cost_model import Estimate, rank
@@ -100,6 +100,20 @@ def test_less_than_one_percent_does_not_replace_the_default(
 def test_equal_times_keep_the_default(records: RecordStore) -> None:
     result = tune(PROBLEM, POLICY, records=records, pipeline=FakePipeline())
     assert result.pick == DEFAULT
+
+
+def test_a_pick_that_fails_in_the_second_process_falls_out(
+    records: RecordStore, challenger: str
+) -> None:
+    hung = TimedOut(reason="it did not end within 20 s")
+    pipeline = FakePipeline(time_us=fast(challenger, 90.0), confirmed_ratio=hung)
+    result = tune(PROBLEM, POLICY, records=records, pipeline=pipeline)
+    assert (result.pick, result.gain, result.confirmed) == (DEFAULT, 0.0, True)
+    assert result.record is not None
+    entry = result.record.entry(challenger)
+    assert entry is not None
+    assert entry.outcome == hung
+    assert records.put(result.record) == result.record
 
 
 # --- what falls out -------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,9 +13,6 @@ from ..core.outcome import Outcome
 from .pipeline import Built, Pipeline
 
 OnBuilt = Callable[[int, int, str], None]
-SWITCH_SECONDS = (
-    0.0005  # a race must not wait for a thread that reads a compiler's report (Python's own: 0.005)
-)
 
 
 class BuildAhead:
@@ -45,8 +41,6 @@ class BuildAhead:
         self._reported = 0
         self._stopped = threading.Event()
         self._started = time.monotonic()
-        self._switch_seconds = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_SECONDS)
         self._finished = 0.0
         self._executor = ThreadPoolExecutor(max_workers=jobs, thread_name_prefix="build")
         self._futures: dict[Candidate, Future[Built | Outcome | None]] = {
@@ -101,7 +95,6 @@ class BuildAhead:
         """:meth:`stop`, and wait for the builds that run."""
         self.stop()
         self._executor.shutdown(wait=True)
-        sys.setswitchinterval(self._switch_seconds)
 
     @property
     def seconds(self) -> float:

@@ -1,153 +1,41 @@
 """Timing on the GPU: entries interleaved in random order, cold L2, paired rounds (MEASURING rules 2 to 5).
 
-An *entry* is anything with a name that can be prepared for a list of inputs and then run on one of them: a kernel of
-ours (:class:`KernelEntry`, which holds only a path and a name, so that a worker process could be sent it), a forward
-and a backward kernel as one step (:class:`StepEntry`), or a peer. :class:`InProcessMeasurer` measures in the caller's
-process.
+:class:`Sampler` takes samples of entries on the current device. :class:`InProcessMeasurer` races them in the caller's
+process; a search has a worker take the samples (:mod:`.isolated`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from ..core.outcome import Outcome
+from ..core.outcome import Crashed, Outcome
 from ..core.problem import Problem
 from ..errors import AttentionAutotunerError
-from ..operations.bindings import make_inputs, make_outputs, ways_of
-from ..operations.params import field_names
-from ..operations.shared.tensors import Inputs, Outputs, SharedWorkspace, bind, current_device
-from ..serving import loader
+from ..operations.bindings import make_inputs, make_outputs
+from ..operations.shared.tensors import Inputs, Outputs, SharedWorkspace, current_device
+from .entries import Entry
 from .racing import SETTLED_ROUNDS, Race, Timing
+from .rounds import FaultError, OnRound, Samples, run_rounds
 from .verify import classify
 
 WARM_UP_SECONDS = 0.4
 WARM_UP_SIZE = 4096  # rows and columns of the GEMM that brings the clocks to their sustained level
 GRAPH_BELOW_US = 50.0  # a launch from Python costs up to half of this, so shorter kernels are replayed from a graph
 SAMPLE_US = 400.0  # one sample is the mean of as many launches as fill this
+LEAST_US = 0.1  # that a launch is taken for, whatever its events say
 MAX_LAUNCHES = 64  # of one sample
 MAX_INPUT_SETS = 32
 ROTATION_OVER_L2 = 3.0  # bytes of all sets over the L2's
 MAX_MEMORY_SHARE = 0.5  # of the free device memory
-MIN_ROUNDS = 4
-MAX_ROUNDS = 200
 HEAD_START_CYCLES = 400_000  # about 200 us: the host prepares a round's launches meanwhile
 HEAD_START_CYCLES_A_SECOND = 3_000_000_000  # more than any clock, to cover what the host takes
 MAX_HEAD_START_CYCLES = 60_000_000
 
 T = TypeVar("T")
-
-
-class Entry(Protocol):
-    """Something to time."""
-
-    @property
-    def name(self) -> str:
-        """Unique in a measurement."""
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Load what is needed; called once, outside any timing.
-
-        Args:
-            inputs: the sets that :meth:`run` will be asked for.
-            outputs: memory for each set's results and for workspaces, shared by all entries; a peer that allocates its
-                own leaves it.
-        """
-
-    def run(self, index: int) -> None:
-        """Enqueue the work on the current stream for input set ``index``, without synchronising."""
-
-
-@dataclass
-class KernelEntry:
-    """A built kernel of ours; what is timed is the whole launch, with all that it enqueues.
-
-    Attributes:
-        name: the candidate's name.
-        path: the library, or the folder that holds it.
-        problem: what it computes.
-        launch_knobs: that it is launched with.
-    """
-
-    name: str
-    path: Path
-    problem: Problem
-    launch_knobs: Mapping[str, int] = field(default_factory=dict)
-    _launches: list[Callable[[], None]] = field(default_factory=list, repr=False)
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Load the library and bind one launch per input set."""
-        kernel = loader.load(self.path).with_launch_knobs(self.launch_knobs)
-        kernel.prepare(torch.cuda.current_device())
-        self._launches = [
-            bind(kernel, self.problem, read_set, memory)
-            for read_set, memory in zip(inputs, outputs, strict=True)
-        ]
-
-    def run(self, index: int) -> None:
-        """Launch on the current stream."""
-        self._launches[index]()
-
-
-class StepEntry:
-    """A forward and a backward kernel of ours, one after the other on the same tensors, as in training.
-
-    Args:
-        name: how it is reported.
-        forward, backward: the libraries, or the folders that hold them.
-        problem: the backward problem; measured on its inputs.
-        launch_knobs: of both.
-    """
-
-    def __init__(
-        self,
-        *,
-        name: str,
-        forward: Path,
-        backward: Path,
-        problem: Problem,
-        launch_knobs: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {}),
-    ) -> None:
-        self.name = name
-        self._forward = KernelEntry(
-            name=name,
-            path=forward,
-            problem=replace(problem, direction="forward", deterministic=False),
-            launch_knobs=launch_knobs[0],
-        )
-        self._backward = KernelEntry(
-            name=name, path=backward, problem=problem, launch_knobs=launch_knobs[1]
-        )
-
-    def prepare(self, inputs: Sequence[Inputs], outputs: Sequence[Outputs]) -> None:
-        """Load both; the forward writes what the backward reads of it, or else memory of its own."""
-        forward = self._forward.problem
-        shapes = ways_of(forward)[0].output_shapes(forward)
-        names = set(field_names(forward))
-        read, written = [], []
-        for read_set, memory in zip(inputs, outputs, strict=True):
-            tensors = {n: t for n, t in read_set.tensors.items() if n in names and n not in shapes}
-            scalars = {n: value for n, value in read_set.scalars.items() if n in names}
-            read.append(Inputs(tensors=tensors, scalars=scalars))
-            made = {
-                name: torch.empty(shape, dtype=dtype, device=read_set.q.device)
-                if name not in read_set.tensors
-                else read_set.tensors[name]
-                for name, (shape, dtype) in shapes.items()
-            }
-            written.append(Outputs(tensors=made, workspace=memory.workspace))
-        self._forward.prepare(read, written)
-        self._backward.prepare(inputs, outputs)
-
-    def run(self, index: int) -> None:
-        """Launch both on the current stream."""
-        self._forward.run(index)
-        self._backward.run(index)
 
 
 class InProcessMeasurer:
@@ -176,7 +64,7 @@ class InProcessMeasurer:
         cold: bool = True,
         rounds: int = SETTLED_ROUNDS,
         rest: float = 0.0,
-        on_round: Callable[[int, list[str]], None] | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         self._seed = seed
         self._cold = cold
@@ -206,68 +94,106 @@ class InProcessMeasurer:
             One timing per entry, fastest first; entries that failed carry their outcome and come last.
         """
         race = self.race = Race([entry.name for entry in entries], keep=keep, seed=self._seed)
-        inputs = self._inputs(problem)
-        workspace = SharedWorkspace(current_device())
-        outputs = [make_outputs(problem, workspace, current_device()) for _ in inputs]
-        live: dict[str, _Prepared] = {}
+        sampler = Sampler(problem, seed=self._seed, cold=self._cold)
         self.interrupted = False
         try:
             warm_up()
             for entry in entries:
-                prepared = _attempt(_Prepared, entry, inputs, outputs)
-                if isinstance(prepared, Outcome):
-                    race.fail(entry.name, prepared)
-                else:
-                    live[entry.name] = prepared
-            self._run(race, live, budget_seconds)
+                failure = sampler.prepare(entry)
+                if failure is not None:
+                    race.fail(entry.name, failure)
+            run_rounds(
+                race,
+                sampler.round,
+                time.monotonic() + budget_seconds,
+                rounds=self._rounds,
+                rest=self._rest,
+                on_round=self._on_round,
+            )
         except KeyboardInterrupt:
             self.interrupted = True
+        except FaultError as fault:  # of the whole process: no other entry can be timed in it
+            for name in race.running:
+                race.fail(name, fault.outcome)
         return race.results()
 
-    def _run(self, race: Race, live: dict[str, _Prepared], budget_seconds: float) -> None:
-        deadline = time.monotonic() + budget_seconds
-        head_start = HEAD_START_CYCLES
-        while race.running and race.rounds < max(MAX_ROUNDS, self._rounds):
-            times: dict[str, float] = {}
-            began = time.monotonic()
-            # Or samples would hold the time that the host takes to launch: what it took the last time is granted.
-            torch.cuda._sleep(head_start)  # type: ignore[no-untyped-call]  # torch's own
-            spinning = time.monotonic()
-            for name in race.order():
-                failure = _attempt(live[name].enqueue)
-                if isinstance(failure, Outcome):
-                    race.fail(name, failure)
-            host_cycles = int((time.monotonic() - spinning) * HEAD_START_CYCLES_A_SECOND)
-            head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
-            # One wait a round: the GPU stays busy from one entry to the next.
+
+class Sampler:
+    """Entries on the inputs of one problem, on the current CUDA device, and samples of them.
+
+    Args:
+        problem: makes the inputs.
+        seed: of the inputs.
+        cold: rotate through enough inputs that none is in the L2 cache.
+    """
+
+    def __init__(self, problem: Problem, *, seed: int = 0, cold: bool = True) -> None:
+        self._inputs = _input_sets(problem, seed, cold)
+        workspace = SharedWorkspace(current_device())
+        self._outputs = [make_outputs(problem, workspace, current_device()) for _ in self._inputs]
+        self._live: dict[str, _Prepared] = {}
+        self._head_start = HEAD_START_CYCLES
+
+    def prepare(self, entry: Entry) -> Outcome | None:
+        """Prepare an entry and launch it for the first times; answers why it failed.
+
+        Raises:
+            FaultError: it took the context with it.
+        """
+        prepared = _attempt(_Prepared, entry, self._inputs, self._outputs)
+        if not isinstance(prepared, Outcome):
+            self._live[entry.name] = prepared
+            return None
+        if isinstance(prepared, Crashed):
             try:
                 torch.cuda.synchronize()
-                took = time.monotonic() - began
-                times = {name: live[name].read_us() for name in race.running}
             except RuntimeError as error:
-                for name in race.running:
-                    race.fail(name, classify(error))
-                return
-            race.add(times)
-            if self._on_round is not None:
-                self._on_round(race.rounds, race.running)
-            over = time.monotonic() > deadline and race.balanced
-            if race.rounds >= MIN_ROUNDS and (over or race.settled(min_rounds=self._rounds)):
-                return
-            if self._rest > 0.0:
-                time.sleep(self._rest * took)
+                raise FaultError(prepared, entry.name) from error
+        return prepared
 
-    def _inputs(self, problem: Problem) -> list[Inputs]:
-        """Enough input sets that a set has left the L2 when its turn comes again."""
-        first = make_inputs(problem, seed=self._seed)
-        if not self._cold:
-            return [first]
-        free, _ = torch.cuda.mem_get_info()
-        l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        wanted = int(ROTATION_OVER_L2 * l2_bytes / problem.bytes_moved) + 2
-        fits = int(MAX_MEMORY_SHARE * free / problem.bytes_moved)
-        sets = max(1, min(wanted, fits, MAX_INPUT_SETS))
-        return [first, *(make_inputs(problem, seed=self._seed + i) for i in range(1, sets))]
+    def round(self, order: Sequence[str], alone: Callable[[str], None] | None = None) -> Samples:
+        """Take one sample of each entry.
+
+        Args:
+            order: names of entries.
+            alone: wait for each entry before the next, and call this with each name before it is run, so that a fault
+                is known to be its. Otherwise there is one wait: the GPU stays busy from one entry to the next.
+
+        Raises:
+            FaultError: the context is lost.
+        """
+        results: dict[str, float | Outcome] = {}
+        for names in [order] if alone is None else [[name] for name in order]:
+            if alone is not None:
+                alone(names[0])
+            # Or samples would hold the time that the host takes to launch: what it took the last time is granted.
+            torch.cuda._sleep(self._head_start)  # type: ignore[no-untyped-call]  # torch's own
+            spinning = time.monotonic()
+            failures = {name: _attempt(self._live[name].enqueue) for name in names}
+            host_cycles = int((time.monotonic() - spinning) * HEAD_START_CYCLES_A_SECOND)
+            self._head_start = min(max(HEAD_START_CYCLES, host_cycles), MAX_HEAD_START_CYCLES)
+            try:
+                torch.cuda.synchronize()
+            except RuntimeError as error:
+                at = None if alone is None else names[0]
+                raise FaultError(classify(error), at) from error
+            for name, failure in failures.items():
+                read = self._live[name].read_us
+                results[name] = _attempt(read) if failure is None else failure
+        return results
+
+
+def _input_sets(problem: Problem, seed: int, cold: bool) -> list[Inputs]:
+    """Enough input sets that a set has left the L2 when its turn comes again."""
+    first = make_inputs(problem, seed=seed)
+    if not cold:
+        return [first]
+    free, _ = torch.cuda.mem_get_info()
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    wanted = int(ROTATION_OVER_L2 * l2_bytes / problem.bytes_moved) + 2
+    fits = int(MAX_MEMORY_SHARE * free / problem.bytes_moved)
+    sets = max(1, min(wanted, fits, MAX_INPUT_SETS))
+    return [first, *(make_inputs(problem, seed=seed + i) for i in range(1, sets))]
 
 
 def launches_per_replay(once_us: float, sets: int) -> int:
@@ -298,7 +224,7 @@ class _Prepared:
         self._launches = 4
         self.enqueue()
         torch.cuda.synchronize()
-        once = self.read_us()
+        once = max(self.read_us(), LEAST_US)
         if once < GRAPH_BELOW_US:
             self._launches, self._next = launches_per_replay(once, self._sets), 0
             self._capture()
@@ -332,9 +258,15 @@ class _Prepared:
             self._sample()
 
 
-def use_device(index: int) -> None:
-    """Make a GPU the current one; for the worker, which torch stays out of until it has its request."""
+def use_device(index: int) -> str | None:
+    """Make a GPU the current one and CUDA ready on it; answers the CUDA that torch was built with.
+
+    Raises:
+        RuntimeError: this process cannot use the GPU.
+    """
     torch.cuda.set_device(index)
+    torch.cuda.synchronize()
+    return torch.version.cuda
 
 
 def _timing_event() -> torch.cuda.Event:
@@ -361,3 +293,8 @@ def warm_up(seconds: float = WARM_UP_SECONDS) -> None:
         for _ in range(20):
             torch.mm(a, a, out=b)
         torch.cuda.synchronize()
+
+
+def free_memory() -> None:
+    """Give memory that nothing uses any more back to the device."""
+    torch.cuda.empty_cache()

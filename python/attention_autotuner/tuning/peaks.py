@@ -6,13 +6,9 @@ kernel's, its folder's existence is its validity.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +22,12 @@ from ..codegen.store import Store
 from ..codegen.toolchain import Toolchain
 from ..codegen.tools import run_tool
 from ..core.identity import digest16
-from ..core.outcome import Crashed, Infeasible, LaunchFailed, Outcome, TimedOut
+from ..core.outcome import Infeasible, LaunchFailed, Outcome
 from ..errors import BuildError, ToolchainError
-from .peaks_worker import GO_ON_IN_ANOTHER
+from . import peaks_worker
+from .peaks_worker import CUDA_ERROR
+from .rounds import FaultError
+from .worker import Limits, Worker
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
 NAMES = (
@@ -44,8 +43,10 @@ NAMES = (
     "hbm_copy",
 )
 SECONDS = 1.0  # of timed samples for each, after a warm-up of 0.4 s
-START_SECONDS = 60.0  # for Python and CUDA to come up
-EACH_SECONDS = 20.0  # for the warm-up and set-up of one, beside its samples
+START_SECONDS = 60.0  # for a process to come up
+EACH_SECONDS = (
+    60.0  # for CUDA to come up, and for the warm-up and set-up of one, beside its samples
+)
 COMPILE_SECONDS = 600.0
 LOG_CHARACTERS = 2000
 BAD_DEVICE = 4  # abi.h
@@ -156,49 +157,18 @@ def measure_peaks(
         For each name, in order: its peak, or why there is none.
     """
     results: dict[str, Peak | Outcome] = {}
-    while missing := [name for name in names if name not in results]:
-        limit = START_SECONDS + len(missing) * (EACH_SECONDS + seconds)
-        for name, result in _run(library, missing, seconds, limit):
-            results[name] = result
-            progress(name, result)
-    return {name: results[name] for name in names}
-
-
-def _run(
-    library: Path, names: Sequence[str], seconds: float, limit: float
-) -> Iterator[tuple[str, Peak | Outcome]]:
-    """The answers of one process, and a failure for the name that it ended at."""
-    command = [sys.executable, "-m", f"{__package__}.peaks_worker", str(library), str(seconds)]
-    waiting = list(names)
-    deadline = time.monotonic() + limit
-    with (
-        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(
-            [*command, *names], stdout=subprocess.PIPE, stderr=errors, text=True
-        ) as process,
-    ):
-        timer = threading.Timer(limit, process.kill)
-        timer.start()
-        try:
-            for line in process.stdout or ():
-                answer = json.loads(line)
-                waiting.remove(answer["which"])
-                yield answer["which"], _result(answer)
-            status = process.wait()
-        finally:
-            timer.cancel()
-            process.kill()
-        errors.seek(0)
-        last_words = errors.read()[-LOG_CHARACTERS:].strip()
-    if not waiting or (status == GO_ON_IN_ANOTHER and len(waiting) < len(names)):
-        return
-    if time.monotonic() >= deadline:
-        yield waiting[0], TimedOut(reason=f"the measuring process ran past {limit:.0f} s")
-    else:
-        yield (
-            waiting[0],
-            Crashed(reason=f"the measuring process ended with status {status}: {last_words}"),
-        )
+    limits = Limits(launch_seconds=EACH_SECONDS + seconds, other_seconds=START_SECONDS)
+    with closing(Worker(0, limits=limits, tasks=peaks_worker.__name__)) as worker:
+        for name in names:
+            try:
+                answer = worker.call("measure", library=str(library), which=name, seconds=seconds)
+                results[name] = _result(answer)
+                if answer["status"] >= CUDA_ERROR:
+                    worker.renew()
+            except FaultError as fault:
+                results[name] = fault.outcome
+            progress(name, results[name])
+    return results
 
 
 def _result(answer: Mapping[str, Any]) -> Peak | Outcome:

@@ -1,21 +1,19 @@
-"""A process of its own that measures peaks: a kernel that breaks the CUDA context breaks nothing else.
+"""The tasks of a worker that measures peaks: a kernel that breaks the CUDA context breaks nothing else.
 
-Run as ``python -m attention_autotuner.tuning.peaks_worker LIBRARY SECONDS NAME...``; it prints one line of JSON for
-each name as soon as that is known, and ends after one at which CUDA failed. The library's interface is
-``templates/include/attention_autotuner/peaks/peaks.h``.
+The library's interface is ``templates/include/attention_autotuner/peaks/peaks.h``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import sys
+from collections.abc import Callable
 from typing import Any
+
+from ..core.outcome import Crashed, Outcome
 
 PREFIX = "attention_autotuner_"
 FIGURES = ("value", "spread", "samples", "sm_clock_hz", "seconds")  # of a result
 CUDA_ERROR = 1000  # abi.h
-GO_ON_IN_ANOTHER = 3  # exit status: CUDA failed, and what is left deserves a context that did not
 
 
 class PeakResult(ctypes.Structure):
@@ -61,18 +59,21 @@ def measure(library: ctypes.CDLL, which: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str]) -> int:
-    """Measure what is asked; see the module's text."""
-    path, seconds, *names = arguments
-    library = open_library(path)
-    for which in names:
-        answer = measure(library, which, float(seconds))
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
-        if answer["status"] >= CUDA_ERROR:
-            return GO_ON_IN_ANOTHER
-    return 0
+class Tasks:
+    """The tasks of a :class:`.worker.Worker`."""
+
+    def __init__(self, tell: Callable[[str | None, float | None], None]) -> None:
+        self._tell = tell
+
+    def open(self, device: int) -> None:
+        """Begin; the library takes the first visible device."""
+
+    def measure(self, library: str, which: str, seconds: float) -> dict[str, Any]:
+        """See :func:`measure`."""
+        self._tell(which, 0.0)
+        return measure(open_library(library), which, seconds)
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def classify(error: Exception) -> Outcome:
+    """The outcome of a library that cannot be used."""
+    return Crashed(reason=f"{type(error).__name__}: {error}")

@@ -7,6 +7,7 @@ them, so that a search on a machine without a GPU never loads it.
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -22,13 +23,14 @@ from ..codegen.report import CompilerReport
 from ..codegen.store import Store
 from ..codegen.toolchain import find_toolchain
 from ..core.candidate import Candidate
-from ..core.outcome import LaunchFailed, Outcome
+from ..core.outcome import Outcome
 from ..core.problem import Problem
 from ..errors import ArtifactError, UnsupportedArchitectureError
 from ..settings import Settings
+from . import isolated
 from .environment import Environment, collect
 from .racing import Timing
-from .worker import time_all_in_worker
+from .worker import Worker
 
 LOGGER = logging.getLogger(__name__)
 B = TypeVar("B")
@@ -130,8 +132,12 @@ class Pipeline(Protocol):
             The timings, and whether Ctrl-C cut it short.
         """
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        """The default's time over the pick's for each, in a second, fresh process; None where that failed."""
+    def confirm_all(self, doubts: Sequence[Doubt]) -> Sequence[float | Outcome | None]:
+        """The default's time over the pick's for each, in a second, fresh process.
+
+        Returns:
+            For each the ratio, or the outcome of a pick that failed there; None where nothing could be found out.
+        """
 
 
 def running(policy: Policy, environment: Environment) -> Policy:
@@ -154,6 +160,8 @@ def running(policy: Policy, environment: Environment) -> Policy:
 class LocalPipeline:
     """This machine: its compiler, its kernel store, and the CUDA device that is current when this is made.
 
+    Kernels run in a worker, or in this process where the settings say so; the latter ends with a kernel that faults.
+
     Args:
         policy: whose build target is used where there is no GPU; with one, kernels are built for it natively.
         settings: where the store is, and how the compiler is found.
@@ -162,6 +170,9 @@ class LocalPipeline:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
         self._device = current_device()
+        self._worker = Worker(self._device)
+        self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
+        weakref.finalize(self, self._worker.close)
         self.environment = collect(self._device)
         arch = policy.build_arch
         if self.environment.capability is not None:
@@ -171,7 +182,9 @@ class LocalPipeline:
     def build(
         self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
     ) -> Sequence[Built | Outcome]:
-        """See :meth:`Pipeline.build`."""
+        """See :meth:`Pipeline.build`; the worker starts meanwhile."""
+        if self.can_measure():
+            self._runner.start()
         toolchain = find_toolchain(self._settings)
         if (self.environment.nvcc, self.environment.cutlass) != (
             toolchain.nvcc_version,
@@ -197,14 +210,7 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
-        from ..serving.loader import load
-        from .verify import verify
-
-        try:
-            kernel = load(built.path).with_launch_knobs(built.launch_knobs)
-        except ArtifactError as error:
-            return LaunchFailed(reason=str(error))
-        return verify(problem, kernel, deterministic=deterministic)
+        return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
     def measure(
         self,
@@ -216,67 +222,54 @@ class LocalPipeline:
         on_round: Callable[[int, list[str]], None],
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
-        from .measure import InProcessMeasurer, KernelEntry
-
-        measurer = InProcessMeasurer(on_round=on_round)
-        entries = [
-            KernelEntry(
-                name=name, path=kernel.path, problem=problem, launch_knobs=kernel.launch_knobs
-            )
-            for name, kernel in built.items()
-        ]
-        timings = measurer.measure(problem, entries, budget_seconds=budget_seconds, keep=keep)
-        self.environment = replace(
-            collect(self._device), nvcc=self.environment.nvcc, cutlass=self.environment.cutlass
+        answer = isolated.measure(
+            self._runner,
+            problem,
+            {name: (kernel,) for name, kernel in built.items()},
+            budget_seconds=budget_seconds,
+            keep=keep,
+            on_round=on_round,
         )
-        return timings, measurer.interrupted
+        now, before = collect(self._device), self.environment
+        runtime = self._runner.cuda_runtime or now.cuda_runtime
+        self.environment = replace(
+            now, nvcc=before.nvcc, cutlass=before.cutlass, cuda_runtime=runtime
+        )
+        return answer
 
     def measure_steps(
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
-        from .measure import InProcessMeasurer, StepEntry
-
-        measurer = InProcessMeasurer()
-        entries = [
-            StepEntry(
-                name=name,
-                forward=forward.path,
-                backward=backward.path,
-                problem=problem,
-                launch_knobs=(forward.launch_knobs, backward.launch_knobs),
-            )
-            for name, (forward, backward) in steps.items()
-        ]
-        timings = measurer.measure(
-            problem, entries, budget_seconds=budget_seconds, keep=list(steps)
+        return isolated.measure(
+            self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
         )
-        return timings, measurer.interrupted
 
-    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        """See :meth:`Pipeline.confirm_all`; where one kernel takes the process down, each has one of its own."""
-        ratios = self._confirmed(doubts)
-        if len(doubts) > 1 and not any(ratios):
-            return [ratio for doubt in doubts for ratio in self._confirmed([doubt])]
-        return ratios
-
-    def _confirmed(self, doubts: Sequence[Doubt]) -> list[float | None]:
-        races = [
-            (
-                doubt.problem,
-                {name: (b.path, b.launch_knobs) for name, b in (doubt.default, doubt.pick)},
-            )
-            for doubt in doubts
-        ]
+    def confirm_all(self, doubts: Sequence[Doubt]) -> list[float | Outcome | None]:
+        """See :meth:`Pipeline.confirm_all`."""
         seconds = CONFIRM_SECONDS if len(doubts) == 1 else CONFIRM_EACH_SECONDS
+        ratios: list[float | Outcome | None] = []
         try:
-            answers = time_all_in_worker(races, budget_seconds=seconds, device=self._device)
+            self._worker.renew()
+            ratios.extend(self._confirmed(doubt, seconds) for doubt in doubts)
         except ArtifactError as error:
             LOGGER.warning("what was picked is not confirmed: %s", error)
-            return [None] * len(doubts)
-        ratios: list[float | None] = []
-        for doubt, timings in zip(doubts, answers, strict=True):
-            timed = {timing.name: timing.ratio_to_best for timing in timings if timing.outcome.ok}
-            both = len(timed) == 2
-            ratios.append(timed[doubt.default[0]] / timed[doubt.pick[0]] if both else None)
-        return ratios
+        return ratios + [None] * (len(doubts) - len(ratios))
+
+    def _confirmed(self, doubt: Doubt, seconds: float) -> float | Outcome | None:
+        entries = {name: (built,) for name, built in (doubt.default, doubt.pick)}
+        timings, interrupted = isolated.measure(
+            self._worker,
+            doubt.problem,
+            entries,
+            budget_seconds=seconds,
+            keep=list(entries),
+            seed=1,
+        )
+        if interrupted:
+            raise KeyboardInterrupt
+        by_name = {timing.name: timing for timing in timings}
+        default, pick = by_name[doubt.default[0]], by_name[doubt.pick[0]]
+        if not pick.outcome.ok:
+            return pick.outcome
+        return default.ratio_to_best / pick.ratio_to_best if default.outcome.ok else None

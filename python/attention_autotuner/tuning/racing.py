@@ -84,6 +84,7 @@ class Race:
         self._keep = set(keep)
         self._random = random.Random(seed)
         self._order: list[str] = []  # of the last round, where the next is to be its reverse
+        self._last_order: list[str] = []  # what that was before the last round
         self._rounds: list[dict[str, float]] = []
         self._running = list(names)
         self._failed: dict[str, Outcome] = {}
@@ -105,6 +106,7 @@ class Race:
 
     def order(self) -> list[str]:
         """The names to time in the next round: in a fresh random order, or in the reverse of the last round's."""
+        self._last_order = self._order
         if self._order:
             names = [name for name in reversed(self._order) if name in self._running]
             self._order = []
@@ -113,6 +115,10 @@ class Race:
             self._random.shuffle(names)
             self._order = list(names)
         return names
+
+    def void(self) -> None:
+        """Go on as if the round that :meth:`order` was last asked for had not begun; nothing of it is known."""
+        self._order = self._last_order
 
     def fail(self, name: str, outcome: Outcome) -> None:
         """Take an entry out because it could not be timed."""

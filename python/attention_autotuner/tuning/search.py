@@ -46,6 +46,7 @@ def tune(
     top_k: int = 8,
     confirm: bool = True,
     for_step: bool = False,
+    in_process: bool | None = None,
     listener: Listener | None = None,
     records: RecordStore | None = None,
     pipeline: Pipeline | None = None,
@@ -64,6 +65,7 @@ def tune(
         confirm: let a second process confirm a gain before the default is replaced; without it the pick serves but is
             recorded as unconfirmed.
         for_step: record it as half of a training step, and name its direction in each message.
+        in_process: run candidates in this process, which one that faults ends; None takes the setting.
         listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
@@ -77,9 +79,12 @@ def tune(
             of its kernels.
         NoCandidateError: nothing is legal, or nothing builds, verifies and runs: then the message tabulates why.
         ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
+        ArtifactError: the process that runs candidates does not start.
     """
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k)
+    settings = settings_of(
+        top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
+    )
     policy = resolve(device_type)
     printing = listener is None and settings.print_tuning
     pipeline = pipeline or LocalPipeline(policy, settings)
@@ -118,19 +123,16 @@ def problem_of(problem: Problem | None, fields: Mapping[str, Any]) -> Problem:
     return Problem(**fields) if problem is None else problem
 
 
-def settings_of(effort: Effort | None, budget_seconds: float | None, top_k: int) -> Settings:
-    """The settings in force, with the arguments of a search in their place.
+def settings_of(top_k: int, **arguments: Any) -> Settings:
+    """The settings in force, with the arguments of a search in their place that are not None.
 
     Raises:
         SettingsError: an argument is not among what is allowed.
     """
     if type(top_k) is not int or top_k < 0:  # nor a bool
         raise SettingsError(f"top_k={top_k!r}: must be an integer of at least 0")
-    changes: dict[str, Any] = {"effort": effort, "budget_seconds": budget_seconds}
-    return replace(
-        settings_module.current(),
-        **{name: value for name, value in changes.items() if value is not None},
-    )
+    changes = {name: value for name, value in arguments.items() if value is not None}
+    return replace(settings_module.current(), **changes)
 
 
 @dataclass(kw_only=True)
@@ -256,6 +258,10 @@ class _Search(Engine):
             self.progress.tell("confirm", 0, 1, name, median_us(pick))
             doubt = Doubt.of(self.problem, name, self.default.name, built_by_name(timed))
             (ratio,) = self.pipeline.confirm_all([doubt])
+            if isinstance(ratio, Outcome):  # of the pick: not what should serve
+                failed = replace(pick, outcome=ratio)
+                rows = [failed if row is pick else row for row in rows]
+                return self._decide(rows, [row for row in timed if row is not pick], confirm)
             confirmed = ratio is not None
             if ratio is not None and ratio - 1.0 < MIN_GAIN:
                 pick = next(row for row in timed if row.candidate == self.default)

@@ -89,6 +89,7 @@ def tune_step(
     backward_budget_seconds: float | None = None,
     top_k: int = 8,
     confirm: bool = True,
+    in_process: bool | None = None,
     listener: Listener | None = None,
     records: RecordStore | None = None,
     pipeline: Pipeline | None = None,
@@ -106,6 +107,7 @@ def tune_step(
         backward_budget_seconds: wall time of the backward search. None is as much as the forward's.
         top_k: see :func:`tune`; for each direction.
         confirm: see :func:`tune`.
+        in_process: see :func:`tune`.
         listener: told about progress, each message with its direction.
         records: see :func:`tune`.
         pipeline: see :func:`tune`; it also times whole steps.
@@ -113,15 +115,17 @@ def tune_step(
 
     Raises:
         TypeError, SettingsError, UnsupportedProblemError, UnsupportedArchitectureError, NoCandidateError,
-            ToolchainError, StoreError: as :func:`tune`.
+            ToolchainError, StoreError, ArtifactError: as :func:`tune`.
     """
     if "direction" in fields:
         raise TypeError(f"a step has both directions, got direction={fields['direction']!r}")
     if problem is None:
         fields["direction"] = "backward"
     problem = problem_of(problem, fields)
-    settings = settings_of(effort, budget_seconds, top_k)
-    settings_of(effort, backward_budget_seconds, top_k)
+    settings = settings_of(
+        top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
+    )
+    settings_of(top_k, budget_seconds=backward_budget_seconds)
     policy = resolve(device_type)
     pipeline = pipeline or LocalPipeline(policy, settings)
 

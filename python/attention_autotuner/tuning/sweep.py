@@ -298,7 +298,7 @@ class Sweep(Engine):
         for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
-            if ratio - 1.0 >= MIN_GAIN:
+            if not isinstance(ratio, Outcome) and ratio - 1.0 >= MIN_GAIN:
                 record = replace(record, pick=doubt.pick[0])
             else:
                 gain = 0.0

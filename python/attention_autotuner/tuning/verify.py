@@ -8,7 +8,7 @@ between directions is in :mod:`..operations.bindings`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle
 
@@ -25,7 +25,7 @@ from ..core.outcome import (
     Wrong,
 )
 from ..core.problem import Problem
-from ..errors import ArtifactError, AttentionAutotunerError, DeviceMemoryError
+from ..errors import ArtifactError, AttentionAutotunerError
 from ..operations.bindings import Binding, ways_of
 from ..operations.shared.bands import Bands
 from ..operations.shared.compare import check
@@ -46,7 +46,8 @@ ODD_TILES_PER_SM = 6
 def classify(error: Exception) -> Outcome:
     """The outcome that an exception of a load, a launch or a wait stands for."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, (torch.cuda.OutOfMemoryError, DeviceMemoryError)):
+    no_memory = (torch.cuda.OutOfMemoryError, MemoryError)  # a DeviceMemoryError is one, too
+    if isinstance(error, no_memory) or "can't allocate memory" in text:  # the words of the host
         return OutOfMemory(reason=text)
     if isinstance(error, AttentionAutotunerError):
         return LaunchFailed(reason=text)
@@ -107,6 +108,7 @@ def verify(
     deterministic: bool,
     seeds: Sequence[int] = (0, 1),
     device: torch.device | None = None,
+    launching: Callable[[bool], None] = lambda begun: None,
 ) -> Outcome:
     """Check a kernel for a problem.
 
@@ -117,6 +119,7 @@ def verify(
             the truth.
         seeds: of the inputs.
         device: the current CUDA device by default.
+        launching: called before launches, and after their end was waited for.
 
     Returns:
         Ok, or Wrong, Nondeterministic, Leaked, LaunchFailed, OutOfMemory or Crashed with its reason.
@@ -134,7 +137,7 @@ def verify(
         for index, shape in enumerate(shapes):
             # Shifted by the shape, so that one seed alone tries every way, too.
             for seed, way in zip(seeds, cycle(ways[index % len(ways) :] + ways), strict=False):
-                outcome = _Check(shape, way, seed, device).run(loaded, deterministic)
+                outcome = _Check(shape, way, seed, device).run(loaded, deterministic, launching)
                 if not outcome.ok:
                     return outcome
     except (ArtifactError, RuntimeError) as error:
@@ -152,15 +155,19 @@ class _Check:
         self._inputs = way.inputs(problem, seed=seed, device=device)
         self._where = f"{problem.describe()}{way.note}, seed {seed}"
 
-    def run(self, loaded: LoadedKernel, deterministic: bool) -> Outcome:
+    def run(
+        self, loaded: LoadedKernel, deterministic: bool, launching: Callable[[bool], None]
+    ) -> Outcome:
         """Launch twice, look beside the outputs and the workspaces, compare."""
         workspaces = [PoisonedWorkspace(self._device) for _ in range(2)]
         shapes = self._way.output_shapes(self._problem)
         runs = [guarded_outputs(shapes, workspace, self._device) for workspace in workspaces]
+        launching(True)
         for outputs in runs:
             bind(loaded, self._problem, self._inputs, outputs)()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+        launching(False)
         for what, intact in (
             ("the outputs", all(outputs.intact() for outputs in runs)),
             ("the workspace", all(workspace.intact() for workspace in workspaces)),

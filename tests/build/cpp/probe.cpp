@@ -4,6 +4,7 @@
 //   bucket <problem>   bucketed sequence lengths, classes, causal offset, flops, bytes and description
 //   round <value>      rounded to fp16 and to bf16
 //   params <problem>   sizes, where the diagonal hangs, and scale of its params
+//   workspace <bundle> <problem>   of the bundle's pick for attention forward, bytes
 //   stats <values>     median and spread
 //   sets <bytes moved> <bytes of L2> <bytes free>   sets of inputs, cold and warm
 //   launches <time of one, us> <sets>   launches that one graph holds
@@ -100,6 +101,12 @@ void answer(std::string const& command, std::string const& text) {
     std::printf("%d", launches_per_replay(v.at(0), int(v.at(1))));
   } else if (command == "place") {
     place(values_of(text));
+  } else if (command == "workspace") {
+    size_t const end = text.find(' ');
+    at::Bundle const bundle(text.substr(0, end));
+    at::Problem const problem = at::Problem::from_json(text.substr(end + 1));
+    auto const params = at::make_params<at::AttentionForwardParams>(problem);
+    std::printf("%zu", bundle.kernel(bundle.pick(problem)).workspace_bytes(params));
   } else {
     at::Problem const problem = at::Problem::from_json(text);
     auto const params = at::make_params<at::AttentionForwardParams>(problem);

@@ -198,13 +198,18 @@ void issue_mma(MmaShape const& shape, float* d, uint64_t a, uint32_t const* cons
     ++made->accumulator->uses;
     if (!shape.a_in_registers) Operand(a, shape.transposed_a).list(made->chunks, 64);
     Operand(b, shape.transposed_b).list(made->chunks, shape.columns);
-    for (uint32_t chunk : made->chunks) self.cta->memory.will_read(chunk, "an MMA");
+    if (queue.actor == 0) queue.actor = self.cta->new_actor();
+    Moment const done{queue.actor, uint32_t(self.committed + 1)};
+    for (uint32_t chunk : made->chunks) self.cta->memory.will_read(chunk, done, "an MMA's read");
     queue.mmas.push_back(std::move(made));
   }
   Mma& mma = *queue.mmas[size_t(at)];
   if (!(mma.shape == shape) || mma.a != a || mma.b != b || mma.accumulate != accumulate ||
       mma.group != self.committed) {
     fault("threads of a warpgroup issue different MMAs");
+  }
+  if (lane % 32 == 0) {  // every warp has to know of what it reads
+    for (uint32_t chunk : mma.chunks) self.cta->memory.check_visible(chunk / 16 * 16, 16, "an MMA's read");
   }
   for (int i = 0; shape.a_in_registers && i < 4; ++i) {
     mma.a_registers[lane][i] = a_registers[i];
@@ -238,6 +243,7 @@ void wait_mma(int pending) {
   maybe_yield();
   int const wanted = self.committed - pending;
   wait_until(queue.queue, [&] { return queue.completed >= wanted; }, "MMAs up to group %d", wanted);
+  if (wanted > 0) self.clock.learn({queue.actor, uint32_t(wanted)});
 }
 void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16) {
   Words const* const all = meet("mma.sync", ~0u, operands);

@@ -36,6 +36,7 @@ struct MmaQueue {
   std::vector<std::shared_ptr<Accumulator>> accumulators;
   std::deque<int> commits;  // threads that have committed each group, from `completed` on
   int completed = 0;        // groups
+  uint16_t actor = 0;       // whose time is `completed`; 0 before the first MMA
   bool due = false;         // an event will complete the next group
   WaitQueue queue;
 };

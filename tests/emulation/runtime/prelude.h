@@ -81,7 +81,7 @@ cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(
 }
 
 inline void __syncthreads() { ::emulation::sync_named(0, -1); }
-inline void __syncwarp(unsigned mask = ~0u) { ::emulation::meet("__syncwarp", mask, {}); }
+inline void __syncwarp(unsigned mask = ~0u) { ::emulation::sync_warp(mask); }
 template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int from, int width = 32) {
   int const lane = ::emulation::current->lane();

@@ -212,7 +212,7 @@ inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 
 inline void cp_async_cg_shared_global(uint32_t target, uint64_t source, uint32_t bytes, uint32_t existing = 16) {
   if (bytes != 16 || target % 16 != 0) fault("cp.async of %u bytes to %#x", bytes, target);
-  memory().will_write(target, "cp.async");
+  memory().will_write(target, current->now(), "cp.async");
   current->copies.push_back([target, source, existing] {
     char* const chunk = memory().raw(target, 16, "cp.async");
     std::memset(chunk, 0, 16);

@@ -1,0 +1,156 @@
+"""Checks and races of built kernels in a worker: a fault costs the candidate that it is of, and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..core.outcome import Crashed, Leaked, Outcome
+from ..core.problem import Problem
+from .racing import Race, Timing
+from .rounds import FaultError, OnRound, Samples, run_rounds
+from .worker import Worker
+
+LOGGER = logging.getLogger(__name__)
+
+
+class InProcess:
+    """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
+
+    cuda_runtime = None
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._tasks: Any = None
+
+    def start(self) -> None:
+        """Nothing is to be started."""
+
+    renew = start
+
+    def call(self, task: str, **arguments: Any) -> Any:
+        """See :meth:`.worker.Worker.call`."""
+        from .tasks import Tasks, classify
+
+        if self._tasks is None:
+            self._tasks = Tasks(lambda at, seconds: None)
+            self._tasks.open(self._device)
+        try:
+            return getattr(self._tasks, task)(**arguments)
+        except FaultError:
+            raise
+        except Exception as error:  # as in a worker
+            raise FaultError(classify(error)) from error
+
+
+class Library(Protocol):
+    """The fields of a built kernel that cross to a worker; ``crossing`` writes, ``entry_of`` and ``tasks`` read."""
+
+    @property
+    def path(self) -> Path:
+        """The library, or the folder that holds it."""
+
+    @property
+    def launch_knobs(self) -> Mapping[str, int]:
+        """The launch knobs of the candidate that it is launched for."""
+
+
+def crossing(library: Library) -> dict[str, Any]:
+    """A library as JSON has it."""
+    return {"path": str(library.path), "launch_knobs": dict(library.launch_knobs)}
+
+
+def verify(
+    worker: Worker | InProcess, problem: Problem, library: Library, *, deterministic: bool
+) -> Outcome:
+    """The outcome of :func:`~.verify.verify`, or of what became of the worker.
+
+    Raises:
+        ArtifactError: there is no worker to be had.
+    """
+    asked = {"problem": asdict(problem), "library": crossing(library)}
+    try:
+        outcome: Outcome = worker.call("verify", **asked, deterministic=deterministic)
+    except FaultError as fault:
+        return fault.outcome
+    if isinstance(outcome, (Crashed, Leaked)):
+        worker.renew()  # neither its context nor its memory is to be relied on
+    return outcome
+
+
+def measure(
+    worker: Worker | InProcess,
+    problem: Problem,
+    entries: Mapping[str, Sequence[Library]],
+    *,
+    budget_seconds: float,
+    keep: Collection[str] = (),
+    seed: int = 0,
+    on_round: OnRound | None = None,
+) -> tuple[list[Timing], bool]:
+    """Race kernels; one that takes the worker with it is left out, and the others go on with the rounds so far.
+
+    Where a round does not show whose fault it was, as many rounds are run again in which every entry is waited for by
+    itself. Those do not count; if they do not show it either, the race goes on in that way.
+
+    Args:
+        worker: takes the samples.
+        problem: makes the inputs.
+        entries: name -> its library, or those of a step's forward and backward; in tie-breaking order.
+        budget_seconds: wall time of the rounds; at least a few rounds are run whatever it is.
+        keep: names that are timed in every round.
+        seed: of the inputs and of the order.
+        on_round: called after each round with (rounds, names still in the race).
+
+    Returns:
+        The timings, fastest first, as :meth:`.racing.Race.results` has them; and whether Ctrl-C cut the race short.
+
+    Raises:
+        ArtifactError: there is no worker to be had.
+    """
+    race = Race(list(entries), keep=keep, seed=seed)
+    asked = {"problem": asdict(problem), "seed": seed}
+    crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
+    alone, replays = False, 0
+    deadline = 0.0
+
+    def sample(order: Sequence[str]) -> Samples:
+        samples: Samples = worker.call("round", order=order, alone=alone)
+        return samples
+
+    try:
+        while race.running:
+            before, prepared = race.rounds, False
+            try:
+                running = {name: crossed[name] for name in race.running}
+                failures = worker.call("prepare", **asked, entries=running)
+                for name, failure in failures.items():
+                    race.fail(name, failure)
+                prepared = True
+                for _ in range(replays if race.running else 0):
+                    sample(race.running)
+                replays = 0
+                deadline = deadline or time.monotonic() + budget_seconds
+                run_rounds(race, sample, deadline, on_round=on_round)
+                break
+            except FaultError as fault:
+                race.void()
+                known = fault.at in race.running
+                if known or alone or not prepared:
+                    for name in race.running:
+                        if name == fault.at or not known:
+                            race.fail(name, fault.outcome)
+                    alone, replays = False, 0
+                else:
+                    LOGGER.warning("a round of %d kernels failed: %s", len(race.running), fault)
+                    alone, replays = True, race.rounds - before + 1
+        with suppress(FaultError):
+            worker.call("release")
+    except KeyboardInterrupt:
+        return race.results(), True
+    return race.results(), False

@@ -1,0 +1,125 @@
+"""Few queries in attention's forward of family sm90, on the emulated machine: packed heads and split keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import LaunchFailed, Wrong
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.serving.loader import LoadedKernel
+from tests.emulation.build import build
+from tests.emulation.check import check
+
+pytestmark = pytest.mark.build
+
+COMBINE = "common/split_combine.cuh"
+OUTPUT = "attention_forward_sm90/output.cuh"
+PRODUCER = "attention_forward_sm90/producer.cuh"
+MUTANTS = {
+    "results_added": (
+        COMBINE,
+        "sums[block][0] = fmaf(share, values.x, sums[block][0]);",
+        "sums[block][0] += values.x;",
+    ),
+    "rows_missed": (OUTPUT, "if (!row.exists) return;", "if (row.head != 0) return;"),
+    "lse_misplaced": (
+        OUTPUT,
+        "if (lane == 0) arguments.partial_lse[place] = log2_sum(maximum, total);",
+        "if (lane == 0) arguments.partial_lse[place] = maximum;",
+    ),
+    "bytes_miscounted": (
+        PRODUCER,
+        "arrive_and_expect_tx(arrived, arguments.packed.rows * T::kDepthLoaded * 2);",
+        "arrive_and_expect_tx(arrived, T::kBlockM * T::kDepthLoaded * 2 + 128);",
+    ),
+}
+# batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal
+SIZES = [
+    (2, 8, 1, 1, 513, ""),  # 8 heads of a group, the last tile of keys nearly empty
+    (1, 10, 2, 5, 333, "bottom_right"),  # 60 rows of 64
+    (1, 8, 2, 4, 400, "top_left"),  # most splits are left without a key that anybody sees
+    (1, 4, 2, 77, 130, "bottom_right"),  # several tiles of rows
+    (1, 142, 2, 1, 100, ""),  # 71 heads of a group, which no tile of 64 rows holds
+    (1, 2, 2, 3, 1, ""),
+]
+PROBLEMS = [
+    Problem(
+        batch=batch,
+        heads_q=heads_q,
+        heads_kv=heads_kv,
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        causal=bool(causal),
+        causal_alignment="top_left" if causal == "top_left" else "bottom_right",
+        dim_qk=64,
+        dim_v=64,
+    )
+    for batch, heads_q, heads_kv, seqlen_q, seqlen_k, causal in SIZES
+]
+
+
+def candidate(**knobs: Any) -> Candidate:
+    values = {
+        "warpgroups": 1,
+        "block_n": 64,
+        "mainloop": "overlap",
+        "q_stages": 1,
+        "output": "direct",
+        "schedule": "static",
+        "pack_gqa": True,
+        "split_kv": True,
+        **knobs,
+    }
+    return Candidate(
+        dtype="fp16",
+        padded_dim_qk=64,
+        padded_dim_v=64,
+        knobs=AttentionForwardSm90Knobs(**values),
+    )
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
+    folder = tmp_path_factory.mktemp("emulation") / "mutants"
+    return build(candidate(), folder, MUTANTS)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 7])
+def test_split_keys_give_the_same(emulated: LoadedKernel, splits: int) -> None:
+    outcome = check(emulated.with_launch_knobs({"splits": splits}), PROBLEMS)
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"warpgroups": 2, "mainloop": "serial", "pack_gqa": False},
+        {"warpgroups": 2, "mainloop": "strict", "schedule": "dynamic", "q_stages": 2},
+        {"mainloop": "overlap_flat", "schedule": "grid", "q_stages": 2},
+    ],
+    ids=lambda knobs: knobs["mainloop"],
+)
+def test_other_main_loops_and_schedules(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    kernel = build(candidate(**knobs), tmp_path / "kernel").with_launch_knobs({"splits": 3})
+    outcome = check(kernel, PROBLEMS[:4], [("lazy", 0), ("random", 1)])
+    assert outcome.ok, outcome.reason
+
+
+def test_packed_rows_need_no_splits(tmp_path: Path) -> None:
+    kernel = build(candidate(split_kv=False), tmp_path / "kernel")
+    outcome = check(kernel, PROBLEMS[:4], [("lazy", 0)])
+    assert outcome.ok, outcome.reason
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mistakes_are_caught(emulated: LoadedKernel, mutant: str) -> None:
+    whole = replace(PROBLEMS[0], batch=1, seqlen_k=300)
+    kernel = emulated.with_launch_knobs({"splits": 3})
+    outcome = check(kernel, [whole], [("lazy", 0)], mutant=mutant)
+    assert isinstance(outcome, (LaunchFailed, Wrong))
