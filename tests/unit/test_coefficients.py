@@ -32,7 +32,7 @@ CHUNKS = {"chunks_sm80", "chunks_sm90", "scores_forward_sm80"}
 KERNELS_OF = {
     "score_": {"scores_forward_sm80", "scores_backward_sm80"},
     "attention_sm90_": {"attention_forward_sm90"},
-    "wgmma_": {"scores_forward_sm90", "scores_backward_sm90"},
+    "wgmma_": {"scores_forward_sm90", "scores_backward_sm90", "attention_forward_sm90"},
     "chunk_sm90_": {"chunks_sm90"},
     "chunk_": CHUNKS,
     "recurrent_": {"recurrent_sm80"},

@@ -167,6 +167,8 @@ SOFTMAX_FLIPS: dict[str, Any] = {
     "q_stages": 1,
     "k_stages": 3,
     "v_stages": 3,
+    "mask_stages": 1,
+    "v_slices": 2,
     "output": "direct",
     "schedule": "grid",
     "pack_gqa": True,

@@ -82,6 +82,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
     @property
     def label(self) -> str:
         """This part of the candidate's name."""
+        masked = self.mask_stages > 0 or self.v_slices > 1
         return "_".join(
             [
                 f"g{self.warpgroups}n{self.block_n}",
@@ -89,7 +90,7 @@ class AttentionForwardSm90Knobs(Warpgroups, Sm90Knobs):
                 "optimistic" if self.optimistic else "exact",
                 "turns" if self.ping_pong else "free",
                 f"q{self.q_stages}k{self.k_stages}v{self.v_stages}",
-                *([f"m{self.mask_stages}v{self.v_slices}"] if self.mask_stages else []),
+                *([f"m{self.mask_stages}v{self.v_slices}"] if masked else []),
                 OUTPUT_LABELS[self.output],
                 self.schedule,
                 *(["packed"] if self.pack_gqa else []),

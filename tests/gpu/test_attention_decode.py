@@ -1,0 +1,49 @@
+"""Few queries on long keys by attention's forward of family sm90: every split count gives what the reference gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from tests import unverified
+from tests.numerics import harness
+from tests.numerics.cases import Case
+from tests.numerics.kernel_pool import KernelPool
+
+pytestmark = pytest.mark.gpu
+
+FEW = Problem(
+    dtype="bf16", batch=3, heads_q=8, heads_kv=2, seqlen_q=1, seqlen_k=2000, dim_qk=128, dim_v=128
+)
+PROBLEMS = {
+    "one": FEW,
+    "late": replace(FEW, seqlen_q=5, seqlen_k=1333, causal=True),
+    "early": replace(FEW, seqlen_q=5, seqlen_k=900, causal=True, causal_alignment="top_left"),
+    "odd_group": replace(FEW, heads_q=10, seqlen_q=3, causal=True),
+    "rows": replace(FEW, heads_q=2, seqlen_q=77, causal=True),
+    "dims": replace(FEW, dim_qk=96, dim_v=96),
+    "unlike_dims": replace(FEW, heads_kv=8, dim_qk=192),
+    "wide_dims": replace(FEW, dim_qk=256, dim_v=256),
+    "short": replace(FEW, seqlen_k=1),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_split_counts(pool: KernelPool, name: str, device: torch.device) -> None:
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        pytest.skip("needs compute capability 9.0")
+    problem = PROBLEMS[name]
+    with unverified.offered():
+        default: Candidate = H100().default(problem)
+    assert default.kernel == "attention_forward_sm90"
+    for splits in (1, 2, 3, 7, 40):
+        candidate = default.launched({"splits": splits})
+        kernel = pool.kernel(candidate)
+        for seed in harness.SEEDS:
+            case = Case(problem=problem)
+            assert harness.errors_of(kernel, case, seed=seed, device=device) == [], candidate.name
