@@ -81,7 +81,7 @@ struct BackwardPassSm90Traits {
       minimum(240, (kEvenRegisters * (kThreads / 128) - kProducerRegisters - (kOwnDq ? kDqRegisters : 0)) /
                        maximum(1, kWarpgroups) / 8 * 8);
 
-  static constexpr int kRegistersBesideFragments = 24;
+  static constexpr int kRegistersBesideFragments = 40;
   static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
   static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
   static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
