@@ -1,0 +1,128 @@
+"""Kernel libraries that run on the emulated machine, for the ordinary loader."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from attention_autotuner.codegen.render import NAMESPACE, include_root, render
+from attention_autotuner.codegen.toolchain import find_toolchain
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.serving.loader import LIBRARY_NAME, LoadedKernel, load
+
+from .rewrite import rewrite
+
+HERE = Path(__file__).resolve().parent
+POLICIES = ("lazy", "eager", "random")
+Mutants = Mapping[str, tuple[str, str, str]]
+"""Of a name: a header under ``attention_autotuner/``, a text that it has once, and what takes its place."""
+_FLAGS = (
+    *("-std=c++20", "-fPIC", "-fvisibility=hidden", "-march=native", "-fno-strict-aliasing"),
+    *("-U_FORTIFY_SOURCE", "-w"),
+)
+
+
+def build(candidate: Candidate, folder: Path, mutants: Mutants | None = None) -> LoadedKernel:
+    """Build a candidate for the emulated machine and load it.
+
+    Args:
+        candidate: of a family whose instructions are emulated.
+        folder: where to put the headers, the source and the library.
+        mutants: mistakes that :func:`configure` can turn on.
+
+    Raises:
+        subprocess.CalledProcessError: it does not compile.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_headers(folder / "include", mutants or {})
+    source = folder / "kernel.cpp"
+    source.write_text(rewrite(render(candidate).text), encoding="utf-8")
+    library = folder / LIBRARY_NAME
+    objects = [
+        runtime_object(folder.parent, name)
+        for name in ("machine", "memory", "mma", "tma", "device")
+    ]
+    _compile(
+        *("-O2", "-shared", "-Wl,-Bsymbolic", "-include", str(HERE / "runtime/prelude.h")),
+        *(f"-I{folder / 'include'}", "-o", str(library), str(source), *map(str, objects)),
+    )
+    return load(library)
+
+
+def configure(
+    kernel: LoadedKernel,
+    policy: str = "lazy",
+    seed: int = 0,
+    *,
+    multiprocessors: int = 2,
+    mutant: str = "",
+) -> None:
+    """Set how the emulated machine runs a kernel from now on.
+
+    Args:
+        kernel: which; each library has its own machine.
+        policy: ``lazy``, ``eager`` or ``random``: when what is asynchronous happens, and in which order threads run.
+        seed: of what is random.
+        multiprocessors: how many CTAs run at once; persistent kernels read it when they are prepared.
+        mutant: the mistake that is on.
+    """
+    function = ctypes.CDLL(str(kernel.path)).emulation_configure
+    function.argtypes = (ctypes.c_int, ctypes.c_uint64, ctypes.c_int, ctypes.c_char_p)
+    function.restype = None
+    function(POLICIES.index(policy), seed, multiprocessors, mutant.encode())
+
+
+def runtime_object(folder: Path, name: str) -> Path:
+    """A compiled part of the machine, compiled once for a folder."""
+    source, target = HERE / f"runtime/{name}.cpp", folder / f"{name}.o"
+    if not target.exists() or target.stat().st_mtime_ns < _newest(HERE / "runtime"):
+        _compile("-O3", "-c", "-o", str(target), str(source))
+    return target
+
+
+def _newest(folder: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in folder.iterdir())
+
+
+def _compile(*arguments: str) -> None:
+    toolchain = find_toolchain()
+    includes = [f"-I{HERE / 'include'}", f"-I{toolchain.cuda_root / 'include'}"]
+    command = [str(toolchain.host_cxx), *_FLAGS, *includes, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+
+
+@functools.cache
+def _headers() -> dict[str, str]:
+    """The rewritten text of every header, by its path in the include folder."""
+    shadow = HERE / "shadow"
+    names = {path.relative_to(shadow).as_posix() for path in shadow.rglob("*.cuh")}
+    texts = {}
+    for path in sorted((include_root() / NAMESPACE).rglob("*")):
+        name = path.relative_to(include_root()).as_posix()
+        if path.is_dir() or "/peaks/" in name:
+            continue
+        place = shadow / name if name in names else path
+        text = place.read_text(encoding="utf-8")
+        texts[name] = text if name in names else rewrite(text)
+        names.discard(name)
+    assert not names, f"emulated headers that do not exist: {names}"
+    return texts
+
+
+def _write_headers(folder: Path, mutants: Mutants) -> None:
+    texts = dict(_headers())
+    for name, (header, before, after) in mutants.items():
+        key = f"{NAMESPACE}/{header}"
+        assert texts[key].count(before) == 1, f"mutant {name}: {texts[key].count(before)} places"
+        live = f'if (::emulation::mutant("{name}")) {{ {after} }} else {{ {before} }}'
+        texts[key] = texts[key].replace(before, live)
+    for name, text in texts.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists() or place.read_text(encoding="utf-8") != text:
+            place.write_text(text, encoding="utf-8")

@@ -1,0 +1,18 @@
+// Groups of cp.async as CUTLASS names them.
+#pragma once
+
+namespace cute {
+
+inline void cp_async_fence() {
+  ::emulation::current->copy_groups.push_back(std::move(::emulation::current->copies));
+  ::emulation::current->copies.clear();
+}
+template <int Pending>
+void cp_async_wait() {
+  auto& groups = ::emulation::current->copy_groups;
+  for (; groups.size() > Pending; groups.pop_front()) {
+    for (auto const& copy : groups.front()) copy();
+  }
+}
+
+}  // namespace cute

@@ -1,0 +1,234 @@
+// The emulated machine: CTAs of threads, each a fiber, a scheduler, and what threads wait for.
+//
+// One fiber runs at a time and gives way only inside the functions here, so that the machine's state needs no locks. A
+// mistake of a kernel ends the launch by fault(), whose text the launch's error carries.
+#pragma once
+
+#include <csetjmp>
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace emulation {
+
+struct Thread;
+struct Cta;
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// When copies and MMAs complete, and in which order threads run.
+enum class Policy {
+  kLazy,    // nothing completes before every thread waits; threads in turn
+  kEager,   // everything completes at once; threads in turn
+  kRandom,  // by the seed, with warps that starve for a while
+};
+
+struct Settings {
+  Policy policy = Policy::kLazy;
+  uint64_t seed = 0;
+  int multiprocessors = 2;
+  std::string mutant;  // which of the source's mutations is live
+};
+extern Settings settings;
+
+// Ends the launch; does not return.
+[[noreturn]] __attribute__((format(printf, 1, 2))) void fault(char const* format, ...);
+
+// Threads that wait for something to change.
+struct WaitQueue {
+  std::vector<Thread*> threads;
+  void wake();
+};
+
+// What lanes of a warp give to an operation that they do together, and get from it.
+struct Words {
+  uint32_t w[6];
+};
+struct Rendezvous {
+  char const* what = nullptr;
+  uint32_t mask = 0, arrived = 0;
+  uint64_t generation = 0;
+  Words words[2][32];
+  WaitQueue queue;
+};
+
+struct Warp {
+  std::map<uint32_t, Rendezvous> gatherings;  // by mask
+};
+
+struct NamedBarrier {
+  int expected = 0, arrived = 0;
+  uint64_t generation = 0;
+  WaitQueue queue;
+};
+
+struct MBarrier {
+  int arrivals = 0, pending = 0;
+  int64_t bytes = 0;  // still to come
+  uint64_t phase = 0;
+  WaitQueue queue;
+};
+
+// A chunk of 16 bytes of shared memory.
+struct Chunk {
+  uint16_t readers = 0;  // MMAs and copies that have yet to read it
+  uint16_t writer = 0;   // thread + 1 whose write the async proxy may not see yet
+  bool loading = false;  // a copy has yet to write it
+};
+
+// Shared memory of a CTA, addressed as the kernels do.
+class SharedMemory {
+ public:
+  SharedMemory(uint32_t base, uint32_t bytes);
+  uint32_t base() const { return base_; }
+  char* data() { return bytes_.data(); }
+  void read(uint32_t address, void* target, uint32_t bytes);
+  void write(uint32_t address, void const* source, uint32_t bytes);
+  // Of the async proxy, without checks but bounds.
+  char* raw(uint32_t address, uint32_t bytes, char const* what);
+  Chunk& chunk(uint32_t address, char const* what);
+  // An asynchronous operation will read (or write) a chunk, has read it, has written it.
+  void will_read(uint32_t address, char const* what);
+  void has_read(uint32_t address) { --chunk(address, "").readers; }
+  void will_write(uint32_t address, char const* what);
+  void has_written(uint32_t address) { chunk(address, "").loading = false; }
+  void fence_async();
+
+  std::unordered_map<uint32_t, MBarrier> barriers;
+  MBarrier& barrier(uint32_t address);
+
+ private:
+  void check_barriers(uint32_t address, uint32_t bytes, char const* what);
+  uint32_t base_;
+  std::vector<char> bytes_;
+  std::vector<Chunk> chunks_;
+};
+
+struct MmaQueue;
+
+struct Thread {
+  enum class State { kReady, kWaiting, kDone };
+  Cta* cta = nullptr;
+  Index3 index;
+  int linear = 0;
+  State state = State::kReady;
+  char waits_for[160] = "";
+  std::jmp_buf context;
+  void* stack = nullptr;
+  bool started = false;
+  // WGMMA
+  int issued = 0, committed = 0;
+  bool fenced = false;
+  // TMA stores and cp.async, by groups
+  std::shared_ptr<int> open_stores;  // how many of a group have yet to read
+  std::deque<std::shared_ptr<int>> store_groups;
+  WaitQueue store_queue;
+  std::vector<uint32_t> unfenced;  // chunks
+  std::vector<std::function<void()>> copies;
+  std::deque<std::vector<std::function<void()>>> copy_groups;
+
+  int lane() const { return linear % 32; }
+};
+
+struct Cta {
+  Index3 index;
+  std::vector<std::unique_ptr<Thread>> threads;
+  std::vector<Warp> warps;
+  std::vector<std::unique_ptr<MmaQueue>> mmas;  // of each warpgroup
+  NamedBarrier named[16];
+  SharedMemory memory;
+  int alive = 0;
+  int events = 0;  // that are due
+
+  Cta(Index3 index, int threads, uint32_t base, uint32_t bytes);
+  ~Cta();
+};
+
+extern Thread* current;
+extern Index3 grid_size, block_size;
+
+// Lets others run.
+void yield();
+// The same, sometimes.
+void maybe_yield();
+// Until `ready` holds; asked again whenever the queue is woken. `format` says what for.
+template <typename Ready>
+void wait_until(WaitQueue& queue, Ready&& ready, char const* format, ...);
+void park(WaitQueue& queue);
+
+// Something that the hardware does later, at a time of its choosing.
+void later(std::function<void()> event);
+// A coin that is heads under the eager policy, tails under the lazy one.
+bool early();
+
+// A gathering of the lanes in `mask` runs `action` on what all have brought. Returns it for all lanes.
+Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<void(Words*)> const& action = {});
+
+void sync_named(int id, int threads);
+void arrive_named(int id, int threads);
+
+// WGMMA
+struct MmaShape {
+  int columns;
+  bool bf16, a_in_registers, transposed_a, transposed_b;
+  bool operator==(MmaShape const&) const = default;
+};
+void issue_mma(MmaShape const& shape, float* d, uint64_t a, uint32_t const* const* a_registers, uint64_t b,
+               bool accumulate);
+void fence_mma();
+void commit_mma();
+void wait_mma(int pending);
+bool mmas_done(Cta const& cta);
+
+// mbarriers
+void init_barrier(uint32_t address, int arrivals);
+void expect_bytes(uint32_t address, int bytes);
+void arrive(uint32_t address, int count = 1);
+void wait_parity(uint32_t address, int parity);
+void complete_bytes(Cta& cta, uint32_t address, int64_t bytes);
+
+// Copies of TMA tiles: what a descriptor says, and its uses.
+struct TensorMap {
+  char* data;
+  int element_bytes, rank;
+  uint64_t sizes[5], strides[5];  // elements, bytes
+  uint32_t tile[5];
+};
+void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates);
+void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
+void commit_stores();
+void wait_stores(int pending);
+
+// Launches
+struct Launch {
+  Index3 grid, block;
+  uint32_t shared_bytes;
+  std::function<void()> body;
+};
+// 0, or 1 after a fault.
+int run(Launch const& launch);
+std::string const& last_fault();
+
+// --- inline ----------------------------------------------------------------------------------------------------------
+
+template <typename Ready>
+void wait_until(WaitQueue& queue, Ready&& ready, char const* format, ...) {
+  if (ready()) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(current->waits_for, sizeof(current->waits_for), format, arguments);
+  va_end(arguments);
+  while (!ready()) park(queue);
+  current->waits_for[0] = 0;
+}
+
+}  // namespace emulation

@@ -1,0 +1,124 @@
+// Shared memory, its barriers, and what asynchronous operations do with it; see machine.h.
+#include <algorithm>
+#include <cstring>
+
+#include "machine.h"
+
+namespace emulation {
+
+SharedMemory::SharedMemory(uint32_t base, uint32_t bytes)
+    : base_(base), bytes_(bytes, char(0xff)), chunks_((base % 16 + bytes + 15) / 16 + 1) {}
+
+char* SharedMemory::raw(uint32_t address, uint32_t bytes, char const* what) {
+  if (address < base_ || uint64_t(address) + bytes > uint64_t(base_) + bytes_.size()) {
+    fault("%s of %u bytes at %#x, outside of the %zu bytes of shared memory from %#x on", what, bytes, address,
+          bytes_.size(), base_);
+  }
+  return bytes_.data() + (address - base_);
+}
+Chunk& SharedMemory::chunk(uint32_t address, char const* what) {
+  raw(address, 1, what);
+  return chunks_[address / 16 - base_ / 16];
+}
+void SharedMemory::check_barriers(uint32_t address, uint32_t bytes, char const* what) {
+  if (barriers.empty()) return;
+  for (uint32_t word = address / 8 * 8; word < address + bytes; word += 8) {
+    if (barriers.count(word) != 0) fault("%s over the barrier at %#x", what, word);
+  }
+}
+
+void SharedMemory::read(uint32_t address, void* target, uint32_t bytes) {
+  char const* const source = raw(address, bytes, "a read");
+  if (address % bytes != 0 && bytes <= 16) fault("a read of %u bytes at %#x is not aligned", bytes, address);
+  check_barriers(address, bytes, "a read");
+  if (chunk(address, "a read").loading) fault("a read at %#x of what a copy has yet to bring", address);
+  std::memcpy(target, source, bytes);
+}
+void SharedMemory::write(uint32_t address, void const* source, uint32_t bytes) {
+  char* const target = raw(address, bytes, "a write");
+  if (address % bytes != 0 && bytes <= 16) fault("a write of %u bytes at %#x is not aligned", bytes, address);
+  check_barriers(address, bytes, "a write");
+  Chunk& chunk = this->chunk(address, "a write");
+  if (chunk.loading) fault("a write at %#x to what a copy has yet to bring", address);
+  if (chunk.readers > 0) fault("a write at %#x to what an MMA or a copy has yet to read", address);
+  std::memcpy(target, source, bytes);
+  chunk.writer = uint16_t(current->linear + 1);
+  current->unfenced.push_back(address / 16 * 16);
+}
+
+void SharedMemory::will_read(uint32_t address, char const* what) {
+  Chunk& chunk = this->chunk(address, what);
+  if (chunk.loading) fault("%s reads %#x, which a copy has yet to bring", what, address);
+  if (chunk.writer != 0) {
+    fault("%s reads %#x, which thread %d has written without a fence for the async proxy", what, address,
+          chunk.writer - 1);
+  }
+  ++chunk.readers;
+}
+void SharedMemory::will_write(uint32_t address, char const* what) {
+  raw(address, 16, what);
+  check_barriers(address, 16, what);
+  Chunk& chunk = this->chunk(address, what);
+  if (chunk.loading) fault("%s writes %#x, which another copy has yet to bring", what, address);
+  if (chunk.readers > 0) fault("%s writes %#x, which an MMA or a copy has yet to read", what, address);
+  chunk.loading = true;
+  chunk.writer = 0;
+}
+void SharedMemory::fence_async() {
+  for (uint32_t address : current->unfenced) {
+    Chunk& chunk = this->chunk(std::max(address, base_), "a fence");
+    if (chunk.writer == current->linear + 1) chunk.writer = 0;
+  }
+  current->unfenced.clear();
+}
+
+MBarrier& SharedMemory::barrier(uint32_t address) {
+  auto const held = barriers.find(address);
+  if (held == barriers.end()) fault("there is no barrier at %#x", address);
+  return held->second;
+}
+
+namespace {
+
+void end_phase_if_due(MBarrier& barrier) {
+  if (barrier.pending > 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  ++barrier.phase;
+  barrier.queue.wake();
+}
+
+}  // namespace
+
+void init_barrier(uint32_t address, int arrivals) {
+  SharedMemory& memory = current->cta->memory;
+  if (address % 8 != 0) fault("a barrier at %#x is not aligned", address);
+  memory.raw(address, 8, "a barrier");
+  if (arrivals < 1) fault("a barrier of %d arrivals", arrivals);
+  if (memory.barriers.count(address) != 0) fault("the barrier at %#x is initialised twice", address);
+  MBarrier& barrier = memory.barriers[address];
+  barrier.arrivals = barrier.pending = arrivals;
+}
+void expect_bytes(uint32_t address, int bytes) { current->cta->memory.barrier(address).bytes += bytes; }
+void arrive(uint32_t address, int count) {
+  MBarrier& barrier = current->cta->memory.barrier(address);
+  if (barrier.pending < count) fault("one arrival too many at the barrier at %#x", address);
+  barrier.pending -= count;
+  end_phase_if_due(barrier);
+  maybe_yield();
+}
+void complete_bytes(Cta& cta, uint32_t address, int64_t bytes) {
+  MBarrier& barrier = cta.memory.barrier(address);
+  barrier.bytes -= bytes;
+  end_phase_if_due(barrier);
+}
+void wait_parity(uint32_t address, int parity) {
+  maybe_yield();
+  MBarrier& barrier = current->cta->memory.barrier(address);
+  wait_until(
+      barrier.queue, [&] { return int(barrier.phase & 1) != parity; },
+      "parity %d of the barrier at +%#x (phase %d, %d of %d arrivals and %lld bytes to come by then)", parity,
+      address - current->cta->memory.base(), int(barrier.phase), barrier.pending, barrier.arrivals,
+      static_cast<long long>(barrier.bytes));
+}
+
+}  // namespace emulation

@@ -1,0 +1,118 @@
+// The device language over the emulated machine: included before every rewritten kernel.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+
+#include "machine.h"
+#include "ptx.h"
+
+#undef __launch_bounds__
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __grid_constant__
+#undef __forceinline__
+#undef __align__
+#define __launch_bounds__(...)
+#define __global__
+#define __device__
+#define __host__
+#define __grid_constant__
+#define __forceinline__ inline
+#define __align__(bytes) alignas(bytes)
+
+namespace emulation {
+
+template <typename Type>
+Type* dynamic_shared() {
+  return reinterpret_cast<Type*>(current->cta->memory.data());
+}
+inline bool mutant(char const* name) { return settings.mutant == name; }
+
+inline Index3 index_of(dim3 const& size) { return {size.x, size.y, size.z}; }
+
+template <typename... Parameters, typename... Arguments>
+void launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t, void (*kernel)(Parameters...),
+            Arguments const&... arguments) {
+  std::tuple<std::decay_t<Parameters>...> held(arguments...);
+  run({index_of(grid), index_of(block), uint32_t(shared_bytes), [&] { std::apply(kernel, held); }});
+}
+
+template <typename Value>
+Value shuffle(char const* what, unsigned mask, Value value, int from) {
+  static_assert(sizeof(Value) == 4);
+  Words mine{};
+  std::memcpy(mine.w, &value, 4);
+  Words const* const all = meet(what, mask, mine);
+  if ((mask >> from & 1) == 0) fault("%s from lane %d, which is not in its mask %08x", what, from, mask);
+  std::memcpy(&value, all[from].w, 4);
+  return value;
+}
+inline uint32_t ballot(char const* what, unsigned mask, bool vote) {
+  Words const* const all = meet(what, mask, {{uint32_t(vote)}});
+  uint32_t votes = 0;
+  for (int lane = 0; lane < 32; ++lane) {
+    if ((mask >> lane & 1) != 0) votes |= all[lane].w[0] << lane;
+  }
+  return votes;
+}
+
+}  // namespace emulation
+
+#define threadIdx (::emulation::current->index)
+#define blockIdx (::emulation::current->cta->index)
+#define gridDim (::emulation::grid_size)
+#define blockDim (::emulation::block_size)
+
+inline void __syncthreads() { ::emulation::sync_named(0, -1); }
+inline void __syncwarp(unsigned mask = ~0u) { ::emulation::meet("__syncwarp", mask, {}); }
+template <typename Value>
+Value __shfl_sync(unsigned mask, Value value, int from, int width = 32) {
+  int const lane = ::emulation::current->lane();
+  return ::emulation::shuffle("__shfl_sync", mask, value, lane / width * width + from % width);
+}
+template <typename Value>
+Value __shfl_xor_sync(unsigned mask, Value value, int bits) {
+  return ::emulation::shuffle("__shfl_xor_sync", mask, value, ::emulation::current->lane() ^ bits);
+}
+inline bool __any_sync(unsigned mask, bool vote) { return ::emulation::ballot("__any_sync", mask, vote) != 0; }
+inline bool __all_sync(unsigned mask, bool vote) { return ::emulation::ballot("__all_sync", mask, vote) == mask; }
+
+template <typename To, typename From>
+To emulation_bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+inline float __int_as_float(int bits) { return emulation_bits<float>(bits); }
+inline float __uint_as_float(unsigned bits) { return emulation_bits<float>(bits); }
+inline int __float_as_int(float value) { return emulation_bits<int>(value); }
+inline unsigned __float_as_uint(float value) { return emulation_bits<unsigned>(value); }
+inline size_t __cvta_generic_to_shared(void const* pointer) {
+  auto& memory = ::emulation::current->cta->memory;
+  return memory.base() + size_t(static_cast<char const*>(pointer) - memory.data());
+}
+template <typename Value>
+Value atomicAdd(Value* address, Value value) {
+  ::emulation::maybe_yield();
+  Value const before = *address;
+  *address = before + value;
+  return before;
+}
+template <typename Value>
+Value __ldcs(Value const* address) {
+  return *address;
+}
+template <typename Value>
+void __stcs(Value* address, Value value) {
+  *address = value;
+}

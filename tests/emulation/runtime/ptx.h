@@ -1,0 +1,226 @@
+// Instructions of PTX by name: `mbarrier.init.shared::cta.b64 [%0], %1` is mbarrier_init_shared_cta_b64(%0, %1).
+//
+// rewrite.py turns inline assembly into calls of these. An instruction that is missing does not compile; add it here.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "machine.h"
+
+namespace emulation {
+
+// Operands by their constraints.
+template <typename Value>
+uint64_t long_operand(Value value) {
+  if constexpr (std::is_pointer_v<Value>) {
+    return reinterpret_cast<uint64_t>(value);
+  } else {
+    return uint64_t(value);
+  }
+}
+
+namespace ptx {
+
+inline SharedMemory& memory() { return current->cta->memory; }
+inline TensorMap const& tensor_at(uint64_t address) { return *reinterpret_cast<TensorMap const*>(address); }
+
+// --- moves and arithmetic --------------------------------------------------------------------------------------------
+
+template <typename To, typename From>
+void mov_b32(To& to, From from) {
+  to = from;
+}
+inline void mov_b64(uint64_t& to, uint64_t from) { to = from; }
+inline void mov_u32(uint32_t& to, uint32_t from) { to = from; }
+inline void setp_ne_b32(bool& to, uint32_t a, uint32_t b) { to = a != b; }
+inline void or_b32(uint32_t& to, uint32_t a, uint32_t b) { to = a | b; }
+inline void ex2_approx_ftz_f32(float& to, float x) { to = exp2f(x); }
+inline void lg2_approx_ftz_f32(float& to, float x) { to = log2f(x); }
+inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
+inline void cvt_rn_f16x2_f32(uint32_t& to, float high, float low) {
+  __half2 const pair = __floats2half2_rn(low, high);
+  std::memcpy(&to, &pair, 4);
+}
+inline void cvt_rn_bf16x2_f32(uint32_t& to, float high, float low) {
+  __nv_bfloat162 const pair = __floats2bfloat162_rn(low, high);
+  std::memcpy(&to, &pair, 4);
+}
+
+// --- shared memory ---------------------------------------------------------------------------------------------------
+
+inline void ld_shared_b32(uint32_t& to, uint32_t address) { memory().read(address, &to, 4); }
+inline void ld_shared_f32(float& to, uint32_t address) { memory().read(address, &to, 4); }
+inline void ld_shared_v2_f32(float& a, float& b, uint32_t address) {
+  float values[2];
+  memory().read(address, values, 8);
+  a = values[0];
+  b = values[1];
+}
+template <typename Word>
+void load_four(Word& a, Word& b, Word& c, Word& d, uint32_t address) {
+  Word words[4];
+  memory().read(address, words, 16);
+  a = words[0];
+  b = words[1];
+  c = words[2];
+  d = words[3];
+}
+inline void ld_shared_v4_b32(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t address) {
+  load_four(a, b, c, d, address);
+}
+inline void ld_shared_v4_f32(float& a, float& b, float& c, float& d, uint32_t address) {
+  load_four(a, b, c, d, address);
+}
+inline void st_shared_b32(uint32_t address, uint32_t word) { memory().write(address, &word, 4); }
+inline void st_shared_f32(uint32_t address, float value) { memory().write(address, &value, 4); }
+inline void st_shared_v2_f32(uint32_t address, float a, float b) {
+  float const values[2] = {a, b};
+  memory().write(address, values, 8);
+}
+inline void st_shared_v4_b32(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  uint32_t const words[4] = {a, b, c, d};
+  memory().write(address, words, 16);
+}
+inline void st_shared_v4_f32(uint32_t address, float a, float b, float c, float d) {
+  float const values[4] = {a, b, c, d};
+  memory().write(address, values, 16);
+}
+
+// 8x8 matrices of 16-bit elements: lane 8 m + r has the address of row r of matrix m, lane l the elements 2 (l % 4) and
+// the next of row l / 4 of each, or, transposed, of that column.
+inline uint16_t* matrix_element(uint16_t (*rows)[8], bool transposed, int lane, int e) {
+  int const i = lane / 4, j = 2 * (lane % 4) + e;
+  return transposed ? &rows[j][i] : &rows[i][j];
+}
+template <int Matrices, bool Transposed>
+void load_matrices(char const* what, uint32_t (&words)[Matrices], uint32_t address) {
+  Words* const all = meet(what, ~0u, {{address}}, [](Words* lanes) {
+    Words result[32];
+    for (int matrix = 0; matrix < Matrices; ++matrix) {
+      uint16_t rows[8][8];
+      for (int row = 0; row < 8; ++row) memory().read(lanes[8 * matrix + row].w[0], rows[row], 16);
+      for (int lane = 0; lane < 32; ++lane) {
+        uint32_t const low = *matrix_element(rows, Transposed, lane, 0),
+                       high = *matrix_element(rows, Transposed, lane, 1);
+        result[lane].w[matrix] = low | high << 16;
+      }
+    }
+    std::memcpy(lanes, result, sizeof(result));
+  });
+  for (int matrix = 0; matrix < Matrices; ++matrix) words[matrix] = all[current->lane()].w[matrix];
+}
+template <int Matrices, bool Transposed>
+void store_matrices(char const* what, uint32_t address, uint32_t const (&words)[Matrices]) {
+  Words mine{{address}};
+  for (int matrix = 0; matrix < Matrices; ++matrix) mine.w[1 + matrix] = words[matrix];
+  // Each lane writes its row, so that its own fence makes that visible.
+  Words* const all = meet(what, ~0u, mine);
+  int const lane = current->lane();
+  if (lane < 8 * Matrices) {
+    uint16_t rows[8][8];
+    for (int from = 0; from < 32; ++from) {
+      uint32_t const word = all[from].w[1 + lane / 8];
+      *matrix_element(rows, Transposed, from, 0) = uint16_t(word);
+      *matrix_element(rows, Transposed, from, 1) = uint16_t(word >> 16);
+    }
+    memory().write(address, rows[lane % 8], 16);
+  }
+}
+#define EMULATION_LDMATRIX(NAME, TRANSPOSED)                                               \
+  inline void NAME(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, uint32_t address) { \
+    uint32_t words[4];                                                                     \
+    load_matrices<4, TRANSPOSED>(#NAME, words, address);                                   \
+    a = words[0], b = words[1], c = words[2], d = words[3];                                \
+  }
+EMULATION_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_shared_b16, false)
+EMULATION_LDMATRIX(ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16, true)
+#undef EMULATION_LDMATRIX
+inline void ldmatrix_sync_aligned_m8n8_x2_shared_b16(uint32_t& a, uint32_t& b, uint32_t address) {
+  uint32_t words[2];
+  load_matrices<2, false>("ldmatrix x2", words, address);
+  a = words[0], b = words[1];
+}
+inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+  store_matrices<4, false>("stmatrix", address, {a, b, c, d});
+}
+inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t address, uint32_t a, uint32_t b, uint32_t c,
+                                                           uint32_t d) {
+  store_matrices<4, true>("stmatrix trans", address, {a, b, c, d});
+}
+
+// --- barriers --------------------------------------------------------------------------------------------------------
+
+inline void mbarrier_init_shared_cta_b64(uint32_t barrier, uint32_t arrivals) { init_barrier(barrier, int(arrivals)); }
+inline void fence_mbarrier_init_release_cluster() {}
+inline void mbarrier_expect_tx_relaxed_cta_shared_cta_b64(uint32_t barrier, uint32_t bytes) {
+  expect_bytes(barrier, int(bytes));
+}
+inline void mbarrier_arrive_expect_tx_shared_cta_b64(uint32_t barrier, uint32_t bytes) {
+  expect_bytes(barrier, int(bytes));
+  arrive(barrier);
+}
+inline void mbarrier_arrive_shared_cta_b64(uint32_t barrier) { arrive(barrier); }
+// Waits as long as it takes, which the instruction may do.
+inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, uint32_t barrier, uint32_t parity) {
+  wait_parity(barrier, int(parity));
+  done = true;
+}
+inline void bar_sync(uint32_t id, uint32_t threads) { sync_named(int(id), int(threads)); }
+inline void bar_arrive(uint32_t id, uint32_t threads) { arrive_named(int(id), int(threads)); }
+
+// --- WGMMA and registers ---------------------------------------------------------------------------------------------
+
+inline void wgmma_fence_sync_aligned() { fence_mma(); }
+inline void wgmma_commit_group_sync_aligned() { commit_mma(); }
+inline void wgmma_wait_group_sync_aligned(uint32_t pending) { wait_mma(int(pending)); }
+inline void setmaxnreg_inc_sync_aligned_u32(uint32_t) {}
+inline void setmaxnreg_dec_sync_aligned_u32(uint32_t) {}
+
+// --- TMA -------------------------------------------------------------------------------------------------------------
+
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t target, uint64_t tensor,
+                                                                                     uint32_t a, uint32_t b, uint32_t c,
+                                                                                     uint32_t d, uint32_t barrier) {
+  load_tensor(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d)});
+}
+inline void cp_async_bulk_tensor_4d_global_shared_cta_bulk_group(uint64_t tensor, uint32_t a, uint32_t b, uint32_t c,
+                                                                 uint32_t d, uint32_t source) {
+  store_tensor(tensor_at(tensor), source, {int(a), int(b), int(c), int(d)});
+}
+inline void cp_async_bulk_commit_group() { commit_stores(); }
+inline void cp_async_bulk_wait_group_read(uint32_t pending) { wait_stores(int(pending)); }
+inline void cp_async_bulk_wait_group(uint32_t pending) { wait_stores(int(pending)); }
+inline void prefetch_tensormap(uint64_t) {}
+inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
+
+// --- cp.async: copied at the wait for its group
+// ------------------------------------------------------------------------
+
+inline void cp_async_cg_shared_global(uint32_t target, uint64_t source, uint32_t bytes, uint32_t existing = 16) {
+  if (bytes != 16 || target % 16 != 0) fault("cp.async of %u bytes to %#x", bytes, target);
+  memory().will_write(target, "cp.async");
+  current->copies.push_back([target, source, existing] {
+    char* const chunk = memory().raw(target, 16, "cp.async");
+    std::memset(chunk, 0, 16);
+    std::memcpy(chunk, reinterpret_cast<void const*>(source), existing);
+    memory().has_written(target);
+  });
+}
+
+// --- global memory ---------------------------------------------------------------------------------------------------
+
+inline void red_global_add_f32(uint64_t address, float value) { *reinterpret_cast<float*>(address) += value; }
+inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, float d) {
+  if (address % 16 != 0) fault("red.global.add.v4.f32 is not aligned");
+  float* const target = reinterpret_cast<float*>(address);
+  target[0] += a, target[1] += b, target[2] += c, target[3] += d;
+}
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {}
+
+}  // namespace ptx
+}  // namespace emulation

@@ -1,0 +1,82 @@
+"""A sweep of a kernel's candidates over small problems: ``python -m tests.emulation.sweep KERNEL [options]``."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from tests import unverified
+
+from .build import build
+from .check import check
+
+RUNS = (("lazy", 0), ("eager", 1), ("random", 2), ("random", 3))
+DIMS = ((64, 64), (128, 128), (80, 48), (96, 96), (192, 128), (256, 256), (16, 16), (64, 256))
+
+
+def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
+    """Small problems of two head dims: odd lengths, groups of heads, causal with rows that see nothing."""
+    shapes = [
+        (300, 300, 4, 2, True),
+        (77, 333, 3, 3, False),
+        (333, 77, 2, 1, True),
+        (1, 130, 4, 1, True),
+        (513, 513, 1, 1, True),
+    ]
+    return [
+        Problem(
+            seqlen_q=q,
+            seqlen_k=k,
+            heads_q=heads,
+            heads_kv=heads_kv,
+            causal=causal,
+            dim_qk=dim_qk,
+            dim_v=dim_v,
+            **fields,  # type: ignore[arg-type]  # of a problem
+        )
+        for q, k, heads, heads_kv, causal in shapes
+    ]
+
+
+def candidates(kernel: str, problem: Problem) -> list[Candidate]:
+    """Every candidate of a kernel that an H100 offers for a problem."""
+    with unverified.offered():
+        return [c for c in H100().legal(problem) if c.kernel == kernel]
+
+
+def main() -> int:
+    """Sweep; 1 where some candidate was not Ok."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kernel", nargs="?", default="attention_forward_sm90")
+    parser.add_argument("--count", type=int, default=20, help="candidates, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    source = random.Random(options.seed)
+    pool = [(c, dims) for dims in DIMS for c in candidates(options.kernel, problems(*dims)[0])]
+    failures = 0
+    for candidate, dims in source.sample(pool, min(options.count, len(pool))):
+        folder = Path(tempfile.gettempdir()) / "emulation" / candidate.name
+        begin = time.monotonic()
+        try:
+            outcome = check(build(candidate, folder), problems(*dims, dtype=candidate.dtype), RUNS)
+            text = "ok" if outcome.ok else f"{type(outcome).__name__}: {outcome.reason}"
+        except subprocess.CalledProcessError as error:
+            text = f"does not compile: {error.stderr[:2000]}"
+        failures += text != "ok"
+        sys.stdout.write(f"{candidate.name} {time.monotonic() - begin:.1f} s {text}\n")
+        sys.stdout.flush()
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
