@@ -204,6 +204,7 @@ struct TensorMap {
   uint32_t tile[5];
 };
 void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates);
+void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t barrier);
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates);
 void commit_stores();
 void wait_stores(int pending);

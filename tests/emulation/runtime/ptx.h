@@ -194,6 +194,10 @@ inline void cp_async_bulk_tensor_4d_global_shared_cta_bulk_group(uint64_t tensor
 inline void cp_async_bulk_commit_group() { commit_stores(); }
 inline void cp_async_bulk_wait_group_read(uint32_t pending) { wait_stores(int(pending)); }
 inline void cp_async_bulk_wait_group(uint32_t pending) { wait_stores(int(pending)); }
+inline void cp_async_bulk_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t target, uint64_t source,
+                                                                           uint32_t bytes, uint32_t barrier) {
+  load_bytes(target, reinterpret_cast<char const*>(source), bytes, barrier);
+}
 inline void prefetch_tensormap(uint64_t) {}
 inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 
@@ -219,6 +223,29 @@ inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, f
   float* const target = reinterpret_cast<float*>(address);
   target[0] += a, target[1] += b, target[2] += c, target[3] += d;
 }
+// A loop over reads of one place waits, once it has read the same twice, for a release anywhere.
+struct Acquired {
+  uint64_t address = 0;
+  uint32_t word = 0;
+};
+inline WaitQueue releases;
+inline std::unordered_map<Thread const*, Acquired> acquired;
+inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
+  auto const word = [address] { return *reinterpret_cast<uint32_t const*>(address); };
+  maybe_yield();
+  Acquired const last = acquired[current];
+  if (last.address == address) {
+    wait_until(releases, [&] { return word() != last.word; }, "a release of what is %u", last.word);
+  }
+  to = word();
+  acquired[current] = {address, to};
+}
+inline void st_release_gpu_global_b32(uint64_t address, uint32_t word) {
+  maybe_yield();
+  *reinterpret_cast<uint32_t*>(address) = word;
+  releases.wake();
+}
+inline void fence_acq_rel_gpu() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 

@@ -78,6 +78,28 @@ void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std
   maybe_yield();
 }
 
+void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t barrier) {
+  if (target % 16 != 0 || reinterpret_cast<uintptr_t>(source) % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
+    fault("a bulk copy of %u bytes to %#x", bytes, target);
+  }
+  Cta& cta = *current->cta;
+  cta.memory.barrier(barrier);
+  for (uint32_t at = 0; at < bytes; at += 16) {
+    cta.memory.will_write(target + at, "a bulk copy");
+    std::memset(cta.memory.raw(target + at, 16, "a bulk copy"), 0xff, 16);
+  }
+  ++cta.events;
+  later([&cta, target, source, bytes, barrier] {
+    for (uint32_t at = 0; at < bytes; at += 16) {
+      std::memcpy(cta.memory.raw(target + at, 16, "a bulk copy"), source + at, 16);
+      cta.memory.has_written(target + at);
+    }
+    --cta.events;
+    complete_bytes(cta, barrier, bytes);
+  });
+  maybe_yield();
+}
+
 void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> const& coordinates) {
   check_address(source);
   Thread& self = *current;
