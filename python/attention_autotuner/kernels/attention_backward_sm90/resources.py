@@ -114,9 +114,12 @@ class BackwardPassSm90Shape(Sm90Shape):
         order, half = self.knobs.issue_order, self.knobs.block_columns // 2
         results = (self.has_ds * qk + self.has_dv * v) // 2
         scores, packed = (1 + self.has_ds) * half, (self.has_ds + self.has_dv) * half // 2
-        if order == "both_ahead":
-            return results + scores + packed + self.dq_fragments
-        return results + max(scores, packed + self.dq_fragments + (order != "serial") * half)
+        beside = {
+            "both_ahead": scores + packed + self.dq_fragments,
+            "scores_ahead": half + max(packed, self.dq_fragments),
+            "serial": packed + self.dq_fragments,
+        }
+        return results + max(scores, beside[order])
 
 
 def shapes(candidate: Candidate) -> tuple[BackwardPassSm90Shape, ...]:

@@ -46,11 +46,11 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
 
   float dq_or_dk[T::kHasDs ? T::kDepth / 2 : 1], dv[T::kHasDv ? T::kColumns / 2 : 1];
   DqShareSm90<T> share;
-  RingCursor<T::kFirstStages> first;                   // of Y0, for the next S
-  RingCursor<T::kSecondStages> second;                 // of Y1, for the next dP
-  RingCursor<T::kSharesDq ? T::kDsStages : 1> stored;  // of dS
-  int first_now = 0, second_now = 0;                   // stages of Y0 and of Y1 of this step
-  int first_held, second_held;                         // and of the one before, while its results are in flight
+
+  // Stages follow from the number of a step, so that little is carried from one to the next.
+  using First = BarrierRing<T::kFirstStages>;                   // of Y0
+  using Second = BarrierRing<T::kSecondStages>;                 // of Y1
+  using Stored = BarrierRing<T::kSharesDq ? T::kDsStages : 1>;  // of dS
 
   // --- MMAs ----------------------------------------------------------------------------------------------------------
 
@@ -81,57 +81,52 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     }
   }
 
-  __device__ __forceinline__ void issue_scores() {
-    wait(full(T::kY0Barrier, first.stage), first.phase);
-    issue_product<T::kDepth>(s, x0_tile(), y0_tile(first.stage));
-    first.advance();
+  __device__ __forceinline__ void issue_scores(int index) {
+    int const stage = First::stage(index);
+    wait(full(T::kY0Barrier, stage), First::phase(index));
+    issue_product<T::kDepth>(s, x0_tile(), y0_tile(stage));
   }
   // Waits for Y1, for dV as well.
-  __device__ __forceinline__ void issue_dp() {
-    wait(full(T::kY1Barrier, second.stage), second.phase);
-    if constexpr (T::kHasDs) issue_product<T::kColumns>(dp, x1_tile(), y1_tile(second.stage));
-    second.advance();
+  __device__ __forceinline__ void issue_dp(int index) {
+    int const stage = Second::stage(index);
+    wait(full(T::kY1Barrier, stage), Second::phase(index));
+    if constexpr (T::kHasDs) issue_product<T::kColumns>(dp, x1_tile(), y1_tile(stage));
   }
-  __device__ __forceinline__ void issue_results() {
+  __device__ __forceinline__ void issue_results(int index) {
     warpgroup_arrive();
-    if constexpr (T::kHasDv) issue_result<T::kColumns>(dv, p, y1_tile(second_now));
-    if constexpr (T::kHasDs) issue_result<T::kDepth>(dq_or_dk, ds, y0_tile(first_now));
+    if constexpr (T::kHasDv) issue_result<T::kColumns>(dv, p, y1_tile(Second::stage(index)));
+    if constexpr (T::kHasDs) issue_result<T::kDepth>(dq_or_dk, ds, y0_tile(First::stage(index)));
     warpgroup_commit_batch();
-    first_held = first_now;
-    second_held = second_now;
-    first_now = first_now + 1 == T::kFirstStages ? 0 : first_now + 1;
-    second_now = second_now + 1 == T::kSecondStages ? 0 : second_now + 1;
   }
   // Once the results of a step are complete.
-  __device__ __forceinline__ void finish_results() {
+  __device__ __forceinline__ void finish_results(int index) {
     if constexpr (T::kHasDv) fence_accumulators(dv);
     if constexpr (T::kHasDs) fence_accumulators(dq_or_dk);
     if (warp_arrives()) {
-      arrive(empty(T::kY0Barrier, first_held));
-      arrive(empty(T::kY1Barrier, second_held));
+      arrive(empty(T::kY0Barrier, First::stage(index)));
+      arrive(empty(T::kY1Barrier, Second::stage(index)));
     }
   }
 
   // --- the share of dQ -----------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void store_ds() {
+  __device__ __forceinline__ void store_ds(int index) {
+    uint32_t const tile = ds_tile(Stored::stage(index));
     if constexpr (T::kOwnDq) {
-      wait(empty(T::kDsBarrier, stored.stage), stored.phase ^ 1);
-      Base::store_ds(ds_tile(stored.stage));
-      if (warp_arrives()) arrive(full(T::kDsBarrier, stored.stage));
-      stored.advance();
+      wait(empty(T::kDsBarrier, Stored::stage(index)), Stored::phase(index) ^ 1);
+      Base::store_ds(tile);
+      if (warp_arrives()) arrive(full(T::kDsBarrier, Stored::stage(index)));
     } else if constexpr (T::kKeysDq) {
       if constexpr (T::kDsStages == 1) named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
-      Base::store_ds(ds_tile(stored.stage));
+      Base::store_ds(tile);
     }
   }
   __device__ __forceinline__ int dq_row() const { return T::kSplitsDqColumns ? 0 : group * kWarpgroupRows; }
   __device__ __forceinline__ int dq_column() const { return T::kSplitsDqColumns ? group * T::kDqColumns : 0; }
-  __device__ __forceinline__ void issue_dq() {
+  __device__ __forceinline__ void issue_dq(int index) {
     if constexpr (T::kKeysDq) {
       named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
-      share.issue(ds_tile(stored.stage), x0_tile(), dq_row(), dq_column());
-      stored.advance();
+      share.issue(ds_tile(Stored::stage(index)), x0_tile(), dq_row(), dq_column());
     }
   }
   __device__ __forceinline__ void add_dq(Cursor const& now) {
@@ -147,54 +142,66 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   // --- steps ---------------------------------------------------------------------------------------------------------
 
   // Operands of a step's results from its scores, all of it with nothing else in flight.
-  __device__ __forceinline__ void score_alone(Cursor const& now) {
-    issue_scores();
-    issue_dp();
+  __device__ __forceinline__ void score_alone(int index, Cursor const& now) {
+    issue_scores(index);
+    issue_dp(index);
     warpgroup_wait<T::kHasDs ? 1 : 0>();
     fence_accumulators(s);
-    Base::exponentiate(base_of(first_now), now);
+    Base::exponentiate(base_of(First::stage(index)), now);
     warpgroup_wait<0>();
-    if constexpr (T::kHasDs) fence_accumulators(dp);
-    Base::differentiate(shift_of(second_now));
-    Base::pack();
-    store_ds();
+    finish_scores(index);
   }
-  // Results of a step, all of it with nothing else in flight.
-  __device__ __forceinline__ void results_alone(Cursor const& now) {
-    issue_results();
-    issue_dq();
+  __device__ __forceinline__ void finish_scores(int index) {
+    if constexpr (T::kHasDs) fence_accumulators(dp);
+    Base::differentiate(shift_of(Second::stage(index)));
+    Base::pack();
+    store_ds(index);
+  }
+  // Results of a step, with nothing else in flight. With S alone ahead there are no registers for all results at a
+  // time.
+  __device__ __forceinline__ void results_alone(int index, Cursor const& now) {
+    constexpr bool kDqLast = T::kOrder == IssueOrder::kScoresAhead;
+    issue_results(index);
+    if constexpr (!kDqLast) issue_dq(index);
     warpgroup_wait<0>();
-    finish_results();
+    finish_results(index);
+    if constexpr (kDqLast) {
+      issue_dq(index);
+      warpgroup_wait<0>();
+    }
     add_dq(now);
   }
-  // Results of the step `before`, and the scores of `now` beside them. No MMA is in flight when the loop comes around:
-  // the assembler would wait for each.
-  __device__ __forceinline__ void step_ahead(Cursor const& before, Cursor const& now) {
+  // Results of a step, and the scores of `now`, the next, beside them. No MMA is in flight when the loop comes around:
+  // the assembler would wait for each. With S alone ahead, the share of dQ comes between, in the registers of dP.
+  __device__ __forceinline__ void step_ahead(int index, Cursor const& before, Cursor const& now) {
     constexpr bool kBoth = T::kOrder == IssueOrder::kBothAhead;
-    constexpr int kResults = T::kKeysDq ? 2 : 1;  // groups
-    issue_scores();
-    if constexpr (kBoth) issue_dp();
-    issue_results();
-    issue_dq();
+    constexpr int kResults = kBoth && T::kKeysDq ? 2 : 1;  // groups
+    issue_scores(index + 1);
+    if constexpr (kBoth) issue_dp(index + 1);
+    issue_results(index);
+    if constexpr (kBoth) issue_dq(index);
     warpgroup_wait<kResults + kBoth>();
     fence_accumulators(s);
-    Base::exponentiate(base_of(first_now), now);
+    Base::exponentiate(base_of(First::stage(index + 1)), now);
     if constexpr (kBoth) {
       warpgroup_wait<kResults>();
       fence_accumulators(dp);
-      Base::differentiate(shift_of(second_now));
-    }
-    warpgroup_wait<0>();
-    finish_results();
-    if constexpr (!kBoth) issue_dp();
-    add_dq(before);
-    if constexpr (!kBoth && T::kHasDs) {
+      Base::differentiate(shift_of(Second::stage(index + 1)));
       warpgroup_wait<0>();
-      fence_accumulators(dp);
-      Base::differentiate(shift_of(second_now));
+      finish_results(index);
+      add_dq(before);
+      Base::pack();
+      store_ds(index + 1);
+    } else {
+      warpgroup_wait<0>();
+      finish_results(index);
+      issue_dq(index);
+      warpgroup_wait<0>();
+      add_dq(before);
+      issue_dp(index + 1);
+      warpgroup_wait<0>();
+      finish_scores(index + 1);
     }
-    Base::pack();
-    store_ds();
   }
 
   __device__ __forceinline__ void mainloop() {
@@ -214,18 +221,18 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     if constexpr (T::kOrder == IssueOrder::kSerial) {
 #pragma unroll 1
       for (int index = 0; index < steps; ++index, range.next(now)) {
-        score_alone(now);
-        results_alone(now);
+        score_alone(index, now);
+        results_alone(index, now);
       }
     } else {
-      score_alone(now);
+      score_alone(0, now);
 #pragma unroll 1
-      for (int index = 1; index < steps; ++index) {
+      for (int index = 0; index < steps - 1; ++index) {
         Cursor const before = now;
         range.next(now);
-        step_ahead(before, now);
+        step_ahead(index, before, now);
       }
-      results_alone(now);
+      results_alone(steps - 1, now);
     }
   }
 
@@ -262,7 +269,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
   using Base::steps;
 
   DqShareSm90<T> share;
-  RingCursor<T::kDsStages> stored;
+  using Stored = BarrierRing<T::kDsStages>;
 
   __device__ __forceinline__ void run() {
     if (steps == 0) return;
@@ -271,23 +278,23 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
 #pragma unroll 1
     for (int index = 0; index < steps; ++index, range.next(now)) {
       int64_t const tile = dq_tile_index(arguments, batch, now);
-      wait(full(T::kDsBarrier, stored.stage), stored.phase);
-      share.issue(Base::ds_tile(stored.stage), Base::x0_tile(), 0, 0);
+      int const stage = Stored::stage(index);
+      wait(full(T::kDsBarrier, stage), Stored::phase(index));
+      share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
       DqTurn<T> const turn(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
         for (int column = 0; column < T::kDepth; column += T::kDqColumns) {
-          if (row + column > 0) share.issue(Base::ds_tile(stored.stage), Base::x0_tile(), row, column);
+          if (row + column > 0) share.issue(Base::ds_tile(stage), Base::x0_tile(), row, column);
           warpgroup_wait<0>();
           if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
-            arrive(empty(T::kDsBarrier, stored.stage));
+            arrive(empty(T::kDsBarrier, stage));
           }
           share.add(dq_tile<T>(arguments, tile), row, column);
         }
       }
       turn.end();
-      stored.advance();
     }
   }
 };

@@ -6,7 +6,6 @@
 #include "attention_autotuner/abi.h"
 #include "attention_autotuner/attention_backward_sm90/memory.cuh"
 #include "attention_autotuner/attention_backward_sm90/traits.cuh"
-#include "attention_autotuner/attention_forward_sm90/ring.cuh"
 #include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
 #include "attention_autotuner/common/backward_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
@@ -101,19 +100,19 @@ struct BackwardPassSm90Stages {
     if (steps == 0) return;
     fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
                                                row_block * T::kBlockRows, 0, staying_head(), batch);
-    RingCursor<T::kFirstStages> ring;
+    using Ring = BarrierRing<T::kFirstStages>;
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = 0; index < steps; ++index, range.next(now)) {
-      uint32_t const filled = full(T::kY0Barrier, ring.stage);
-      wait(empty(T::kY0Barrier, ring.stage), ring.phase ^ 1);
+      int const stage = Ring::stage(index);
+      uint32_t const filled = full(T::kY0Barrier, stage);
+      wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
       arrive_and_expect_tx(filled, T::kY0Bytes + (T::kByQueries ? 0 : 4 * T::kBlockColumns));
-      load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(ring.stage), arguments.y0, filled,
-                                                   now.tile * T::kBlockColumns, 0, streamed_head(now), batch);
+      load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, now.tile * T::kBlockColumns, 0,
+                                                   streamed_head(now), batch);
       if constexpr (!T::kByQueries) {
-        bulk_load(base_of(ring.stage), values_of(arguments.common.base, now), 4 * T::kBlockColumns, filled);
+        bulk_load(base_of(stage), values_of(arguments.common.base, now), 4 * T::kBlockColumns, filled);
       }
-      ring.advance();
     }
   }
   __device__ __forceinline__ void load_second() const {
@@ -123,19 +122,19 @@ struct BackwardPassSm90Stages {
                                                    row_block * T::kBlockRows, 0, staying_head(), batch);
     }
     constexpr bool kShifts = T::kHasDs && !T::kByQueries;
-    RingCursor<T::kSecondStages> ring;
+    using Ring = BarrierRing<T::kSecondStages>;
     Cursor now = range.begin();
 #pragma unroll 1
     for (int index = 0; index < steps; ++index, range.next(now)) {
-      uint32_t const filled = full(T::kY1Barrier, ring.stage);
-      wait(empty(T::kY1Barrier, ring.stage), ring.phase ^ 1);
+      int const stage = Ring::stage(index);
+      uint32_t const filled = full(T::kY1Barrier, stage);
+      wait(empty(T::kY1Barrier, stage), Ring::phase(index) ^ 1);
       arrive_and_expect_tx(filled, T::kY1Bytes + (kShifts ? 4 * T::kBlockColumns : 0));
-      load_tile<T::kBlockColumns, T::kColumnsLoaded>(y1_tile(ring.stage), arguments.y1, filled,
-                                                     now.tile * T::kBlockColumns, 0, streamed_head(now), batch);
+      load_tile<T::kBlockColumns, T::kColumnsLoaded>(y1_tile(stage), arguments.y1, filled, now.tile * T::kBlockColumns,
+                                                     0, streamed_head(now), batch);
       if constexpr (kShifts) {
-        bulk_load(shift_of(ring.stage), values_of(arguments.common.shift, now), 4 * T::kBlockColumns, filled);
+        bulk_load(shift_of(stage), values_of(arguments.common.shift, now), 4 * T::kBlockColumns, filled);
       }
-      ring.advance();
     }
   }
 };

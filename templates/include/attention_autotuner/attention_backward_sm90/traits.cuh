@@ -86,12 +86,12 @@ struct BackwardPassSm90Traits {
   static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
   static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
   static constexpr int kDqFragments = kKeysDq ? kDqColumns / 2 : 0;
-  // Beside the results: what is there when scores turn into operands, or when the results are in flight.
-  static constexpr int kFragmentRegisters =
-      kResultRegisters + (kOrder == IssueOrder::kBothAhead
-                              ? kScoreRegisters + kPackedRegisters + kDqFragments
-                              : maximum(kScoreRegisters, kPackedRegisters + kDqFragments +
-                                                             (kOrder == IssueOrder::kSerial ? 0 : kBlockColumns / 2)));
+  // Beside the results: what is there when scores turn into operands, when the results are in flight, or dQ.
+  static constexpr int kBesideResults =
+      kOrder == IssueOrder::kBothAhead     ? kScoreRegisters + kPackedRegisters + kDqFragments
+      : kOrder == IssueOrder::kScoresAhead ? kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments)
+                                           : kPackedRegisters + kDqFragments;
+  static constexpr int kFragmentRegisters = kResultRegisters + maximum(kScoreRegisters, kBesideResults);
 
   static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
   static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");

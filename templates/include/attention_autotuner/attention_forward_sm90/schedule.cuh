@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "attention_autotuner/attention_forward_sm90/ring.cuh"
 #include "attention_autotuner/attention_forward_sm90/traits.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
 #include "attention_autotuner/sm90/pipeline.cuh"
@@ -33,6 +32,20 @@ __device__ __forceinline__ WorkTile work_tile(int index, WorkList const& list) {
   int const batch = list.heads.divide(head_batch);
   return {list.longest_first ? list.row_blocks - 1 - rank : rank, head_batch - batch * list.heads.divisor, batch};
 }
+
+// Position in a ring of stages.
+template <int Stages>
+struct RingCursor {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void advance() {
+    if constexpr (Stages == 1) {
+      phase ^= 1;
+    } else if (++stage == Stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
 
 // The sequence of tiles of one CTA as one of its readers sees it. In a dynamic schedule the thread that loads K claims
 // the next tile when it has almost loaded one, not earlier: claims a whole tile ahead cost causal launches up to a
