@@ -82,12 +82,26 @@ def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
 GRADIENTS = "dq dk dv"
 with unverified.offered():
     SOFTMAX = sm90()
+    FUSED = sm90(direction="backward")
+    TWO_PASS = sm90(direction="backward", deterministic=True)
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 ON_HOST = [
     PLAIN,
     *RETNET[:2],
     sm90(op="retnet", mask="explicit"),
     *(replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s)) for s in ("grid", "dynamic")),
+    FUSED,
+    TWO_PASS,
+    *(
+        replace(
+            FUSED,
+            knobs=replace(
+                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, ordered=True)
+            ),
+            padded_dim_qk=dim,
+        )
+        for dq_by, dim in (("own", 64), ("keys", 80))
+    ),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
     *(
@@ -183,6 +197,7 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
         "chunks_sm80",
         "chunks_sm90",
         "attention_forward_sm90",
+        "attention_backward_sm90",
     }
 
 

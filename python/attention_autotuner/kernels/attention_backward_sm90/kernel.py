@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ...core.candidate import Candidate
 from ..kernel import Entry, Kernel, Traits
 from ..shared.cells import BACKWARD_COLUMNS, cells, order_words, pass_words
+from ..shared.rules import Rule
 from . import cost, resources, rules, space
 from .knobs import AttentionBackwardSm90Knobs, knobs_of
 
 
 class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
-    """WGMMA over tiles that a producer warpgroup loads by TMA, in one pass that adds dQ, or in passes without atomics."""
+    """WGMMA over tiles that a producer loads by TMA, in one pass that adds dQ or in two or three without atomics."""
 
     knobs = AttentionBackwardSm90Knobs
     points = staticmethod(space.points)
@@ -21,6 +23,7 @@ class AttentionBackwardSm90(Kernel[AttentionBackwardSm90Knobs]):
     predict = staticmethod(cost.predict)
     headings: ClassVar[tuple[str, ...]] = BACKWARD_COLUMNS
     workspace_bytes = staticmethod(resources.workspace_bytes)
+    pruning: ClassVar[Mapping[str, Rule[Candidate]]] = rules.PRUNING_PREDICATES
 
     def entry(self, candidate: Candidate) -> Entry:
         """The header and the C++ type of a candidate's entry points."""

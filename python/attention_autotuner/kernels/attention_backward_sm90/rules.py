@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...core.candidate import Candidate
 from ..shared.passes import Pass
 from ..shared.rules import Rule, within
 from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
 from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
-from .knobs import AttentionBackwardSm90Knobs
+from .knobs import AttentionBackwardSm90Knobs, knobs_of
 from .resources import CONSUMER_REGISTERS, BackwardPassSm90Shape, needs, shapes
 
 MAX_STAGES = 4
 MAX_DS_STAGES = 2
 MAX_BLOCK = 128
+LEAST_BLOCK = 64  # queries of a step: with fewer, MMAs wait for shared memory
 
 
 def _warpgroups_range(s: BackwardPassSm90Shape) -> str | None:
@@ -96,3 +99,17 @@ def pass_of(shape: BackwardPassSm90Shape) -> Pass:
 def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
     """The launches of a candidate, in the order they run."""
     return tuple(map(pass_of, shapes(candidate)))
+
+
+def _three_passes_pay(c: Candidate) -> str | None:
+    dk = knobs_of(c).dk
+    if dk is None:
+        return None
+    least = replace(dk, block_columns=LEAST_BLOCK, issue_order="serial")
+    keys = BackwardPassSm90Shape(candidate=c, name="keys", knobs=least, share=None)
+    if pass_of(keys).violation is not None:
+        return None
+    return "a warpgroup holds dK and dV together, and their passes share S and dP"
+
+
+PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {"three_passes_pay": _three_passes_pay}

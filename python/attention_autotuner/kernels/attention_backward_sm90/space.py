@@ -26,7 +26,7 @@ from .knobs import (
     IssueOrder,
 )
 from .resources import BackwardPassSm90Shape, shapes, smem_bytes
-from .rules import pass_of, passes_of
+from .rules import PRUNING_PREDICATES, pass_of, passes_of
 
 ISSUE_ORDERS: tuple[IssueOrder, ...] = ("both_ahead", "scores_ahead", "serial")
 STAGES = ((3, 2), (2, 2), (2, 1), (1, 1))  # of what streams for S and for dP
@@ -56,7 +56,7 @@ SPACES: dict[str, AttentionBackwardSm90Space] = {}  # by the spec's name; the ot
 def points(problem: Problem, spec: ArchSpec) -> Iterator[AttentionBackwardSm90Knobs | Rejection]:
     """Every point of the space, as knobs or as the rejection that says why not."""
     space = SPACES.get(spec.name, AttentionBackwardSm90Space())
-    return points_of(problem, spec, _points(problem, space, spec), passes_of)
+    return points_of(problem, spec, _points(problem, space, spec), passes_of, PRUNING_PREDICATES)
 
 
 def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | None:
@@ -70,7 +70,7 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionBackwardSm90Knobs | No
     space = replace(SPACES.get(spec.name, AttentionBackwardSm90Space()), cta_orders=(order,))
     if problem.deterministic:
         space = replace(space, shares=())
-    return first_legal(problem, spec, _points(problem, space, spec), passes_of)
+    return first_legal(problem, spec, _points(problem, space, spec), passes_of, PRUNING_PREDICATES)
 
 
 def _points(
@@ -104,9 +104,9 @@ def _fitted(
     cta_order: CtaOrder,
     **given: Any,
 ) -> AttentionBackwardSm90Knobs:
-    """A point with what its passes have registers and shared memory for; where nothing fits, with what they asked for."""
+    """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
     plain = BackwardPassSm90(block_columns=block, issue_order=orders[0])
-    passes = {name: plain for name in PASSES[decomposition]} | given
+    passes = dict.fromkeys(PASSES[decomposition], plain) | given
     knobs = AttentionBackwardSm90Knobs(decomposition=decomposition, cta_order=cta_order, **passes)
     fitted = {
         name: value
