@@ -167,7 +167,7 @@ def with_more(problem: Problem, selected: Candidate) -> int:
     """The workspace of a call that also wants the final state, or the gradient of gamma."""
     if selected.form == "parallel":
         return scores_forward.workspace_bytes(problem, selected, final_state=True)
-    if selected.direction == "backward":
+    if selected.kernel == "chunks_sm80" and selected.direction == "backward":
         return chunks.workspace_bytes(problem, selected, dgamma=True)
     return kernel_of(selected).workspace_bytes(problem, selected)
 
