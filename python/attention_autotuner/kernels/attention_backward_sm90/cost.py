@@ -6,22 +6,11 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.engine import (
-    AuxiliaryWork,
-    TileList,
-    hbm_us,
-    in_sequence,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    span_of,
-    spill_clk,
-)
+from ..shared.engine import AuxiliaryWork, TileList, in_sequence
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from ..shared.wgmma_cost import once_bytes
+from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
 from ..shared.workspace import ROW_VALUES, SUM_BYTES
 from .knobs import knobs_of
 from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
@@ -50,15 +39,13 @@ def step_clks(
 ) -> tuple[float, float]:
     """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them."""
     scores = shape.block_rows * shape.knobs.block_columns
-    mma = 2 * scores * shape.products / (spec.wgmma_flops_per_clk_per_sm or 1.0)
+    mma = mma_clk(scores * shape.products, spec)
     exposed = fit.gradient_sm90_score_clk * scores * HIDDEN_SHARES[shape.knobs.issue_order]
     exposed += fit.gradient_sm90_step_clk
     if shape.share is None:
         return mma, exposed
-    if shape.owns_dq:
-        exposed *= fit.gradient_sm90_own_dq_share
     if shape.share.ordered:
-        exposed += fit.gradient_sm90_turn_clk
+        exposed += fit.gradient_sm90_semaphore_clk
     added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.
     return mma, max(exposed, added / fit.gradient_sm90_sum_bytes_per_clk - mma)
@@ -80,28 +67,19 @@ def _pass_time(
         slices=1,
         longest_first=whole.cta_order == "longest_first",
     )
-    placed = residency(spec, usage, threads=shape.threads, ctas=tiles.ctas, filled=False)
-    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return infeasible()
-    mma_clk, exposed_clk = step_clks(shape, spec, fit)
-    spilled_clk = spill_clk(usage, shape.threads, fit)
-    step_clk, tile_clk = mma_clk + exposed_clk + spilled_clk, fit.gradient_sm90_tile_clk
-    span = span_of(tiles, placed.slots, step_clk=step_clk, cta_clk=tile_clk)
-    to_us = 1 / spec.sm_clock_mhz
-    rounds = tiles.all_steps / placed.slots
-    moved = ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns)
-    terms = {
-        "tensor_us": rounds * mma_clk * to_us,
-        "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": l2_us(tiles.all_steps * moved, spec),
-        "hbm_us": hbm_us(once_bytes(problem), spec),
-        "spill_us": rounds * spilled_clk * to_us,
-        "cta_us": placed.waves * tile_clk * to_us,
-        "imbalance_us": span.idle_steps * step_clk * to_us,
-    }
-    compute = span.steps * step_clk * to_us
-    return launch_estimate(
-        terms, compute, placed, spec, overlap_loss=fit.gradient_sm90_overlap_loss
+    mma, exposed = step_clks(shape, spec, fit)
+    return predict_steps(
+        tiles,
+        spec,
+        usage,
+        fit,
+        threads=shape.threads,
+        mma_clk=mma,
+        exposed_clk=exposed,
+        block_clk=fit.gradient_sm90_tile_clk,
+        moved_bytes=ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns),
+        once=once_bytes(problem),
+        overlap_loss=fit.gradient_sm90_overlap_loss,
     )
 
 

@@ -29,7 +29,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
 VALUE_BYTES = 512  # of a stage of base or of shift
-TURN_BYTES = 4
+SEMAPHORE_BYTES = 4
 ENOUGH_CTAS = H100_SPEC.num_sms
 
 
@@ -163,14 +163,14 @@ def head_splits(problem: Problem, candidate: Candidate) -> int:
 
 
 def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
-    """Bytes of the sums of dQ and of the turns in which they are added; none without a share."""
+    """Bytes of the sums of dQ and of the semaphores that order them; none without a share."""
     if shape.share is None:
         return 0
     block = shape.knobs.block_columns
     tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // block)
-    parts = 1 if shape.owns_dq else shape.knobs.warpgroups
-    turns = -(-tiles * parts * TURN_BYTES // 16) * 16 if shape.share.ordered else 0
-    return tiles * block * problem.padded_dim_qk * SUM_BYTES + turns
+    counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
+    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.ordered else 0
+    return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
 
 
 def workspace_bytes(problem: Problem, candidate: Candidate) -> int:

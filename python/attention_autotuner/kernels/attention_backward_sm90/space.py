@@ -102,11 +102,11 @@ def _fitted(
     block: int,
     orders: tuple[IssueOrder, ...],
     cta_order: CtaOrder,
-    **given: Any,
+    **others: Any,
 ) -> AttentionBackwardSm90Knobs:
     """A point with what its passes have registers and shared memory for, or as asked where nothing fits."""
     plain = BackwardPassSm90(block_columns=block, issue_order=orders[0])
-    passes = dict.fromkeys(PASSES[decomposition], plain) | given
+    passes = dict.fromkeys(PASSES[decomposition], plain) | others
     knobs = AttentionBackwardSm90Knobs(decomposition=decomposition, cta_order=cta_order, **passes)
     fitted = {
         name: value

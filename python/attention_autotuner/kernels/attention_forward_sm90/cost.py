@@ -6,20 +6,12 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.engine import (
-    TileList,
-    hbm_us,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    span_of,
-    spill_clk,
-)
+from ..shared.engine import TileList
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
-from ..shared.wgmma_cost import once_bytes
+from ..shared.wgmma_cost import mma_clk as clk_of_mmas
+from ..shared.wgmma_cost import once_bytes, predict_steps
 from .resources import AttentionForwardSm90Shape, shape_of
 
 
@@ -30,8 +22,7 @@ def step_clks(
     knobs = shape.knobs
     scores = knobs.block_m * knobs.block_n
     columns = shape.candidate.padded_dim_qk + shape.candidate.padded_dim_v
-    rate = spec.wgmma_flops_per_clk_per_sm or 0.0
-    mma = 2 * scores * columns / (rate * fit.attention_sm90_rate)
+    mma = clk_of_mmas(scores * columns, spec) / fit.attention_sm90_rate
     softmax = scores / (spec.exp_per_clk_per_sm * fit.attention_sm90_rate)
     softmax *= fit.attention_sm90_softmax_share
     if not knobs.optimistic:
@@ -79,35 +70,18 @@ def predict(
         longest_first=problem.causal,
         persistent=knobs.schedule == "static",
     )
-    placed = residency(spec, usage, threads=knobs.num_threads, ctas=tiles.ctas, filled=False)
-    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return infeasible()
     mma_clk, exposed_clk = step_clks(shape, spec, fit)
-    spilled_clk = spill_clk(usage, knobs.num_threads, fit)
-    step_clk = mma_clk + exposed_clk + spilled_clk
-    block_clk = tile_clk(shape, mma_clk, exposed_clk, fit)
-    span = span_of(tiles, placed.slots, step_clk=step_clk, cta_clk=block_clk)
-
-    to_us = 1 / spec.sm_clock_mhz
-    rounds = tiles.all_steps / placed.slots
-    moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns)
-    counter_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
-    terms = {
-        "tensor_us": rounds * mma_clk * to_us,
-        "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": l2_us(tiles.all_steps * moved, spec),
-        "hbm_us": hbm_us(once_bytes(problem), spec),
-        "spill_us": rounds * spilled_clk * to_us,
-        "cta_us": placed.waves * block_clk * to_us,
-        "imbalance_us": span.idle_steps * step_clk * to_us,
-        "auxiliary_us": counter_us,
-    }
-    compute = span.steps * step_clk * to_us
-    return launch_estimate(
-        terms,
-        compute,
-        placed,
+    return predict_steps(
+        tiles,
         spec,
+        usage,
+        fit,
+        threads=knobs.num_threads,
+        mma_clk=mma_clk,
+        exposed_clk=exposed_clk,
+        block_clk=tile_clk(shape, mma_clk, exposed_clk, fit),
+        moved_bytes=ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns),
+        once=once_bytes(problem),
         overlap_loss=fit.attention_sm90_overlap_loss,
-        start_us=counter_us,
+        start_us=fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0,
     )

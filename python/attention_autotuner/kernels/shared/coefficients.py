@@ -82,8 +82,7 @@ class Coefficients:
         attention_sm90_overlap_loss: as ``memory_overlap_loss``.
         gradient_sm90_score_clk: clocks of an SM that the softmax of a score adds to its MMAs where nothing hides it.
         gradient_sm90_step_clk: of barriers and latencies of a step.
-        gradient_sm90_own_dq_share: share of both that is left where a warpgroup of its own computes dQ.
-        gradient_sm90_turn_clk: of a step that waits for its turn to add to dQ.
+        gradient_sm90_semaphore_clk: of a step that adds to dQ in the order of keys.
         gradient_sm90_sum_bytes_per_clk: of additions to global memory, by an SM where all add.
         gradient_sm90_tile_clk: of a CTA beside its steps.
         gradient_sm90_overlap_loss: as ``memory_overlap_loss``.
@@ -160,8 +159,7 @@ class Coefficients:
 
     gradient_sm90_score_clk: float = fitted(0.06, 0.01, 0.2)
     gradient_sm90_step_clk: float = fitted(350.0, 50.0, 1500.0)
-    gradient_sm90_own_dq_share: float = fitted(0.7, 0.2, 1.5)
-    gradient_sm90_turn_clk: float = fitted(150.0, 0.0, 1000.0)
+    gradient_sm90_semaphore_clk: float = fitted(150.0, 0.0, 1000.0)
     gradient_sm90_sum_bytes_per_clk: float = fitted(14.0, 8.0, 20.0)
     gradient_sm90_tile_clk: float = fitted(3500.0, 500.0, 10000.0)
     gradient_sm90_overlap_loss: float = fitted(0.1, 0.0, 0.4)

@@ -59,7 +59,7 @@ struct DqShareSm90 {
   }
 };
 
-// Where the sums of a tile of queries start, and the turns of its parts.
+// Which tile of queries of all, and where its sums start.
 __device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Arguments const& arguments, int batch,
                                                  Cursor const& now) {
   auto const& common = arguments.common;
@@ -70,26 +70,26 @@ __device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments const& argum
   return arguments.common.dq_sum + index * (T::kBlockColumns * T::kDepth);
 }
 
-// Around the additions of one warpgroup to a part of a tile: shares come in the order of their blocks of keys, all of
-// which from the first on see a tile that a later one sees.
+// Around the additions of one warpgroup to its part of a tile: shares come in the order of their blocks of keys. All
+// blocks before one that sees a tile of queries see it as well, so that a semaphore counts them.
 template <typename T>
-struct DqTurn {
-  int* turns;
-  int turn, barrier;
+struct DqSemaphore {
+  int* place;
+  int block, barrier;
 
-  __device__ __forceinline__ DqTurn(BackwardPassSm90Arguments const& arguments, int64_t tile, int part, int turn,
-                                    int barrier)
-      : turns(arguments.turns + tile * T::kDqParts + part), turn(turn), barrier(barrier) {
+  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments const& arguments, int64_t tile, int part, int block,
+                                         int barrier)
+      : place(arguments.semaphores + tile * T::kDqParts + part), block(block), barrier(barrier) {
     if constexpr (T::kOrdered) {
-      if (leads_warpgroup()) wait_for_turn(turns, turn);
+      if (leads_warpgroup()) semaphore_wait(place, block);
       named_barrier(barrier, kWarpgroupThreads);
     }
   }
-  __device__ __forceinline__ void end() const {
+  __device__ __forceinline__ void release() const {
     if constexpr (T::kOrdered) {
       fence_device();
       named_barrier(barrier, kWarpgroupThreads);
-      if (leads_warpgroup()) pass_turn_on(turns, turn);
+      if (leads_warpgroup()) semaphore_release(place, block + 1);
     }
   }
 };

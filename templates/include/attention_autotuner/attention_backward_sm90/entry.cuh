@@ -94,19 +94,19 @@ struct AttentionBackwardSm90Entry {
   // Where the buffers of the workspace start, in bytes.
   struct Workspace {
     int64_t lse_delta_rows, dq_tiles = 0;
-    int64_t shift, dq_sum, turns, dk_partial, dv_partial, bytes;
+    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, bytes;
     int splits;
 
     explicit Workspace(Params const& p) {
       int64_t const heads = int64_t(p.batch) * p.heads_q;
       lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
       shift = heads * lse_delta_rows * int64_t(sizeof(float));
-      dq_sum = turns = bytes = 2 * shift;
+      dq_sum = semaphores = bytes = 2 * shift;
       if constexpr (kFused) {
         dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
-        turns = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
+        semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
         int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
-        bytes = turns + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
+        bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
       }
       dk_partial = dv_partial = bytes;
       int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
@@ -151,12 +151,12 @@ struct AttentionBackwardSm90Entry {
            make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, p.seqlen_k, p.heads_kv, keys);
   }
   template <typename T>
-  static int32_t launch_pass(Common const& common, int* turns, cudaStream_t stream) {
+  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream) {
     Params const& p = common.params;
     softmax_backward::BackwardPassSm90Arguments arguments;
     if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     arguments.common = common;
-    arguments.turns = turns;
+    arguments.semaphores = semaphores;
     int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
     int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
     int64_t const tiles = int64_t(blocks) * heads * p.batch;
@@ -187,7 +187,7 @@ struct AttentionBackwardSm90Entry {
                         Divider::by(places.splits),
                         at(places.dk_partial),
                         at(places.dv_partial)};
-    int* const turns = reinterpret_cast<int*>(at(places.turns));
+    int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
     int64_t const heads = int64_t(p.batch) * p.heads_q;
     int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
     if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
@@ -196,7 +196,8 @@ struct AttentionBackwardSm90Entry {
     return Steps()
         .then([] { return cuda_status(cudaGetLastError()); })
         .then([&] {
-          return Passes::for_each([&](auto traits) { return launch_pass<decltype(traits)>(common, turns, stream); });
+          return Passes::for_each(
+              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream); });
         })
         .then([&] {
           if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);

@@ -133,9 +133,9 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
     if constexpr (T::kKeysDq) {
       fence_accumulators(share.sums);
       int64_t const tile = dq_tile_index(arguments, batch, now);
-      DqTurn<T> const turn(arguments, tile, group, row_block, kWarpgroupBarrier + group);
+      DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
       share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column());
-      turn.end();
+      semaphore.release();
     }
   }
 
@@ -281,7 +281,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
       int const stage = Stored::stage(index);
       wait(full(T::kDsBarrier, stage), Stored::phase(index));
       share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
-      DqTurn<T> const turn(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+      DqSemaphore<T> const semaphore(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
 #pragma unroll
       for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
 #pragma unroll
@@ -294,7 +294,7 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           share.add(dq_tile<T>(arguments, tile), row, column);
         }
       }
-      turn.end();
+      semaphore.release();
     }
   }
 };

@@ -1,5 +1,5 @@
 // Memory operations of attention's backward of family sm90 beside TMA: values of rows on their way in, sums of dQ on
-// their way out, and the turns in which these are added.
+// their way out, and the semaphores in which these are added.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +20,16 @@ __device__ __forceinline__ void add_four(float* sums, float a, float b, float c,
                : "memory");
 }
 
-// By one thread: until it is `turn`'s turn, and what was added in the turns before is visible.
-__device__ __forceinline__ void wait_for_turn(int const* turns, int turn) {
+// By one thread: until the semaphore has a value, and what was added before that is visible.
+__device__ __forceinline__ void semaphore_wait(int const* semaphore, int value) {
   int now;
   do {
-    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(turns) : "memory");
-  } while (now != turn);
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(semaphore) : "memory");
+  } while (now != value);
 }
-// By one thread, after a barrier among those that added in this turn and fenced that.
-__device__ __forceinline__ void pass_turn_on(int* turns, int turn) {
-  asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(turns), "r"(turn + 1) : "memory");
+// By one thread, after a barrier among those that added and fenced that: lets the next one in.
+__device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(semaphore), "r"(value) : "memory");
 }
 __device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
 

@@ -22,7 +22,7 @@ using softmax_forward::kWarpgroupThreads;
 struct BackwardPassSm90Arguments {
   TmaTensor x0, x1, y0, y1;
   BackwardArguments<attention_autotuner_attention_backward_params> common;
-  int* turns;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
+  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
 // Where tiles and barriers lie, and which tiles a CTA visits.
