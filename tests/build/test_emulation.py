@@ -11,14 +11,16 @@ from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.outcome import LaunchFailed, Wrong
 from attention_autotuner.core.problem import Problem
 from attention_autotuner.kernels.attention_forward_sm90.knobs import AttentionForwardSm90Knobs
+from attention_autotuner.operations.shared.tensors import Inputs
 from attention_autotuner.serving.loader import LoadedKernel
 from tests.emulation.build import build
-from tests.emulation.check import check
+from tests.emulation.check import RUNS, check, growing_scores, scaled
 
 pytestmark = pytest.mark.build
 
 MAINLOOP = "attention_forward_sm90/mainloop.cuh"
 OUTPUT = "attention_forward_sm90/output.cuh"
+SOFTMAX = "attention_forward_sm90/softmax.cuh"
 MUTANTS = {
     "scores_not_waited_for": (
         MAINLOOP,
@@ -40,6 +42,23 @@ MUTANTS = {
         "consumer_release(empty(T::kKBarrier, k.stage));",
         "consumer_release(empty(T::kKBarrier, k.stage)); consumer_release(empty(T::kKBarrier, k.stage));",
     ),
+    "skipped_phases_not_awaited_by_all": (
+        MAINLOOP,
+        "wait_v();\n      warpgroup_barrier(group);\n      release_k();",
+        "wait_v(); release_k();",
+    ),
+    "turn_not_passed": (MAINLOOP, "ping_pong_pass<T::kWarpgroups>(group);", ""),
+    "p_overwritten": (
+        MAINLOOP,
+        "due = Base::optimistic_softmax(next_p, !new_tile);",
+        "due = Base::optimistic_softmax(p, !new_tile);",
+    ),
+    "index_out_of_bounds": (
+        SOFTMAX,
+        "o[i] *= factor[i / 2 % 2];",
+        "o[i] *= factor[i / 2];",
+    ),
+    "maximum_not_raised": (SOFTMAX, "largest[half] = next;", ""),
     "output_not_fenced": (OUTPUT, "fence_view_async_shared();", ""),
     "store_not_waited_for": (OUTPUT, "tma_store_wait_read();", ""),
     "bytes_miscounted": (
@@ -48,19 +67,25 @@ MUTANTS = {
         "arrive_and_expect_tx(full, Rows * Columns * 2 + 16);",
     ),
 }
-CAUGHT_BY = {
-    "scores_not_waited_for": "has yet to read",
-    "k_not_waited_for": "has yet to bring",
-    "v_released_early": "has yet to read",
-    "k_released_twice": "has yet to read",
-    "output_not_fenced": "without a fence",
-    "store_not_waited_for": "has yet to read",
-    "bytes_miscounted": "deadlock",
-}
+CAUGHT = [
+    ("scores_not_waited_for", "eager", "races with the read of an MMA"),
+    ("scores_not_waited_for", "lazy", "an MMA or a copy has yet to read"),
+    ("k_not_waited_for", "eager", "races with the write of a copy"),
+    ("v_released_early", "eager", "races with the read of an MMA"),
+    ("k_released_twice", "eager", "races with the write of a copy"),
+    ("skipped_phases_not_awaited_by_all", "random", "deadlock"),
+    ("turn_not_passed", "eager", "named barrier"),
+    ("p_overwritten", "lazy", "a register of A"),
+    ("index_out_of_bounds", "eager", "out of bounds"),
+    ("maximum_not_raised", "eager", "o: "),
+    ("output_not_fenced", "eager", "without a fence"),
+    ("store_not_waited_for", "eager", "races with the read of"),
+    ("bytes_miscounted", "eager", "bytes to come"),
+]
 CAUSAL = Problem(
-    heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=300, dim_qk=64, dim_v=64, causal=True
+    batch=1, heads_q=4, heads_kv=2, seqlen_q=300, seqlen_k=300, dim_qk=64, dim_v=64, causal=True
 )
-ODD = Problem(heads_q=2, heads_kv=1, seqlen_q=77, seqlen_k=205, dim_qk=64, dim_v=64)
+ODD = Problem(batch=2, heads_q=2, heads_kv=1, seqlen_q=77, seqlen_k=205, dim_qk=64, dim_v=64)
 
 
 def candidate(**knobs: Any) -> Candidate:
@@ -74,13 +99,26 @@ def candidate(**knobs: Any) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> LoadedKernel:
-    folder = tmp_path_factory.mktemp("emulation") / "mutants"
-    return build(candidate(), folder, MUTANTS)
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all builds, which share the compiled machine."""
+    return tmp_path_factory.mktemp("emulation")
 
 
-def test_attention_forward_is_right(emulated: LoadedKernel) -> None:
-    outcome = check(emulated, [CAUSAL, ODD])
+@pytest.fixture(scope="module")
+def emulated(builds: Path) -> LoadedKernel:
+    return build(candidate(ping_pong=True), builds / "mutants", MUTANTS)
+
+
+@pytest.mark.parametrize(
+    ("sign", "runs"), [(1.0, RUNS), (-1.0, [("random", 2)]), (0.0, [("lazy", 3)])]
+)
+def test_attention_forward_is_right(
+    emulated: LoadedKernel, sign: float, runs: list[tuple[str, int]]
+) -> None:
+    def adjusted(inputs: Inputs) -> tuple[Inputs, Inputs]:
+        return scaled(growing_scores(inputs)[0], sign=sign)
+
+    outcome = check(emulated, [CAUSAL, ODD], runs, adjust=adjusted)
     assert outcome.ok, outcome.reason
 
 
@@ -88,18 +126,21 @@ def test_attention_forward_is_right(emulated: LoadedKernel) -> None:
     "knobs",
     [
         {"mainloop": "overlap_flat", "schedule": "static"},
-        {"mainloop": "serial", "ping_pong": True, "output": "direct"},
+        {"mainloop": "serial", "output": "direct"},
         {"mainloop": "strict", "q_stages": 1, "schedule": "grid", "optimistic": False},
     ],
     ids=lambda knobs: knobs["mainloop"],
 )
-def test_main_loops_are_right(tmp_path: Path, knobs: dict[str, Any]) -> None:
-    outcome = check(build(candidate(**knobs), tmp_path / "kernel"), [CAUSAL, ODD])
+def test_main_loops_are_right(builds: Path, knobs: dict[str, Any]) -> None:
+    kernel = build(candidate(**knobs), builds / str(knobs["mainloop"]))
+    outcome = check(kernel, [CAUSAL, ODD], adjust=growing_scores)
     assert outcome.ok, outcome.reason
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_mistakes_are_caught(emulated: LoadedKernel, mutant: str) -> None:
-    outcome = check(emulated, [CAUSAL], [("lazy", 0)], mutant=mutant)
+@pytest.mark.parametrize(("mutant", "policy", "message"), CAUGHT)
+def test_mistakes_are_caught(
+    emulated: LoadedKernel, mutant: str, policy: str, message: str
+) -> None:
+    outcome = check(emulated, [CAUSAL], [(policy, 1)], adjust=growing_scores, mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
-    assert CAUGHT_BY[mutant] in outcome.reason
+    assert message in outcome.reason

@@ -40,15 +40,15 @@ def build(candidate: Candidate, folder: Path, mutants: Mutants | None = None) ->
     _write_headers(folder / "include", mutants or {})
     source = folder / "kernel.cpp"
     source.write_text(rewrite(render(candidate).text), encoding="utf-8")
-    library = folder / LIBRARY_NAME
-    objects = [
-        runtime_object(folder.parent, name)
-        for name in ("machine", "memory", "mma", "tma", "device")
-    ]
+    library, compiled = folder / LIBRARY_NAME, folder / "kernel.o"
     _compile(
-        *("-O2", "-shared", "-Wl,-Bsymbolic", "-include", str(HERE / "runtime/prelude.h")),
-        *(f"-I{folder / 'include'}", "-o", str(library), str(source), *map(str, objects)),
+        *("-O2", "-c", "-fsanitize=bounds", "-fno-sanitize-recover=bounds"),
+        *("-include", str(HERE / "runtime/prelude.h"), f"-I{folder / 'include'}"),
+        *("-o", str(compiled), str(source)),
     )
+    # Without the sanitizer's library: the machine has its handler.
+    machine = machine_object(folder.parent)
+    _compile("-shared", "-Wl,-Bsymbolic", "-o", str(library), str(compiled), str(machine))
     return load(library)
 
 
@@ -75,10 +75,13 @@ def configure(
     function(POLICIES.index(policy), seed, multiprocessors, mutant.encode())
 
 
-def runtime_object(folder: Path, name: str) -> Path:
-    """A compiled part of the machine, compiled once for a folder."""
-    source, target = HERE / f"runtime/{name}.cpp", folder / f"{name}.o"
+def machine_object(folder: Path) -> Path:
+    """The machine, compiled once for a folder."""
+    target = folder / "machine.o"
     if not target.exists() or target.stat().st_mtime_ns < _newest(HERE / "runtime"):
+        source = target.with_suffix(".cpp")
+        sources = sorted((HERE / "runtime").glob("*.cpp"))
+        source.write_text("".join(f'#include "{path}"\n' for path in sources), encoding="utf-8")
         _compile("-O3", "-c", "-o", str(target), str(source))
     return target
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import torch
 
 from attention_autotuner.core.outcome import Ok, Outcome
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.operations.bindings import Binding, Reference, ways_of
+from attention_autotuner.operations.shared.tensors import Inputs, Shapes
 from attention_autotuner.serving.loader import LoadedKernel
 from attention_autotuner.tuning import verify
 
@@ -17,19 +21,66 @@ from .build import configure
 RUNS: tuple[tuple[str, int], ...] = (("lazy", 0), ("eager", 0), ("random", 1))
 """Policies and seeds of the machine."""
 
+Adjust = Callable[[Inputs], tuple[Inputs, Inputs]]
+"""From inputs to those of the launch and those of the reference."""
+
+
+def growing_scores(inputs: Inputs) -> tuple[Inputs, Inputs]:
+    """Keys that are the greater the further ahead: a loop from the last key to the first meets new maxima."""
+    length = inputs.k.shape[-2]
+    factors = torch.linspace(8.0, 0.1, length, dtype=inputs.k.dtype)[:, None]
+    grown = replace(inputs, tensors={**inputs.tensors, "k": inputs.k * factors})
+    return grown, grown
+
+
+def scaled(inputs: Inputs, *, sign: float) -> tuple[Inputs, Inputs]:
+    """The scale of attention times a sign or zero, which a reference finds in the queries."""
+    scale = sign * inputs.q.shape[-1] ** -0.5
+    queries = {**inputs.tensors, "q": inputs.q * sign}
+    return replace(inputs, scalars={**inputs.scalars, "softmax_scale": scale}), replace(
+        inputs, tensors=queries
+    )
+
+
+class _AdjustedWay:
+    """A way to call a kernel whose inputs are adjusted."""
+
+    def __init__(self, way: Binding, adjust: Adjust) -> None:
+        self._way = way
+        self._adjust = adjust
+        self._referenced: Inputs | None = None
+        self.note = way.note
+
+    def inputs(self, problem: Problem, *, seed: int, device: torch.device) -> Inputs:
+        made, self._referenced = self._adjust(self._way.inputs(problem, seed=seed, device=device))
+        return made
+
+    def output_shapes(self, problem: Problem) -> Shapes:
+        return self._way.output_shapes(problem)
+
+    def references(self, problem: Problem, inputs: Inputs) -> Iterator[Reference]:
+        assert self._referenced is not None
+        return self._way.references(problem, self._referenced)
+
+
+def _adjusted_ways(problem: Problem, adjust: Adjust) -> tuple[_AdjustedWay, ...]:
+    return tuple(_AdjustedWay(way, adjust) for way in ways_of(problem))
+
 
 def check(
     kernel: LoadedKernel,
     problems: Sequence[Problem],
     runs: Iterable[tuple[str, int]] = RUNS,
     *,
+    adjust: Adjust = lambda inputs: (inputs, inputs),
     deterministic: bool = True,
     mutant: str = "",
 ) -> Outcome:
     """Verify a kernel for problems, each under every policy; the first outcome that is not Ok, or Ok."""
+    ways = partial(_adjusted_ways, adjust=adjust)
     for policy, seed in runs:
         configure(kernel, policy, seed, mutant=mutant)
-        with mock.patch.object(verify, "variants", return_value=list(problems)):
+        with mock.patch.multiple(verify, variants=lambda *_, **__: problems, ways_of=ways):
             outcome = verify.verify(
                 problems[0],
                 kernel,

@@ -16,7 +16,11 @@ _REGISTER = {
     "b64": "uint64_t",
 }
 _OPERAND = {"r": "uint32_t", "l": "uint64_t", "f": "float", "h": "uint16_t", "n": "int"}
-_SPECIAL = {"%tid.x": "threadIdx.x", "%ctaid.x": "blockIdx.x"}
+_SPECIAL = {
+    "%tid.x": "::emulation::thread_index().x",
+    "%ctaid.x": "::emulation::block_index().x",
+}
+_INDEX = re.compile(r"(?<![\w.>])(thread|block|grid)(Idx|Dim)\b")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -27,6 +31,9 @@ def rewrite(text: str) -> str:
         ValueError: the text has inline assembly or a launch that is not understood.
     """
     text = _SHARED.sub(r"\1* const \2 = ::emulation::dynamic_shared<\1>();", text)
+    text = _INDEX.sub(
+        lambda match: f"::emulation::{match[1]}_{'index' if match[2] == 'Idx' else 'dim'}()", text
+    )
     return _launches(_assembly(text))
 
 

@@ -9,17 +9,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import Outcome
 from attention_autotuner.core.problem import Problem
 from tests import unverified
 
 from .build import build
-from .check import check
+from .check import Adjust, check, growing_scores, scaled
 
 RUNS = (("lazy", 0), ("eager", 1), ("random", 2), ("random", 3))
+ADJUSTMENTS: tuple[tuple[str, Adjust], ...] = (
+    ("lazy", growing_scores),
+    ("random", lambda inputs: scaled(growing_scores(inputs)[0], sign=-1.0)),
+)
 DIMS = ((64, 64), (128, 128), (80, 48), (96, 96), (192, 128), (256, 256), (16, 16), (64, 256))
 
 
@@ -31,9 +37,11 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
         (333, 77, 2, 1, True),
         (1, 130, 4, 1, True),
         (513, 513, 1, 1, True),
+        (200, 50, 16, 16, False),
     ]
     return [
         Problem(
+            batch=2 if k < 100 else 1,
             seqlen_q=q,
             seqlen_k=k,
             heads_q=heads,
@@ -45,6 +53,19 @@ def problems(dim_qk: int, dim_v: int, **fields: object) -> list[Problem]:
         )
         for q, k, heads, heads_kv, causal in shapes
     ]
+
+
+def outcome_of(candidate: Candidate, dims: tuple[int, int], folder: Path, seed: int) -> Outcome:
+    """Verify a candidate under every policy, and, of attention, with adjusted inputs."""
+    kernel = build(candidate, folder)
+    small = problems(*dims, dtype=candidate.dtype)
+    runs = [(policy, number + 10 * seed) for policy, number in RUNS]
+    outcome = check(kernel, small, runs)
+    if candidate.op == "attention" and candidate.direction == "forward":
+        for policy, adjust in ADJUSTMENTS:
+            if outcome.ok:
+                outcome = check(kernel, small, [(policy, seed)], adjust=adjust)
+    return outcome
 
 
 def candidates(kernel: str, problem: Problem) -> list[Candidate]:
@@ -64,13 +85,14 @@ def main() -> int:
     pool = [(c, dims) for dims in DIMS for c in candidates(options.kernel, problems(*dims)[0])]
     failures = 0
     for candidate, dims in source.sample(pool, min(options.count, len(pool))):
+        candidate = replace(candidate, dtype=source.choice(("fp16", "bf16")))
         folder = Path(tempfile.gettempdir()) / "emulation" / candidate.name
         begin = time.monotonic()
         try:
-            outcome = check(build(candidate, folder), problems(*dims, dtype=candidate.dtype), RUNS)
+            outcome = outcome_of(candidate, dims, folder, options.seed)
             text = "ok" if outcome.ok else f"{type(outcome).__name__}: {outcome.reason}"
         except subprocess.CalledProcessError as error:
-            text = f"does not compile: {error.stderr[:2000]}"
+            text = f"does not compile: {error.stderr[-600:]}"
         failures += text != "ok"
         sys.stdout.write(f"{candidate.name} {time.monotonic() - begin:.1f} s {text}\n")
         sys.stdout.flush()

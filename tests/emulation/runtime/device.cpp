@@ -34,6 +34,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
       return cudaErrorNotSupported;
   }
 }
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void* data, int value, size_t bytes, cudaStream_t) {
   std::memset(data, value, bytes);
   return cudaSuccess;

@@ -15,11 +15,12 @@ namespace emulation {
 Settings settings;
 Thread* current = nullptr;
 Index3 grid_size, block_size;
+WaitQueue releases;
 
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr int kStarvedPicks = 600;  // picks for which a warp starves under the random policy
+constexpr size_t kOtherActors = 160;
 
 std::jmp_buf scheduler_context;
 ucontext_t scheduler_start;
@@ -50,6 +51,13 @@ void leave() {
   if (_setjmp(current->context) == 0) _longjmp(scheduler_context, 1);
 }
 
+void end_generation(NamedBarrier& barrier) {
+  barrier.arrived = barrier.expected = 0;
+  barrier.released.join(barrier.coming);
+  ++barrier.generation;
+  barrier.queue.wake();
+}
+
 void run_thread() {
   launched->body();
   Thread* const self = current;
@@ -59,9 +67,7 @@ void run_thread() {
   // Threads that have ended do not hold up __syncthreads().
   NamedBarrier& all = cta.named[0];
   if (all.expected < 0 && all.arrived > 0 && all.arrived == cta.alive) {
-    all.arrived = all.expected = 0;
-    ++all.generation;
-    all.queue.wake();
+    end_generation(all);
   }
   _longjmp(scheduler_context, 1);
 }
@@ -115,7 +121,7 @@ Thread* pick_in_turn() {
 Thread* pick_random() {
   size_t at = random_source() % ready.size();
   if (--starved.picks <= 0) {
-    starved.picks = 1 + int(random_source() % kStarvedPicks);
+    starved.picks = 32 << random_source() % 11;
     starved.cta = chance(3) ? nullptr : ready[at]->cta;
     starved.warp = ready[at]->linear / 32;
   }
@@ -226,16 +232,23 @@ std::string const& last_fault() { return fault_text; }
 
 Cta::~Cta() = default;
 Cta::Cta(Index3 index, int count, uint32_t base, uint32_t bytes)
-    : index(index), warps(size_t(count + 31) / 32), memory(base, bytes), alive(count) {
+    : index(index), warps(size_t(count + 31) / 32), memory(base, bytes), alive(count), actors(size_t(count)) {
   for (int i = 0; i < (count + 127) / 128; ++i) mmas.push_back(std::make_unique<MmaQueue>());
   for (int i = 0; i < count; ++i) {
     threads.push_back(std::make_unique<Thread>());
     Thread& thread = *threads.back();
     thread.cta = this;
     thread.linear = i;
+    thread.clock.times.resize(size_t(count) + kOtherActors);
+    thread.clock.times[size_t(i)] = 1;
     thread.index = {unsigned(i) % block_size.x, unsigned(i) / block_size.x % block_size.y,
                     unsigned(i) / block_size.x / block_size.y};
   }
+}
+
+uint16_t Cta::new_actor() {
+  if (actors >= threads.size() + kOtherActors) fault("more barriers and threads that store than are emulated");
+  return uint16_t(actors++);
 }
 
 void WaitQueue::wake() {
@@ -286,6 +299,19 @@ Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<vo
   return words;
 }
 
+void sync_warp(uint32_t mask) {
+  meet("__syncwarp", mask, {}, [mask](Words*) {
+    size_t const first = size_t(current->linear / 32 * 32);
+    Clock all;
+    for (size_t lane = 0; lane < 32; ++lane) {
+      if ((mask >> lane & 1) != 0) current->cta->threads[first + lane]->release(all);
+    }
+    for (size_t lane = 0; lane < 32; ++lane) {
+      if ((mask >> lane & 1) != 0) current->cta->threads[first + lane]->clock.join(all);
+    }
+  });
+}
+
 namespace {
 
 // Counts an arrival; whether that was the last.
@@ -298,10 +324,9 @@ bool count_named(int id, int threads) {
     fault("named barrier %d: one thread says %d threads, others said %d", id, threads, barrier.expected);
   }
   int const wanted = threads < 0 ? current->cta->alive : threads;
+  current->release(barrier.coming);
   if (++barrier.arrived < wanted) return false;
-  barrier.arrived = barrier.expected = 0;
-  ++barrier.generation;
-  barrier.queue.wake();
+  end_generation(barrier);
   return true;
 }
 
@@ -311,10 +336,12 @@ void sync_named(int id, int threads) {
   maybe_yield();
   NamedBarrier& barrier = current->cta->named[id & 15];
   uint64_t const generation = barrier.generation;
-  if (count_named(id, threads)) return;
-  wait_until(
-      barrier.queue, [&] { return barrier.generation != generation; },
-      "named barrier %d of %d threads, %d of them there by then", id, threads, barrier.arrived);
+  if (!count_named(id, threads)) {
+    wait_until(
+        barrier.queue, [&] { return barrier.generation != generation; },
+        "named barrier %d of %d threads, %d of them there by then", id, threads, barrier.arrived);
+  }
+  current->clock.join(barrier.released);
 }
 void arrive_named(int id, int threads) {
   count_named(id, threads);
@@ -328,6 +355,7 @@ int run(Launch const& launch) {
   faulted = false;
   fault_text.clear();
   events.clear();
+  releases.threads.clear();
   ready.clear();
   ready_first = 0;
   starved = {};
@@ -342,3 +370,12 @@ int run(Launch const& launch) {
 }
 
 }  // namespace emulation
+
+// Called where an index is outside of an array, whose place in the source comes first.
+struct OutOfBounds {
+  char const* file;
+  uint32_t line, column;
+};
+extern "C" void __ubsan_handle_out_of_bounds_abort(OutOfBounds const* place, uintptr_t index) {
+  emulation::fault("%s:%u: index %lld is out of bounds", place->file, place->line, static_cast<long long>(index));
+}

@@ -16,6 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "clocks.h"
+
 namespace emulation {
 
 struct Thread;
@@ -67,6 +69,7 @@ struct Warp {
 
 struct NamedBarrier {
   int expected = 0, arrived = 0;
+  Clock coming, released;  // of those who arrive, of all until the last generation
   uint64_t generation = 0;
   WaitQueue queue;
 };
@@ -75,6 +78,9 @@ struct MBarrier {
   int arrivals = 0, pending = 0;
   int64_t bytes = 0;  // still to come
   uint64_t phase = 0;
+  Moment initialised;
+  uint16_t actor = 0;      // whose time is the phase
+  Clock coming, released;  // of arrivals in this phase, of all until the last
   WaitQueue queue;
 };
 
@@ -96,10 +102,12 @@ class SharedMemory {
   // Of the async proxy, without checks but bounds.
   char* raw(uint32_t address, uint32_t bytes, char const* what);
   Chunk& chunk(uint32_t address, char const* what);
-  // An asynchronous operation will read (or write) a chunk, has read it, has written it.
-  void will_read(uint32_t address, char const* what);
+  // An asynchronous operation will read (or write) a chunk until some moment, has read it, has written it.
+  void will_read(uint32_t address, Moment done, char const* what);
   void has_read(uint32_t address) { --chunk(address, "").readers; }
-  void will_write(uint32_t address, char const* what);
+  void will_write(uint32_t address, Moment done, char const* what);
+  // What the calling thread reads of a chunk has to be visible to it.
+  void check_visible(uint32_t address, uint32_t bytes, char const* what);
   void has_written(uint32_t address) { chunk(address, "").loading = false; }
   void fence_async();
 
@@ -108,9 +116,13 @@ class SharedMemory {
 
  private:
   void check_barriers(uint32_t address, uint32_t bytes, char const* what);
+  void note_write(uint32_t address, uint32_t bytes, Moment done, char const* what);
+  void note_read(uint32_t address, uint32_t bytes, Moment done, char const* what);
+  std::string describe(Moment moment) const;
   uint32_t base_;
   std::vector<char> bytes_;
   std::vector<Chunk> chunks_;
+  std::vector<Word> words_;
 };
 
 struct MmaQueue;
@@ -128,15 +140,24 @@ struct Thread {
   // WGMMA
   int issued = 0, committed = 0;
   bool fenced = false;
+  Clock clock;
   // TMA stores and cp.async, by groups
   std::shared_ptr<int> open_stores;  // how many of a group have yet to read
   std::deque<std::shared_ptr<int>> store_groups;
+  uint16_t store_actor = 0;  // 0 before the first store
   WaitQueue store_queue;
-  std::vector<uint32_t> unfenced;  // chunks
+  std::vector<uint32_t> unfenced;                // chunks
+  std::pair<uint64_t, uint32_t> acquired{0, 0};  // the place that was last read with acquire, and what it held
   std::vector<std::function<void()>> copies;
   std::deque<std::vector<std::function<void()>>> copy_groups;
 
   int lane() const { return linear % 32; }
+  Moment now() const { return {uint16_t(linear), clock.times[size_t(linear)]}; }
+  // What this thread did is for others to learn.
+  void release(Clock& to) {
+    to.join(clock);
+    ++clock.times[size_t(linear)];
+  }
 };
 
 struct Cta {
@@ -148,13 +169,16 @@ struct Cta {
   SharedMemory memory;
   int alive = 0;
   int events = 0;  // that are due
+  size_t actors;   // so far: threads and others
 
   Cta(Index3 index, int threads, uint32_t base, uint32_t bytes);
   ~Cta();
+  uint16_t new_actor();
 };
 
 extern Thread* current;
 extern Index3 grid_size, block_size;
+extern WaitQueue releases;  // of global memory
 
 // Lets others run.
 void yield();
@@ -173,6 +197,8 @@ bool early();
 // A gathering of the lanes in `mask` runs `action` on what all have brought. Returns it for all lanes.
 Words* meet(char const* what, uint32_t mask, Words const& mine, std::function<void(Words*)> const& action = {});
 
+// __syncwarp()
+void sync_warp(uint32_t mask);
 void sync_named(int id, int threads);
 void arrive_named(int id, int threads);
 
@@ -188,6 +214,8 @@ void fence_mma();
 void commit_mma();
 void wait_mma(int pending);
 bool mmas_done(Cta const& cta);
+// An MMA of a warp, 16x8x16: `operands` are four words of A and two of B.
+void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16);
 
 // mbarriers
 void init_barrier(uint32_t address, int arrivals);

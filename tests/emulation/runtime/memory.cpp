@@ -7,7 +7,7 @@
 namespace emulation {
 
 SharedMemory::SharedMemory(uint32_t base, uint32_t bytes)
-    : base_(base), bytes_(bytes, char(0xff)), chunks_((base % 16 + bytes + 15) / 16 + 1) {}
+    : base_(base), bytes_(bytes, char(0xff)), chunks_((base % 16 + bytes + 15) / 16 + 1), words_(chunks_.size() * 4) {}
 
 char* SharedMemory::raw(uint32_t address, uint32_t bytes, char const* what) {
   if (address < base_ || uint64_t(address) + bytes > uint64_t(base_) + bytes_.size()) {
@@ -33,6 +33,7 @@ void SharedMemory::read(uint32_t address, void* target, uint32_t bytes) {
   check_barriers(address, bytes, "a read");
   if (chunk(address, "a read").loading) fault("a read at %#x of what a copy has yet to bring", address);
   std::memcpy(target, source, bytes);
+  note_read(address, bytes, current->now(), "a read");
 }
 void SharedMemory::write(uint32_t address, void const* source, uint32_t bytes) {
   char* const target = raw(address, bytes, "a write");
@@ -41,26 +42,59 @@ void SharedMemory::write(uint32_t address, void const* source, uint32_t bytes) {
   Chunk& chunk = this->chunk(address, "a write");
   if (chunk.loading) fault("a write at %#x to what a copy has yet to bring", address);
   if (chunk.readers > 0) fault("a write at %#x to what an MMA or a copy has yet to read", address);
+  note_write(address, bytes, current->now(), "a write");
   std::memcpy(target, source, bytes);
   chunk.writer = uint16_t(current->linear + 1);
   current->unfenced.push_back(address / 16 * 16);
 }
 
-void SharedMemory::will_read(uint32_t address, char const* what) {
+std::string SharedMemory::describe(Moment moment) const {
+  for (auto const& [address, barrier] : barriers) {
+    if (barrier.actor == moment.actor)
+      return "a copy that the barrier at +" + std::to_string(address - base_) + " counts";
+  }
+  bool const thread = moment.actor < current->cta->threads.size();
+  return thread ? "thread " + std::to_string(moment.actor) : "an MMA or a TMA store";
+}
+void SharedMemory::check_visible(uint32_t address, uint32_t bytes, char const* what) {
+  for (uint32_t at = address; at < address + bytes; at += 4) {
+    Word const& word = words_[at / 4 - base_ / 16 * 4];
+    if (!current->clock.knows(word.written)) {
+      fault("%s of %#x races with the write of %s", what, at, describe(word.written).c_str());
+    }
+  }
+}
+void SharedMemory::note_read(uint32_t address, uint32_t bytes, Moment done, char const* what) {
+  check_visible(address, bytes, what);
+  for (uint32_t at = address; at < address + bytes; at += 4) words_[at / 4 - base_ / 16 * 4].read(done, current->clock);
+}
+void SharedMemory::note_write(uint32_t address, uint32_t bytes, Moment done, char const* what) {
+  check_visible(address, bytes, what);
+  for (uint32_t at = address; at < address + bytes; at += 4) {
+    Word& word = words_[at / 4 - base_ / 16 * 4];
+    Moment const read = word.unknown_read(current->clock);
+    if (read.time != 0) fault("%s of %#x races with the read of %s", what, at, describe(read).c_str());
+    word.write(done);
+  }
+}
+
+void SharedMemory::will_read(uint32_t address, Moment done, char const* what) {
   Chunk& chunk = this->chunk(address, what);
-  if (chunk.loading) fault("%s reads %#x, which a copy has yet to bring", what, address);
+  if (chunk.loading) fault("%s of %#x, which a copy has yet to bring", what, address);
   if (chunk.writer != 0) {
-    fault("%s reads %#x, which thread %d has written without a fence for the async proxy", what, address,
+    fault("%s of %#x, which thread %d has written without a fence for the async proxy", what, address,
           chunk.writer - 1);
   }
+  note_read(address / 16 * 16, 16, done, what);
   ++chunk.readers;
 }
-void SharedMemory::will_write(uint32_t address, char const* what) {
+void SharedMemory::will_write(uint32_t address, Moment done, char const* what) {
   raw(address, 16, what);
   check_barriers(address, 16, what);
   Chunk& chunk = this->chunk(address, what);
-  if (chunk.loading) fault("%s writes %#x, which another copy has yet to bring", what, address);
-  if (chunk.readers > 0) fault("%s writes %#x, which an MMA or a copy has yet to read", what, address);
+  if (chunk.loading) fault("%s to %#x, which another copy has yet to bring", what, address);
+  if (chunk.readers > 0) fault("%s to %#x, which an MMA or a copy has yet to read", what, address);
+  note_write(address, 16, done, what);
   chunk.loading = true;
   chunk.writer = 0;
 }
@@ -75,6 +109,9 @@ void SharedMemory::fence_async() {
 MBarrier& SharedMemory::barrier(uint32_t address) {
   auto const held = barriers.find(address);
   if (held == barriers.end()) fault("there is no barrier at %#x", address);
+  if (current != nullptr && !current->clock.knows(held->second.initialised)) {
+    fault("the barrier at %#x is used by a thread that does not know of its initialisation", address);
+  }
   return held->second;
 }
 
@@ -84,6 +121,8 @@ void end_phase_if_due(MBarrier& barrier) {
   if (barrier.pending > 0 || barrier.bytes != 0) return;
   barrier.pending = barrier.arrivals;
   ++barrier.phase;
+  barrier.released.join(barrier.coming);
+  barrier.released.times[barrier.actor] = uint32_t(barrier.phase);
   barrier.queue.wake();
 }
 
@@ -97,11 +136,14 @@ void init_barrier(uint32_t address, int arrivals) {
   if (memory.barriers.count(address) != 0) fault("the barrier at %#x is initialised twice", address);
   MBarrier& barrier = memory.barriers[address];
   barrier.arrivals = barrier.pending = arrivals;
+  barrier.initialised = current->now();
+  barrier.actor = current->cta->new_actor();
 }
 void expect_bytes(uint32_t address, int bytes) { current->cta->memory.barrier(address).bytes += bytes; }
 void arrive(uint32_t address, int count) {
   MBarrier& barrier = current->cta->memory.barrier(address);
   if (barrier.pending < count) fault("one arrival too many at the barrier at %#x", address);
+  current->release(barrier.coming);
   barrier.pending -= count;
   end_phase_if_due(barrier);
   maybe_yield();
@@ -119,6 +161,7 @@ void wait_parity(uint32_t address, int parity) {
       "parity %d of the barrier at +%#x (phase %d, %d of %d arrivals and %lld bytes to come by then)", parity,
       address - current->cta->memory.base(), int(barrier.phase), barrier.pending, barrier.arrivals,
       static_cast<long long>(barrier.bytes));
+  current->clock.join(barrier.released);
 }
 
 }  // namespace emulation

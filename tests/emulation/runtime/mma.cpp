@@ -1,13 +1,15 @@
 // WGMMA; see mma.h.
 #include "mma.h"
 
+#include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 namespace emulation {
 
 namespace {
+
+constexpr uint32_t kInFlight = 0x7fc0beef;  // NaN in accumulators
 
 float decode(uint16_t bits, bool bf16) {
   if (bf16) {
@@ -80,6 +82,9 @@ void read_operands(Mma& mma, SharedMemory& memory) {
       int const row = 16 * (thread / 32) + thread % 32 / 4, depth = 2 * (thread % 4);
       for (int i = 0; i < 4; ++i) {
         uint32_t const word = *mma.a_registers[thread][i];
+        if (word != mma.a_words[thread][i]) {
+          fault("thread %d of a warpgroup has changed a register of A that an MMA has yet to read", thread);
+        }
         float* const pair = &mma.a_values[size_t((row + 8 * (i % 2)) * 16 + depth + 8 * (i / 2))];
         pair[0] = decode(uint16_t(word), shape.bf16);
         pair[1] = decode(uint16_t(word >> 16), shape.bf16);
@@ -143,7 +148,12 @@ void complete_group(Cta& cta, MmaQueue& queue) {
     Accumulator& accumulator = *mma.accumulator;
     if (--accumulator.uses == 0) {
       for (int thread = 0; thread < kWarpgroup; ++thread) {
-        visit_registers(accumulator, thread, [](float& held, float sum) { held = sum; });
+        visit_registers(accumulator, thread, [thread](float& held, float sum) {
+          if (std::bit_cast<uint32_t>(held) != kInFlight) {
+            fault("thread %d of a warpgroup has written an accumulator of an MMA in flight", thread);
+          }
+          held = sum;
+        });
       }
       std::erase(queue.accumulators, mma.accumulator);
     }
@@ -188,7 +198,9 @@ void issue_mma(MmaShape const& shape, float* d, uint64_t a, uint32_t const* cons
     ++made->accumulator->uses;
     if (!shape.a_in_registers) Operand(a, shape.transposed_a).list(made->chunks, 64);
     Operand(b, shape.transposed_b).list(made->chunks, shape.columns);
-    for (uint32_t chunk : made->chunks) self.cta->memory.will_read(chunk, "an MMA");
+    if (queue.actor == 0) queue.actor = self.cta->new_actor();
+    Moment const done{queue.actor, uint32_t(self.committed + 1)};
+    for (uint32_t chunk : made->chunks) self.cta->memory.will_read(chunk, done, "an MMA's read");
     queue.mmas.push_back(std::move(made));
   }
   Mma& mma = *queue.mmas[size_t(at)];
@@ -196,14 +208,20 @@ void issue_mma(MmaShape const& shape, float* d, uint64_t a, uint32_t const* cons
       mma.group != self.committed) {
     fault("threads of a warpgroup issue different MMAs");
   }
-  for (int i = 0; i < 4; ++i) mma.a_registers[lane][i] = shape.a_in_registers ? a_registers[i] : nullptr;
+  if (lane % 32 == 0) {  // every warp has to know of what it reads
+    for (uint32_t chunk : mma.chunks) self.cta->memory.check_visible(chunk / 16 * 16, 16, "an MMA's read");
+  }
+  for (int i = 0; shape.a_in_registers && i < 4; ++i) {
+    mma.a_registers[lane][i] = a_registers[i];
+    mma.a_words[lane][i] = *a_registers[i];
+  }
   Accumulator& accumulator = *mma.accumulator;
   if (accumulator.columns != shape.columns) fault("MMAs of different shapes on one accumulator");
   if (accumulator.registers[lane] == nullptr) {
     accumulator.registers[lane] = d;
     visit_registers(accumulator, lane, [](float& held, float& sum) {
       sum = held;
-      held = std::numeric_limits<float>::quiet_NaN();
+      held = std::bit_cast<float>(kInFlight);
     });
   }
   if (accumulator.registers[lane] != d) fault("threads of a warpgroup mean different accumulators");
@@ -225,6 +243,19 @@ void wait_mma(int pending) {
   maybe_yield();
   int const wanted = self.committed - pending;
   wait_until(queue.queue, [&] { return queue.completed >= wanted; }, "MMAs up to group %d", wanted);
+  if (wanted > 0) self.clock.learn({queue.actor, uint32_t(wanted)});
+}
+void multiply_in_warp(float (&sums)[4], Words const& operands, bool bf16) {
+  Words const* const all = meet("mma.sync", ~0u, operands);
+  int const lane = current->lane();
+  auto value = [&](int from, int word, int half) { return decode(uint16_t(all[from].w[word] >> 16 * half), bf16); };
+  for (int i = 0; i < 4; ++i) {
+    int const row = lane / 4, column = 2 * (lane % 4) + i % 2;
+    for (int depth = 0; depth < 16; ++depth) {
+      int const quad = depth % 8 / 2, upper = depth / 8;
+      sums[i] += value(4 * row + quad, 2 * upper + i / 2, depth % 2) * value(4 * column + quad, 4 + upper, depth % 2);
+    }
+  }
 }
 bool mmas_done(Cta const& cta) {
   for (auto const& queue : cta.mmas) {

@@ -24,6 +24,7 @@ struct Mma {
   bool accumulate;
   int group, joined = 0;
   uint32_t const* a_registers[kWarpgroup][4];
+  uint32_t a_words[kWarpgroup][4];  // in them at the issue
   std::shared_ptr<Accumulator> accumulator;
   std::vector<uint32_t> chunks;           // of shared memory that it reads
   std::vector<float> a_values, b_values;  // once read: [64][16], [16][columns]
@@ -35,6 +36,7 @@ struct MmaQueue {
   std::vector<std::shared_ptr<Accumulator>> accumulators;
   std::deque<int> commits;  // threads that have committed each group, from `completed` on
   int completed = 0;        // groups
+  uint16_t actor = 0;       // whose time is `completed`; 0 before the first MMA
   bool due = false;         // an event will complete the next group
   WaitQueue queue;
 };

@@ -36,6 +36,10 @@ template <typename Type>
 Type* dynamic_shared() {
   return reinterpret_cast<Type*>(current->cta->memory.data());
 }
+inline Index3 const& thread_index() { return current->index; }
+inline Index3 const& block_index() { return current->cta->index; }
+inline Index3 const& grid_dim() { return grid_size; }
+inline Index3 const& block_dim() { return block_size; }
 inline bool mutant(char const* name) { return settings.mutant == name; }
 
 inline Index3 index_of(dim3 const& size) { return {size.x, size.y, size.z}; }
@@ -68,13 +72,16 @@ inline uint32_t ballot(char const* what, unsigned mask, bool vote) {
 
 }  // namespace emulation
 
-#define threadIdx (::emulation::current->index)
-#define blockIdx (::emulation::current->cta->index)
-#define gridDim (::emulation::grid_size)
-#define blockDim (::emulation::block_size)
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(cudaLaunchConfig_t const* config, void (*kernel)(Parameters...),
+                               Arguments const&... arguments) {
+  ::emulation::launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream, kernel,
+                      arguments...);
+  return cudaGetLastError();
+}
 
 inline void __syncthreads() { ::emulation::sync_named(0, -1); }
-inline void __syncwarp(unsigned mask = ~0u) { ::emulation::meet("__syncwarp", mask, {}); }
+inline void __syncwarp(unsigned mask = ~0u) { ::emulation::sync_warp(mask); }
 template <typename Value>
 Value __shfl_sync(unsigned mask, Value value, int from, int width = 32) {
   int const lane = ::emulation::current->lane();

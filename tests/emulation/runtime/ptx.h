@@ -187,6 +187,12 @@ inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_b
                                                                                      uint32_t d, uint32_t barrier) {
   load_tensor(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d)});
 }
+inline void cp_async_bulk_tensor_5d_shared_cluster_global_mbarrier_complete_tx_bytes(uint32_t target, uint64_t tensor,
+                                                                                     uint32_t a, uint32_t b, uint32_t c,
+                                                                                     uint32_t d, uint32_t e,
+                                                                                     uint32_t barrier) {
+  load_tensor(target, tensor_at(tensor), barrier, {int(a), int(b), int(c), int(d), int(e)});
+}
 inline void cp_async_bulk_tensor_4d_global_shared_cta_bulk_group(uint64_t tensor, uint32_t a, uint32_t b, uint32_t c,
                                                                  uint32_t d, uint32_t source) {
   store_tensor(tensor_at(tensor), source, {int(a), int(b), int(c), int(d)});
@@ -206,7 +212,7 @@ inline void fence_proxy_async_shared_cta() { memory().fence_async(); }
 
 inline void cp_async_cg_shared_global(uint32_t target, uint64_t source, uint32_t bytes, uint32_t existing = 16) {
   if (bytes != 16 || target % 16 != 0) fault("cp.async of %u bytes to %#x", bytes, target);
-  memory().will_write(target, "cp.async");
+  memory().will_write(target, current->now(), "cp.async");
   current->copies.push_back([target, source, existing] {
     char* const chunk = memory().raw(target, 16, "cp.async");
     std::memset(chunk, 0, 16);
@@ -224,21 +230,15 @@ inline void red_global_add_v4_f32(uint64_t address, float a, float b, float c, f
   target[0] += a, target[1] += b, target[2] += c, target[3] += d;
 }
 // A loop over reads of one place waits, once it has read the same twice, for a release anywhere.
-struct Acquired {
-  uint64_t address = 0;
-  uint32_t word = 0;
-};
-inline WaitQueue releases;
-inline std::unordered_map<Thread const*, Acquired> acquired;
 inline void ld_acquire_gpu_global_b32(uint32_t& to, uint64_t address) {
   auto const word = [address] { return *reinterpret_cast<uint32_t const*>(address); };
   maybe_yield();
-  Acquired const last = acquired[current];
-  if (last.address == address) {
-    wait_until(releases, [&] { return word() != last.word; }, "a release of what is %u", last.word);
+  auto& [place, before] = current->acquired;
+  if (place == address) {
+    wait_until(releases, [&] { return word() != before; }, "a release of what is %u", before);
   }
   to = word();
-  acquired[current] = {address, to};
+  current->acquired = {address, to};
 }
 inline void st_release_gpu_global_b32(uint64_t address, uint32_t word) {
   maybe_yield();

@@ -53,10 +53,11 @@ void check_address(uint32_t address) {
 void load_tensor(uint32_t target, TensorMap const& tensor, uint32_t barrier, std::vector<int> const& coordinates) {
   check_address(target);
   Cta& cta = *current->cta;
-  cta.memory.barrier(barrier);
+  MBarrier const& counted = cta.memory.barrier(barrier);
+  Moment const done{counted.actor, uint32_t(counted.phase + 1)};
   uint32_t const rows = tile_rows(tensor), row_bytes = tensor.tile[0] * uint32_t(tensor.element_bytes);
   for (uint32_t at = 0; at < rows * row_bytes; at += 16) {
-    cta.memory.will_write(swizzled(target + at), "a TMA load");
+    cta.memory.will_write(swizzled(target + at), done, "a TMA load");
     std::memset(cta.memory.raw(swizzled(target + at), 16, "a TMA load"), 0xff, 16);
   }
   ++cta.events;
@@ -83,9 +84,10 @@ void load_bytes(uint32_t target, char const* source, uint32_t bytes, uint32_t ba
     fault("a bulk copy of %u bytes to %#x", bytes, target);
   }
   Cta& cta = *current->cta;
-  cta.memory.barrier(barrier);
+  MBarrier const& counted = cta.memory.barrier(barrier);
+  Moment const done{counted.actor, uint32_t(counted.phase + 1)};
   for (uint32_t at = 0; at < bytes; at += 16) {
-    cta.memory.will_write(target + at, "a bulk copy");
+    cta.memory.will_write(target + at, done, "a bulk copy");
     std::memset(cta.memory.raw(target + at, 16, "a bulk copy"), 0xff, 16);
   }
   ++cta.events;
@@ -105,7 +107,11 @@ void store_tensor(TensorMap const& tensor, uint32_t source, std::vector<int> con
   Thread& self = *current;
   Cta& cta = *self.cta;
   uint32_t const rows = tile_rows(tensor), row_bytes = tensor.tile[0] * uint32_t(tensor.element_bytes);
-  for (uint32_t at = 0; at < rows * row_bytes; at += 16) cta.memory.will_read(swizzled(source + at), "a TMA store");
+  if (self.store_actor == 0) self.store_actor = cta.new_actor();
+  Moment const done{self.store_actor, uint32_t(self.store_groups.size() + 1)};
+  for (uint32_t at = 0; at < rows * row_bytes; at += 16) {
+    cta.memory.will_read(swizzled(source + at), done, "a TMA store's read");
+  }
   if (self.open_stores == nullptr) self.open_stores = std::make_shared<int>(0);
   auto const group = self.open_stores;
   ++*group;
@@ -144,6 +150,9 @@ void wait_stores(int pending) {
     return true;
   };
   wait_until(self.store_queue, done, "its TMA stores but %d groups", pending);
+  if (self.store_actor != 0 && self.store_groups.size() > size_t(pending)) {
+    self.clock.learn({self.store_actor, uint32_t(self.store_groups.size() - size_t(pending))});
+  }
 }
 
 }  // namespace emulation
