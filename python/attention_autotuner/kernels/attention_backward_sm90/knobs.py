@@ -12,7 +12,7 @@ Decomposition = Literal["fused", "two_pass", "three_pass"]
 IssueOrder = Literal["serial", "scores_ahead", "both_ahead"]
 DqBy = Literal["keys", "own"]
 
-PASSES: dict[str, tuple[str, ...]] = {
+PASSES: dict[Decomposition, tuple[str, ...]] = {
     "fused": ("keys",),
     "two_pass": ("keys", "dq"),
     "three_pass": ("dk", "dv", "dq"),
