@@ -37,6 +37,13 @@ def traits_of(candidate: Candidate) -> list[str]:
     """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
     if candidate.family == "sm90" and candidate.op == "retention":
         return ["attention_autotuner::ChunkSm90Traits<{0}, false>"]
+    if candidate.kernel == "attention_backward_sm90":
+        share = ", {0}::DqShare" if candidate.knobs.dq_share else ""
+        return [
+            f"attention_autotuner::BackwardPassSm90Traits<{{0}}, {{0}}::{name.capitalize()}, "
+            f"attention_autotuner::GradientPass::k{name.capitalize()}{share}>"
+            for name in candidate.knobs.passes
+        ]
     if candidate.family == "sm90" and candidate.direction == "backward":
         return [
             f"attention_autotuner::PassSm90Traits<{{0}}, {{0}}::{name}, "

@@ -83,6 +83,8 @@ def chunked(kind: str, classes: tuple[int, int], **knobs: Any) -> Candidate:
 GRADIENTS = "dq dk dv"
 with unverified.offered():
     SOFTMAX = sm90()
+    FUSED = sm90(direction="backward")
+    TWO_PASS = sm90(direction="backward", deterministic=True)
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 ON_HOST = [
@@ -93,6 +95,18 @@ ON_HOST = [
     *(
         replace(SOFTMAX, knobs=replace(SOFTMAX.knobs, schedule=s, splits=splits, **SPLIT))
         for s, splits in (("static", 1), ("static", 3), ("dynamic", 64))
+    ),
+    FUSED,
+    TWO_PASS,
+    *(
+        replace(
+            FUSED,
+            knobs=replace(
+                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, ordered=True)
+            ),
+            padded_dim_qk=dim,
+        )
+        for dq_by, dim in (("own", 64), ("keys", 80))
     ),
     retention("recurrent"),
     *(chunked("parallel", classes, k_slice=64) for classes in ((64, 64), (64, 256))),
@@ -160,7 +174,7 @@ def with_more(problem: Problem, selected: Candidate) -> int:
     """The workspace of a call that also wants the final state, or the gradient of gamma."""
     if selected.form == "parallel":
         return scores_forward.workspace_bytes(problem, selected, final_state=True)
-    if selected.direction == "backward":
+    if selected.kernel == "chunks_sm80" and selected.direction == "backward":
         return chunks.workspace_bytes(problem, selected, dgamma=True)
     return kernel_of(selected).workspace_bytes(problem, selected)
 
@@ -190,6 +204,7 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
         "chunks_sm80",
         "chunks_sm90",
         "attention_forward_sm90",
+        "attention_backward_sm90",
     }
 
 

@@ -22,11 +22,13 @@ ATTENTION, RETNET = Problem(), Problem(op="retnet", mask="explicit")
 RETENTION = Problem(op="retention", causal=True)
 with unverified.offered():
     SM90_ATTENTION = H100().default(ATTENTION)
+    SM90_GRADIENT = H100().default(replace(ATTENTION, direction="backward"))
 DEFAULTS = {
     ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
     ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
     ("scores_forward_sm90", ""): H100().default(replace(RETNET, dim_qk=64, dim_v=64)),
     ("attention_forward_sm90", ""): SM90_ATTENTION,
+    ("attention_backward_sm90", ""): SM90_GRADIENT,
     ("scores_backward_sm80", ""): A100().default(replace(ATTENTION, direction="backward")),
     ("scores_backward_sm90", ""): H100().default(replace(RETNET, direction="backward")),
     ("chunks_sm80", "forward"): A100().default(replace(RETENTION, form="chunkwise")),
@@ -34,7 +36,10 @@ DEFAULTS = {
     ("chunks_sm90", ""): H100().default(replace(RETENTION, form="chunkwise")),
     ("recurrent_sm80", ""): A100().default(replace(RETENTION, form="recurrent")),
 }
-ALWAYS_NAMED = {"attention_forward_sm90"}  # kernels that came after names
+ALWAYS_NAMED = {
+    "attention_forward_sm90",
+    "attention_backward_sm90",
+}  # kernels that came after names
 
 
 @pytest.mark.parametrize("key", DEFAULTS)

@@ -6,19 +6,12 @@ from ...arch.spec import ArchSpec
 from ...core.candidate import Candidate
 from ...core.problem import Problem
 from ..shared.coefficients import Coefficients
-from ..shared.engine import (
-    TileList,
-    hbm_us,
-    infeasible,
-    l2_us,
-    launch_estimate,
-    residency,
-    span_of,
-    spill_clk,
-)
+from ..shared.engine import TileList, l2_us
 from ..shared.estimates import Estimate, Usage
 from ..shared.schedule import tiles_of
 from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.wgmma_cost import mma_clk as clk_of_mmas
+from ..shared.wgmma_cost import predict_steps
 from .resources import AttentionForwardSm90Shape, packed_heads, shape_of, split_bytes
 
 HBM_SHARE = 0.9  # of the peak, that a copy reaches and keys that stream do
@@ -31,8 +24,7 @@ def step_clks(
     knobs = shape.knobs
     scores = knobs.block_m * knobs.block_n
     columns = shape.candidate.padded_dim_qk + shape.value_columns
-    rate = spec.wgmma_flops_per_clk_per_sm or 0.0
-    mma = 2 * scores * columns / (rate * fit.attention_sm90_rate)
+    mma = clk_of_mmas(scores * columns, spec) / fit.attention_sm90_rate
     if shape.masked:
         softmax = fit.wgmma_score_clk * scores
     else:
@@ -86,43 +78,24 @@ def predict(
         longest_first=problem.causal,
         persistent=knobs.schedule == "static",
     )
-    placed = residency(spec, usage, threads=knobs.num_threads, ctas=tiles.ctas, filled=False)
-    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return infeasible()
     mma_clk, exposed_clk = step_clks(shape, spec, fit)
-    spilled_clk = spill_clk(usage, knobs.num_threads, fit)
-    step_clk = mma_clk + exposed_clk + spilled_clk
-    block_clk = tile_clk(shape, mma_clk, exposed_clk, fit)
-    span = span_of(tiles, placed.slots, step_clk=step_clk, cta_clk=block_clk)
-
-    to_us = 1 / spec.sm_clock_mhz
-    rounds = tiles.all_steps / placed.slots
     rows_of_mask = knobs.block_m if shape.masked else 0
-    moved = ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns + rows_of_mask)
-    counter_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
+    start_us = fit.attention_sm90_counter_us if knobs.schedule == "dynamic" else 0.0
     if partial := sum(split_bytes(problem, candidate)):
         # Written and read again, and a second kernel that starts while the first one ends.
-        counter_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)
-    # What one SM can take is all that few CTAs get.
-    through_l2 = l2_us(tiles.all_steps * moved, spec)
-    if knobs.split_kv:
-        through_l2 = max(through_l2, l2_us(span.steps * placed.per_sm * moved * spec.num_sms, spec))
-    terms = {
-        "tensor_us": rounds * mma_clk * to_us,
-        "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": through_l2,
-        "hbm_us": hbm_us(problem.bytes_moved, spec, HBM_SHARE if knobs.split_kv else 1.0),
-        "spill_us": rounds * spilled_clk * to_us,
-        "cta_us": placed.waves * block_clk * to_us,
-        "imbalance_us": span.idle_steps * step_clk * to_us,
-        "auxiliary_us": counter_us,
-    }
-    compute = span.steps * step_clk * to_us
-    return launch_estimate(
-        terms,
-        compute,
-        placed,
+        start_us += fit.attention_sm90_combine_us + l2_us(2 * partial, spec)
+    return predict_steps(
+        tiles,
         spec,
+        usage,
+        fit,
+        threads=knobs.num_threads,
+        mma_clk=mma_clk,
+        exposed_clk=exposed_clk,
+        block_clk=tile_clk(shape, mma_clk, exposed_clk, fit),
+        moved_bytes=ELEMENT_BYTES * knobs.block_n * (shape.depth + shape.columns + rows_of_mask),
+        once=problem.bytes_moved,
         overlap_loss=fit.attention_sm90_overlap_loss,
-        start_us=counter_us,
+        start_us=start_us,
+        streamed_share=HBM_SHARE if knobs.split_kv else None,
     )

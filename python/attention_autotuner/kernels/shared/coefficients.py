@@ -29,6 +29,8 @@ class Coefficients:
       docs/kernel_log.md on an H200 (dims 64, 128, 256 and 256/512), which they meet within 14 %.
     - ``attention_sm90_``: set by hand to clocks per step and per tile that attention's forward of family ``sm90`` took
       on an H200 (dims 64, 128 and 256), whose clock its power limit lowers.
+    - ``gradient_sm90_``: of attention's backward of family ``sm90``, predicted, as no GPU has run it. The rate of sums
+      is that of a micro-benchmark on an H200.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
     - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
@@ -79,6 +81,12 @@ class Coefficients:
         attention_sm90_counter_us: microseconds of clearing the counter of claimed tiles.
         attention_sm90_combine_us: microseconds of combining the results of splits, beside their bytes.
         attention_sm90_overlap_loss: as ``memory_overlap_loss``.
+        gradient_sm90_score_clk: clocks of an SM that the softmax of a score adds to its MMAs where nothing hides it.
+        gradient_sm90_step_clk: of barriers and latencies of a step.
+        gradient_sm90_semaphore_clk: of a step that adds to dQ in the order of keys.
+        gradient_sm90_sum_bytes_per_clk: of additions to global memory, by an SM where all add.
+        gradient_sm90_tile_clk: of a CTA beside its steps.
+        gradient_sm90_overlap_loss: as ``memory_overlap_loss``.
         chunk_clk: clocks of a warp that is alone on its scheduler, for a chunk, whatever it holds.
         chunk_mma_clk: more for each MMA of a warp (m16n8k16).
         chunk_read_clk: more for each fragment read from shared memory.
@@ -150,6 +158,13 @@ class Coefficients:
     attention_sm90_counter_us: float = fitted(2.0, 0.0, 6.0)
     attention_sm90_combine_us: float = fitted(2.5, 0.0, 6.0)
     attention_sm90_overlap_loss: float = fitted(0.05, 0.0, 0.4)
+
+    gradient_sm90_score_clk: float = fitted(0.06, 0.01, 0.2)
+    gradient_sm90_step_clk: float = fitted(350.0, 50.0, 1500.0)
+    gradient_sm90_semaphore_clk: float = fitted(150.0, 0.0, 1000.0)
+    gradient_sm90_sum_bytes_per_clk: float = fitted(14.0, 8.0, 20.0)
+    gradient_sm90_tile_clk: float = fitted(3500.0, 500.0, 10000.0)
+    gradient_sm90_overlap_loss: float = fitted(0.1, 0.0, 0.4)
 
     chunk_clk: float = fitted(560.0, 100.0, 2000.0)
     chunk_mma_clk: float = fitted(2.0, 0.5, 8.0)

@@ -51,29 +51,88 @@ def once_bytes(problem: Problem) -> int:
 
 def predict_warpgroups(work: Sm90Work, spec: ArchSpec, usage: Usage, fit: Coefficients) -> Estimate:
     """The time of one kernel; infinite where an SM does not hold it, or has no WGMMA."""
-    placed = engine.residency(spec, usage, threads=work.threads, ctas=work.ctas, filled=False)
-    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
-        return engine.infeasible()
-    flops = 2 * work.scores * work.columns
-    mma_clk = flops / (spec.wgmma_flops_per_clk_per_sm * fit.wgmma_efficiency)
     exposed_clk = fit.wgmma_score_clk * work.scores + fit.wgmma_step_clk
     if not work.buffered:
         exposed_clk += fit.wgmma_load_clk
-    spilled_clk = engine.spill_clk(usage, work.threads, fit)
-    step_clk = mma_clk + exposed_clk + spilled_clk
+    return predict_steps(
+        work,
+        spec,
+        usage,
+        fit,
+        threads=work.threads,
+        mma_clk=mma_clk(work.scores * work.columns, spec) / fit.wgmma_efficiency,
+        exposed_clk=exposed_clk,
+        block_clk=work.block_clk,
+        moved_bytes=ELEMENT_BYTES * (work.moved_rows * work.columns + work.scores),
+        once=work.once_bytes,
+        overlap_loss=fit.wgmma_overlap_loss,
+    )
 
-    span = engine.span_of(work, placed.slots, step_clk=step_clk, cta_clk=work.block_clk)
+
+def mma_clk(multiplications: int, spec: ArchSpec) -> float:
+    """Clocks of an SM for so many multiplications by WGMMA; 0 where it has none."""
+    rate = spec.wgmma_flops_per_clk_per_sm
+    return 2 * multiplications / rate if rate else 0.0
+
+
+def predict_steps(
+    tiles: engine.TileList,
+    spec: ArchSpec,
+    usage: Usage,
+    fit: Coefficients,
+    *,
+    threads: int,
+    mma_clk: float,
+    exposed_clk: float,
+    block_clk: float,
+    moved_bytes: int,
+    once: int,
+    overlap_loss: float,
+    start_us: float = 0.0,
+    streamed_share: float | None = None,
+) -> Estimate:
+    """The time of a list of tiles whose steps are WGMMAs and what these leave exposed.
+
+    Args:
+        tiles: the list.
+        spec: the GPU.
+        usage: what a CTA takes from an SM.
+        fit: fitted constants.
+        threads: of a CTA.
+        mma_clk: of a step's MMAs, clocks of an SM.
+        exposed_clk: of a step beside them.
+        block_clk: of a block of rows beside its steps.
+        moved_bytes: of a step, through L2.
+        once: bytes through device memory, whatever the tiles.
+        overlap_loss: share of the lesser of computing and moving that adds to the greater.
+        start_us: before either begins.
+        streamed_share: of the peak that device memory gives steps which little but memory takes the time of, and whose
+            L2 gives SMs that have work no more for the others that have none; None where steps compute.
+    """
+    placed = engine.residency(spec, usage, threads=threads, ctas=tiles.ctas, filled=False)
+    if placed is None or not spec.wgmma_flops_per_clk_per_sm:
+        return engine.infeasible()
+    spilled_clk = engine.spill_clk(usage, threads, fit)
+    step_clk = mma_clk + exposed_clk + spilled_clk
+    span = engine.span_of(tiles, placed.slots, step_clk=step_clk, cta_clk=block_clk)
     to_us = 1 / spec.sm_clock_mhz
-    rounds = work.all_steps / placed.slots
-    moved = ELEMENT_BYTES * (work.moved_rows * work.columns + work.scores)
+    rounds = tiles.all_steps / placed.slots
+    # What one SM can take is all that few CTAs get.
+    through_l2 = engine.l2_us(tiles.all_steps * moved_bytes, spec)
+    if streamed_share is not None:
+        busiest = span.steps * placed.per_sm * moved_bytes
+        through_l2 = max(through_l2, engine.l2_us(busiest * spec.num_sms, spec))
     terms = {
         "tensor_us": rounds * mma_clk * to_us,
         "exposed_us": rounds * exposed_clk * to_us,
-        "l2_us": engine.l2_us(work.all_steps * moved, spec),
-        "hbm_us": engine.hbm_us(work.once_bytes, spec),
+        "l2_us": through_l2,
+        "hbm_us": engine.hbm_us(once, spec, streamed_share or 1.0),
         "spill_us": rounds * spilled_clk * to_us,
-        "cta_us": placed.waves * work.block_clk * to_us,
+        "cta_us": placed.waves * block_clk * to_us,
         "imbalance_us": span.idle_steps * step_clk * to_us,
+        "auxiliary_us": start_us,
     }
     compute = span.steps * step_clk * to_us
-    return engine.launch_estimate(terms, compute, placed, spec, overlap_loss=fit.wgmma_overlap_loss)
+    return engine.launch_estimate(
+        terms, compute, placed, spec, overlap_loss=overlap_loss, start_us=start_us
+    )

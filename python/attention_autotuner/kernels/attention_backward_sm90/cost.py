@@ -1,0 +1,99 @@
+"""The time of an attention backward candidate of family ``sm90``: its passes, and what comes before and after them."""
+
+from __future__ import annotations
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.coefficients import Coefficients
+from ..shared.engine import AuxiliaryWork, TileList, in_sequence
+from ..shared.estimates import Estimate, Usage
+from ..shared.schedule import tiles_of
+from ..shared.tile_costs import ELEMENT_BYTES
+from ..shared.wgmma_cost import mma_clk, once_bytes, predict_steps
+from ..shared.workspace import ROW_VALUES, SUM_BYTES
+from .knobs import knobs_of
+from .resources import BackwardPassSm90Shape, dq_sum_bytes, head_splits, shapes
+
+HIDDEN_SHARES = {"serial": 1.0, "scores_ahead": 0.5, "both_ahead": 0.25}  # of the softmax exposed
+
+
+def predict(
+    problem: Problem,
+    candidate: Candidate,
+    spec: ArchSpec,
+    usages: tuple[Usage, ...],
+    fit: Coefficients,
+) -> Estimate:
+    """The time of a candidate: its passes, the preprocess of rows, and what adds sums up."""
+    passes = shapes(candidate)
+    launches = [
+        _pass_time(problem, shape, spec, usage, fit)
+        for shape, usage in zip(passes, usages, strict=True)
+    ]
+    return in_sequence(launches, _auxiliary(problem, candidate, passes[0], spec), spec)
+
+
+def step_clks(
+    shape: BackwardPassSm90Shape, spec: ArchSpec, fit: Coefficients
+) -> tuple[float, float]:
+    """Clocks of an SM for one step of a CTA: of its MMAs, and of what is exposed beside them."""
+    scores = shape.block_rows * shape.knobs.block_columns
+    mma = mma_clk(scores * shape.products, spec)
+    exposed = fit.gradient_sm90_score_clk * scores * HIDDEN_SHARES[shape.knobs.issue_order]
+    exposed += fit.gradient_sm90_step_clk
+    if shape.share is None:
+        return mma, exposed
+    if shape.share.ordered:
+        exposed += fit.gradient_sm90_semaphore_clk
+    added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
+    # Sums leave beside everything else, at the rate of additions in L2.
+    return mma, max(exposed, added / fit.gradient_sm90_sum_bytes_per_clk - mma)
+
+
+def _pass_time(
+    problem: Problem, shape: BackwardPassSm90Shape, spec: ArchSpec, usage: Usage, fit: Coefficients
+) -> Estimate:
+    knobs, whole = shape.knobs, knobs_of(shape.candidate)
+    splits = 1 if shape.by_queries else head_splits(problem, shape.candidate)
+    group = 1 if shape.by_queries else problem.heads_q // problem.heads_kv // splits
+    steps = tiles_of(
+        problem, block=shape.block_rows, step=knobs.block_columns, by_queries=shape.by_queries
+    )
+    heads = problem.heads_q if shape.by_queries else problem.heads_kv * splits
+    tiles = TileList(
+        steps=tuple(group * count for count in steps),
+        heads=problem.batch * heads,
+        slices=1,
+        longest_first=whole.cta_order == "longest_first",
+    )
+    mma, exposed = step_clks(shape, spec, fit)
+    return predict_steps(
+        tiles,
+        spec,
+        usage,
+        fit,
+        threads=shape.threads,
+        mma_clk=mma,
+        exposed_clk=exposed,
+        block_clk=fit.gradient_sm90_tile_clk,
+        moved_bytes=ELEMENT_BYTES * knobs.block_columns * (shape.depth + shape.columns),
+        once=once_bytes(problem),
+        overlap_loss=fit.gradient_sm90_overlap_loss,
+    )
+
+
+def _auxiliary(
+    problem: Problem, candidate: Candidate, first: BackwardPassSm90Shape, spec: ArchSpec
+) -> AuxiliaryWork:
+    """The preprocess, which clears the sums of dQ, and the kernels that end dQ, dK and dV."""
+    rows = problem.batch * problem.heads_q * problem.seqlen_q
+    sums, splits = dq_sum_bytes(problem, first), head_splits(problem, candidate)
+    moved = [rows * 2 * (problem.dim_v * ELEMENT_BYTES + ROW_VALUES * SUM_BYTES) + sums]
+    if splits > 1:
+        rows_k = problem.batch * problem.heads_kv * problem.seqlen_k
+        once = rows_k * (problem.padded_dim_qk + problem.padded_dim_v)
+        moved.append(once * (2 * splits * SUM_BYTES + ELEMENT_BYTES))  # written, read, added up
+    if sums:
+        moved.append(sums + rows * problem.dim_qk * ELEMENT_BYTES)
+    return AuxiliaryWork.through_memory(moved, spec)

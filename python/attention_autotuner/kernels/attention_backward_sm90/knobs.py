@@ -1,0 +1,127 @@
+"""Knobs of attention's backward kernel of family ``sm90``: how the results are shared out among passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...core.candidate import Service, knobs_as
+from ..shared.knobs import ORDER_LABELS, CtaOrder, PlannedPasses, Sm90Knobs, Warpgroups
+
+Decomposition = Literal["fused", "two_pass", "three_pass"]
+IssueOrder = Literal["serial", "scores_ahead", "both_ahead"]
+DqBy = Literal["keys", "own"]
+
+PASSES: dict[Decomposition, tuple[str, ...]] = {
+    "fused": ("keys",),
+    "two_pass": ("keys", "dq"),
+    "three_pass": ("dk", "dv", "dq"),
+}
+ISSUE_LABELS: dict[IssueOrder, str] = {"serial": "s", "scores_ahead": "a", "both_ahead": "b"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPassSm90(Warpgroups):
+    """A pass of attention backward: over blocks of keys for dK, dV or both, or over blocks of queries for dQ.
+
+    Attributes:
+        warpgroups: consumers; each owns 64 rows of the results.
+        block_columns: rows of the other side (queries, or keys for dQ) of one step of the main loop.
+        issue_order: what of the next step is issued before the results of this one. ``serial``: nothing;
+            ``scores_ahead``: S; ``both_ahead``: S and dP.
+        first_stages: shared-memory stages of what streams for S: Q, or K for dQ.
+        second_stages: of what streams for dP: dO, or V for dQ.
+    """
+
+    warpgroups: int = 2
+    block_columns: int
+    issue_order: IssueOrder
+    first_stages: int = 2
+    second_stages: int = 2
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        order = ISSUE_LABELS[self.issue_order]
+        return f"g{self.warpgroups}c{self.block_columns}{order}{self.first_stages}x{self.second_stages}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DqShareSm90:
+    """The share of dQ that a pass over keys adds to fp32 sums in the workspace.
+
+    Attributes:
+        dq_by: who computes it. ``keys``: the warpgroups of the keys; ``own``: a warpgroup of its own.
+        ds_stages: shared-memory stages of dS.
+        ordered: CTAs add in the order of their keys, so that equal inputs give equal bits.
+    """
+
+    dq_by: DqBy
+    ds_stages: int = 2
+    ordered: bool = False
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        return f"{self.dq_by}{self.ds_stages}{'ordered' if self.ordered else 'any'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionBackwardSm90Knobs(PlannedPasses, Sm90Knobs):
+    """Attention backward of family ``sm90``: passes between a preprocess of rows and, if ``fused``, the end of dQ.
+
+    Attributes:
+        decomposition: ``fused``: one pass over keys, which adds its shares of dQ; ``two_pass``: one over keys and one
+            over queries; ``three_pass``: one for each result, for head dims whose dK and dV do not fit a warpgroup.
+        keys: the pass for dK and dV; None for ``three_pass``.
+        dk, dv: the passes for each; of ``three_pass`` only.
+        dq: the pass over queries; None for ``fused``.
+        dq_share: of ``fused`` only.
+        cta_order: as in forward of family ``sm80``, for every pass.
+    """
+
+    kernel: ClassVar[str] = "attention_backward_sm90"
+    serves: ClassVar[frozenset[Service]] = frozenset({("attention", "backward", "softmax")})
+
+    pass_names: ClassVar[tuple[str, ...]] = ("keys", "dk", "dv", "dq")
+
+    decomposition: Decomposition
+    keys: BackwardPassSm90 | None = None
+    dk: BackwardPassSm90 | None = None
+    dv: BackwardPassSm90 | None = None
+    dq: BackwardPassSm90 | None = None
+    dq_share: DqShareSm90 | None = None
+    cta_order: CtaOrder = "raster"
+
+    def __post_init__(self) -> None:
+        names = tuple(self.passes)
+        if PASSES.get(self.decomposition) != names:
+            raise ValueError(f"{self.decomposition!r} takes other passes than {names}")
+        if (self.decomposition == "fused") != (self.dq_share is not None):
+            raise ValueError(f"a share of dQ belongs to 'fused', got {self.decomposition!r}")
+
+    @property
+    def owns_dq(self) -> bool:
+        """True where a warpgroup does nothing but the share of dQ."""
+        return self.dq_share is not None and self.dq_share.dq_by == "own"
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of one CTA of the widest pass."""
+        return super().num_threads + 128 * self.owns_dq
+
+    @property
+    def deterministic(self) -> bool:
+        """True where two runs on equal inputs give equal bits."""
+        return self.dq_share is None or self.dq_share.ordered
+
+    @property
+    def label(self) -> str:
+        """This part of the candidate's name."""
+        share = [] if self.dq_share is None else [self.dq_share.label]
+        return "_".join(
+            [self.decomposition, *self.pass_labels, *share, ORDER_LABELS[self.cta_order]]
+        )
+
+
+knobs_of = knobs_as(AttentionBackwardSm90Knobs)

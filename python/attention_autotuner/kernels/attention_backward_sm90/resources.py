@@ -1,0 +1,180 @@
+"""Resources that the passes of attention's backward of family ``sm90`` take from an SM, as formulas over their knobs.
+
+``smem_bytes`` is exact and the twin of ``BackwardPassSm90Traits::kSmemBytes`` (a test compares the two).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...arch.h100 import H100_SPEC
+from ...arch.occupancy import REGISTERS_BESIDE_FRAGMENTS_MIN, KernelNeeds
+from ...core.candidate import Candidate
+from ...core.problem import Problem
+from ..shared.sm90_tiles import (
+    ALIGNMENT_BYTES,
+    BARRIER_BYTES,
+    ELEMENT_BYTES,
+    Sm90Shape,
+    whole_columns,
+)
+from ..shared.workspace import (
+    SUM_BYTES,
+    count_head_splits,
+    lse_delta_bytes,
+    shared_gradient_bytes,
+)
+from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
+
+CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
+OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
+VALUE_BYTES = 512  # of a stage of base or of shift
+SEMAPHORE_BYTES = 4
+ENOUGH_CTAS = H100_SPEC.num_sms
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackwardPassSm90Shape(Sm90Shape):
+    """A pass with the candidate that it is of.
+
+    Attributes:
+        name: ``keys``, ``dk``, ``dv`` or ``dq``.
+        knobs: of the pass.
+        share: of dQ; None but for a fused pass.
+    """
+
+    name: str
+    knobs: BackwardPassSm90
+    share: DqShareSm90 | None
+
+    @property
+    def by_queries(self) -> bool:
+        """True where rows are queries, and columns keys."""
+        return self.name == "dq"
+
+    @property
+    def has_ds(self) -> bool:
+        """True where the pass takes dS, and so dP."""
+        return self.name != "dv"
+
+    @property
+    def has_dv(self) -> bool:
+        """True where P is an operand."""
+        return self.name in ("keys", "dv")
+
+    @property
+    def owns_dq(self) -> bool:
+        """True where a warpgroup does nothing but the share of dQ."""
+        return self.share is not None and self.share.dq_by == "own"
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of the results that one CTA computes."""
+        return 64 * self.knobs.warpgroups
+
+    @property
+    def threads(self) -> int:
+        """Threads of one CTA."""
+        return self.knobs.num_threads + 128 * self.owns_dq
+
+    @property
+    def consumer_registers(self) -> int | None:
+        """Registers of a consumer thread; None where there are not so many warpgroups."""
+        if self.share is not None and self.knobs.warpgroups != 2:
+            return None
+        return CONSUMER_REGISTERS.get((self.knobs.warpgroups, self.owns_dq))
+
+    @property
+    def depth(self) -> int:
+        """Columns of Q and K as tiles hold them."""
+        return whole_columns(self.candidate.padded_dim_qk)
+
+    @property
+    def columns(self) -> int:
+        """Columns of V and dO as tiles hold them."""
+        return whole_columns(self.candidate.padded_dim_v)
+
+    @property
+    def products(self) -> int:
+        """Columns of all MMAs of a step together, each as many FLOPs a score."""
+        qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        return qk * (1 + self.has_ds + (self.share is not None)) + v * (self.has_ds + self.has_dv)
+
+    @property
+    def dq_fragments(self) -> int:
+        """Registers of the share of dQ in a warpgroup of keys."""
+        if self.share is None or self.owns_dq:
+            return 0
+        return 32 if self.knobs.block_columns == 64 else self.candidate.padded_dim_qk // 2
+
+    @property
+    def fragment_registers(self) -> int:
+        """Registers of a thread's fragments: the results, and what is there beside them at a time."""
+        qk, v = self.candidate.padded_dim_qk, self.candidate.padded_dim_v
+        order, half = self.knobs.issue_order, self.knobs.block_columns // 2
+        results = (self.has_ds * qk + self.has_dv * v) // 2
+        scores, packed = (1 + self.has_ds) * half, (self.has_ds + self.has_dv) * half // 2
+        beside = {
+            "both_ahead": scores + packed + self.dq_fragments,
+            "scores_ahead": half + max(packed, self.dq_fragments),
+            "serial": packed + self.dq_fragments,
+        }
+        return results + max(scores, beside[order])
+
+
+def shapes(candidate: Candidate) -> tuple[BackwardPassSm90Shape, ...]:
+    """The passes of a candidate, in the order they run."""
+    knobs = knobs_of(candidate)
+    return tuple(
+        BackwardPassSm90Shape(candidate=candidate, name=name, knobs=item, share=knobs.dq_share)
+        for name, item in knobs.passes.items()
+    )
+
+
+def smem_bytes(shape: BackwardPassSm90Shape) -> int:
+    """Dynamic shared memory of one CTA, bytes."""
+    knobs = shape.knobs
+    rows = shape.block_rows * (shape.depth + shape.has_ds * shape.columns)
+    stages = knobs.first_stages * shape.depth + knobs.second_stages * shape.columns
+    ds = 0 if shape.share is None else shape.share.ds_stages * shape.block_rows
+    values = 0 if shape.by_queries else (knobs.first_stages + knobs.second_stages) * VALUE_BYTES
+    tiles = rows + knobs.block_columns * (stages + ds)
+    return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + values + BARRIER_BYTES
+
+
+def needs(shape: BackwardPassSm90Shape) -> KernelNeeds:
+    """Resources that the kernel takes. Warpgroups trade registers, so fragments are what is left of an even share."""
+    groups = shape.knobs.warpgroups
+    others = OTHER_REGISTERS.get((groups, shape.owns_dq), 0)
+    consumers = groups * (shape.fragment_registers + REGISTERS_BESIDE_FRAGMENTS_MIN)
+    even = (consumers + others) // (shape.threads // 128)
+    return KernelNeeds(
+        name=shape.name,
+        threads=shape.threads,
+        ctas_per_sm=1,
+        smem_bytes=smem_bytes(shape),
+        fragment_registers=max(0, even - REGISTERS_BESIDE_FRAGMENTS_MIN),
+    )
+
+
+def head_splits(problem: Problem, candidate: Candidate) -> int:
+    """CTAs that share a block of keys, each with some of the query heads of a group."""
+    return count_head_splits(problem, shapes(candidate)[0].block_rows, ENOUGH_CTAS)
+
+
+def dq_sum_bytes(problem: Problem, shape: BackwardPassSm90Shape) -> int:
+    """Bytes of the sums of dQ and of the semaphores that order them; none without a share."""
+    if shape.share is None:
+        return 0
+    block = shape.knobs.block_columns
+    tiles = problem.batch * problem.heads_q * -(-problem.seqlen_q // block)
+    counted = tiles * (1 if shape.owns_dq else shape.knobs.warpgroups)
+    semaphores = -(-counted * SEMAPHORE_BYTES // 16) * 16 if shape.share.ordered else 0
+    return tiles * block * problem.padded_dim_qk * SUM_BYTES + semaphores
+
+
+def workspace_bytes(problem: Problem, candidate: Candidate) -> int:
+    """Bytes of LSE and delta, of the sums of dQ, and of partial dK and dV."""
+    sums = dq_sum_bytes(problem, shapes(candidate)[0])
+    partial = shared_gradient_bytes(problem, head_splits(problem, candidate))
+    return lse_delta_bytes(problem) + sums + partial

@@ -1,0 +1,115 @@
+"""Which passes may exist: twins of the ``static_assert``s in attention_backward_sm90/traits.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...core.candidate import Candidate
+from ..shared.passes import Pass
+from ..shared.rules import Rule, within
+from ..shared.sm90_rules import fragments_fit_warpgroup, tma_needs_alignment
+from ..shared.sm90_tiles import MAX_COLUMNS, SWIZZLE_COLUMNS
+from .knobs import AttentionBackwardSm90Knobs, knobs_of
+from .resources import CONSUMER_REGISTERS, BackwardPassSm90Shape, needs, shapes
+
+MAX_STAGES = 4
+MAX_DS_STAGES = 2
+MAX_BLOCK = 128
+LEAST_BLOCK = 64  # queries of a step: with fewer, MMAs wait for shared memory
+
+
+def _warpgroups_range(s: BackwardPassSm90Shape) -> str | None:
+    if s.consumer_registers is not None:
+        return None
+    known = sorted({groups for groups, _ in CONSUMER_REGISTERS})
+    return f"warpgroups must be one of {known}, and 2 with a share of dQ, got {s.knobs.warpgroups}"
+
+
+def _block_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
+    block = s.knobs.block_columns
+    if block % 16 == 0 and 16 <= block <= MAX_BLOCK:
+        return None
+    return f"block_columns must be a multiple of 16 in 16..{MAX_BLOCK}, got {block}"
+
+
+def _value_columns_fit_mma(s: BackwardPassSm90Shape) -> str | None:
+    columns = s.candidate.padded_dim_v
+    if columns <= MAX_COLUMNS:
+        return None
+    return f"a CTA takes at most {MAX_COLUMNS} columns of V, got {columns}"
+
+
+def _ahead_needs_two_stages(s: BackwardPassSm90Shape) -> str | None:
+    order, stages = s.knobs.issue_order, (s.knobs.first_stages, s.knobs.second_stages)
+    if order == "serial" or (stages[0] > 1 and (order == "scores_ahead" or stages[1] > 1)):
+        return None
+    return f"{order} holds two stages of a step ahead, got {stages}"
+
+
+def _values_have_one_score(s: BackwardPassSm90Shape) -> str | None:
+    if s.has_ds or s.knobs.issue_order != "both_ahead":
+        return None
+    return "a pass for dV alone has no dP to issue ahead"
+
+
+def _dq_share_fits_warpgroups(s: BackwardPassSm90Shape) -> str | None:
+    if s.share is None:
+        return None
+    block, depth = s.knobs.block_columns, s.candidate.padded_dim_qk
+    if not 1 <= s.share.ds_stages <= MAX_DS_STAGES:
+        return f"ds_stages must be in 1..{MAX_DS_STAGES}, got {s.share.ds_stages}"
+    if s.owns_dq:
+        return (
+            None if block % 64 == 0 else f"dQ takes whole blocks of 64 queries a step, got {block}"
+        )
+    split = block == 64 and SWIZZLE_COLUMNS < depth <= 2 * SWIZZLE_COLUMNS
+    if block == 64 * s.knobs.warpgroups or split:
+        return None
+    return f"two warpgroups cannot split {block} queries of {depth} columns of dQ"
+
+
+BACKWARD_PASS_SM90_PREDICATES: dict[str, Rule[BackwardPassSm90Shape]] = {
+    "tma_needs_alignment": tma_needs_alignment,
+    "warpgroups_range": _warpgroups_range,
+    "block_columns_fit_mma": _block_columns_fit_mma,
+    "value_columns_fit_mma": _value_columns_fit_mma,
+    "first_stages_range": within("first_stages", 1, MAX_STAGES),
+    "second_stages_range": within("second_stages", 1, MAX_STAGES),
+    "ahead_needs_two_stages": _ahead_needs_two_stages,
+    "values_have_one_score": _values_have_one_score,
+    "dq_share_fits_warpgroups": _dq_share_fits_warpgroups,
+    "fragments_fit_warpgroup": fragments_fit_warpgroup,
+}
+
+SYMBOL = r"23attention_backward_sm90I.*12GradientPassE{}E"
+NAMES = ("keys", "dk", "dv", "dq")  # attention_autotuner::GradientPass, in the order of its values
+
+
+def pass_of(shape: BackwardPassSm90Shape) -> Pass:
+    """The launch of a pass."""
+    return Pass(
+        kernel=AttentionBackwardSm90Knobs.kernel,
+        subject=shape,
+        rules=BACKWARD_PASS_SM90_PREDICATES,
+        needs_of=needs,
+        symbol=SYMBOL.format(NAMES.index(shape.name)),
+    )
+
+
+def passes_of(candidate: Candidate) -> tuple[Pass, ...]:
+    """The launches of a candidate, in the order they run."""
+    return tuple(map(pass_of, shapes(candidate)))
+
+
+def _three_passes_pay(c: Candidate) -> str | None:
+    dk = knobs_of(c).dk
+    if dk is None:
+        return None
+    least = replace(dk, block_columns=LEAST_BLOCK, issue_order="serial")
+    keys = BackwardPassSm90Shape(candidate=c, name="keys", knobs=least, share=None)
+    if pass_of(keys).violation is not None:
+        return None
+    return "a warpgroup holds dK and dV together, and their passes share S and dP"
+
+
+PRUNING_PREDICATES: dict[str, Rule[Candidate]] = {"three_passes_pay": _three_passes_pay}

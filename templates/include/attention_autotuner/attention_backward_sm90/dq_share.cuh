@@ -1,0 +1,132 @@
+// A block of keys' share of dQ, added to fp32 sums in global memory, and dQ from those.
+//
+// Sums are kept as tiles of 16x8 in the order of accumulators: lane after lane, four floats each.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/threads.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+using softmax_forward::advance_desc;
+using softmax_forward::fence_accumulators;
+using softmax_forward::leads_warpgroup;
+using softmax_forward::make_smem_desc;
+using softmax_forward::warp_in_warpgroup;
+using softmax_forward::warpgroup_arrive;
+using softmax_forward::warpgroup_commit_batch;
+using softmax_forward::warpgroup_wait;
+
+// The part of a share that one warpgroup computes at a time: 64 rows of queries from `row` on, columns from `column`
+// on.
+template <typename T>
+struct DqShareSm90 {
+  using Element = typename T::Element;
+  float sums[T::kDqColumns / 2];
+
+  // dS K with dS [queries, keys] at `ds` and K at `k`.
+  __device__ __forceinline__ void issue(uint32_t ds, uint32_t k, int row, int column) {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const a = make_smem_desc(ds + row * kSwizzleRowBytes, 0);
+    uint64_t const b = make_smem_desc(k + column / kSwizzleColumns * T::kBlockRows * kSwizzleRowBytes,
+                                      T::kBlockRows * kSwizzleRowBytes);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kBlockRows / kMmaDepth; ++step) {
+      int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+      Wgmma<T::kDqColumns>::template ss<Element, 1>(
+          sums, advance_desc(a, block * T::kBlockColumns * kSwizzleRowBytes + within),
+          advance_desc(b, step * kMmaDepth * kSwizzleRowBytes), step > 0);
+    }
+    warpgroup_commit_batch();
+  }
+
+  // Adds it, once it is complete, to the sums of its tile, which start at `tile`.
+  __device__ __forceinline__ void add(float* tile, int row, int column) {
+    fence_accumulators(sums);
+    constexpr int kTilesPerRow = T::kDepth / 8;
+    float* const first = tile + ((row / 16 + warp_in_warpgroup()) * kTilesPerRow + column / 8) * 128 + 4 * lane_index();
+#pragma unroll
+    for (int g = 0; g < T::kDqColumns / 8; ++g) {
+      if (T::kDepth % T::kDqColumns == 0 || column + 8 * g < T::kDepth) {
+        add_four(first + 128 * g, sums[4 * g], sums[4 * g + 1], sums[4 * g + 2], sums[4 * g + 3]);
+      }
+    }
+  }
+};
+
+// Which tile of queries of all, and where its sums start.
+__device__ __forceinline__ int64_t dq_tile_index(BackwardPassSm90Arguments const& arguments, int batch,
+                                                 Cursor const& now) {
+  auto const& common = arguments.common;
+  return (int64_t(batch) * common.params.heads_q + now.head) * common.dq_tiles + now.tile;
+}
+template <typename T>
+__device__ __forceinline__ float* dq_tile(BackwardPassSm90Arguments const& arguments, int64_t index) {
+  return arguments.common.dq_sum + index * (T::kBlockColumns * T::kDepth);
+}
+
+// Around the additions of one warpgroup to its part of a tile: shares come in the order of their blocks of keys. All
+// blocks before one that sees a tile of queries see it as well, so that a semaphore counts them.
+template <typename T>
+struct DqSemaphore {
+  int* place;
+  int block, barrier;
+
+  __device__ __forceinline__ DqSemaphore(BackwardPassSm90Arguments const& arguments, int64_t tile, int part, int block,
+                                         int barrier)
+      : place(arguments.semaphores + tile * T::kDqParts + part), block(block), barrier(barrier) {
+    if constexpr (T::kOrdered) {
+      if (leads_warpgroup()) semaphore_wait(place, block);
+      named_barrier(barrier, kWarpgroupThreads);
+    }
+  }
+  __device__ __forceinline__ void release() const {
+    if constexpr (T::kOrdered) {
+      fence_device();
+      named_barrier(barrier, kWarpgroupThreads);
+      if (leads_warpgroup()) semaphore_release(place, block + 1);
+    }
+  }
+};
+
+// dQ in 16 bits from the sums; one CTA a tile of queries.
+template <typename Config, typename T>
+__global__ void __launch_bounds__(kRowThreads)
+    attention_backward_sm90_convert_dq(ArgumentsOf<Config> const __grid_constant__ arguments) {
+  using Element = typename T::Element;
+  auto const& p = arguments.params;
+  int const index = int(blockIdx.x) / arguments.dq_tiles, tile = int(blockIdx.x) % arguments.dq_tiles;
+  int const head = index % p.heads_q, batch = index / p.heads_q;
+  float const* const sums = arguments.dq_sum + int64_t(blockIdx.x) * (T::kBlockColumns * T::kDepth);
+  Element* const out = static_cast<Element*>(p.dq.data) + batch * p.dq.stride_batch + head * p.dq.stride_head;
+  constexpr int kColumnTiles = T::kDepth / 8;
+  // A unit is one row of a tile of 16x8, and the row eight below it.
+#pragma unroll 2
+  for (int unit = threadIdx.x; unit < T::kBlockColumns / 16 * kColumnTiles * 8; unit += kRowThreads) {
+    int const fragment = unit / 8, column = fragment % kColumnTiles * 8;
+    int const row = tile * T::kBlockColumns + fragment / kColumnTiles * 16 + unit % 8;
+    auto const* const source = reinterpret_cast<float4 const*>(sums + int64_t(fragment) * 128 + unit % 8 * 16);
+    float const scale = p.softmax_scale;
+    uint32_t words[2][4];
+#pragma unroll
+    for (int lane = 0; lane < 4; ++lane) {
+      float4 const four = source[lane];
+      words[0][lane] = pack_pair<Element>(four.x * scale, four.y * scale);
+      words[1][lane] = pack_pair<Element>(four.z * scale, four.w * scale);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (row + 8 * half < p.seqlen_q && column < p.dim_qk) {
+        *reinterpret_cast<uint4*>(out + int64_t(row + 8 * half) * p.dq.stride_row + column) =
+            make_uint4(words[half][0], words[half][1], words[half][2], words[half][3]);
+      }
+    }
+  }
+}
+
+}  // namespace attention_autotuner::softmax_backward

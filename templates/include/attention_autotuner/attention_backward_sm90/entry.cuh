@@ -1,0 +1,229 @@
+// Host side of an attention backward artifact of family sm90: workspace, checks, TMA descriptors and launches.
+//
+// Rows' LSE and delta and split reductions are those of family sm80.
+#pragma once
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/attention_backward_sm90/mainloop.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/postprocess.cuh"
+#include "attention_autotuner/common/preprocess.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/host/checks.cuh"
+#include "attention_autotuner/host/entry.cuh"
+#include "attention_autotuner/host/head_splits.cuh"
+#include "attention_autotuner/host/tma_descriptor.cuh"
+#include "attention_autotuner/score/lse_delta.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+// The traits of a candidate's passes, in the order they run.
+template <typename Config, Decomposition kDecomposition = Config::kDecomposition>
+struct BackwardPassesSm90;
+template <typename Config>
+struct BackwardPassesSm90<Config, Decomposition::kFused> {
+  using Keys = BackwardPassSm90Traits<Config, typename Config::Keys, GradientPass::kKeys, typename Config::DqShare>;
+  template <typename Visit>
+  static int32_t for_each(Visit&& visit) {
+    return visit(Keys{});
+  }
+};
+template <typename Config>
+struct BackwardPassesSm90<Config, Decomposition::kTwoPass> {
+  using Keys = BackwardPassSm90Traits<Config, typename Config::Keys, GradientPass::kKeys>;
+  using Dq = BackwardPassSm90Traits<Config, typename Config::Dq, GradientPass::kDq>;
+  template <typename Visit>
+  static int32_t for_each(Visit&& visit) {
+    return Steps().then([&] { return visit(Keys{}); }).then([&] { return visit(Dq{}); }).status();
+  }
+};
+template <typename Config>
+struct BackwardPassesSm90<Config, Decomposition::kThreePass> {
+  using Keys = BackwardPassSm90Traits<Config, typename Config::Dk, GradientPass::kDk>;
+  using Dv = BackwardPassSm90Traits<Config, typename Config::Dv, GradientPass::kDv>;
+  using Dq = BackwardPassSm90Traits<Config, typename Config::Dq, GradientPass::kDq>;
+  template <typename Visit>
+  static int32_t for_each(Visit&& visit) {
+    return Steps()
+        .then([&] { return visit(Keys{}); })
+        .then([&] { return visit(Dv{}); })
+        .then([&] { return visit(Dq{}); })
+        .status();
+  }
+};
+
+template <typename Config>
+struct AttentionBackwardSm90Entry {
+  using Element = typename Config::Element;
+  using Params = attention_autotuner_attention_backward_params;
+  using Common = BackwardArguments<Params>;
+  using Passes = BackwardPassesSm90<Config>;
+  using Keys = typename Passes::Keys;  // by whose blocks groups of heads are split
+  static constexpr bool kFused = Config::kDecomposition == Decomposition::kFused;
+  static inline std::atomic<bool> prepared[kMaxDevices];
+
+  static int32_t prepare(int32_t device) {
+    if (prepared[device].load()) return ATTENTION_AUTOTUNER_OK;
+    int resident = 0;
+    int32_t const status =
+        Steps()
+            .then([&] { return TmaDescriptors::prepare(device); })
+            .then([&] {
+              return Passes::for_each([&](auto traits) {
+                using T = decltype(traits);
+                auto const kernel = softmax_backward::attention_backward_sm90<Config, T>;
+                return prepare_kernel(kernel, T::kThreads, T::kSmemBytes, device, &resident);
+              });
+            })
+            .then([&] { return prepare_kernel(backward_preprocess<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] { return prepare_kernel(backward_reduce_splits<Config>, kRowThreads, 0, device, &resident); })
+            .then([&] {
+              if constexpr (kFused) {
+                auto const kernel = softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>;
+                return prepare_kernel(kernel, kRowThreads, 0, device, &resident);
+              }
+              return int32_t(ATTENTION_AUTOTUNER_OK);
+            })
+            .status();
+    if (status == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
+    return status;
+  }
+
+  // Where the buffers of the workspace start, in bytes.
+  struct Workspace {
+    int64_t lse_delta_rows, dq_tiles = 0;
+    int64_t shift, dq_sum, semaphores, dk_partial, dv_partial, bytes;
+    int splits;
+
+    explicit Workspace(Params const& p) {
+      int64_t const heads = int64_t(p.batch) * p.heads_q;
+      lse_delta_rows = int64_t(divide_up(p.seqlen_q, kLseDeltaPadding) + 1) * kLseDeltaPadding;
+      shift = heads * lse_delta_rows * int64_t(sizeof(float));
+      dq_sum = semaphores = bytes = 2 * shift;
+      if constexpr (kFused) {
+        dq_tiles = divide_up(p.seqlen_q, Keys::kBlockColumns);
+        semaphores = dq_sum + heads * dq_tiles * (Keys::kBlockColumns * Keys::kDepth) * int64_t(sizeof(float));
+        int64_t const count = Keys::kOrdered ? heads * dq_tiles * Keys::kDqParts : 0;
+        bytes = semaphores + (count * int64_t(sizeof(int)) + 15) / 16 * 16;
+      }
+      dk_partial = dv_partial = bytes;
+      int64_t const ctas = int64_t(divide_up(p.seqlen_k, Keys::kBlockRows)) * p.heads_kv * p.batch;
+      splits = count_head_splits(ctas, p.heads_q / p.heads_kv, Config::kEnoughCtas);
+      if (splits > 1) {
+        int64_t const rows = int64_t(splits) * p.batch * p.heads_kv * p.seqlen_k;
+        dv_partial += rows * Config::kPaddedDimQK * int64_t(sizeof(float));
+        bytes = dv_partial + rows * Config::kPaddedDimV * int64_t(sizeof(float));
+      }
+    }
+  };
+  static size_t workspace_bytes(Params const& p) {
+    return check_shape(p) == ATTENTION_AUTOTUNER_OK ? size_t(Workspace(p).bytes) : 0;
+  }
+
+  static int32_t check_shape(Params const& p) {
+    if (!same_version(p)) return ATTENTION_AUTOTUNER_BAD_VERSION;
+    bool const fits = takes_shape(p, Config::kPaddedDimQK, Config::kPaddedDimV);
+    return fits ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_SHAPE;
+  }
+  static int32_t check(Params const& p) {
+    int32_t const status = check_shape(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    auto queries = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_q, p.seqlen_q); };
+    auto keys = [&p](attention_autotuner_tensor const& t) { return aligned(t, 16, p.batch, p.heads_kv, p.seqlen_k); };
+    bool const pointers = queries(p.q) && queries(p.dout) && queries(p.o) && queries(p.dq) && keys(p.k) && keys(p.v) &&
+                          keys(p.dk) && keys(p.dv);
+    return pointers ? ATTENTION_AUTOTUNER_OK : ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+  }
+
+  template <typename T>
+  static bool describe(softmax_backward::BackwardPassSm90Arguments& a, Params const& p) {
+    int const queries = T::kByQueries ? T::kBlockRows : T::kBlockColumns;
+    int const keys = T::kByQueries ? T::kBlockColumns : T::kBlockRows;
+    auto make = [&p](TmaTensor& described, attention_autotuner_tensor const& tensor, int columns, int length, int heads,
+                     int rows) {
+      return TmaDescriptors::make<Element>(described, tensor, columns, length, heads, p.batch, rows);
+    };
+    return make(T::kByQueries ? a.x0 : a.y0, p.q, p.dim_qk, p.seqlen_q, p.heads_q, queries) &&
+           make(T::kByQueries ? a.x1 : a.y1, p.dout, p.dim_v, p.seqlen_q, p.heads_q, queries) &&
+           make(T::kByQueries ? a.y0 : a.x0, p.k, p.dim_qk, p.seqlen_k, p.heads_kv, keys) &&
+           make(T::kByQueries ? a.y1 : a.x1, p.v, p.dim_v, p.seqlen_k, p.heads_kv, keys);
+  }
+  template <typename T>
+  static int32_t launch_pass(Common const& common, int* semaphores, cudaStream_t stream) {
+    Params const& p = common.params;
+    softmax_backward::BackwardPassSm90Arguments arguments;
+    if (!describe<T>(arguments, p)) return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    arguments.common = common;
+    arguments.semaphores = semaphores;
+    int const blocks = divide_up(T::kByQueries ? p.seqlen_q : p.seqlen_k, T::kBlockRows);
+    int const heads = T::kByQueries ? p.heads_q : p.heads_kv * common.splits.divisor;
+    int64_t const tiles = int64_t(blocks) * heads * p.batch;
+    if (tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    TileList const list{int(tiles),         T::kByQueries && p.causal, Divider::by(blocks),
+                        Divider::by(heads), Divider::by(p.batch),      Divider::by(p.heads_q / p.heads_kv)};
+    softmax_backward::attention_backward_sm90<Config, T>
+        <<<int(tiles), T::kThreads, T::kSmemBytes, stream>>>(arguments, list);
+    return cuda_status(cudaGetLastError());
+  }
+
+  static int32_t launch(Params const& p, void* workspace, cudaStream_t stream, int32_t device) {
+    int32_t const status = check(p);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    if (workspace == nullptr || reinterpret_cast<uintptr_t>(workspace) % 16 != 0) {
+      return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
+    }
+    if (!prepared[device].load(std::memory_order_relaxed)) return ATTENTION_AUTOTUNER_BAD_DEVICE;
+    Workspace const places(p);
+    auto at = [workspace](int64_t bytes) { return reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes); };
+    Common const common{p,
+                        p.softmax_scale * kLog2E,
+                        at(0),
+                        at(places.shift),
+                        at(places.dq_sum),
+                        int(places.lse_delta_rows),
+                        int(places.dq_tiles),
+                        Divider::by(places.splits),
+                        at(places.dk_partial),
+                        at(places.dv_partial)};
+    int* const semaphores = reinterpret_cast<int*>(at(places.semaphores));
+    int64_t const heads = int64_t(p.batch) * p.heads_q;
+    int64_t const preprocess_ctas = heads * divide_up(common.lse_delta_rows, kPreprocessRows);
+    if (preprocess_ctas > INT32_MAX || heads * places.dq_tiles > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
+    backward_preprocess<Config>
+        <<<int(preprocess_ctas), kRowThreads, 0, stream>>>(common, (places.dk_partial - places.dq_sum) / 16);
+    return Steps()
+        .then([] { return cuda_status(cudaGetLastError()); })
+        .then([&] {
+          return Passes::for_each(
+              [&](auto traits) { return launch_pass<decltype(traits)>(common, semaphores, stream); });
+        })
+        .then([&] {
+          if (places.splits == 1) return int32_t(ATTENTION_AUTOTUNER_OK);
+          backward_reduce_splits<Config><<<int(kReduceSplitsCtas), kRowThreads, 0, stream>>>(common);
+          return cuda_status(cudaGetLastError());
+        })
+        .then([&] {
+          if constexpr (kFused) {
+            softmax_backward::attention_backward_sm90_convert_dq<Config, Keys>
+                <<<int(heads * places.dq_tiles), kRowThreads, 0, stream>>>(common);
+          }
+          return cuda_status(cudaGetLastError());
+        })
+        .status();
+  }
+
+  static attention_autotuner_kernel_info info() {
+    int smem = 0, threads = 0;
+    Passes::for_each([&](auto traits) {
+      using T = decltype(traits);
+      smem = maximum(smem, T::kSmemBytes);
+      threads = maximum(threads, T::kThreads);
+      return int32_t(ATTENTION_AUTOTUNER_OK);
+    });
+    return kernel_info<Config>(Keys::kBlockColumns, Keys::kBlockRows, threads, smem);
+  }
+};
+
+}  // namespace attention_autotuner

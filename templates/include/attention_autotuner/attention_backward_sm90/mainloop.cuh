@@ -1,0 +1,334 @@
+// A pass of attention's backward for compute capability 9.0, by WGMMA, with tiles loaded by TMA into rings of stages.
+//
+// A CTA has a block of rows: 64 for each of its consumer warpgroups, all of whose results stay in registers. P and dS
+// are operands from registers; where the CTA adds a share of dQ, dS goes through shared memory as well, transposed, to
+// the warpgroups that compute it.
+#pragma once
+
+#include "attention_autotuner/attention_backward_sm90/dq_share.cuh"
+#include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/attention_backward_sm90/scores.cuh"
+#include "attention_autotuner/attention_backward_sm90/traits.cuh"
+#include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/scores_backward_sm90/epilogue.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+// Named barriers: of all consumers, and of each warpgroup.
+inline constexpr int kConsumerBarrier = 1;
+inline constexpr int kWarpgroupBarrier = 2;
+
+// A consumer warpgroup.
+template <typename T>
+struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
+  using Base = BackwardPassSm90Scores<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::base_of;
+  using Base::batch;
+  using Base::dp;
+  using Base::ds;
+  using Base::ds_tile;
+  using Base::empty;
+  using Base::full;
+  using Base::group;
+  using Base::p;
+  using Base::range;
+  using Base::row_block;
+  using Base::s;
+  using Base::shift_of;
+  using Base::steps;
+  using Base::x0_tile;
+  using Base::x1_tile;
+  using Base::y0_tile;
+  using Base::y1_tile;
+
+  float dq_or_dk[T::kHasDs ? T::kDepth / 2 : 1], dv[T::kHasDv ? T::kColumns / 2 : 1];
+  DqShareSm90<T> share;
+
+  // Stages follow from the number of a step, so that little is carried from one to the next.
+  using First = BarrierRing<T::kFirstStages>;                   // of Y0
+  using Second = BarrierRing<T::kSecondStages>;                 // of Y1
+  using Stored = BarrierRing<T::kSharesDq ? T::kDsStages : 1>;  // of dS
+
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
+
+  // scores = X Y^T, this warpgroup's rows of X.
+  template <int Depth>
+  __device__ __forceinline__ void issue_product(float (&scores)[T::kBlockColumns / 2], uint32_t x, uint32_t y) {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    uint64_t const x_desc = make_smem_desc(x + group * kWarpgroupRows * kSwizzleRowBytes, 0);
+    uint64_t const y_desc = make_smem_desc(y, 0);
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < Depth / kMmaDepth; ++step) {
+      int const block = step / kBlockSteps, within = step % kBlockSteps * kMmaDepth * 2;
+      Wgmma<T::kBlockColumns>::template ss<Element, 0>(
+          scores, advance_desc(x_desc, block * T::kBlockRows * kSwizzleRowBytes + within),
+          advance_desc(y_desc, block * T::kBlockColumns * kSwizzleRowBytes + within), step > 0);
+    }
+    warpgroup_commit_batch();
+  }
+  // result += A Y, A in registers.
+  template <int Columns>
+  __device__ __forceinline__ static void issue_result(float (&result)[Columns / 2], uint32_t const* a, uint32_t y) {
+    uint64_t const y_desc = make_smem_desc(y, T::kBlockColumns * kSwizzleRowBytes);
+#pragma unroll
+    for (int step = 0; step < T::kBlockColumns / kMmaDepth; ++step) {
+      Wgmma<Columns>::template rs<Element, 1>(result, a + 4 * step,
+                                              advance_desc(y_desc, step * kMmaDepth * kSwizzleRowBytes), 1);
+    }
+  }
+
+  __device__ __forceinline__ void issue_scores(int index) {
+    int const stage = First::stage(index);
+    wait(full(T::kY0Barrier, stage), First::phase(index));
+    issue_product<T::kDepth>(s, x0_tile(), y0_tile(stage));
+  }
+  // Waits for Y1, for dV as well.
+  __device__ __forceinline__ void issue_dp(int index) {
+    int const stage = Second::stage(index);
+    wait(full(T::kY1Barrier, stage), Second::phase(index));
+    if constexpr (T::kHasDs) issue_product<T::kColumns>(dp, x1_tile(), y1_tile(stage));
+  }
+  __device__ __forceinline__ void issue_results(int index) {
+    warpgroup_arrive();
+    if constexpr (T::kHasDv) issue_result<T::kColumns>(dv, p, y1_tile(Second::stage(index)));
+    if constexpr (T::kHasDs) issue_result<T::kDepth>(dq_or_dk, ds, y0_tile(First::stage(index)));
+    warpgroup_commit_batch();
+  }
+  // Once the results of a step are complete.
+  __device__ __forceinline__ void finish_results(int index) {
+    if constexpr (T::kHasDv) fence_accumulators(dv);
+    if constexpr (T::kHasDs) fence_accumulators(dq_or_dk);
+    if (warp_arrives()) {
+      arrive(empty(T::kY0Barrier, First::stage(index)));
+      arrive(empty(T::kY1Barrier, Second::stage(index)));
+    }
+  }
+
+  // --- the share of dQ -----------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void store_ds(int index) {
+    uint32_t const tile = ds_tile(Stored::stage(index));
+    if constexpr (T::kOwnDq) {
+      wait(empty(T::kDsBarrier, Stored::stage(index)), Stored::phase(index) ^ 1);
+      Base::store_ds(tile);
+      if (warp_arrives()) arrive(full(T::kDsBarrier, Stored::stage(index)));
+    } else if constexpr (T::kKeysDq) {
+      if constexpr (T::kDsStages == 1) named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
+      Base::store_ds(tile);
+    }
+  }
+  __device__ __forceinline__ int dq_row() const { return T::kSplitsDqColumns ? 0 : group * kWarpgroupRows; }
+  __device__ __forceinline__ int dq_column() const { return T::kSplitsDqColumns ? group * T::kDqColumns : 0; }
+  __device__ __forceinline__ void issue_dq(int index) {
+    if constexpr (T::kKeysDq) {
+      named_barrier(kConsumerBarrier, T::kWarpgroups * kWarpgroupThreads);
+      share.issue(ds_tile(Stored::stage(index)), x0_tile(), dq_row(), dq_column());
+    }
+  }
+  __device__ __forceinline__ void add_dq(Cursor const& now) {
+    if constexpr (T::kKeysDq) {
+      fence_accumulators(share.sums);
+      int64_t const tile = dq_tile_index(arguments, batch, now);
+      DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
+      share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column());
+      semaphore.release();
+    }
+  }
+
+  // --- steps ---------------------------------------------------------------------------------------------------------
+
+  // Operands of a step's results from its scores, all of it with nothing else in flight.
+  __device__ __forceinline__ void score_alone(int index, Cursor const& now) {
+    issue_scores(index);
+    issue_dp(index);
+    warpgroup_wait<T::kHasDs ? 1 : 0>();
+    fence_accumulators(s);
+    Base::exponentiate(base_of(First::stage(index)), now);
+    warpgroup_wait<0>();
+    finish_scores(index);
+  }
+  __device__ __forceinline__ void finish_scores(int index) {
+    if constexpr (T::kHasDs) fence_accumulators(dp);
+    Base::differentiate(shift_of(Second::stage(index)));
+    Base::pack();
+    store_ds(index);
+  }
+  // Results of a step, with nothing else in flight. With S alone ahead there are no registers for all results at a
+  // time.
+  __device__ __forceinline__ void results_alone(int index, Cursor const& now) {
+    constexpr bool kDqLast = T::kOrder == IssueOrder::kScoresAhead;
+    issue_results(index);
+    if constexpr (!kDqLast) issue_dq(index);
+    warpgroup_wait<0>();
+    finish_results(index);
+    if constexpr (kDqLast) {
+      issue_dq(index);
+      warpgroup_wait<0>();
+    }
+    add_dq(now);
+  }
+  // Results of a step, and the scores of `now`, the next, beside them. No MMA is in flight when the loop comes around:
+  // the assembler would wait for each. With S alone ahead, the share of dQ comes between, in the registers of dP.
+  __device__ __forceinline__ void step_ahead(int index, Cursor const& before, Cursor const& now) {
+    constexpr bool kBoth = T::kOrder == IssueOrder::kBothAhead;
+    constexpr int kResults = kBoth && T::kKeysDq ? 2 : 1;  // groups
+    issue_scores(index + 1);
+    if constexpr (kBoth) issue_dp(index + 1);
+    issue_results(index);
+    if constexpr (kBoth) issue_dq(index);
+    warpgroup_wait<kResults + kBoth>();
+    fence_accumulators(s);
+    Base::exponentiate(base_of(First::stage(index + 1)), now);
+    if constexpr (kBoth) {
+      warpgroup_wait<kResults>();
+      fence_accumulators(dp);
+      Base::differentiate(shift_of(Second::stage(index + 1)));
+      warpgroup_wait<0>();
+      finish_results(index);
+      add_dq(before);
+      Base::pack();
+      store_ds(index + 1);
+    } else {
+      warpgroup_wait<0>();
+      finish_results(index);
+      issue_dq(index);
+      warpgroup_wait<0>();
+      add_dq(before);
+      issue_dp(index + 1);
+      warpgroup_wait<0>();
+      finish_scores(index + 1);
+    }
+  }
+
+  __device__ __forceinline__ void mainloop() {
+    if constexpr (T::kHasDs) {
+#pragma unroll
+      for (int i = 0; i < T::kDepth / 2; ++i) dq_or_dk[i] = 0.0f;
+    }
+    if constexpr (T::kHasDv) {
+#pragma unroll
+      for (int i = 0; i < T::kColumns / 2; ++i) dv[i] = 0.0f;
+    }
+    if (steps == 0) return;
+    Base::load_row_values();
+    wait(full(T::kXBarrier, 0), 0);
+    if constexpr (T::kHasDs) wait(full(T::kXBarrier, 1), 0);
+    Cursor now = range.begin();
+    if constexpr (T::kOrder == IssueOrder::kSerial) {
+#pragma unroll 1
+      for (int index = 0; index < steps; ++index, range.next(now)) {
+        score_alone(index, now);
+        results_alone(index, now);
+      }
+    } else {
+      score_alone(0, now);
+#pragma unroll 1
+      for (int index = 0; index < steps - 1; ++index) {
+        Cursor const before = now;
+        range.next(now);
+        step_ahead(index, before, now);
+      }
+      results_alone(steps - 1, now);
+    }
+  }
+
+  __device__ __forceinline__ void write() const {
+    auto const& common = arguments.common;
+    auto const& params = common.params;
+    int const row = Base::lane_row();
+    if constexpr (T::kByQueries) {
+      write_result<Element>(dq_or_dk, common, params.dq, nullptr, T::kDepth, params.dim_qk, params.softmax_scale, batch,
+                            Base::head, 0, params.seqlen_q, row, 0);
+    } else {
+      if constexpr (T::kHasDs) {
+        write_result<Element>(dq_or_dk, common, params.dk, common.dk_partial, T::kDepth, params.dim_qk,
+                              params.softmax_scale, batch, Base::kv_head, Base::split, params.seqlen_k, row, 0);
+      }
+      if constexpr (T::kHasDv) {
+        write_result<Element>(dv, common, params.dv, common.dv_partial, T::kColumns, params.dim_v, 1.0f, batch,
+                              Base::kv_head, Base::split, params.seqlen_k, row, 0);
+      }
+    }
+  }
+};
+
+// The warpgroup that computes and adds the CTA's share of dQ, where it has one of its own.
+template <typename T>
+struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
+  using Base = BackwardPassSm90Stages<T>;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::empty;
+  using Base::full;
+  using Base::range;
+  using Base::steps;
+
+  DqShareSm90<T> share;
+  using Stored = BarrierRing<T::kDsStages>;
+
+  __device__ __forceinline__ void run() {
+    if (steps == 0) return;
+    wait(full(T::kXBarrier, 0), 0);
+    Cursor now = range.begin();
+#pragma unroll 1
+    for (int index = 0; index < steps; ++index, range.next(now)) {
+      int64_t const tile = dq_tile_index(arguments, batch, now);
+      int const stage = Stored::stage(index);
+      wait(full(T::kDsBarrier, stage), Stored::phase(index));
+      share.issue(Base::ds_tile(stage), Base::x0_tile(), 0, 0);
+      DqSemaphore<T> const semaphore(arguments, tile, 0, Base::row_block, kWarpgroupBarrier + T::kWarpgroups);
+#pragma unroll
+      for (int row = 0; row < T::kBlockColumns; row += kWarpgroupRows) {
+#pragma unroll
+        for (int column = 0; column < T::kDepth; column += T::kDqColumns) {
+          if (row + column > 0) share.issue(Base::ds_tile(stage), Base::x0_tile(), row, column);
+          warpgroup_wait<0>();
+          if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
+            arrive(empty(T::kDsBarrier, stage));
+          }
+          share.add(dq_tile<T>(arguments, tile), row, column);
+        }
+      }
+      semaphore.release();
+    }
+  }
+};
+
+template <typename Config, typename T>
+__global__ void __launch_bounds__(T::kThreads, 1)
+    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+  extern __shared__ char smem_bytes[];
+  uint32_t const smem = aligned_shared(smem_bytes);
+  int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
+  if (threadIdx.x == 0) {
+    prefetch_descriptor(arguments.x0.descriptor);
+    prefetch_descriptor(arguments.y0.descriptor);
+    prefetch_descriptor(arguments.y1.descriptor);
+    if (T::kHasDs) prefetch_descriptor(arguments.x1.descriptor);
+    BackwardPassSm90Stages<T>(arguments, smem, list).init_barriers();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    softmax_forward::give_registers<T::kProducerRegisters>();
+    BackwardPassSm90Stages<T> const stages(arguments, smem, list);
+    if (threadIdx.x == 0) stages.load_first();
+    if (threadIdx.x == 32) stages.load_second();
+  } else if (T::kOwnDq && warpgroup == 1 + T::kWarpgroups) {
+    if constexpr (T::kOwnDq) {
+      softmax_forward::give_registers<T::kDqRegisters>();
+      BackwardPassSm90Dq<T>(arguments, smem, list).run();
+    }
+  } else {
+    softmax_forward::take_registers<T::kConsumerRegisters>();
+    BackwardPassSm90Consumer<T> consumer(arguments, smem, list, warpgroup - 1);
+    consumer.mainloop();
+    consumer.write();
+  }
+}
+
+}  // namespace attention_autotuner::softmax_backward

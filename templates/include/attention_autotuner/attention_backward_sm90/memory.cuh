@@ -1,0 +1,36 @@
+// Memory operations of attention's backward of family sm90 beside TMA: values of rows on their way in, sums of dQ on
+// their way out, and the semaphores in which these are added.
+#pragma once
+
+#include <cstdint>
+
+namespace attention_autotuner::softmax_backward {
+
+// Contiguous bytes on their way into shared memory; both addresses and the size are multiples of 16.
+__device__ __forceinline__ void bulk_load(uint32_t target, void const* source, int bytes, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n" ::"r"(target),
+      "l"(source), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Adds four floats to global memory.
+__device__ __forceinline__ void add_four(float* sums, float a, float b, float c, float d) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"l"(sums), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+
+// By one thread: until the semaphore has a value, and what was added before that is visible.
+__device__ __forceinline__ void semaphore_wait(int const* semaphore, int value) {
+  int now;
+  do {
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];\n" : "=r"(now) : "l"(semaphore) : "memory");
+  } while (now != value);
+}
+// By one thread, after a barrier among those that added and fenced that: lets the next one in.
+__device__ __forceinline__ void semaphore_release(int* semaphore, int value) {
+  asm volatile("st.release.gpu.global.b32 [%0], %1;\n" ::"l"(semaphore), "r"(value) : "memory");
+}
+__device__ __forceinline__ void fence_device() { asm volatile("fence.acq_rel.gpu;\n" ::: "memory"); }
+
+}  // namespace attention_autotuner::softmax_backward

@@ -1,0 +1,142 @@
+// What producers and consumers of a pass of attention's backward share, and the producers.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/abi.h"
+#include "attention_autotuner/attention_backward_sm90/memory.cuh"
+#include "attention_autotuner/attention_backward_sm90/traits.cuh"
+#include "attention_autotuner/attention_forward_sm90/wgmma.cuh"
+#include "attention_autotuner/common/backward_arguments.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+using softmax_forward::kMmaDepth;
+using softmax_forward::kWarpgroupRows;
+using softmax_forward::kWarpgroupThreads;
+
+struct BackwardPassSm90Arguments {
+  TmaTensor x0, x1, y0, y1;
+  BackwardArguments<attention_autotuner_attention_backward_params> common;
+  int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
+};
+
+// Where tiles and barriers lie, and which tiles a CTA visits.
+template <typename T>
+struct BackwardPassSm90Stages {
+  BackwardPassSm90Arguments const& arguments;
+  uint32_t const smem;
+  int row_block, kv_head, head, batch, split;  // head: of the first of the queries' heads
+  TileRange range;
+  int steps;
+
+  __device__ __forceinline__ BackwardPassSm90Stages(BackwardPassSm90Arguments const& arguments, uint32_t smem,
+                                                    TileList const& list)
+      : arguments(arguments), smem(smem) {
+    auto const& common = arguments.common;
+    TileCoordinates const tile = tile_coordinates<T::kLongestFirst, 1>(int(blockIdx.x), list);
+    row_block = tile.row_block;
+    batch = tile.batch;
+    int const first_row = row_block * T::kBlockRows;
+    if constexpr (T::kByQueries) {
+      head = tile.head;
+      kv_head = list.group.divide(head);
+      split = 0;
+      int const last = minimum(first_row + T::kBlockRows, common.params.seqlen_q) - 1;
+      range = {0, divide_up(maximum(common.visible_keys(last), 0), T::kBlockColumns), head, 1};
+    } else {
+      Share<true> const share(common, tile.head);
+      kv_head = share.kv_head;
+      split = share.split;
+      head = share.head;
+      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads);
+    }
+    steps = range.tiles();
+  }
+
+  __device__ __forceinline__ uint32_t full(int ring, int stage) const {
+    return smem + T::kBarrierOffset + 16 * (ring + stage);
+  }
+  __device__ __forceinline__ uint32_t empty(int ring, int stage) const { return full(ring, stage) + 8; }
+  __device__ __forceinline__ uint32_t x0_tile() const { return smem; }
+  __device__ __forceinline__ uint32_t x1_tile() const { return smem + T::kX1Offset; }
+  __device__ __forceinline__ uint32_t y0_tile(int stage) const { return smem + T::kY0Offset + stage * T::kY0Bytes; }
+  __device__ __forceinline__ uint32_t y1_tile(int stage) const { return smem + T::kY1Offset + stage * T::kY1Bytes; }
+  __device__ __forceinline__ uint32_t ds_tile(int stage) const { return smem + T::kDsOffset + stage * T::kDsBytes; }
+  __device__ __forceinline__ uint32_t base_of(int stage) const {
+    return smem + T::kBaseOffset + stage * T::kValueBytes;
+  }
+  __device__ __forceinline__ uint32_t shift_of(int stage) const {
+    return smem + T::kShiftOffset + stage * T::kValueBytes;
+  }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kConsumers = 4 * T::kWarpgroups * kWarpArrivals;
+    for (int i = 0; i < T::kDsBarrier; ++i) {
+      barrier_init(full(i, 0), 1);
+      barrier_init(empty(i, 0), kConsumers);
+    }
+    for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
+      barrier_init(full(i, 0), kConsumers);
+      barrier_init(empty(i, 0), 4 * kWarpArrivals);
+    }
+    fence_barrier_init();
+  }
+
+  // Of the tensors whose tiles stream.
+  __device__ __forceinline__ int streamed_head(Cursor const& now) const { return T::kByQueries ? kv_head : now.head; }
+  __device__ __forceinline__ int staying_head() const { return T::kByQueries ? head : kv_head; }
+  __device__ __forceinline__ float const* values_of(float const* values, Cursor const& now) const {
+    return values + arguments.common.lse_delta_offset(batch, now.head) + now.tile * T::kBlockColumns;
+  }
+
+  // One producer thread loads X0 and Y0 with the base of its rows, another X1 and Y1 with their shift, so that a full
+  // ring of one does not stall the other.
+  __device__ __forceinline__ void load_first() const {
+    if (steps == 0) return;
+    fill_stage<T::kBlockRows, T::kDepthLoaded>(x0_tile(), arguments.x0, full(T::kXBarrier, 0),
+                                               row_block * T::kBlockRows, 0, staying_head(), batch);
+    using Ring = BarrierRing<T::kFirstStages>;
+    Cursor now = range.begin();
+#pragma unroll 1
+    for (int index = 0; index < steps; ++index, range.next(now)) {
+      int const stage = Ring::stage(index);
+      uint32_t const filled = full(T::kY0Barrier, stage);
+      wait(empty(T::kY0Barrier, stage), Ring::phase(index) ^ 1);
+      arrive_and_expect_tx(filled, T::kY0Bytes + (T::kByQueries ? 0 : 4 * T::kBlockColumns));
+      load_tile<T::kBlockColumns, T::kDepthLoaded>(y0_tile(stage), arguments.y0, filled, now.tile * T::kBlockColumns, 0,
+                                                   streamed_head(now), batch);
+      if constexpr (!T::kByQueries) {
+        bulk_load(base_of(stage), values_of(arguments.common.base, now), 4 * T::kBlockColumns, filled);
+      }
+    }
+  }
+  __device__ __forceinline__ void load_second() const {
+    if (steps == 0) return;
+    if constexpr (T::kHasDs) {
+      fill_stage<T::kBlockRows, T::kColumnsLoaded>(x1_tile(), arguments.x1, full(T::kXBarrier, 1),
+                                                   row_block * T::kBlockRows, 0, staying_head(), batch);
+    }
+    constexpr bool kShifts = T::kHasDs && !T::kByQueries;
+    using Ring = BarrierRing<T::kSecondStages>;
+    Cursor now = range.begin();
+#pragma unroll 1
+    for (int index = 0; index < steps; ++index, range.next(now)) {
+      int const stage = Ring::stage(index);
+      uint32_t const filled = full(T::kY1Barrier, stage);
+      wait(empty(T::kY1Barrier, stage), Ring::phase(index) ^ 1);
+      arrive_and_expect_tx(filled, T::kY1Bytes + (kShifts ? 4 * T::kBlockColumns : 0));
+      load_tile<T::kBlockColumns, T::kColumnsLoaded>(y1_tile(stage), arguments.y1, filled, now.tile * T::kBlockColumns,
+                                                     0, streamed_head(now), batch);
+      if constexpr (kShifts) {
+        bulk_load(shift_of(stage), values_of(arguments.common.shift, now), 4 * T::kBlockColumns, filled);
+      }
+    }
+  }
+};
+
+}  // namespace attention_autotuner::softmax_backward

@@ -1,0 +1,147 @@
+// The softmax of a consumer warpgroup of attention's backward: P and dS from S and dP, as operands of the next MMAs.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/attention_backward_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+
+namespace attention_autotuner::softmax_backward {
+
+using softmax_forward::warp_in_warpgroup;
+
+template <typename T>
+struct BackwardPassSm90Scores : BackwardPassSm90Stages<T> {
+  using Base = BackwardPassSm90Stages<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::batch;
+  using Base::head;
+  using Base::row_block;
+
+  int const group;  // of this warpgroup, the same in all lanes
+  float s[T::kBlockColumns / 2], dp[T::kHasDs ? T::kBlockColumns / 2 : 1];
+  uint32_t p[T::kHasDv ? T::kBlockColumns / 4 : 1], ds[T::kHasDs ? T::kBlockColumns / 4 : 1];
+  float base[2], shift[2];  // of this lane's two rows, where rows are queries
+
+  __device__ __forceinline__ BackwardPassSm90Scores(BackwardPassSm90Arguments const& arguments, uint32_t smem,
+                                                    TileList const& list, int group)
+      : Base(arguments, smem, list), group(group) {}
+
+  // The first row of this warpgroup, and of this lane.
+  __device__ __forceinline__ int first_row() const { return row_block * T::kBlockRows + group * kWarpgroupRows; }
+  __device__ __forceinline__ int lane_row() const { return first_row() + 16 * warp_in_warpgroup() + lane_index() / 4; }
+
+  __device__ __forceinline__ void load_row_values() {
+    if constexpr (T::kByQueries) {
+      auto const& common = arguments.common;
+      int64_t const first = common.lse_delta_offset(batch, head);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = minimum(lane_row() + 8 * half, common.lse_delta_rows - 1);
+        base[half] = common.base[first + row];
+        shift[half] = common.shift[first + row];
+      }
+    }
+  }
+
+  // True where some of the warpgroup's rows do not see some of a tile's columns, or the reverse.
+  __device__ __forceinline__ bool needs_mask(Cursor const& now) const {
+    auto const& common = arguments.common;
+    int const column = now.tile * T::kBlockColumns;
+    if constexpr (T::kByQueries) {
+      return column + T::kBlockColumns > common.visible_keys(first_row());
+    } else {
+      int const last = first_row() + kWarpgroupRows - 1;
+      return last >= common.params.seqlen_k || common.first_query(last) > column;
+    }
+  }
+  // Clears the probabilities of keys that queries do not see.
+  __device__ __forceinline__ void mask(Cursor const& now) {
+    auto const& common = arguments.common;
+    int const column = now.tile * T::kBlockColumns + 2 * (lane_index() & 3);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = lane_row() + 8 * half;
+      int first = 0, end = T::kBlockColumns;  // visible columns from here
+      if constexpr (T::kByQueries) {
+        end = common.visible_keys(row) - column;
+      } else {
+        first = row < common.params.seqlen_k ? common.first_query(row) - column : T::kBlockColumns;
+      }
+#pragma unroll
+      for (int g = 0; g < T::kBlockColumns / 8; ++g) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& score = s[4 * g + 2 * half + e];
+          bool const seen = T::kByQueries ? 8 * g + e < end : 8 * g + e >= first;
+          score = seen ? score : 0.0f;
+        }
+      }
+    }
+  }
+
+  // P in the place of S. `values` is where the columns' base lies, where they are queries.
+  __device__ __forceinline__ void exponentiate(uint32_t values, Cursor const& now) {
+    float const c = arguments.common.c;
+    values += 8 * (lane_index() & 3);
+#pragma unroll
+    for (int g = 0; g < T::kBlockColumns / 8; ++g) {
+      float2 of_columns{};
+      if constexpr (!T::kByQueries) of_columns = load_shared_float2(values + 32 * g);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float const b = T::kByQueries ? base[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
+        s[4 * g + e] = exp2_approximate(fmaf(s[4 * g + e], c, -b));
+      }
+    }
+    if (needs_mask(now)) mask(now);
+  }
+  // dS in the place of dP.
+  __device__ __forceinline__ void differentiate(uint32_t values) {
+    if constexpr (T::kHasDs) {
+      values += 8 * (lane_index() & 3);
+#pragma unroll
+      for (int g = 0; g < T::kBlockColumns / 8; ++g) {
+        float2 of_columns{};
+        if constexpr (!T::kByQueries) of_columns = load_shared_float2(values + 32 * g);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float const d = T::kByQueries ? shift[e / 2] : e % 2 == 0 ? of_columns.x : of_columns.y;
+          dp[4 * g + e] = s[4 * g + e] * (dp[4 * g + e] + d);
+        }
+      }
+    }
+  }
+  // With no MMA in flight that reads them: the operands.
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < T::kBlockColumns / 4; ++i) {
+      if constexpr (T::kHasDv) p[i] = pack_pair<Element>(s[2 * i], s[2 * i + 1]);
+      if constexpr (T::kHasDs) ds[i] = pack_pair<Element>(dp[2 * i], dp[2 * i + 1]);
+    }
+    if constexpr (T::kHasDv) softmax_forward::fence_operands(p);
+    if constexpr (T::kHasDs) softmax_forward::fence_operands(ds);
+  }
+  // dS, of which rows are keys here, as rows of queries: one block of 64 columns for each warpgroup.
+  __device__ __forceinline__ void store_ds(uint32_t tile) const {
+    uint32_t const block = tile + group * T::kBlockColumns * kSwizzleRowBytes;
+    int const matrix = lane_index() / 8, key = lane_index() & 7;
+    int const chunk = 2 * warp_in_warpgroup() + matrix % 2, row = 8 * (matrix / 2) + key;
+#pragma unroll
+    for (int step = 0; step < T::kBlockColumns / 16; ++step) {
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = ds[4 * step + i];
+      store_matrix_x4_transposed(swizzled_address(block, 16 * step + row, chunk, key), words);
+    }
+    fence_view_async_shared();
+  }
+};
+
+}  // namespace attention_autotuner::softmax_backward

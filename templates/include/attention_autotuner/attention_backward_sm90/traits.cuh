@@ -1,0 +1,143 @@
+// Compile-time shape of the passes of attention's backward of family sm90: tiles, rings, registers, shared memory.
+//
+// A pass has 64 rows of X0 and X1 for each of its consumer warpgroups, which stay, and tiles of Y0 and Y1 stream past:
+//
+//   S = X0 Y0^T      P = exp2(c S - base)      dP = X1 Y1^T      dS = P (dP + shift)
+//
+//   pass    rows      X0, X1   Y0, Y1   results
+//   kKeys   keys      K, V     Q, dO    dK += dS Y0, dV += P Y1, and perhaps a share of dQ += dS^T X0
+//   kDk     keys      K, V     Q, dO    dK += dS Y0
+//   kDv     keys      K        Q, dO    dV += P Y1
+//   kDq     queries   Q, dO    K, V     dQ += dS Y0
+//
+// Every static_assert here is the twin of a named predicate in kernels/attention_backward_sm90/rules.py.
+#pragma once
+
+#include <cstdint>
+
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/score/score_mod.cuh"
+
+namespace attention_autotuner {
+
+// How the three results are shared out: all in one pass, dQ in one of its own, or each in one of its own.
+enum class Decomposition { kFused, kTwoPass, kThreePass };
+enum class GradientPass { kKeys, kDk, kDv, kDq };
+// What of the next step is issued before the results of this one, so that the softmax runs beside those.
+enum class IssueOrder {
+  kSerial,       // nothing: S and dP, the softmax, the results, all waited for
+  kScoresAhead,  // S: the exponentials run beside the results of the step before
+  kBothAhead,    // S and dP: all of the softmax does
+};
+// Who computes the share of dQ: the warpgroups of the keys, or one of its own.
+enum class DqBy { kKeys, kOwn };
+
+// Without a share of dQ.
+struct NoDqShare {
+  static constexpr DqBy kDqBy = DqBy::kKeys;
+  static constexpr int kDsStages = 0;
+  static constexpr bool kOrdered = false;
+};
+
+template <typename Config, typename Pass, GradientPass kOfPass, typename Share = NoDqShare>
+struct BackwardPassSm90Traits {
+  using Element = typename Config::Element;
+  static constexpr GradientPass kPass = kOfPass;
+  static constexpr IssueOrder kOrder = Pass::kIssueOrder;
+  static constexpr bool kLongestFirst = Config::kCtaOrder == CtaOrder::kLongestFirst;
+  static constexpr bool kByQueries = kPass == GradientPass::kDq;
+  static constexpr bool kHasDs = kPass != GradientPass::kDv;  // and so dP
+  static constexpr bool kHasDv = kPass == GradientPass::kKeys || kPass == GradientPass::kDv;
+  static constexpr int kDsStages = Share::kDsStages;  // of dS in shared memory
+  static constexpr bool kSharesDq = kDsStages > 0;
+  static constexpr bool kOwnDq = kSharesDq && Share::kDqBy == DqBy::kOwn;
+  static constexpr bool kKeysDq = kSharesDq && !kOwnDq;
+  static constexpr bool kOrdered = Share::kOrdered;  // shares are added in the order of their keys
+
+  static constexpr int kWarpgroups = Pass::kWarpgroups;  // of rows; one more is the producer, and perhaps one adds dQ
+  static constexpr int kBlockRows = 64 * kWarpgroups;
+  static constexpr int kBlockColumns = Pass::kBlockColumns;
+  static constexpr int kFirstStages = Pass::kFirstStages;    // of Y0
+  static constexpr int kSecondStages = Pass::kSecondStages;  // of Y1
+  static constexpr int kDepth = Config::kPaddedDimQK;
+  static constexpr int kColumns = Config::kPaddedDimV;
+  // As tiles hold them, in whole blocks of 64: what is beyond the true ones arrives as zeros.
+  static constexpr int kDepthLoaded = divide_up(kDepth, 64) * 64;
+  static constexpr int kColumnsLoaded = divide_up(kColumns, 64) * 64;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups + kOwnDq);
+
+  // The share of dQ, as 64 rows of queries by so many columns: where the warpgroups of the keys compute it, each takes
+  // 64 of its rows, or where there are no more, 64 of its columns.
+  static constexpr bool kSplitsDqColumns = !kOwnDq && kBlockColumns == 64;
+  static constexpr int kDqColumns = kOwnDq ? minimum(kDepth, 64) : kSplitsDqColumns ? 64 : kDepth;
+  static constexpr int kDqParts = kOwnDq ? 1 : kWarpgroups;  // that a tile is added in
+
+  // Warpgroups trade registers: those of rows share what the others leave of the even shares of the launch.
+  static constexpr int kEvenRegisters = minimum(65536 / kThreads, 255) / 8 * 8;
+  static constexpr int kProducerRegisters = kWarpgroups == 3 ? 32 : 24;
+  static constexpr int kDqRegisters = 72;
+  static constexpr int kConsumerRegisters =
+      minimum(240, (kEvenRegisters * (kThreads / 128) - kProducerRegisters - (kOwnDq ? kDqRegisters : 0)) /
+                       maximum(1, kWarpgroups) / 8 * 8);
+
+  static constexpr int kRegistersBesideFragments = 40;
+  static constexpr int kResultRegisters = (kHasDs ? kDepth / 2 : 0) + (kHasDv ? kColumns / 2 : 0);
+  static constexpr int kScoreRegisters = (kHasDs ? 2 : 1) * kBlockColumns / 2;             // S and dP
+  static constexpr int kPackedRegisters = (kHasDs && kHasDv ? 2 : 1) * kBlockColumns / 4;  // P and dS as operands
+  static constexpr int kDqFragments = kKeysDq ? kDqColumns / 2 : 0;
+  // Beside the results: what is there when scores turn into operands, when the results are in flight, or dQ.
+  static constexpr int kBesideResults =
+      kOrder == IssueOrder::kBothAhead     ? kScoreRegisters + kPackedRegisters + kDqFragments
+      : kOrder == IssueOrder::kScoresAhead ? kBlockColumns / 2 + maximum(kPackedRegisters, kDqFragments)
+                                           : kPackedRegisters + kDqFragments;
+  static constexpr int kFragmentRegisters = kResultRegisters + maximum(kScoreRegisters, kBesideResults);
+
+  static_assert(Config::kScoreMod == ScoreMod::kSoftmax, "softmax alone");
+  static_assert(kDepth % 16 == 0 && kDepth >= 16 && kDepth <= 256, "padded_dim_qk_range");
+  static_assert(kColumns % 16 == 0 && kColumns >= 16 && kColumns <= 512, "padded_dim_v_range");
+  static_assert(Config::kCopyBytes == 16, "tma_needs_alignment");
+  static_assert(kWarpgroups == 2 || (kWarpgroups == 3 && !kSharesDq), "warpgroups_range");
+  static_assert(kBlockColumns % 16 == 0 && kBlockColumns >= 16 && kBlockColumns <= 128, "block_columns_fit_mma");
+  static_assert(kColumns <= 256, "value_columns_fit_mma");
+  static_assert(kFirstStages >= 1 && kFirstStages <= 4, "first_stages_range");
+  static_assert(kSecondStages >= 1 && kSecondStages <= 4, "second_stages_range");
+  static_assert((kOrder == IssueOrder::kSerial || kFirstStages > 1) &&
+                    (kOrder != IssueOrder::kBothAhead || kSecondStages > 1),
+                "ahead_needs_two_stages");
+  static_assert(kOrder != IssueOrder::kBothAhead || kHasDs, "values_have_one_score");
+  static_assert(!kSharesDq || (kDsStages <= 2 && (kOwnDq ? kBlockColumns % 64 == 0
+                                                         : kBlockColumns == 64 * kWarpgroups ||
+                                                               (kBlockColumns == 64 && kDepth > 64 && kDepth <= 128))),
+                "dq_share_fits_warpgroups");
+  static_assert(kFragmentRegisters + kRegistersBesideFragments <= kConsumerRegisters, "fragments_fit_warpgroup");
+
+  // X0, X1, stages of Y0, of Y1 and of dS, all at multiples of 1024 bytes; stages of base and of shift where rows are
+  // keys; barriers.
+  static constexpr int kX0Bytes = kBlockRows * kDepthLoaded * 2;
+  static constexpr int kX1Bytes = kHasDs ? kBlockRows * kColumnsLoaded * 2 : 0;
+  static constexpr int kY0Bytes = kBlockColumns * kDepthLoaded * 2;
+  static constexpr int kY1Bytes = kBlockColumns * kColumnsLoaded * 2;
+  static constexpr int kDsBytes = kBlockColumns * kBlockRows * 2;
+  static constexpr int kValueBytes = kByQueries ? 0 : 128 * 4;
+  static constexpr int kX1Offset = kX0Bytes;
+  static constexpr int kY0Offset = kX1Offset + kX1Bytes;
+  static constexpr int kY1Offset = kY0Offset + kFirstStages * kY0Bytes;
+  static constexpr int kDsOffset = kY1Offset + kSecondStages * kY1Bytes;
+  static constexpr int kBaseOffset = kDsOffset + kDsStages * kDsBytes;
+  static constexpr int kShiftOffset = kBaseOffset + kFirstStages * kValueBytes;
+  static constexpr int kBarrierOffset = kShiftOffset + kSecondStages * kValueBytes;
+  // Barriers in pairs, full and empty.
+  static constexpr int kXBarrier = 0;  // X0, then X1
+  static constexpr int kY0Barrier = 2;
+  static constexpr int kY1Barrier = kY0Barrier + kFirstStages;
+  static constexpr int kDsBarrier = kY1Barrier + kSecondStages;
+  static constexpr int kBarriers = kDsBarrier + kDsStages;
+  static constexpr int kBarrierBytes = 256;
+  static constexpr int kAlignment = 1024;  // which the start of shared memory may lack
+  static constexpr int kSmemBytes = kAlignment + kBarrierOffset + kBarrierBytes;
+  static_assert(16 * kBarriers <= kBarrierBytes, "barriers_fit");
+  static_assert(kSmemBytes <= 227 * 1024, "smem_fits_block");
+};
+
+}  // namespace attention_autotuner

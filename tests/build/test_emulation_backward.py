@@ -1,0 +1,123 @@
+"""Attention's backward of family sm90 on an emulated machine: results of its variants, and mistakes that show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.outcome import LaunchFailed, Wrong
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+    IssueOrder,
+)
+from tests.emulation.build import build
+from tests.emulation.check import check
+
+pytestmark = pytest.mark.build
+
+MAINLOOP = "attention_backward_sm90/mainloop.cuh"
+SCORES = "attention_backward_sm90/scores.cuh"
+MUTANTS = {
+    "ds_not_fenced": (SCORES, "fence_view_async_shared();", ""),
+    "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
+    "shares_not_waited_for": (
+        MAINLOOP,
+        "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(before);",
+        "issue_dq(index); add_dq(before); warpgroup_wait<0>();",
+    ),
+    "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now);", ""),
+}
+CAUGHT_BY = {
+    "ds_not_fenced": (LaunchFailed, "without a fence"),
+    "scores_not_waited_for": (Wrong, "largest error"),
+    "shares_not_waited_for": (Wrong, "dq: "),
+    "keys_not_masked": (Wrong, "largest error"),
+}
+
+
+def item(order: IssueOrder, block: int = 64, **stages: int) -> BackwardPassSm90:
+    return BackwardPassSm90(block_columns=block, issue_order=order, **stages)
+
+
+def candidate(dims: tuple[int, int], **knobs: Any) -> Candidate:
+    return Candidate(
+        dtype="bf16",
+        direction="backward",
+        padded_dim_qk=dims[0],
+        padded_dim_v=dims[1],
+        knobs=AttentionBackwardSm90Knobs(**knobs),
+    )
+
+
+def problem(of: Candidate, *, causal: bool, queries: int, keys: int, group: int = 1) -> Problem:
+    return Problem(
+        direction="backward",
+        dtype="bf16",
+        batch=1,
+        seqlen_q=queries,
+        seqlen_k=keys,
+        heads_q=group,
+        heads_kv=1,
+        causal=causal,
+        dim_qk=of.padded_dim_qk,
+        dim_v=of.padded_dim_v,
+    )
+
+
+FUSED = candidate(
+    (64, 64),
+    decomposition="fused",
+    keys=item("scores_ahead", 128),
+    dq_share=DqShareSm90(dq_by="keys"),
+)
+VARIANTS = [
+    candidate(
+        (48, 64),
+        decomposition="fused",
+        keys=item("both_ahead", first_stages=3),
+        dq_share=DqShareSm90(dq_by="own", ordered=True),
+    ),
+    candidate(
+        (64, 64),
+        decomposition="fused",
+        keys=item("serial", 128, second_stages=1),
+        dq_share=DqShareSm90(dq_by="keys", ds_stages=1, ordered=True),
+    ),
+    candidate(
+        (80, 96), decomposition="two_pass", keys=item("scores_ahead", 80), dq=item("both_ahead", 96)
+    ),
+    candidate(
+        (192, 192),
+        decomposition="three_pass",
+        dk=item("both_ahead"),
+        dv=item("scores_ahead"),
+        dq=item("serial"),
+    ),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.knobs.label)
+def test_gradients_of_odd_shapes(variant: Candidate, tmp_path: Path) -> None:
+    kernel = build(variant, tmp_path / variant.name)
+    for run, shape in {
+        ("lazy", 0): problem(variant, causal=True, queries=141, keys=200, group=2),
+        ("random", 1): problem(variant, causal=variant.padded_dim_v > 64, queries=141, keys=77),
+    }.items():
+        outcome = check(kernel, [shape], [run], deterministic=variant.deterministic)
+        assert outcome.ok, outcome
+
+
+def test_mistakes_show(tmp_path: Path) -> None:
+    kernel = build(FUSED, tmp_path / FUSED.name, MUTANTS)
+    shape = problem(FUSED, causal=True, queries=150, keys=150)
+    assert check(kernel, [shape], [("lazy", 0)], deterministic=False).ok
+    for name, (kind, words) in CAUGHT_BY.items():
+        outcome = check(kernel, [shape], [("lazy", 0)], deterministic=False, mutant=name)
+        assert isinstance(outcome, kind), (name, outcome)
+        assert words in outcome.reason.lower(), (name, outcome)

@@ -1,0 +1,100 @@
+"""Python and the headers agree about attention's backward kernel of family sm90."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import H100
+from attention_autotuner.core.candidate import Candidate
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    DqShareSm90,
+)
+from attention_autotuner.kernels.attention_backward_sm90.resources import shapes
+from attention_autotuner.kernels.attention_backward_sm90.rules import BACKWARD_PASS_SM90_PREDICATES
+from attention_autotuner.kernels.legality import check_kernel
+from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
+from tests import unverified
+from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
+
+pytestmark = pytest.mark.build
+
+PASS = BackwardPassSm90(block_columns=64, issue_order="serial")
+FUSED = Candidate(
+    dtype="fp16",
+    direction="backward",
+    padded_dim_qk=128,
+    padded_dim_v=128,
+    knobs=AttentionBackwardSm90Knobs(
+        decomposition="fused", keys=PASS, dq_share=DqShareSm90(dq_by="keys")
+    ),
+)
+THREE_PASS = replace(
+    FUSED, knobs=AttentionBackwardSm90Knobs(decomposition="three_pass", dk=PASS, dv=PASS, dq=PASS)
+)
+DIMS = ((16, 16), (64, 64), (80, 80), (112, 96), (128, 128), (192, 128), (128, 256), (256, 256))
+
+
+def changed(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    keys = replace(FUSED.knobs.keys, **knobs)
+    return replace(FUSED, knobs=replace(FUSED.knobs, keys=keys), **(fields or {}))
+
+
+ILLEGAL = {
+    "padded_dim_qk_range": changed({"padded_dim_qk": 24}),
+    "padded_dim_v_range": changed({"padded_dim_v": 24}),
+    "tma_needs_alignment": changed({"copy_bytes": 2}),
+    "warpgroups_range": changed(warpgroups=3),
+    "block_columns_fit_mma": changed(block_columns=72),
+    "value_columns_fit_mma": changed({"padded_dim_v": 304}),
+    "first_stages_range": changed(first_stages=5),
+    "second_stages_range": changed(second_stages=0),
+    "ahead_needs_two_stages": changed(issue_order="scores_ahead", first_stages=1),
+    "values_have_one_score": replace(
+        THREE_PASS,
+        knobs=replace(THREE_PASS.knobs, dv=replace(PASS, issue_order="both_ahead")),
+    ),
+    "dq_share_fits_warpgroups": changed(block_columns=80),
+    "fragments_fit_warpgroup": changed(block_columns=128),
+}
+TOO_LARGE = changed(first_stages=4, second_stages=4)
+
+
+def violates(rule: str, candidate: Candidate) -> bool:
+    if rule in CLASS_PREDICATES:
+        return CLASS_PREDICATES[rule](candidate) is not None
+    return any(BACKWARD_PASS_SM90_PREDICATES[rule](shape) for shape in shapes(candidate))
+
+
+def test_every_rule_of_the_kernel_has_its_static_assert(tmp_path: Path) -> None:
+    assert ILLEGAL.keys() == {*CLASS_PREDICATES, *BACKWARD_PASS_SM90_PREDICATES}
+    assert all(violates(rule, candidate) for rule, candidate in ILLEGAL.items())
+    assert check_kernel(FUSED) is check_kernel(THREE_PASS) is check_kernel(TOO_LARGE) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL.values(), TOO_LARGE]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL, "smem_fits_block"}
+
+
+def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
+    with unverified.offered():
+        candidates = [
+            candidate
+            for qk, v in DIMS
+            for candidate in H100().legal(Problem(direction="backward", dim_qk=qk, dim_v=v))
+            if candidate.family == "sm90"
+        ]
+    passes = [shape for candidate in candidates for shape in shapes(candidate)]
+    assert len(passes) > 100
+    assert printed(tmp_path, candidates) == counted(candidates)
+    for member, values in {
+        "kConsumerRegisters": [shape.consumer_registers for shape in passes],
+        "kFragmentRegisters": [shape.fragment_registers for shape in passes],
+        "kThreads": [shape.threads for shape in passes],
+    }.items():
+        assert printed(tmp_path, candidates, member) == values, member

@@ -1,0 +1,194 @@
+"""Attention's backward kernel of family sm90: where it is offered, what it rejects, what it should take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from attention_autotuner.arch import A100, H100
+from attention_autotuner.arch.h100 import H200_SPEC
+from attention_autotuner.codegen.render import include_closure, render
+from attention_autotuner.core.candidate import Candidate, Rejection
+from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels import registry
+from attention_autotuner.kernels.attention_backward_sm90.knobs import (
+    AttentionBackwardSm90Knobs,
+    BackwardPassSm90,
+    knobs_of,
+)
+from attention_autotuner.kernels.attention_backward_sm90.resources import shapes, smem_bytes
+from attention_autotuner.kernels.cost_model import estimate, pass_named, rank
+from attention_autotuner.kernels.legality import check
+from attention_autotuner.kernels.registry import KERNELS, UNVERIFIED
+from tests import unverified
+
+KERNEL = "attention_backward_sm90"
+SHIPPED = UNVERIFIED  # before the fixture below offers all
+POLICY = H100(H200_SPEC)
+PROBLEM = Problem(
+    direction="backward", batch=4, heads_q=16, heads_kv=16, seqlen_q=4096, seqlen_k=4096
+)
+DIMS = [
+    (16, 16), (32, 32), (64, 64), (72, 72), (80, 80), (96, 96), (112, 112), (128, 128), (160, 160), (192, 192),
+    (256, 256), (192, 128), (128, 256), (256, 128), (64, 128), (128, 64),
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _offered() -> Iterator[None]:
+    with unverified.offered():
+        yield
+
+
+def with_dims(dims: tuple[int, int], **options: Any) -> Problem:
+    return replace(PROBLEM, dim_qk=dims[0], dim_v=dims[1], **options)
+
+
+def offered(problem: Problem) -> list[Candidate]:
+    return [candidate for candidate in POLICY.legal(problem) if candidate.kernel == KERNEL]
+
+
+@pytest.mark.parametrize("dims", DIMS)
+def test_all_head_dims_have_a_default_and_few_candidates(dims: tuple[int, int]) -> None:
+    problem = with_dims(dims)
+    candidates = offered(problem)
+    assert 2 <= len(candidates) <= 48
+    assert len({candidate.name for candidate in candidates}) == len(candidates)
+    for options in ({}, {"causal": True}, {"deterministic": True}):
+        assert POLICY.default(with_dims(dims, **options)) in candidates
+    for candidate in candidates:
+        assert all(smem_bytes(shape) <= 227 * 1024 for shape in shapes(candidate))
+        assert all(shape.fragment_registers + 40 <= 240 for shape in shapes(candidate))
+
+
+@pytest.mark.parametrize(
+    ("dims", "words"),
+    [
+        ((64, 64), "fused_keys_g2c64b3x2_own2any"),
+        ((80, 80), "fused_keys_g2c64a3x2_own2any"),
+        ((96, 96), "fused_keys_g2c64a3x2_own2any"),
+        ((112, 112), "fused_keys_g2c64a3x2_keys2any"),
+        ((128, 128), "fused_keys_g2c64a3x2_keys2any"),
+        ((192, 128), "three_pass_dk_g2c80b3x2_dv_g2c80a3x2_dq_g2c64b3x2"),
+        ((256, 256), "three_pass_dk_g2c64a2x1_dv_g2c64a2x2_dq_g2c64a2x1"),
+    ],
+)
+def test_defaults_by_head_dim(dims: tuple[int, int], words: str) -> None:
+    assert POLICY.default(with_dims(dims)).knobs.label == f"{words}_raster"
+    assert POLICY.default(with_dims(dims, causal=True)).knobs.label == f"{words}_lpt"
+
+
+def test_every_variant_is_offered() -> None:
+    knobs = [knobs_of(candidate) for dims in DIMS for candidate in offered(with_dims(dims))]
+    assert {k.decomposition for k in knobs} == {"fused", "two_pass", "three_pass"}
+    assert {k.cta_order for k in knobs} == {"raster", "longest_first"}
+    shares = [k.dq_share for k in knobs if k.dq_share is not None]
+    assert {(share.dq_by, share.ordered) for share in shares} == {
+        (dq_by, ordered) for dq_by in ("keys", "own") for ordered in (False, True)
+    }
+    passes = [item for k in knobs for item in k.passes.values()]
+    assert {item.issue_order for item in passes} == {"serial", "scores_ahead", "both_ahead"}
+    assert {item.warpgroups for item in passes} == {2, 3}
+
+
+def test_deterministic_problems_get_deterministic_candidates() -> None:
+    wanted = replace(PROBLEM, deterministic=True)
+    candidates = offered(wanted)
+    assert candidates
+    assert all(candidate.deterministic for candidate in candidates)
+    assert any(not candidate.deterministic for candidate in offered(PROBLEM))
+    assert knobs_of(POLICY.default(wanted)).decomposition == "two_pass"
+
+
+def test_it_serves_attention_backward_on_this_capability_alone() -> None:
+    assert KERNELS[KERNEL].serves == {("attention", "backward", "softmax")}
+    assert {candidate.family for candidate in POLICY.legal(PROBLEM)} == {"sm80", "sm90"}
+    assert {candidate.family for candidate in A100().legal(PROBLEM)} == {"sm80"}
+    assert POLICY.on((8, 0)).default(PROBLEM).family == "sm80"
+    closure = include_closure(render(POLICY.default(PROBLEM)).text)
+    assert any(path.endswith(f"{KERNEL}/mainloop.cuh") for path in closure)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule", "reason"),
+    [
+        ({"alignment_bytes": 2}, "tma_needs_alignment", "aligned to 16 bytes, got 2"),
+        ({"dim_v": 264}, "value_columns_fit_mma", "at most 256 columns of V, got 272"),
+    ],
+)
+def test_the_rest_goes_to_the_other_family_with_the_reason(
+    options: dict[str, Any], rule: str, reason: str
+) -> None:
+    problem = replace(PROBLEM, **options)
+    rejections = [
+        point
+        for point in POLICY.candidates(problem)
+        if isinstance(point, Rejection) and point.config["kernel"] == KERNEL
+    ]
+    assert rejections
+    assert {point.predicate for point in rejections} == {rule}
+    assert all(reason in point.reason for point in rejections)
+    assert POLICY.default(problem).family == "sm80"
+
+
+def test_a_few_queries_or_keys_are_not_its_default() -> None:
+    for length in ("seqlen_q", "seqlen_k"):
+        assert POLICY.default(with_dims((128, 128), **{length: 63})).family == "sm80"
+        assert POLICY.default(with_dims((128, 128), **{length: 64})).family == "sm90"
+
+
+def test_three_passes_are_left_out_where_two_fit() -> None:
+    whole = POLICY.default(with_dims((256, 256)))
+    assert check(whole, H200_SPEC) is None
+    rejection = check(replace(whole, padded_dim_qk=128, padded_dim_v=128), H200_SPEC)
+    assert rejection is not None
+    assert rejection.predicate == "three_passes_pay"
+
+
+def test_passes_belong_to_their_decomposition() -> None:
+    item = BackwardPassSm90(block_columns=64, issue_order="serial")
+    with pytest.raises(ValueError, match="takes other passes"):
+        AttentionBackwardSm90Knobs(decomposition="two_pass", keys=item)
+    with pytest.raises(ValueError, match="a share of dQ belongs"):
+        AttentionBackwardSm90Knobs(decomposition="fused", keys=item)
+
+
+def test_symbols_name_their_passes() -> None:
+    whole = POLICY.default(with_dims((256, 256)))
+    symbol = "_ZN2a16softmax_backward23attention_backward_sm90IN1c6ConfigENS_22TraitsIS2_S3_LNS_12GradientPassE{}EEEE"
+    assert [pass_named(whole, symbol.format(i)) for i in range(4)] == [None, "dk", "dv", "dq"]
+
+
+@pytest.mark.parametrize("dims", [(64, 64), (96, 96), (128, 128)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_model_ranks_a_fused_pass_first(dims: tuple[int, int], causal: bool) -> None:
+    problem = with_dims(dims, causal=causal)
+    ranked = rank(problem, POLICY.legal(problem), POLICY.spec)
+    assert ranked[0][0].kernel == KERNEL
+    assert knobs_of(ranked[0][0]).decomposition == "fused"
+    default = estimate(problem, POLICY.default(problem), POLICY.spec).us
+    assert default < 1.2 * ranked[0][1].us
+
+
+def test_additions_bound_a_pass_that_adds_too_often() -> None:
+    """Sums of dQ leave an SM at 14 bytes a clock, whatever else it does."""
+    candidate = POLICY.default(with_dims((64, 64)))
+    bytes_added = PROBLEM.batch * PROBLEM.heads_q * (4096 // 128) * 4096 * 64 * 4
+    least_us = bytes_added / 14 / H200_SPEC.num_sms / H200_SPEC.sm_clock_mhz
+    assert estimate(with_dims((64, 64)), candidate, POLICY.spec).us > least_us
+
+
+def test_a_gpu_without_such_products_takes_forever() -> None:
+    prediction = estimate(PROBLEM, POLICY.default(PROBLEM), A100().spec)
+    assert (prediction.us, prediction.limiter) == (inf, "residency")
+
+
+def test_no_policy_offers_it_before_a_gpu_has_verified_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert KERNEL in SHIPPED
+    monkeypatch.setattr(registry, "UNVERIFIED", SHIPPED)
+    assert not offered(PROBLEM)
+    assert POLICY.default(PROBLEM).family == "sm80"
