@@ -58,6 +58,9 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
   template <int Depth>
   __device__ __forceinline__ void issue_product(float (&scores)[T::kBlockColumns / 2], uint32_t x, uint32_t y) {
     constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    // Of wide head dims: hides where the address comes from, so that descriptors are computed where they are used and
+    // not kept in registers.
+    if constexpr (Depth > 128) asm volatile("" : "+r"(x));
     uint64_t const x_desc = make_smem_desc(x + group * kWarpgroupRows * kSwizzleRowBytes, 0);
     uint64_t const y_desc = make_smem_desc(y, 0);
     warpgroup_arrive();
