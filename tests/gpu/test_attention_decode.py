@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 FEW = Problem(
     dtype="bf16", batch=3, heads_q=8, heads_kv=2, seqlen_q=1, seqlen_k=2000, dim_qk=128, dim_v=128
 )
-PROBLEMS = {
+DECODING = {
     "one": FEW,
     "late": replace(FEW, seqlen_q=5, seqlen_k=1333, causal=True),
     "early": replace(FEW, seqlen_q=5, seqlen_k=900, causal=True, causal_alignment="top_left"),
@@ -33,11 +33,11 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", DECODING)
 def test_split_counts(pool: KernelPool, name: str, device: torch.device) -> None:
     if torch.cuda.get_device_capability(device) != (9, 0):
         pytest.skip("needs compute capability 9.0")
-    problem = PROBLEMS[name]
+    problem = DECODING[name]
     with unverified.offered():
         default: Candidate = H100().default(problem)
     assert default.kernel == "attention_forward_sm90"

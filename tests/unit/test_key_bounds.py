@@ -165,7 +165,7 @@ def test_bounds_reach_the_kernel_and_are_read_when_it_runs(
 @needs_compiler
 def test_calls_with_bounds_have_plans_of_their_own(fake: FakeDispatch) -> None:
     tensors = make_tensors(PROBLEM, STARTS * 0, ENDS * 0 + 13)
-    call: tuple[Any, ...] = (*tensors, None, False, False, "", False)
+    call: tuple[Any, ...] = (*tensors, (None, False, False, ""), False)
     kinds: tuple[dict[str, Any], ...] = (
         {},
         {"seqlens_k": ENDS},

@@ -157,7 +157,7 @@ def test_launches_of_a_large_problem_are_granted_what_a_slow_gpu_needs(
     calls: list[tuple[str | None, float | None]] = []
     there = tasks.Tasks(lambda at, seconds: calls.append((at, seconds)))
     long = replace(PROBLEM, seqlen_q=131072, seqlen_k=131072)
-    entries = {name: [{"path": str(tmp_path / name)}] for name in ("a", "b")}
+    entries = {name: [{"path": str(tmp_path / name), "launch_knobs": {}}] for name in ("a", "b")}
     assert there.prepare(asdict(long), entries, seed=0) == {}
     there.round(["b", "a"], alone=False)
     seconds = long.flops / 1e13
