@@ -136,14 +136,21 @@ def pick_of(problem: Problem, kernel: int, layer: str = "default") -> dict[str, 
     }
 
 
+def checks_of(library: Path) -> dict[str, Any]:
+    """Size and checksum of a library as an index has them."""
+    content = library.read_bytes()
+    return {
+        "library_sha256": hashlib.sha256(content).hexdigest(),
+        "library_bytes": len(content),
+    }
+
+
 def kernel_of(name: str, library: Path, root: Path) -> dict[str, Any]:
     """A kernel as written in an index."""
-    content = library.read_bytes()
     return {
         "name": name,
         "library": library.relative_to(root).as_posix(),
-        "library_sha256": hashlib.sha256(content).hexdigest(),
-        "library_bytes": len(content),
+        **checks_of(library),
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "kernel_digest": hashlib.sha256(name.encode() * 2).hexdigest(),
         "target": {"arch": "80", "ptx": True},

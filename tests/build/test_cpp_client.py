@@ -32,6 +32,7 @@ from tests.cpp_programs import (
     SMALL,
     Fake,
     ask,
+    checks_of,
     cmake,
     compile_library,
     index_of,
@@ -431,13 +432,14 @@ def test_damaged_libraries_are_noticed(pick: Path, fake_bundle: Path, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "place", [".", "index.json", "kernels", "kernels/attention_forward_fake", f"kernels/attention_forward_fake/{LIBRARY}"]
-)  # fmt: skip
+    "place", [".", "index.json", "kernels", "kernels/entry", f"kernels/entry/{LIBRARY}"]
+)
 def test_a_bundle_that_others_can_change_or_own_is_refused(
     pick: Path, fake_bundle: Path, tmp_path: Path, place: str
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fake_bundle, copy)
+    place = place.replace("entry", "attention_forward_fake")
     mode = (copy / place).stat().st_mode
     for bits in (0o002, 0o020):
         (copy / place).chmod(mode | bits)
@@ -492,7 +494,7 @@ def test_other_libraries_are_refused(
     )
 
     def change(index: Any) -> None:
-        index["kernels"][0]["library_bytes"] = library.stat().st_size
+        index["kernels"][0] |= checks_of(library)
 
     assert reason in load(pick, edited(root, tmp_path / "copy", change))
 
@@ -501,7 +503,11 @@ def test_what_is_no_library_is_refused(pick: Path, tmp_path: Path) -> None:
     root = write_fake_bundle(tmp_path, [Fake(name="attention_forward_fake")])
     library = root / "kernels" / "attention_forward_fake" / "kernel.so"
     library.write_bytes(b"x" * library.stat().st_size)
-    assert "cannot load the kernel library" in load(pick, root)
+
+    def change(index: Any) -> None:
+        index["kernels"][0] |= checks_of(library)
+
+    assert "cannot load the kernel library" in load(pick, edited(root, tmp_path / "copy", change))
 
 
 @pytest.fixture(scope="module")
