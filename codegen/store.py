@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.outcome import BuildFailed
-from ..core.trust import check, harden, make_folder
+from ..core.trust import check, file_sha256, harden, make_folder
 from ..errors import StoreError, UntrustedError
 from ..settings import Settings, current
 from . import entries
@@ -179,7 +179,7 @@ class Store:
             shutil.copy2(library, staging / entries.LIBRARY)
             checks = {
                 "library_bytes": (staging / entries.LIBRARY).stat().st_size,
-                "library_sha256": entries.file_sha256(staging / entries.LIBRARY),
+                "library_sha256": file_sha256(staging / entries.LIBRARY),
                 "created": time.time(),
             }
             _write_entry(staging, source, log, artifact.to_json() | checks)

@@ -15,27 +15,27 @@
 namespace attention_autotuner {
 namespace {
 
-// Calls one of getpwuid_r and getgrgid_r, with as much room as it wants; false where there is no such entry.
+// Calls one of getpwuid_r and getgrgid_r, with a buffer as large as it wants; false where there is no such entry.
 template <typename Entry, typename Function>
-bool look_up(Function function, uint32_t id, Entry& entry, std::vector<char>& room) {
-  Entry* found = nullptr;
+bool look_up(Function function, uint32_t id, Entry& entry, std::vector<char>& buffer) {
+  Entry* entry_or_null = nullptr;
   int status = ERANGE;
   for (size_t bytes = 1 << 12; status == ERANGE && bytes <= size_t(1) << 22; bytes *= 4) {
-    room.resize(bytes);
-    status = function(id, &entry, room.data(), room.size(), &found);
+    buffer.resize(bytes);
+    status = function(id, &entry, buffer.data(), buffer.size(), &entry_or_null);
   }
-  return status == 0 && found != nullptr;
+  return status == 0 && entry_or_null != nullptr;
 }
 
 // A group of the user's name that is the user's first and has no other members: who has a umask of 002 has one.
 bool is_private(gid_t gid, uid_t uid) {
-  std::vector<char> user_room, group_room;
+  std::vector<char> user_buffer, group_buffer;
   passwd user{};
-  group own{};
-  if (!look_up(getpwuid_r, uid, user, user_room) || !look_up(getgrgid_r, gid, own, group_room)) return false;
+  group of_file{};
+  if (!look_up(getpwuid_r, uid, user, user_buffer) || !look_up(getgrgid_r, gid, of_file, group_buffer)) return false;
   std::string const name = user.pw_name;
-  if (user.pw_gid != gid || name != own.gr_name) return false;
-  for (char** member = own.gr_mem; *member != nullptr; ++member) {
+  if (user.pw_gid != gid || name != of_file.gr_name) return false;
+  for (char** member = of_file.gr_mem; *member != nullptr; ++member) {
     if (name != *member) return false;
   }
   return true;
@@ -56,7 +56,7 @@ void check_trusted(std::filesystem::path const& path, std::vector<uint32_t> cons
     auto const target = std::filesystem::canonical(path, unknown);
     if (!unknown) check_trusted(target.parent_path(), owners);
   }
-  if (stat(path.c_str(), &status) != 0) return;  // whoever reads it says why it cannot be read
+  if (stat(path.c_str(), &status) != 0) return;  // the reader says why it cannot be read
   bool const known = status.st_uid == 0 || status.st_uid == geteuid() ||
                      std::find(owners.begin(), owners.end(), uint32_t(status.st_uid)) != owners.end();
   if (known && !is_shared(status)) return;

@@ -305,20 +305,6 @@ def test_what_cmake_learnt_is_used_again_and_changes_nothing(
     assert "damaged" not in (kept / "CMakeCUDACompiler.cmake").read_text()
 
 
-def test_commands_added_to_what_cmake_learnt_do_not_run(
-    tmp_path: Path, toolchain: Toolchain, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Store(tmp_path / "cache")
-    _commands(tmp_path / "1", TARGET, toolchain, store)
-    (kept,) = (store.root / "cmake").iterdir()
-    with (kept / "CMakeCUDACompiler.cmake").open("a") as file:
-        file.write(f'execute_process(COMMAND touch "{tmp_path / "ran"}")\n')
-    _commands(tmp_path / "2", TARGET, toolchain, store)
-    assert "is not what was kept there" in caplog.text
-    assert not (tmp_path / "ran").exists()
-    assert "execute_process" not in (kept / "CMakeCUDACompiler.cmake").read_text()
-
-
 @pytest.mark.parametrize("arch", ["80", "89", "90", "90a"])
 @pytest.mark.parametrize("ptx", [True, False])
 def test_the_flags_in_the_identity_are_those_of_the_command(

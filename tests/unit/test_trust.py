@@ -96,15 +96,16 @@ def replace_library(folder: Path, foreign: bytes, *, checksum: bool = True) -> N
 
 
 def use(artifact: Artifact) -> str:
-    """What comes of a kernel in the store that is asked for: the error, a miss, or that it was loaded."""
+    """The outcome of asking for a kernel in the store: the error, a miss, or that it was loaded."""
     try:
-        found = Store(artifact.path.parents[2]).lookup(artifact.name, artifact.digest)
+        stored = Store(artifact.path.parents[2]).lookup(artifact.name, artifact.digest)
     except UntrustedError as error:
         return str(error)
-    if found is None:
+    if stored is None:
         return "miss"
+    assert isinstance(stored, Artifact)
     with pytest.raises(ArtifactError, match="no kernel library"):
-        load(found)
+        load(stored)
     return "loaded"
 
 
@@ -129,6 +130,11 @@ def link_library(folder: Path) -> None:
 def into_fifo(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
+
+
+def into_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
 def give(path: Path, *, group: bool = False) -> None:
@@ -196,9 +202,9 @@ def test_the_sign_is_seen_where_a_library_does_run(
 DAMAGED: dict[str, Change] = {
     "record nested deeply": lambda folder: (folder / RECORD).write_text(DEEP),
     "record a fifo": lambda folder: into_fifo(folder / RECORD),
-    "record a folder": lambda folder: ((folder / RECORD).unlink(), (folder / RECORD).mkdir()),
+    "record a folder": lambda folder: into_folder(folder / RECORD),
     "library a fifo": lambda folder: into_fifo(folder / LIBRARY),
-    "library a folder": lambda folder: ((folder / LIBRARY).unlink(), (folder / LIBRARY).mkdir()),
+    "library a folder": lambda folder: into_folder(folder / LIBRARY),
     "another checksum": lambda folder: (folder / RECORD).write_text(
         (folder / RECORD).read_text().replace('"library_sha256": "', '"library_sha256": "0')
     ),
@@ -245,10 +251,8 @@ def test_sticky_folders_and_private_groups_pass(
     owner = folder.stat().st_uid
     members: list[str] = []
     user = SimpleNamespace(pw_name="ada", pw_gid=folder.stat().st_gid)
-    monkeypatch.setattr(trust.pwd, "getpwuid", lambda uid: {owner: user}[uid])
-    monkeypatch.setattr(
-        trust.grp, "getgrgid", lambda gid: SimpleNamespace(gr_name="ada", gr_mem=members)
-    )
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {owner: user}[uid])
+    monkeypatch.setattr("grp.getgrgid", lambda gid: SimpleNamespace(gr_name="ada", gr_mem=members))
     folder.chmod(0o775)
     trust.check_entry(folder, LIBRARY, RECORD)
     members.append("ada")

@@ -1,6 +1,6 @@
-"""Whose files are loaded: owners, modes and checksums of what lies in a cache or a bundle.
+"""Trust in files that are loaded: owners, modes and checksums of what lies in a cache or a bundle.
 
-Code in a cache runs with the rights of whoever loads it. So a file is loaded only if it, and every folder from the
+Code in a cache runs with the rights of the user who loads it. So a file is loaded only if it, and every folder from the
 cache's or the bundle's own down to it, belongs to somebody trusted and can be written by nobody else: the user, root,
 the owner of this package (whose code runs already), and those that the setting ``TRUST_OWNERS`` names. A group may
 write where it is the owner's private one, as on systems with a umask of 002. Folders with the sticky bit pass: others
@@ -39,12 +39,16 @@ def check(*paths: Path) -> None:
     """
     trusted = {0, os.geteuid(), _PACKAGE_OWNER, *(current().trust_owners or ())}
     for path in paths:
-        for place in (path, path.resolve().parent) if path.is_symlink() else (path,):
-            try:
-                status = place.stat()
-            except OSError:
-                continue  # whoever reads it says why it cannot be read
-            _check_status(place, status, status.st_uid in trusted)
+        try:
+            status = path.lstat()
+            if stat.S_ISLNK(status.st_mode):
+                status = path.stat()
+                check(path.resolve().parent)
+        except OSError:
+            continue  # the reader says why it cannot be read
+        is_trusted = status.st_uid in trusted
+        if not is_trusted or _is_shared(status):
+            raise UntrustedError(_refusal(path, status, is_trusted))
 
 
 def check_entry(folder: Path, *names: str) -> None:
@@ -52,24 +56,18 @@ def check_entry(folder: Path, *names: str) -> None:
     check(folder.parent.parent, folder.parent, folder, *(folder / name for name in names))
 
 
-def _check_status(path: Path, status: os.stat_result, is_owner_trusted: bool) -> None:
-    mode, owner = status.st_mode, _name(status.st_uid)
-    elsewhere = (
-        "or name another folder by ATTENTION_AUTOTUNER_CACHE_DIR or ATTENTION_AUTOTUNER_BUNDLE"
-    )
+def _refusal(path: Path, status: os.stat_result, is_owner_trusted: bool) -> str:
+    owner, mode = _name(status.st_uid), stat.S_IMODE(status.st_mode)
+    fault = "others can write to it"
+    remedy = f"see what is in it, then run `chmod -R go-w {path}`"
     if not is_owner_trusted:
         fault = "another user, whose code would run with your rights"
         remedy = (
             f"if you trust {owner}, set ATTENTION_AUTOTUNER_TRUST_OWNERS={owner}; else remove it"
         )
-    elif _is_shared(status):
-        fault = "others can write to it"
-        remedy = f"see what is in it, then run `chmod -R go-w {path}`"
-    else:
-        return
-    raise UntrustedError(
-        f"{path} is not used: it belongs to {owner} and has mode {stat.S_IMODE(mode):04o}: {fault}; {remedy}, "
-        f"{elsewhere}"
+    return (
+        f"{path} is not used: it belongs to {owner} and has mode {mode:04o}: {fault}; {remedy}, or name another "
+        "folder by ATTENTION_AUTOTUNER_CACHE_DIR or ATTENTION_AUTOTUNER_BUNDLE"
     )
 
 
@@ -105,14 +103,14 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o755, exist_ok=True)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
+def _paths(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def harden(folder: Path) -> None:
     """Take from others the right to write to a folder and to what is in it."""
-    for path in (folder, *_walk(folder)):
+    for path in (folder, *_paths(folder)):
         if not path.is_symlink():
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_SHARED_WRITE)
 
@@ -127,15 +125,15 @@ def file_sha256(path: Path) -> str:
 
 
 def _contents(folder: Path) -> dict[str, str]:
-    """What every name below a folder stands for: a file's checksum, or where a link leads."""
-    found = {}
-    for path in _walk(folder):
+    """The meaning of every name below a folder: a file's checksum, or where a link leads."""
+    contents = {}
+    for path in _paths(folder):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
-            found[name] = f"-> {path.readlink()}"
+            contents[name] = f"-> {path.readlink()}"
         elif path.is_file() and name != SEAL:
-            found[name] = file_sha256(path)
-    return found
+            contents[name] = file_sha256(path)
+    return contents
 
 
 def seal(folder: Path) -> None:
@@ -151,7 +149,7 @@ def is_whole(folder: Path) -> bool:
         UntrustedError: somebody untrusted owns a part of it, or may change it.
     """
     check_entry(folder)
-    check(*(path for path in _walk(folder) if not path.is_symlink()))
+    check(*(path for path in _paths(folder) if not path.is_symlink()))
     try:
         return bool(read_json(folder / SEAL) == _contents(folder))
     except (OSError, ValueError):
