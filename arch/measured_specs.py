@@ -6,7 +6,6 @@ The user's own lie in ``<cache_dir>/arch/<gpu>.json``, those that come with the 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.identity import slug
+from ..core.trust import read_json
 from ..errors import ArchSpecError
 from .probe import DeviceProperties, two_integers
 from .spec import ArchSpec
@@ -131,7 +131,7 @@ def _serving(path: Path) -> MeasuredSpec | None:
 
 def _load(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError) as error:
         raise ArchSpecError(f"cannot read the measured spec {path}: {error}") from error
 

@@ -25,6 +25,7 @@ from typing import Any
 from ..core.candidate import Candidate
 from ..core.identity import values_of
 from ..core.problem import Problem
+from ..core.trust import check, harden, read_json
 from ..errors import BundleError
 from ..kernels.configs import candidate_from_config
 from ..version import __version__
@@ -53,6 +54,7 @@ class BundledKernel:
         target: what it was compiled for.
         toolchain: what compiled it.
         folder: its entry, laid out as in the store.
+        library_sha256: of its library.
     """
 
     candidate: Candidate
@@ -60,6 +62,7 @@ class BundledKernel:
     target: BuildTarget
     toolchain: Mapping[str, str]
     folder: Path
+    library_sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +125,13 @@ class Bundle:
         return frozenset(kernel.candidate.name for kernel in self.kernels)
 
     def read(self, kernel: BundledKernel) -> Artifact | None:
-        """A kernel's library, checked against its checksum; None, with a warning, for one that is damaged."""
+        """A kernel's library, checked against its checksum; None, with a warning, for one that is damaged.
+
+        Raises:
+            UntrustedError: somebody untrusted owns it, or may change it.
+        """
         try:
-            artifact = entries.read_artifact(kernel.folder)
+            artifact = entries.read_artifact(kernel.folder, sha256=kernel.library_sha256)
             if artifact.kernel_digest != kernel.kernel_digest:
                 raise DamagedError(f"{entries.RECORD} is of another kernel than the index says")
         except (DamagedError, OSError) as error:
@@ -138,9 +145,11 @@ def open_bundle(root: Path) -> Bundle:
 
     Raises:
         BundleError: there is no index, or it is not of the schema and ABI that this package reads.
+        UntrustedError: somebody untrusted owns it, or may change it.
     """
+    check(root, root / INDEX)
     try:
-        data = json.loads((root / INDEX).read_text(encoding="utf-8"))
+        data = read_json(root / INDEX)
     except OSError as error:
         raise BundleError(f"{root} is no bundle: {INDEX} cannot be read: {error}") from error
     except ValueError as error:
@@ -173,6 +182,7 @@ def _read_kernel(root: Path, data: Mapping[str, Any]) -> BundledKernel:
         target=BuildTarget(**data["target"]),
         toolchain=dict(data["toolchain"]),
         folder=folder,
+        library_sha256=data["library_sha256"],
     )
 
 
@@ -233,6 +243,7 @@ def write_bundle(
             "picks": [pick.to_json(numbers[pick.candidate.compiled]) for pick in picks],
         }
         (staging / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        harden(staging)
         sync_folder(staging)
         _move_in(staging, output)
     finally:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.trust import check, check_entry, file_sha256, read_json
 from .artifact import Artifact
 
 SCHEMA = 1
@@ -56,23 +55,16 @@ def entry_name(name: str, digest: str) -> str:
     return f"{short}.{digest[:16]}"
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, as 64 hex characters."""
-    with path.open("rb") as file:
-        hasher = hashlib.sha256()
-        while chunk := file.read(1 << 20):
-            hasher.update(chunk)
-    return hasher.hexdigest()
-
-
 def read_record(folder: Path) -> dict[str, Any]:
     """Read ``build.json``.
 
     Raises:
         DamagedError: it is missing, not JSON, or of another schema.
+        UntrustedError: see :func:`~..core.trust.check_entry`.
     """
+    check_entry(folder, RECORD)
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = read_json(folder / RECORD)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise DamagedError(f"{RECORD} is missing") from error
     except ValueError as error:
@@ -82,14 +74,20 @@ def read_record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def read_artifact(folder: Path) -> Artifact:
+def read_artifact(folder: Path, *, sha256: str | None = None) -> Artifact:
     """Read an entry and check its library against its record.
+
+    Args:
+        folder: the entry's.
+        sha256: that the library must have as well, where another file says so.
 
     Raises:
         DamagedError: they do not match.
+        UntrustedError: see :func:`~..core.trust.check`.
     """
     record = read_record(folder)
     library = folder / LIBRARY
+    check(library)
     try:
         artifact = Artifact.from_json(record, library)
         expected_size, expected_hash = record["library_bytes"], record["library_sha256"]
@@ -98,7 +96,7 @@ def read_artifact(folder: Path) -> Artifact:
     try:
         if library.stat().st_size != expected_size:
             raise DamagedError(f"{LIBRARY} is {library.stat().st_size} bytes, not {expected_size}")
-        if file_sha256(library) != expected_hash:
+        if file_sha256(library) != expected_hash or sha256 not in (None, expected_hash):
             raise DamagedError(f"{LIBRARY} does not match its checksum")
     except FileNotFoundError as error:
         raise DamagedError(f"{LIBRARY} is missing") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import shutil
 import sys
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..core.identity import digest16
+from ..core.trust import is_whole, seal
 from ..errors import ToolchainError
 from . import launcher
 from .artifact import BuildTarget, cmake_root
@@ -18,6 +20,8 @@ from .render import include_root
 from .store import Store
 from .toolchain import Toolchain
 from .tools import clean_environment, run_tool
+
+logger = logging.getLogger(__name__)
 
 _DETECTED = ("CMakeCUDACompiler.cmake", "CMakeSystem.cmake")
 _CONFIGURE_SECONDS = 120.0
@@ -140,7 +144,7 @@ def _keep_detection(project: Project, store: Store, kept: Path) -> None:
     with store_errors(kept), store.staging() as staging:
         for name in _DETECTED:
             shutil.copy2(detected[0].with_name(name), staging / name)
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        seal(staging)
         if not kept.exists():
             store.move_in(staging, kept)
 
@@ -150,7 +154,8 @@ def configure(project: Project, *, jobs: int = 1) -> None:
 
     Asking a compiler what it is takes CMake 1.3 to 1.8 s; the answer is kept in the store, and with it this takes
     0.06 s (measured on two cores, CMake 4.4). ``CMAKE_PLATFORM_INFO_INITIALIZED`` is what CMake itself sets to read
-    these files back when it configures a folder again. A kept answer that does not serve is dropped.
+    these files back when it configures a folder again. A kept answer that does not serve, or
+    that is damaged, is dropped.
 
     Args:
         project: with its sources written.
@@ -158,21 +163,25 @@ def configure(project: Project, *, jobs: int = 1) -> None:
 
     Raises:
         ToolchainError: CMake fails; the message ends with what it printed.
-        StoreError: the store cannot be written.
+        StoreError: the store cannot be written, or is not to be trusted.
     """
     store, toolchain = project.store, project.toolchain
     run_cmake = partial(run_tool, seconds=_CONFIGURE_SECONDS, temporary=project.temporary)
     command = _command(project, jobs)
     kept = _detection_folder(store, toolchain)
     if kept.is_dir():
-        with store_errors(project.build):
-            shutil.copytree(kept, project.build / "CMakeFiles" / toolchain.cmake_version)
-        done = run_cmake([*command, "-DCMAKE_PLATFORM_INFO_INITIALIZED:INTERNAL=1"])
-        if done.returncode == 0:
-            return
+        if is_whole(kept):
+            with store_errors(project.build):
+                shutil.copytree(kept, project.build / "CMakeFiles" / toolchain.cmake_version)
+            done = run_cmake([*command, "-DCMAKE_PLATFORM_INFO_INITIALIZED:INTERNAL=1"])
+            if done.returncode == 0:
+                return
+            with store_errors(project.build):
+                shutil.rmtree(project.build)
+        else:
+            logger.warning("%s is not what was kept there: CMake looks again", kept)
         with store_errors(kept):
             store.discard(kept)
-            shutil.rmtree(project.build)
     done = run_cmake(command)
     if done.returncode != 0:
         raise ToolchainError(

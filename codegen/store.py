@@ -33,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.outcome import BuildFailed
+from ..core.trust import check, file_sha256, harden, make_folder
+from ..errors import StoreError, UntrustedError
 from ..settings import Settings, current
 from . import entries
 from .artifact import Artifact, BuildTarget, artifact_digest
@@ -135,20 +137,26 @@ class Store:
         return BuildFailed(reason=record["reason"], log=str(folder / entries.LOG))
 
     def _set_aside(self, folder: Path, error: DamagedError) -> None:
-        """Quarantine a damaged entry, unless another process has moved it away since."""
+        """Quarantine a damaged entry; one that was moved away since, or cannot be moved, is passed over."""
         if folder.is_dir():
-            self.quarantine(folder, str(error))
+            try:
+                self.quarantine(folder, str(error))
+            except StoreError as reason:
+                logger.warning(
+                    "damaged kernel cache entry %s passed over: %s; %s", folder, error, reason
+                )
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A fresh private folder on the store's file system, removed at the end unless it was renamed away.
 
         Raises:
-            StoreError: it cannot be created.
+            StoreError: it cannot be created, or others could change what is in it.
         """
         folder = self.root / "staging" / f".{uuid.uuid4().hex}"
+        check(self.root, folder.parent)
         with store_errors(folder):
-            folder.mkdir(parents=True)
+            make_folder(folder)
         try:
             yield folder
         finally:
@@ -171,7 +179,7 @@ class Store:
             shutil.copy2(library, staging / entries.LIBRARY)
             checks = {
                 "library_bytes": (staging / entries.LIBRARY).stat().st_size,
-                "library_sha256": entries.file_sha256(staging / entries.LIBRARY),
+                "library_sha256": file_sha256(staging / entries.LIBRARY),
                 "created": time.time(),
             }
             _write_entry(staging, source, log, artifact.to_json() | checks)
@@ -179,6 +187,7 @@ class Store:
                 existing = self._open(folder, artifact.digest)
                 if existing is not None:
                     return existing
+                self.discard(folder)  # damaged, and still there
         self.forget_failure(artifact.digest, artifact.name)
         return replace(artifact, path=folder / entries.LIBRARY)
 
@@ -205,8 +214,9 @@ class Store:
 
     def move_in(self, staging: Path, folder: Path) -> bool:
         """Make a staged folder durable and rename it into place; False where the place is taken."""
+        harden(staging)
         sync_tree(staging)
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         try:
             staging.rename(folder)
         except OSError as error:
@@ -221,7 +231,7 @@ class Store:
         hidden = folder.with_name(f".{uuid.uuid4().hex}")
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             folder.rename(hidden)
-            shutil.rmtree(hidden)
+            hidden.unlink() if hidden.is_symlink() else shutil.rmtree(hidden)
 
     def quarantine(self, folder: Path, reason: str) -> None:
         """Move a damaged entry aside, so that it is built again.
@@ -231,7 +241,7 @@ class Store:
         """
         parent = self.root / entries.FOLDERS["quarantined"]
         with store_errors(folder):
-            parent.mkdir(parents=True, exist_ok=True)
+            make_folder(parent)
             moved = parent / f"{folder.name}.{time.time_ns()}"
             try:
                 folder.rename(moved)
@@ -261,7 +271,12 @@ class Store:
         return self._remove(chosen)
 
     def verify(self) -> list[tuple[Entry, str]]:
-        """Check every built entry against its record; the damaged ones are quarantined and returned."""
+        """Check every built entry against its record; damaged and untrusted ones are quarantined and returned.
+
+        Raises:
+            UntrustedError: the whole store is not to be trusted.
+        """
+        check(self.root, self.root / entries.FOLDERS["built"])
         damaged = []
         for entry in self.ls():
             if entry.state != "built":
@@ -271,7 +286,7 @@ class Store:
                     artifact = entries.read_artifact(entry.path)
                     if entries.entry_name(artifact.name, artifact.digest) != entry.path.name:
                         raise DamagedError(f"it holds {artifact.name}.{artifact.digest[:16]}")
-                except DamagedError as error:
+                except (DamagedError, UntrustedError) as error:
                     self.quarantine(entry.path, str(error))
                     damaged.append((entry, str(error)))
         return damaged

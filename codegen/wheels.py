@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import re
 import shlex
 import shutil
@@ -18,8 +19,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..core.identity import digest16
+from ..core.trust import is_whole, make_folder, seal
 from ..errors import ToolchainError
 from ..settings import current
+
+logger = logging.getLogger(__name__)
 
 FRONT_END_WHEELS = (
     "nvidia-cuda-nvcc==13.0.88",
@@ -151,6 +155,7 @@ def merge_cu12(place: Path) -> Path:
 
     Raises:
         ToolchainError: wheels are missing, of a release that is not known here, or the cache cannot be written.
+        UntrustedError: somebody untrusted owns the folder, or may change it.
     """
     front = place / "cu13"
     _check_whole(place, _CU12_FILES)
@@ -164,8 +169,12 @@ def merge_cu12(place: Path) -> Path:
     version = f"{generator}+{versions.get('nvidia-cuda-nvcc', '13.0')}"
     identity = digest16(versions, str(place), _PTXAS, _RUNTIME_HEADER)
     root = current().cache_dir / "toolchains" / f"cu12.{identity}"
-    if not root.is_dir():
+    if not root.is_dir() or not is_whole(root):
         try:
+            if root.is_dir():
+                logger.warning("%s is not what was put together there: it is made again", root)
+                root.rename(hidden := root.with_name(f".{uuid.uuid4().hex}"))
+                shutil.rmtree(hidden)
             _merge(root, place, front, version)
         except OSError as error:
             raise ToolchainError(f"the CUDA 12 compiler cannot be put together: {error}") from error
@@ -177,7 +186,7 @@ def _merge(root: Path, place: Path, front: Path, version: str) -> None:
     staging = root.with_name(f".{uuid.uuid4().hex}")
     binaries, headers = staging / "bin", staging / "include"
     for folder in (binaries, headers / "crt"):
-        folder.mkdir(parents=True)
+        make_folder(folder)
     try:
         for path in (front / "bin").iterdir():
             if path.name != "ptxas":
@@ -206,6 +215,7 @@ def _merge(root: Path, place: Path, front: Path, version: str) -> None:
             front / "include" / "crt" / "host_runtime.h"
         )
         (staging / MERGED_VERSION).write_text(version, encoding="utf-8")
+        seal(staging)
         staging.rename(root)
     except OSError:
         if not root.is_dir():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -136,14 +136,21 @@ def pick_of(problem: Problem, kernel: int, layer: str = "default") -> dict[str, 
     }
 
 
+def checks_of(library: Path) -> dict[str, Any]:
+    """Size and checksum of a library as an index has them."""
+    content = library.read_bytes()
+    return {
+        "library_sha256": hashlib.sha256(content).hexdigest(),
+        "library_bytes": len(content),
+    }
+
+
 def kernel_of(name: str, library: Path, root: Path) -> dict[str, Any]:
     """A kernel as written in an index."""
-    content = library.read_bytes()
     return {
         "name": name,
         "library": library.relative_to(root).as_posix(),
-        "library_sha256": hashlib.sha256(content).hexdigest(),
-        "library_bytes": len(content),
+        **checks_of(library),
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "kernel_digest": hashlib.sha256(name.encode() * 2).hexdigest(),
         "target": {"arch": "80", "ptx": True},
@@ -162,3 +169,11 @@ def write_fake_bundle(root: Path, fakes: Sequence[Fake] = FAKE_KERNELS) -> Path:
         picks.append(pick_of(fake.problem, len(kernels) - 1))
     (root / "index.json").write_text(json.dumps(index_of(kernels, picks)), encoding="utf-8")
     return root
+
+
+def load(pick: Path, bundle: Path, *more: str) -> str:
+    """The reason that a bundle's attention forward kernel cannot be loaded."""
+    problem = json.dumps(asdict(SMALL))
+    done = ask(pick, "--bundle", bundle, "--load", "--problem-json", problem, *more)
+    assert done.returncode == 1, done.stdout
+    return done.stderr

@@ -8,6 +8,7 @@
 #include "json.hpp"
 #include "problem_json.hpp"
 #include "sha256.hpp"
+#include "trust.hpp"
 
 namespace attention_autotuner {
 namespace {
@@ -106,7 +107,10 @@ void for_each(json::Value const& document, char const* name, Function function) 
   }
 }
 
-void check_library(BundledKernel const& kernel, bool checksum) {
+void check_library(BundledKernel const& kernel, fs::path const& folder, bool checksum,
+                   std::vector<uint32_t> const& owners) {
+  fs::path path = folder;
+  for (auto const& part : fs::path(kernel.library).lexically_relative(folder)) check_trusted(path /= part, owners);
   std::error_code missing;
   auto const bytes = fs::file_size(kernel.library, missing);
   if (missing) throw BundleError("the bundle lacks " + kernel.library + ": " + missing.message());
@@ -125,6 +129,7 @@ struct Bundle::State {
   std::string folder, arch, build_arch, package_version;
   std::vector<BundledKernel> kernels;
   std::vector<Pick> picks;
+  Options options;
   std::mutex mutex;
   std::map<size_t, Kernel> loaded;
 
@@ -158,13 +163,18 @@ Bundle::Bundle(std::string const& folder, Options options) : state_(std::make_sh
   }
   state_->folder = fs::absolute(folder, unknown).string();
   if (unknown) throw BundleError("the folder of " + folder + " is not known: " + unknown.message());
+  state_->options = std::move(options);
+  check_trusted(folder, state_->options.trusted_owners);
+  check_trusted(index, state_->options.trusted_owners);
   try {
     state_->read(json::parse(read_file(index)));
   } catch (json::ParseError const& error) {
     throw BundleError(index.string() + " cannot be used: " + error.what());
   }
-  if (!options.verify_checksums) return;
-  for (BundledKernel const& kernel : state_->kernels) check_library(kernel, true);
+}
+
+void Bundle::verify() const {
+  for (BundledKernel const& kernel : kernels()) check_library(kernel, folder(), true, state_->options.trusted_owners);
 }
 
 std::string const& Bundle::folder() const { return state_->folder; }
@@ -206,7 +216,7 @@ Kernel Bundle::kernel(Pick const& pick) const {
                         std::to_string(kernels().size()));
   }
   BundledKernel const& entry = kernels()[pick.kernel];
-  check_library(entry, false);
+  check_library(entry, folder(), state_->options.verify_checksums, state_->options.trusted_owners);
   Kernel const kernel = Kernel::open(entry.library, entry.name, built_for(entry));
   return state_->loaded.emplace(pick.kernel, kernel).first->second.with(pick.launch);
 }

@@ -12,15 +12,16 @@ namespace at = attention_autotuner;
 using at::json::quoted;
 
 constexpr char kHelp[] =
-    "usage: attention_autotuner_pick --bundle DIR [--problem-json JSON] [--check] [--load]\n"
+    "usage: attention_autotuner_pick --bundle DIR [--problem-json JSON] [--check] [--load] [--trust-owner UID]\n"
     "\n"
     "Prints which kernel of a bundle serves a problem, as one JSON object, or, without a problem, a line for each of\n"
     "its picks.\n"
     "\n"
     "  --bundle DIR          the folder that `attention-autotuner export --output DIR` wrote\n"
     "  --problem-json JSON   fields that differ from the defaults, e.g. '{\"seqlen_q\": 1024, \"seqlen_k\": 1024}'\n"
-    "  --check               hold every library of the bundle against its SHA-256 first\n"
+    "  --check               hold every library of the bundle against its owner and its SHA-256 first\n"
     "  --load                load the pick's library and check its ABI and its name; needs no GPU\n"
+    "  --trust-owner UID     the number of a user whose bundles are used beside one's own and root's; again for more\n"
     "  --help                this text\n";
 
 std::string number(std::optional<double> value) {
@@ -63,18 +64,25 @@ int fail(std::string const& reason) {
 int main(int count, char** arguments) {
   std::string folder, problem;
   at::Bundle::Options options;
-  bool load = false;
+  bool check = false, load = false;
   for (int i = 1; i < count; ++i) {
     std::string const option = arguments[i];
     if (option == "--help") return std::fputs(kHelp, stdout) < 0;
     if (option == "--check") {
-      options.verify_checksums = true;
+      check = true;
     } else if (option == "--load") {
       load = true;
-    } else if (option != "--bundle" && option != "--problem-json") {
+    } else if (option != "--bundle" && option != "--problem-json" && option != "--trust-owner") {
       return fail("unknown option " + option);
     } else if (i + 1 == count) {
       return fail(option + " needs a value");
+    } else if (option == "--trust-owner") {
+      std::string const value = arguments[++i];
+      bool const digits = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
+      if (!digits || value.size() > 10 || std::stoull(value) > UINT32_MAX) {
+        return fail("--trust-owner must be the number of a user, got " + value);
+      }
+      options.trusted_owners.push_back(uint32_t(std::stoull(value)));
     } else {
       (option == "--bundle" ? folder : problem) = arguments[++i];
     }
@@ -83,6 +91,7 @@ int main(int count, char** arguments) {
   if (load && problem.empty()) return fail("--load needs --problem-json");
   try {
     at::Bundle const bundle(folder, options);
+    if (check) bundle.verify();
     if (problem.empty()) {
       print_all(bundle);
     } else {

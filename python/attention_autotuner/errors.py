@@ -47,6 +47,10 @@ class BundleError(AttentionAutotunerError, ValueError):
     """A folder is no bundle that this package can read, or must not be replaced by one."""
 
 
+class UntrustedError(StoreError, BundleError):
+    """A file or folder of a cache or a bundle belongs to, or can be changed by, somebody who is not trusted."""
+
+
 class ArtifactError(AttentionAutotunerError, RuntimeError):
     """A built kernel library cannot be loaded, prepared or launched."""
 

@@ -13,6 +13,8 @@ import difflib
 import functools
 import logging
 import os
+import pwd
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +66,7 @@ class Settings:
     cutlass_dir: Path | None = None
     nvcc: Path | None = None
     bundle: Path | None = None
+    trust_owners: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for setting in TABLE:
@@ -115,7 +118,7 @@ class Setting:
 
     def allows(self, value: Any) -> bool:
         """Return whether a value is in range."""
-        optional = self.field in ("budget_seconds", "jobs", "cutlass_dir", "nvcc", "bundle")
+        optional = getattr(Settings, self.field, self) is None
         return (value is None and optional) or self.kind.allows(value)
 
 
@@ -123,6 +126,16 @@ def _is_positive(value: Any, kinds: Any) -> bool:
     return not isinstance(value, bool) and isinstance(value, kinds) and 0 < value < float("inf")
 
 
+def _user_ids(text: str) -> tuple[int, ...]:
+    names = re.split(r"[\s,]+", text)
+    return tuple(int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid for name in names)
+
+
+def _are_user_ids(value: Any) -> bool:
+    return isinstance(value, tuple) and all(type(uid) is int and uid >= 0 for uid in value)
+
+
+_USERS = Kind(_user_ids, _are_user_ids)
 _PATH = Kind(lambda text: Path(text).expanduser().absolute(), lambda value: isinstance(value, Path))
 _BOOL = Kind(lambda text: _SWITCH[text.lower()], lambda value: isinstance(value, bool))
 _SECONDS = Kind(float, lambda value: _is_positive(value, (int, float)))
@@ -206,6 +219,13 @@ TABLE: tuple[Setting, ...] = (
         "a folder that `attention-autotuner export` wrote",
         "installed kernel packages alone",
         "Built kernels that serve before a compiler is looked for.",
+    ),
+    Setting(
+        "TRUST_OWNERS",
+        _USERS,
+        "names or numbers of users, with commas between them",
+        "you, root and the owner of this package",
+        "More users whose caches and bundles are loaded; nobody else may be able to write to them.",
     ),
 )
 

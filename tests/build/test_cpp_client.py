@@ -30,10 +30,12 @@ from tests.cpp_programs import (
     SMALL,
     Fake,
     ask,
+    checks_of,
     cmake,
     compile_library,
     index_of,
     kernel_of,
+    load,
     pick_of,
     run,
     write_fake_bundle,
@@ -404,14 +406,6 @@ def test_a_missing_bundle_says_what_writes_one(pick: Path, tmp_path: Path) -> No
     assert "index.json cannot be looked for: File name too long" in done.stderr
 
 
-def load(pick: Path, bundle: Path, *more: str) -> str:
-    """The reason that a bundle's attention forward kernel cannot be loaded."""
-    problem = json.dumps(asdict(SMALL))
-    done = ask(pick, "--bundle", bundle, "--load", "--problem-json", problem, *more)
-    assert done.returncode == 1, done.stdout
-    return done.stderr
-
-
 def test_damaged_libraries_are_noticed(pick: Path, fake_bundle: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(fake_bundle, copy)
@@ -420,6 +414,7 @@ def test_damaged_libraries_are_noticed(pick: Path, fake_bundle: Path, tmp_path: 
     library.write_bytes(content[:-10])
     assert "its index says" in load(pick, copy)
     library.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "does not match the SHA-256" in load(pick, copy)
     assert "does not match the SHA-256" in load(pick, copy, "--check")
     library.unlink()
     assert "the bundle lacks" in load(pick, copy)
@@ -442,7 +437,7 @@ def test_other_libraries_are_refused(
     )
 
     def change(index: Any) -> None:
-        index["kernels"][0]["library_bytes"] = library.stat().st_size
+        index["kernels"][0] |= checks_of(library)
 
     assert reason in load(pick, edited(root, tmp_path / "copy", change))
 
@@ -451,7 +446,11 @@ def test_what_is_no_library_is_refused(pick: Path, tmp_path: Path) -> None:
     root = write_fake_bundle(tmp_path, [Fake(name="attention_forward_fake")])
     library = root / "kernels" / "attention_forward_fake" / "kernel.so"
     library.write_bytes(b"x" * library.stat().st_size)
-    assert "cannot load the kernel library" in load(pick, root)
+
+    def change(index: Any) -> None:
+        index["kernels"][0] |= checks_of(library)
+
+    assert "cannot load the kernel library" in load(pick, edited(root, tmp_path / "copy", change))
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ def test_every_variable_reaches_its_field(tmp_path: Path) -> None:
             PREFIX + "CUTLASS_DIR": str(tmp_path / "cutlass"),
             PREFIX + "NVCC": str(tmp_path / "nvcc"),
             PREFIX + "BUNDLE": str(tmp_path / "bundle"),
+            PREFIX + "TRUST_OWNERS": "root, 1234",
         }
     )
     assert read == Settings(
@@ -60,6 +61,7 @@ def test_every_variable_reaches_its_field(tmp_path: Path) -> None:
         cutlass_dir=tmp_path / "cutlass",
         nvcc=tmp_path / "nvcc",
         bundle=tmp_path / "bundle",
+        trust_owners=(0, 1234),
     )
 
 
@@ -77,6 +79,8 @@ def test_every_variable_reaches_its_field(tmp_path: Path) -> None:
         ("JOBS", "0", "a positive integer"),
         ("JOBS", "2.5", "a positive integer"),
         ("JOBS", "-1", "a positive integer"),
+        ("TRUST_OWNERS", "no such user", "names or numbers of users"),
+        ("TRUST_OWNERS", "-1", "names or numbers of users"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(variable: str, value: str, allowed: str) -> None:

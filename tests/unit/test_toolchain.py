@@ -25,7 +25,11 @@ from attention_autotuner.codegen.toolchain import (
 )
 from attention_autotuner.codegen.tools import clean_environment
 from attention_autotuner.codegen.wheels import WHEELS, WHEELS_CU12, check_wheels
-from attention_autotuner.errors import ToolchainError, UnsupportedArchitectureError
+from attention_autotuner.errors import (
+    ToolchainError,
+    UnsupportedArchitectureError,
+    UntrustedError,
+)
 from attention_autotuner.serving import runtime
 from attention_autotuner.settings import Settings
 
@@ -278,6 +282,31 @@ def test_wheels_of_cuda_12_are_put_together_once(tmp_path: Path) -> None:
     command = [str(root / "bin" / "ptxas"), "-v", str(ptx)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == ".version 8.8\n"
+
+
+def test_links_to_a_toolchain_that_were_changed_are_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = tmp_path / "site" / "nvidia"
+    _install_cu12(place, dict(wheel.split("==") for wheel in WHEELS_CU12))
+    for root in (place / "cu13", place / "cuda_nvcc"):
+        (root / "include" / "crt" / "host_runtime.h").touch()
+    with settings.override(cache_dir=tmp_path / "cache"):
+        nvcc = wheels.merge_cu12(place)
+        ptxas = nvcc.with_name("ptxas")
+        wrapper = ptxas.read_text()
+        nvcc.unlink()
+        nvcc.symlink_to("/bin/true")
+        assert wheels.merge_cu12(place) == nvcc
+        assert nvcc.resolve() == place / "cu13" / "bin" / "nvcc"
+        ptxas.write_text("#!/bin/sh\n")
+        assert wheels.merge_cu12(place) == nvcc
+        assert ptxas.read_text() == wrapper
+        assert caplog.text.count("is not what was put together there") == 2
+        assert [path.name for path in nvcc.parents[2].iterdir()] == [nvcc.parents[1].name]
+        ptxas.chmod(0o777)
+        with pytest.raises(UntrustedError, match="ptxas is not used"):
+            wheels.merge_cu12(place)
 
 
 @pytest.mark.parametrize("missing", [wheel.split("==")[0] for wheel in WHEELS_CU12])

@@ -30,7 +30,7 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The bundle is missing, or its index or one of its files is damaged or of another version.
+// The bundle is missing, its index or one of its files is damaged or of another version, or others can change it.
 class BundleError : public Error {
  public:
   using Error::Error;
@@ -198,8 +198,8 @@ struct LaunchKnobs {
 // it.
 class Kernel {
  public:
-  // Loads a library; an expected name, where given, must be the kernel's own. What it was built for, where given, is
-  // told to who prepares it on a device that cannot run it.
+  // Loads a library as it is, unchecked; an expected name, where given, must be the kernel's own. What it was built
+  // for, where given, is told to who prepares it on a device that cannot run it.
   static Kernel open(std::string const& library, std::string const& expected_name = "",
                      std::string const& built_for = "");
 
@@ -281,7 +281,9 @@ struct Pick {
 class Bundle {
  public:
   struct Options {
-    bool verify_checksums = false;  // read every library whole and hold it against its SHA-256
+    bool verify_checksums = true;  // read a library whole and hold it against its SHA-256 before it is loaded
+    // User numbers whose bundles are loaded beside one's own and root's. Nobody else may be able to write to them.
+    std::vector<uint32_t> trusted_owners;
   };
 
   explicit Bundle(std::string const& folder) : Bundle(folder, Options()) {}
@@ -298,7 +300,10 @@ class Bundle {
   // comes first, then the nearest one, the first of equals. Throws UnsupportedProblemError and NoKernelError.
   Pick pick(Problem const& problem) const;
 
-  // The kernel of a pick, loaded once, with its launch knobs.
+  // Holds every library against its owner, its size and its SHA-256 and throws the BundleError of the first that fails.
+  void verify() const;
+
+  // The kernel of a pick, checked and loaded once, with its launch knobs.
   Kernel kernel(Pick const& pick) const;
 
  private:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ..arch.spec import ArchSpec
 from ..codegen.jobs import available_cores
 from ..core.outcome import Outcome
 from ..core.problem import DTYPES
+from ..core.trust import parse_json
 from ..errors import ArchSpecError
 from ..tuning.bring_up import BUDGET_SECONDS, Machine, bring_up
 from ..tuning.peaks import SECONDS
@@ -133,7 +133,7 @@ def read_properties(path: Path) -> tuple[DeviceProperties, Policy]:
         UnsupportedArchitectureError: the GPU is older than 8.0.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ArchSpecError(f"cannot read the properties {path}: {error}") from error
     if not isinstance(data, dict):

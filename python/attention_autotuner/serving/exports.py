@@ -6,7 +6,6 @@ its environment is unknown until the bundle arrives there.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +15,7 @@ from ..arch import Policy, detect
 from ..codegen.bundle import BundledPick
 from ..core.candidate import Candidate
 from ..core.problem import DTYPES, Problem, of_shape
+from ..core.trust import parse_json
 from ..errors import UnsupportedArchitectureError, UnsupportedProblemError
 from ..tuning.environment import Environment, collect
 from ..tuning.lookup import Hit
@@ -53,7 +53,7 @@ def read_problems(path: Path) -> list[Problem]:
         OSError: it cannot be read.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
         problems = [Problem(**fields) for fields in data]
     except (TypeError, ValueError) as error:
         raise UnsupportedProblemError(

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from ..core import abi
 from ..core.memo import Table
+from ..core.trust import check
 from ..errors import ArtifactError, DeviceMemoryError
 
 LIBRARY_NAME = "kernel.so"
@@ -76,7 +77,11 @@ class LoadedKernel:
         Args:
             path: absolute path of the library.
             generation: how many other files were loaded from this path before.
+
+        Raises:
+            UntrustedError: somebody untrusted owns the file or its folder, or may change them.
         """
+        check(path.parent, path)
         self.path = path
         # The dynamic linker takes a name it has seen for the file it has seen: a replaced file needs another spelling.
         spelling = os.path.join(path.parent, *["."] * generation, path.name)  # noqa: PTH118  # Path drops the dots
@@ -205,6 +210,7 @@ def load(artifact: ArtifactLike | str | os.PathLike[str]) -> LoadedKernel:
 
     Raises:
         ArtifactError: there is no such file, it cannot be loaded, lacks an entry, or speaks another ABI.
+        UntrustedError: somebody untrusted owns it or its folder, or may change them.
     """
     key = _identify(artifact)
     with _lock:

@@ -6,7 +6,6 @@ put into the package.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from ..codegen.toolchain import find_toolchain
 from ..core.identity import slug
 from ..core.outcome import Outcome
 from ..core.problem import Problem
+from ..core.trust import read_json
 from ..errors import AttentionAutotunerError, StoreError
 from ..settings import Settings
 from . import peaks as peaks_module
@@ -310,7 +310,7 @@ def _kept(
     try:
         measured = measured_specs.read(path)
         policy = policy_with(measured)
-        said = json.loads(report.read_text(encoding="utf-8"))
+        said = read_json(report)
         peaks = {name: Peak(**data) for name, data in said["ceilings"].items()}
     except (AttentionAutotunerError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # missing, damaged, or a peak that failed: measured again, and replaced

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..core.trust import make_folder
 from ..errors import StoreError
 
 LOCK_TIMEOUT_SECONDS = 30.0
@@ -26,7 +27,7 @@ def locked(path: Path) -> Iterator[None]:
             "writing tuning records needs the package filelock: pip install filelock"
         ) from error
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with filelock.FileLock(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT_SECONDS):
             yield
     except filelock.Timeout as error:

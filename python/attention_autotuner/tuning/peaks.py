@@ -6,6 +6,7 @@ kernel's, its folder's existence is its validity.
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -23,11 +24,14 @@ from ..codegen.toolchain import Toolchain
 from ..codegen.tools import run_tool
 from ..core.identity import digest16
 from ..core.outcome import Infeasible, LaunchFailed, Outcome
+from ..core.trust import is_whole, seal
 from ..errors import BuildError, ToolchainError
 from . import peaks_worker
 from .peaks_worker import CUDA_ERROR
 from .rounds import FaultError
 from .worker import Limits, Worker
+
+logger = logging.getLogger(__name__)
 
 # The launch cost comes first: it is about the host, too, and a GPU that was just loaded answers otherwise.
 NAMES = (
@@ -101,16 +105,20 @@ def build_library(target: BuildTarget, *, toolchain: Toolchain, store: Store) ->
 
     Raises:
         BuildError: it does not compile; the message ends with what the compiler said.
-        StoreError: the cache cannot be written.
+        StoreError: the cache cannot be written, or is not to be trusted.
     """
     source = template_root() / "peaks" / "peaks.cu"
     text = source.read_text(encoding="utf-8")
     identity = digest16("peaks", text, include_closure(text), target.flags(), toolchain.identity())
     folder = store.root / "ceilings" / f"{target.arch}.{identity}"
-    if (folder / LIBRARY).is_file():
-        return folder / LIBRARY
+    if folder.is_dir():
+        if is_whole(folder):
+            return folder / LIBRARY
+        logger.warning("%s is not what was built there: it is built again", folder)
     with store_errors(folder), store.staging() as staging:
+        store.discard(folder)
         _compile(source, staging / LIBRARY, target, toolchain)
+        seal(staging)
         store.move_in(staging, folder)  # losing the race against another process is as good
     return folder / LIBRARY
 

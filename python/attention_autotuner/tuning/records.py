@@ -9,7 +9,6 @@ What a lookup compares is in :mod:`.lookup`; the picks that come with the packag
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from ..codegen.files import write_json
 from ..core.identity import digest16, slug
 from ..core.problem import Problem
+from ..core.trust import make_folder, read_json
 from ..errors import RecordError, StoreError
 from .environment import HARD_FIELDS
 from .locking import locked
@@ -206,7 +206,7 @@ class RecordStore:
     def _read(self, path: Path) -> Document | None:
         """A file's JSON object; None when there is none. What cannot be parsed is set aside."""
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = read_json(path)
             if not isinstance(document, dict):
                 raise ValueError(f"a record is a JSON object, got {type(document).__name__}")
         except (FileNotFoundError, NotADirectoryError):
@@ -221,7 +221,7 @@ class RecordStore:
     def _quarantine(self, path: Path, reason: str) -> None:
         target = self.root / "quarantine" / f"{path.name}.{digest16(str(path), os.getpid())}"
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(target.parent)
             path.replace(target)
         except FileNotFoundError:
             return  # another process was first

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..codegen.files import write_atomic
 from ..core.identity import slug
 from ..core.problem import Problem
+from ..core.trust import parse_json
 from ..errors import RecordError
 from .locking import locked
 from .lookup import Document, Hit, Query, by_distance, compare
@@ -62,7 +63,7 @@ def read_shipped(source: Path | Traversable) -> ShippedFile:
         OSError: it cannot be read.
     """
     try:
-        header, *lines = map(json.loads, source.read_text(encoding="utf-8").splitlines())
+        header, *lines = map(parse_json, source.read_text(encoding="utf-8").splitlines())
         if header["schema"] != SCHEMA:
             raise ValueError(f"schema {SCHEMA} expected, got {header['schema']!r}")
         if not all(isinstance(line, dict) for line in lines):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ..codegen.files import read_text, write_atomic
 from ..core.identity import slug
+from ..core.trust import parse_json
 from ..errors import RecordError
 from .locking import locked
 from .lookup import Document
@@ -56,7 +57,7 @@ def evidence(path: Path) -> dict[str, TuningRecord]:
         RecordError: the file is damaged.
     """
     try:
-        documents = {digest: dict(json.loads(line)) for digest, line in _lines(path).items()}
+        documents = {digest: dict(parse_json(line)) for digest, line in _lines(path).items()}
     except (ValueError, TypeError) as error:
         raise RecordError(f"the evidence {path} is damaged: {error}") from error
     return {digest: TuningRecord.from_json(said) for digest, said in documents.items()}

@@ -16,6 +16,7 @@ from ..arch.probe import DeviceProperties
 from ..arch.resolution import KNOWN, forget_measured, policy_with
 from ..arch.spec import ArchSpec
 from ..codegen.files import write_json
+from ..core.trust import make_folder
 from ..errors import StoreError
 from .environment import Environment
 from .peaks import Peak, Peaks
@@ -126,7 +127,7 @@ def keep(measured: MeasuredSpec, device_name: str, cache_dir: Path) -> Policy:
     """
     path = user_path(cache_dir, device_name)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write_json(path, measured.to_json())
     except OSError as error:
         raise StoreError(f"cannot write the measured spec {path}: {error}") from error
