@@ -32,13 +32,7 @@ CANDIDATE = Candidate(
     dtype="fp16",
     padded_dim_qk=64,
     padded_dim_v=64,
-    knobs=ForwardKnobs(
-        block_m=64,
-        block_n=64,
-        warps_m=4,
-        num_stages=2,
-        k_slice=64,
-    ),
+    knobs=ForwardKnobs(block_m=64, block_n=64, warps_m=4, num_stages=2, k_slice=64),
 )
 # A main loop around mma.sync that keeps a value in local memory.
 SPILLING = """
@@ -218,9 +212,7 @@ def test_needed_libraries_are_those_of_every_linux(batch: Batch) -> None:
 
 def test_the_library_loads_and_describes_itself_without_a_gpu(batch: Batch) -> None:
     library = ctypes.CDLL(str(batch.artifact(REAL.name).path))
-    assert (
-        library.attention_autotuner_abi_version() == 1002 < abi_version()
-    )  # the least that it needs
+    assert library.attention_autotuner_abi_version() == 1002 < abi_version()  # all that it needs
     info = abi.KernelInfo(struct_size=ctypes.sizeof(abi.KernelInfo))
     assert library.attention_autotuner_get_kernel_info(ctypes.byref(info)) == abi.STATUS_OK
     assert info.name == CANDIDATE.name.encode()
