@@ -1,4 +1,4 @@
-"""The functions of flash_attn, SDPA and fla under their names: on CPU tensors, against formulas in fp64 and torch's own."""
+"""The functions of flash_attn, SDPA and fla under their names, on the CPU, against formulas in fp64 and torch's own."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def make_caches(filled: torch.Tensor, size: int = 12, dim: int = 16) -> Tensors:
     ],
 )
 def test_caches(causal: bool, new: int, dim: int, filled: Any, starts: Any) -> None:
-    before = torch.as_tensor(filled).expand(3)
+    before = torch.as_tensor(filled, dtype=torch.int32).expand(3)
     caches = make_caches(before, dim=dim)
     q, k, v = (x.detach() for x in make((3, 3, 4, dim), *[(3, new, 2, dim)] * 2))
     expected = [cache.clone() for cache in caches]
@@ -320,17 +320,25 @@ def test_a_cache_keeps_no_history_of_what_was_appended() -> None:
         ({"cache_seqlens": [1, 2, 3]}, r"cache_seqlens must be a tensor, got \[1, 2, 3\]"),
         ({"cache_leftpad": int32(1)}, r"cache_leftpad must have the shape \(3,\), got \(1,\)"),
         ({"k": torch.zeros(3, 2, 2, 24).half()}, r"k must have the shape \(3, 2, 2, 16\)"),
-        ({"v": torch.zeros(3, 1, 2, 16).half()}, r"one seqlen, got 2 and 1"),
+        (
+            {"v": torch.zeros(3, 1, 2, 16).half()},
+            r"v must have the shape \(3, 2, 2, 16\), got \(3, 1,",
+        ),
         ({"v": torch.zeros(3, 2, 2, 16)}, "v must be torch.float16, got torch.float32"),
         ({"q": torch.zeros(3, 16)}, "q must have 4 dimensions"),
+        ({"q": None}, "q must be a tensor, got None"),
+        ({"k_cache": torch.zeros(4, 12, 2, 16)}, "k_cache must have q's batch of 3, got 4"),
     ],
 )
 def test_caches_that_fit_nothing(changes: dict[str, Any], message: str) -> None:
     q, k, v = make_three(1, 2)
     k_cache, v_cache = make_caches(int32(1, 2, 3))
+    before = [k_cache.clone(), v_cache.clone()]
     call = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "cache_seqlens": 4}
     with pytest.raises(UnsupportedProblemError, match=message):
         flash_attn.flash_attn_with_kvcache(**call | changes)
+    for cache, other in zip((k_cache, v_cache), before, strict=True):
+        torch.testing.assert_close(cache, other, rtol=0, atol=0, equal_nan=True)
 
 
 # --- substitution ------------------------------------------------------------------------------------
@@ -449,7 +457,7 @@ def test_sdpa_refuses(shapes: Any, options: dict[str, Any], message: str) -> Non
 
 def test_sdpa_follows_autocast() -> None:
     three = make(*[(2, 4, 7, 16)] * 3, dtype=torch.float32)
-    with pytest.raises(UnsupportedProblemError, match="float16 or bfloat16, got torch.float32"):
+    with pytest.raises(UnsupportedProblemError, match=r"float16 or bfloat16, got torch\.float32"):
         sdpa.scaled_dot_product_attention(*three)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         o = sdpa.scaled_dot_product_attention(*three)

@@ -113,14 +113,12 @@ def flash_attn_with_kvcache(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
-    rotary_interleaved: bool = True,  # of rotary_cos, which must be None
+    rotary_interleaved: bool = True,
     alibi_slopes: None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
 ) -> Any:
     """Attention to the valid part of a cache, after new keys and values are written behind it; without gradients.
-
-    The arguments not listed are :func:`flash_attn_func`'s, or must keep their defaults.
 
     Args:
         q: ``[batch, seqlen_q, heads_q, dim]``.
@@ -129,10 +127,20 @@ def flash_attn_with_kvcache(
         k: ``[batch, seqlen_new, heads_kv, dim]``, copied into k_cache from ``cache_seqlens`` on, where it must fit; v
             likewise.
         v: see k.
+        rotary_cos: must be None.
+        rotary_sin: must be None.
         cache_seqlens: how many keys the cache has, without the new ones: a number, int32 ``[batch]`` on q's device, or
             None for all, which leaves no space for new ones.
+        cache_batch_idx: must be None.
         cache_leftpad: first keys, int32 ``[batch]`` on q's device; None is 0.
+        block_table: must be None.
+        softmax_scale: None is ``1 / sqrt(dim)``.
         causal: the last query sees all valid keys of its batch entry, new ones included.
+        window_size: as of :func:`flash_attn_func`, as are softcap and alibi_slopes.
+        softcap: see window_size.
+        rotary_interleaved: of rotary_cos, without meaning where that is None.
+        alibi_slopes: see window_size.
+        num_splits: must be 0.
         return_softmax_lse: return ``(o, lse)``.
 
     Raises:
@@ -152,9 +160,15 @@ def flash_attn_with_kvcache(
         },
         _CACHE,
     )
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        check_tensor(name, x)
-        checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
+    named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    for name, x in named.items():
+        if x is not None or name not in ("k", "v"):
+            check_tensor(name, x)
+            checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
+            checks.fail_unless(
+                x.shape[0] == q.shape[0],
+                f"{name} must have q's batch of {q.shape[0]}, got {x.shape[0]}",
+            )
     causal = _is_causal(flash_attn_with_kvcache, causal, window_size, q, k_cache)
     if isinstance(cache_seqlens, int):
         new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
@@ -177,8 +191,7 @@ def flash_attn_with_kvcache(
                 "k, v and cache_seqlens must be given together where new keys are written, got "
                 f"k={checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(ends)}"
             )
-        _append(k_cache, k, "k", ends)
-        _append(v_cache, v, "v", ends)
+        _append(k_cache, v_cache, k, v, ends)
         ends = ends + k.shape[1]
     return attention(
         q,
@@ -193,16 +206,24 @@ def flash_attn_with_kvcache(
     )
 
 
-def _append(cache: torch.Tensor, new: torch.Tensor, name: str, ends: torch.Tensor) -> None:
-    """Write new keys or values behind those of every batch entry; nothing waits for the GPU to check the space."""
-    check_tensor(name, new)
-    checks.check_dims(name, new, "[batch, seqlen, heads, dim]")
-    shape = (cache.shape[0], new.shape[1], *cache.shape[2:])
-    checks.check_like(name, new, shape, cache.dtype, cache.device)
-    rows = ends[:, None] + torch.arange(new.shape[1], device=cache.device)
-    entries = torch.arange(cache.shape[0], device=cache.device)[:, None]
+def _append(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    ends: torch.Tensor,
+) -> None:
+    """Write new keys and values behind those of every batch entry; nothing waits for the GPU to check the space."""
+    batch, seqlen = k.shape[:2]
+    pairs = {"k": (k_cache, k), "v": (v_cache, v)}
+    for name, (cache, new) in pairs.items():
+        shape = (batch, seqlen, *cache.shape[2:])
+        checks.check_like(name, new, shape, cache.dtype, cache.device)
+    rows = ends[:, None] + torch.arange(seqlen, device=ends.device)
+    entries = torch.arange(batch, device=ends.device)[:, None]
     with torch.no_grad():
-        cache[entries, rows] = new
+        for cache, new in pairs.values():
+            cache[entries, rows] = new
 
 
 def _is_causal(
