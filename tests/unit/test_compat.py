@@ -252,7 +252,6 @@ def make_caches(filled: torch.Tensor, size: int = 12, dim: int = 16) -> Tensors:
     [
         (int32(4, 9, 1), None),
         (int32(4, 9, 3), int32(2, 0, 3)),
-        (torch.stack([int32(4, 9, 3)] * 2, dim=1)[:, 0], None),
         (5, None),
         (0, None),
     ],

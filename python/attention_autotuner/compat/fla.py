@@ -6,6 +6,7 @@ them. All are :func:`attention_autotuner.retention_func` with the decays of RetN
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -58,9 +59,8 @@ def chunk_retention(
         UnsupportedArgumentError: an option is not what it must be.
         UnsupportedProblemError: the tensors are outside what the kernels support.
     """
-    options = {"cu_seqlens": cu_seqlens, "head_first": head_first}
-    refuse_others(chunk_retention, options, _OFF)
-    return _retention(q, k, v, scale, initial_state, output_final_state)
+    off = {"cu_seqlens": cu_seqlens, "head_first": head_first}
+    return _retention(chunk_retention, off, q, k, v, scale, initial_state, output_final_state)
 
 
 fused_chunk_retention = chunk_retention
@@ -78,13 +78,10 @@ def fused_recurrent_retention(
     transpose_state_layout: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """:func:`chunk_retention` with other options, all of which must be off."""
-    options = {
-        "reverse": reverse,
-        "cu_seqlens": cu_seqlens,
-        "transpose_state_layout": transpose_state_layout,
-    }
-    refuse_others(fused_recurrent_retention, options, _OFF)
-    return _retention(q, k, v, scale, initial_state, output_final_state)
+    off: dict[str, Any] = {"reverse": reverse, "cu_seqlens": cu_seqlens}
+    off["transpose_state_layout"] = transpose_state_layout
+    function = fused_recurrent_retention
+    return _retention(function, off, q, k, v, scale, initial_state, output_final_state)
 
 
 def parallel_retention(
@@ -97,25 +94,27 @@ def parallel_retention(
     head_first: bool = False,
 ) -> tuple[torch.Tensor, None]:
     """:func:`chunk_retention` without states; ``output_attentions`` must be False, and the second result is None."""
-    options = {
-        "output_attentions": output_attentions,
-        "cu_seqlens": cu_seqlens,
-        "head_first": head_first,
-    }
-    refuse_others(parallel_retention, options, _OFF)
-    return _retention(q, k, v, scale, None, False)[0], None
+    off: dict[str, Any] = {"cu_seqlens": cu_seqlens, "head_first": head_first}
+    off["output_attentions"] = output_attentions
+    return _retention(parallel_retention, off, q, k, v, scale)[0], None
 
 
 def _retention(
-    q: Any, k: Any, v: Any, scale: float | None, state: Any, output_final_state: bool
+    function: Callable[..., Any],
+    off: Mapping[str, Any],
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None,
+    state: Any = None,
+    output_final_state: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    named = {"q": q, "k": k, "v": v} | ({} if state is None else {"initial_state": state})
-    for name, x in named.items():
-        check_tensor(name, x)
-    return retention_func(
-        *(readable(x) for x in (q, k, v)),
-        layout="bshd",
-        scale=scale,
-        initial_state=None if state is None else state.float(),
-        output_final_state=output_final_state,
-    )
+    """Retention, after a check that a function's options are off."""
+    refuse_others(function, off, _OFF)
+    for name, x in (("q", q), ("k", k), ("v", v), ("initial_state", state)):
+        if x is not None or name != "initial_state":
+            check_tensor(name, x)
+    q, k, v = (readable(x) for x in (q, k, v))
+    options = {"layout": "bshd", "scale": scale, "output_final_state": output_final_state}
+    initial = None if state is None else state.float()
+    return retention_func(q, k, v, initial_state=initial, **options)  # type: ignore[arg-type]

@@ -74,27 +74,22 @@ def flash_attn_func(
     """
     options = {"dropout_p": dropout_p, "softcap": softcap, "alibi_slopes": alibi_slopes}
     refuse_others(flash_attn_func, options, ATTENTION)
-    result = attention(
-        q,
-        k,
-        v,
-        softmax_scale,
-        layout="bshd",
-        causal=_is_causal(flash_attn_func, causal, window_size, q, k),
-        deterministic=deterministic or None,
-        return_lse=return_attn_probs,
-    )
+    causal = _is_causal(flash_attn_func, causal, window_size, q, k)
+    wanted: Any = {"deterministic": deterministic or None, "return_lse": return_attn_probs}
+    result = attention(q, k, v, softmax_scale, causal=causal, **wanted)
     return (*result, q.new_empty(0)) if return_attn_probs else result
 
 
 def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **named: Any) -> Any:
     """:func:`flash_attn_func` of q, k and v in one tensor ``[batch, seqlen, 3, heads, dim]``, without a copy."""
-    return flash_attn_func(*_unpacked("qkv", qkv, 3), *options, **named)
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_func(q, k, v, *options, **named)
 
 
 def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any) -> Any:
     """:func:`flash_attn_func` of k and v in one tensor ``[batch, seqlen_k, 2, heads_kv, dim]``, without a copy."""
-    return flash_attn_func(q, *_unpacked("kv", kv, 2), *options, **named)
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_func(q, k, v, *options, **named)
 
 
 def flash_attn_with_kvcache(
@@ -160,15 +155,13 @@ def flash_attn_with_kvcache(
         },
         _CACHE,
     )
-    named = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
-    for name, x in named.items():
+    tensors: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    for name, x in tensors.items():
         if x is not None or name not in ("k", "v"):
             check_tensor(name, x)
             checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
-            checks.fail_unless(
-                x.shape[0] == q.shape[0],
-                f"{name} must have q's batch of {q.shape[0]}, got {x.shape[0]}",
-            )
+            same = x.shape[0] == q.shape[0]
+            checks.fail_unless(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
     causal = _is_causal(flash_attn_with_kvcache, causal, window_size, q, k_cache)
     if isinstance(cache_seqlens, int):
         new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
@@ -178,41 +171,24 @@ def flash_attn_with_kvcache(
             f"got {cache_seqlens}",
         )
         cache_seqlens = q.new_full(q.shape[:1], cache_seqlens, dtype=torch.int32)
-    bounds = {"cache_seqlens": cache_seqlens, "cache_leftpad": cache_leftpad}
-    for name, bound in bounds.items():
+    for name, bound in (("cache_seqlens", cache_seqlens), ("cache_leftpad", cache_leftpad)):
         if bound is not None:
             check_tensor(name, bound)
             checks.check_like(name, bound, q.shape[:1], torch.int32, q.device)
-            bounds[name] = bound.contiguous()
-    ends = bounds["cache_seqlens"]
     if k is not None or v is not None:
-        if k is None or v is None or ends is None:
+        if k is None or v is None or cache_seqlens is None:
             raise UnsupportedProblemError(
-                "k, v and cache_seqlens must be given together where new keys are written, got "
-                f"k={checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(ends)}"
+                "k, v and cache_seqlens must be given together where new keys are written, got k="
+                f"{checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(cache_seqlens)}"
             )
-        _append(k_cache, v_cache, k, v, ends)
-        ends = ends + k.shape[1]
-    return attention(
-        q,
-        k_cache,
-        v_cache,
-        softmax_scale,
-        layout="bshd",
-        causal=causal,
-        seqlens_k=ends,
-        starts_k=bounds["cache_leftpad"],
-        return_lse=return_softmax_lse,
-    )
+        _append(k_cache, v_cache, k, v, cache_seqlens)
+        cache_seqlens = cache_seqlens + k.shape[1]
+    bounds: Any = {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
+    wanted: Any = {"causal": causal, "return_lse": return_softmax_lse}
+    return attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds)
 
 
-def _append(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    ends: torch.Tensor,
-) -> None:
+def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> None:
     """Write new keys and values behind those of every batch entry; nothing waits for the GPU to check the space."""
     batch, seqlen = k.shape[:2]
     pairs = {"k": (k_cache, k), "v": (v_cache, v)}

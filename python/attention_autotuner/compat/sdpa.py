@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..api.shared import checks
@@ -62,17 +64,13 @@ def scaled_dot_product_attention(
     rank = max(dims, 4)
     tensors = [x[(None,) * (rank - x.dim())] for x in tensors]
     try:
-        outer = torch.broadcast_shapes(*(x.shape[:inner] for x in tensors))
+        outer: Any = torch.broadcast_shapes(*(x.shape[:inner] for x in tensors))  # type: ignore[no-untyped-call]  # torch's own
     except RuntimeError as error:
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
         raise UnsupportedProblemError(
             f"query, key and value must fit together, with enable_gqa=True where heads are grouped, got {shapes}"
         ) from error
-    o = attention(
-        *(x.expand(*outer, *x.shape[inner:]).flatten(0, -4) for x in tensors),
-        scale,
-        causal=is_causal,
-        causal_alignment="top_left",
-    )
+    q, k, v = (x.expand(*outer, *x.shape[inner:]).flatten(0, -4) for x in tensors)
+    o = attention(q, k, v, scale, "bhsd", causal=is_causal, causal_alignment="top_left")
     result: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
     return result

@@ -8,6 +8,7 @@ import torch
 
 from ..api import flash_attn_func
 from ..api.shared import checks
+from ..api.shared.options import TensorLayout
 
 
 def check_tensor(name: str, x: object) -> None:
@@ -26,14 +27,22 @@ def readable(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def attention(q: Any, k: Any, v: Any, softmax_scale: float | None, **options: Any) -> Any:
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    layout: TensorLayout = "bshd",
+    **options: Any,
+) -> Any:
     """``flash_attn_func`` of tensors of any strides and head dims; those that need it are copied or padded.
 
     Args:
-        q: ``[batch, heads_q, seqlen_q, dim_qk]``, or as ``layout`` says.
-        k: likewise, as is v.
-        v: see k.
+        q: ``[batch, seqlen_q, heads_q, dim_qk]``, or as layout says, as are k and v.
+        k: see q.
+        v: see q.
         softmax_scale: None is ``1 / sqrt(dim_qk)``.
+        layout: ``"bshd"`` or ``"bhsd"``.
         options: others of ``flash_attn_func``.
 
     Raises:
@@ -48,9 +57,8 @@ def attention(q: Any, k: Any, v: Any, softmax_scale: float | None, **options: An
     )
     if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:
         softmax_scale = dim**-0.5
-    result = flash_attn_func(
-        *(_padded(x) for x in (q, k, v)), softmax_scale=softmax_scale, **options
-    )
+    q, k, v = (_padded(x) for x in (q, k, v))
+    result = flash_attn_func(q, k, v, layout=layout, softmax_scale=softmax_scale, **options)
     if dim_v % checks.VECTOR_ELEMENTS == 0:
         return result
     if isinstance(result, tuple):
