@@ -1,7 +1,7 @@
 """The functions of the package ``flash_attn``, release 2: names, ``[batch, seqlen, heads, dim]``, defaults, results.
 
 ``sys.modules["flash_attn"] = attention_autotuner.compat.flash_attn`` makes ``from flash_attn import ...`` find them.
-Options that no kernel here has are an :class:`UnsupportedArgumentError`, unless at the value that leaves them off.
+Options that no kernel here has are an ``UnsupportedArgumentError``, unless at the value that leaves them off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The functions of flash_attn, SDPA and fla under their names, on the CPU, against formulas in fp64 and torch's own."""
+"""flash_attn's functions under their names, on the CPU, against the formula in fp64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,55 +13,23 @@ import pytest
 import torch
 
 from attention_autotuner import compat
-from attention_autotuner.compat import fla, flash_attn, sdpa
+from attention_autotuner.compat import fla, sdpa
+from attention_autotuner.compat import flash_attn as module
 from attention_autotuner.errors import UnsupportedArgumentError, UnsupportedProblemError
+from tests.compat_formulas import (
+    LENGTHS,
+    Tensors,
+    bottom_right,
+    check_gradients,
+    close,
+    formula,
+    make,
+    make_three,
+)
 
-Tensors = list[torch.Tensor]
-LENGTHS = [(7, 7), (5, 9), (9, 5), (1, 33)]
-torch_sdpa = torch.nn.functional.scaled_dot_product_attention
+flash_attn: Any = module  # as an untyped caller sees it
+torchs: Any = sdpa
 
-
-def make(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Tensors:
-    generator = torch.Generator().manual_seed(sum(shapes[0]))
-    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
-
-
-def make_three(sq: int, sk: int, dim: int = 16, dim_v: int = 16) -> Tensors:
-    """q, k and v as flash_attn has them: a batch of 3, 4 heads on 2."""
-    return make((3, sq, 4, dim), (3, sk, 2, dim), (3, sk, 2, dim_v))
-
-
-def close(out: torch.Tensor, exact: torch.Tensor) -> None:
-    torch.testing.assert_close(out.double(), exact.double(), rtol=0.01, atol=0.004)
-
-
-def bottom_right(sq: int, sk: int) -> torch.Tensor:
-    return torch.arange(sk) <= torch.arange(sq)[:, None] + sk - sq
-
-
-def formula(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """o and LSE of ``[batch, seqlen, heads, dim]`` tensors, differentiable, in fp64; the mask says what is visible."""
-    q, k, v = (x.double() for x in (q, k, v))
-    k, v = (x.repeat_interleave(q.shape[2] // k.shape[2], dim=2) for x in (k, v))
-    s = torch.einsum("bihd,bjhd->bhij", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    lse = s.masked_fill(~mask, -math.inf).logsumexp(-1)
-    p = torch.where(mask, (s - lse[..., None].nan_to_num(neginf=0.0)).exp(), 0.0)
-    return torch.einsum("bhij,bjhd->bihd", p, v), lse
-
-
-def check_gradients(o: torch.Tensor, exact: torch.Tensor, inputs: Tensors) -> None:
-    """Compare outputs and the gradients of inputs."""
-    close(o, exact)
-    weights = torch.randn(exact.shape, generator=torch.Generator().manual_seed(0))
-    gradients = torch.autograd.grad((o.float() * weights).sum(), inputs)
-    expected = torch.autograd.grad((exact * weights).sum(), inputs)
-    for gradient, other in zip(gradients, expected, strict=True):
-        close(gradient, other)
-
-
-# --- flash_attn --------------------------------------------------------------------------------------
 
 OPTIONS = {
     "dropout_p": 0.0,
@@ -109,13 +76,13 @@ def test_arguments_are_the_packages_in_its_order(
 def test_flash_attn_func(causal: bool, lengths: tuple[int, int], dim: int, dim_v: int) -> None:
     three = make_three(*lengths, dim, dim_v)
     mask = bottom_right(*lengths) if causal else torch.ones(lengths, dtype=torch.bool)
-    exact, exact_lse = formula(*three, None, mask)
+    exact, exact_lse = formula(*three, mask=mask)
     o = flash_attn.flash_attn_func(*three, causal=causal)
     assert o.shape == (3, lengths[0], 4, dim_v)
     assert o.dtype == torch.float16
     check_gradients(o, exact, three)
     o, lse, p = flash_attn.flash_attn_func(*three, 0.0, 0.3, causal, return_attn_probs=True)
-    exact, exact_lse = formula(*three, 0.3, mask)
+    exact, exact_lse = formula(*three, scale=0.3, mask=mask)
     check_gradients(o, exact, three)
     close(lse, exact_lse)
     assert p.shape == (0,)
@@ -134,9 +101,9 @@ def test_packed_tensors(dim: int) -> None:
     qkv, q, kv = make((2, 7, 3, 4, dim), (2, 5, 4, dim), (2, 7, 2, 2, dim))
     ones = torch.ones(7, 7, dtype=torch.bool)
     o = flash_attn.flash_attn_qkvpacked_func(qkv, 0.0, 0.3)
-    check_gradients(o, formula(*qkv.unbind(2), 0.3, ones)[0], [qkv])
+    check_gradients(o, formula(*qkv.unbind(2), scale=0.3, mask=ones)[0], [qkv])
     o = flash_attn.flash_attn_kvpacked_func(q, kv, causal=True)
-    check_gradients(o, formula(q, *kv.unbind(2), None, bottom_right(5, 7))[0], [q, kv])
+    check_gradients(o, formula(q, *kv.unbind(2), mask=bottom_right(5, 7))[0], [q, kv])
     for call in (
         lambda: flash_attn.flash_attn_qkvpacked_func(kv),
         lambda: flash_attn.flash_attn_kvpacked_func(q, qkv),
@@ -162,7 +129,7 @@ def test_windows_that_hide_nothing(window: Any, causal: bool, same: bool) -> Non
     mask = (j >= i - left) & (j <= i + (0 if causal else right))
     assert torch.equal(mask, bottom_right(5, 9) | torch.tensor(not same))
     o = flash_attn.flash_attn_func(*three, causal=causal, window_size=window)
-    close(o, formula(*three, None, mask)[0])
+    close(o, formula(*three, mask=mask)[0])
 
 
 REFUSED: list[tuple[str, Any]] = [
@@ -277,11 +244,11 @@ def test_caches(causal: bool, new: int, dim: int, filled: Any, starts: Any) -> N
         torch.testing.assert_close(cache, other, rtol=0, atol=0, equal_nan=True)
     for b in range(3):
         keys = slice(0 if starts is None else starts[b], before[b] + new)
-        one, two = (cache[b : b + 1, keys] for cache in expected)
+        pair = (cache[b : b + 1, keys] for cache in expected)
         # The diagonal hangs at the last valid key.
         rows = torch.arange(3)[:, None] + int(before[b]) + new - 3
         mask = (torch.arange(12)[keys] <= rows) | torch.tensor(not causal)
-        exact, exact_lse = formula(q[b : b + 1], one, two, None, mask)
+        exact, exact_lse = formula(q[b : b + 1], *pair, mask=mask)
         close(o[b : b + 1], exact)
         close(lse[b : b + 1], exact_lse)
     assert torch.equal(
@@ -295,7 +262,7 @@ def test_caches(causal: bool, new: int, dim: int, filled: Any, starts: Any) -> N
 def test_a_cache_without_lengths_is_full() -> None:
     q, k, v = make_three(2, 9)
     o = flash_attn.flash_attn_with_kvcache(q, k, v, softmax_scale=0.2, causal=True)
-    close(o, formula(q, k, v, 0.2, bottom_right(2, 9))[0])
+    close(o, formula(q, k, v, scale=0.2, mask=bottom_right(2, 9))[0])
 
 
 def test_a_cache_keeps_no_history_of_what_was_appended() -> None:
@@ -395,176 +362,17 @@ def test_a_module_written_against_flash_attn_runs(
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=0.03, atol=0.02)
 
 
-# --- SDPA --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("dims", [(16, 16), (20, 12)])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_sdpa(causal: bool, lengths: tuple[int, int], dims: tuple[int, int], kv_heads: int) -> None:
-    (sq, sk), (dim, dim_v) = lengths, dims
-    three = make((3, 4, sq, dim), (3, kv_heads, sk, dim), (3, kv_heads, sk, dim_v))
-    for scale in (None, 0.3):
-        options: dict[str, Any] = {"is_causal": causal, "scale": scale, "enable_gqa": True}
-        o = sdpa.scaled_dot_product_attention(*three, **options)
-        assert o.shape == (3, 4, sq, dim_v)
-        exact = torch_sdpa(*(x.double() for x in three), **options)
-        check_gradients(o, exact, three)
-
-
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        [(7, 16), (9, 16), (9, 16)],
-        [(3, 7, 16), (3, 9, 16), (3, 9, 16)],
-        [(2, 3, 4, 7, 16), (2, 3, 4, 9, 16), (2, 3, 4, 9, 16)],
-        [(2, 3, 4, 7, 16), (3, 4, 9, 16), (2, 1, 1, 9, 16)],
-        [(2, 1, 7, 16), (1, 4, 9, 16), (9, 16)],
-    ],
-)
-def test_sdpa_of_other_ranks(shapes: list[tuple[int, ...]]) -> None:
-    three = make(*shapes)
-    o = sdpa.scaled_dot_product_attention(*three, None, 0.0, True)
-    lead = torch.broadcast_shapes(*(s[:-2] for s in shapes))
-    spread = [x.double().expand(*lead, *x.shape[-2:]) for x in three]
-    exact = torch_sdpa(*spread, is_causal=True)
-    assert o.shape == exact.shape
-    check_gradients(o, exact, three)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "options", "message"),
-    [
-        (
-            [(2, 4, 7, 16)] * 3,
-            {"attn_mask": torch.ones(7, 7)},
-            r"attn_mask: .* got Tensor \[7, 7\]",
-        ),
-        ([(2, 4, 7, 16)] * 3, {"dropout_p": 0.5}, "dropout_p: .* got 0.5"),
-        ([(2, 4, 7, 16)] * 3, {"is_causal": None}, "is_causal must be True or False, got None"),
-        ([(2, 4, 7, 16), *[(2, 2, 7, 16)] * 2], {}, r"enable_gqa=True .* got \[2, 4, 7, 16\]"),
-        ([(2, 4, 7, 16), *[(3, 4, 7, 16)] * 2], {"enable_gqa": True}, "must fit together"),
-        ([(2, 4, 7, 16), *[(2, 3, 7, 16)] * 2], {"enable_gqa": True}, "heads of q must be a mult"),
-        ([(16,)] * 3, {}, r"query must have 2 dimensions or more, got \[16\]"),
-    ],
-)
-def test_sdpa_refuses(shapes: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnsupportedProblemError, match=message):
-        sdpa.scaled_dot_product_attention(*make(*shapes), **options)
-
-
-def test_sdpa_follows_autocast() -> None:
-    three = make(*[(2, 4, 7, 16)] * 3, dtype=torch.float32)
-    with pytest.raises(UnsupportedProblemError, match=r"float16 or bfloat16, got torch\.float32"):
-        sdpa.scaled_dot_product_attention(*three)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        o = sdpa.scaled_dot_product_attention(*three)
-    assert o.dtype == torch.bfloat16
-    torch.testing.assert_close(o.float(), torch_sdpa(*three), rtol=0.03, atol=0.02)
-    o.sum().backward()
-    assert three[0].grad is not None
-
-
-# --- fla ---------------------------------------------------------------------------------------------
-
-
-def retain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, state: Any) -> Any:
-    """o and the state, token by token in fp64."""
-    heads, gamma = q.shape[2], 1 - 2.0 ** (-5 - torch.arange(q.shape[2], dtype=torch.float64))
-    state = torch.zeros(q.shape[0], heads, q.shape[3], v.shape[3]) if state is None else state
-    state, outputs = state.double(), []
-    for q_t, k_t, v_t in zip(*(x.double().unbind(1) for x in (q, k, v)), strict=True):
-        state = gamma[:, None, None] * state + k_t[..., None] * v_t[..., None, :]
-        outputs.append(scale * torch.einsum("bhd,bhdv->bhv", q_t, state))
-    return torch.stack(outputs, dim=1), state
-
-
-@pytest.mark.parametrize("name", fla.__all__)
-@pytest.mark.parametrize("seqlen", [1, 7, 33])
-def test_retention(name: str, seqlen: int) -> None:
-    function: Callable[..., Any] = getattr(fla, name)
-    three = make((2, seqlen, 4, 16), (2, seqlen, 4, 16), (2, seqlen, 4, 24))
-    o, nothing = function(*three)
-    assert nothing is None
-    check_gradients(o, retain(*three, 0.25, None)[0], three)
-    close(function(*three, 0.125)[0], retain(*three, 0.125, None)[0])
-
-
-@pytest.mark.parametrize("function", [fla.chunk_retention, fla.fused_recurrent_retention])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_states_of_retention(function: Callable[..., Any], dtype: torch.dtype) -> None:
-    three = make((2, 7, 4, 16), (2, 7, 4, 16), (2, 7, 4, 24))
-    (before,) = make((2, 4, 16, 24), dtype=dtype)
-    o, after = function(*three, None, before, True)
-    exact, exact_after = retain(*three, 0.25, before)
-    assert after.dtype == torch.float32
-    close(after, exact_after)
-    check_gradients(o, exact, [*three, before])
-    first, between = function(*(x[:, :3] for x in three), None, before, True)
-    second, _ = function(*(x[:, 3:] for x in three), initial_state=between)
-    close(torch.cat([first, second], dim=1), exact)
-
-
-@pytest.mark.parametrize(
-    ("function", "name", "value"),
-    [
-        *(
-            (function, "cu_seqlens", torch.tensor([0, 5]))
-            for function in (
-                fla.chunk_retention,
-                fla.fused_recurrent_retention,
-                fla.parallel_retention,
-            )
-        ),
-        (fla.chunk_retention, "head_first", True),
-        (fla.fused_recurrent_retention, "reverse", True),
-        (fla.fused_recurrent_retention, "transpose_state_layout", True),
-        (fla.parallel_retention, "output_attentions", True),
-        (fla.parallel_retention, "head_first", True),
-    ],
-)
-def test_retention_refuses(function: Callable[..., Any], name: str, value: Any) -> None:
-    with pytest.raises(UnsupportedArgumentError, match=f"{name}: .* got (True|Tensor)"):
-        function(*make(*[(1, 5, 4, 16)] * 3), **{name: value})
-
-
-def test_arguments_of_retention_are_the_packages_in_its_order() -> None:
-    def options(function: Callable[..., Any]) -> dict[str, Any]:
-        parameters = inspect.signature(function).parameters
-        assert list(parameters)[:3] == ["q", "k", "v"]
-        return {name: p.default for name, p in list(parameters.items())[3:]}
-
-    states = {"scale": None, "initial_state": None, "output_final_state": False}
-    lengths = {"cu_seqlens": None, "head_first": False}
-    recurrent = {"reverse": False, "cu_seqlens": None, "transpose_state_layout": False}
-    parallel = {"scale": None, "output_attentions": False}
-    for function, expected in (
-        (fla.chunk_retention, states | lengths),
-        (fla.fused_recurrent_retention, states | recurrent),
-        (fla.parallel_retention, parallel | lengths),
-    ):
-        found = options(function)
-        assert list(found.items()) == list(expected.items())
-
-
-def test_code_written_against_fla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fla.ops.retention", compat.fla)
-    names: dict[str, Any] = {}
-    exec("from fla.ops.retention import chunk_retention, fused_recurrent_retention", names)
-    assert names["chunk_retention"] is fla.chunk_retention
-
-
 # --- torch.compile -----------------------------------------------------------------------------------
 
 
 def test_all_of_them_compile_without_a_graph_break() -> None:
-    def together(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ends: torch.Tensor) -> Any:
+    def together(*tensors: torch.Tensor) -> Any:
+        q, k, v, ends = tensors
         caches = [x.new_zeros(3, 12, 2, 16) for x in (k, v)]
         o = flash_attn.flash_attn_func(q, k, v, causal=True, window_size=(-1, 0))
         cached = flash_attn.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=ends)
         turned = (x.transpose(1, 2) for x in (q, k, v))
-        other = sdpa.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
+        other = torchs.scaled_dot_product_attention(*turned, is_causal=True, enable_gqa=True)
         return o, cached, other, fla.chunk_retention(q, k, v, output_final_state=True)[1]
 
     compiled = torch.compile(together, fullgraph=True, backend="aot_eager")
