@@ -27,6 +27,7 @@ nitpick_ignore = [
     ("py:class", "attention_autotuner.codegen.render.RenderedKernel"),
     ("py:class", "attention_autotuner.tuning.pipeline.Pipeline"),
     ("py:class", "attention_autotuner.tuning.records.RecordStore"),
+    ("py:class", "Built"),
     ("py:class", "CausalAlignment"),
     ("py:class", "Mask"),
     ("py:class", "Score"),
