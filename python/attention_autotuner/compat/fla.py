@@ -15,13 +15,6 @@ from ..api import retention_func
 from ..api.shared.options import RETENTION, Off, refuse_others
 from .tensors import check_tensor, readable
 
-__all__ = [
-    "chunk_retention",
-    "fused_chunk_retention",
-    "fused_recurrent_retention",
-    "parallel_retention",
-]
-
 _OFF = {
     **RETENTION,
     "output_attentions": Off(False),

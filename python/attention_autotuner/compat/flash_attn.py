@@ -16,15 +16,6 @@ from ..api.shared.options import ATTENTION, Off, refuse_others
 from ..errors import UnsupportedArgumentError, UnsupportedProblemError
 from .tensors import attention, check_tensor
 
-__all__ = [
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-]
 __version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
 
 _CACHE = {

@@ -11,8 +11,6 @@ from ..api.shared.options import ATTENTION, refuse_others
 from ..errors import UnsupportedProblemError
 from .tensors import attention, check_tensor
 
-__all__ = ["scaled_dot_product_attention"]
-
 
 def scaled_dot_product_attention(
     query: torch.Tensor,
