@@ -41,6 +41,7 @@ LAYERS = {
     "tuned": 5,
     "serving": 6,
     "api": 7,
+    "compat": 8,
     "cli": 8,
     "__main__": 8,
 }
@@ -51,6 +52,7 @@ LAZY = {
 }
 MAY_IMPORT_TORCH = (
     "api",
+    "compat",
     "operations",
     "reference",
     "serving.loader",

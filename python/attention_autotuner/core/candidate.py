@@ -139,13 +139,13 @@ class Candidate:
 
     @property
     def launch_knobs(self) -> dict[str, int]:
-        """The launch knobs that differ from their defaults, by name; see :func:`launch_knob`."""
+        """The launch knobs that differ from their defaults, by name; see ``launch_knob``."""
         knobs: dict[str, int] = self.knobs.launch_knobs
         return knobs
 
     @property
     def compiled(self) -> Candidate:
-        """The candidate that its artifact is named after: itself, with all launch knobs at their defaults."""
+        """The candidate that its artifact is named after, which is itself with all launch knobs at their defaults."""
         known: dict[str, Any] = {x.name: x.default for x in fields(self.knobs)}
         changed = self.launch_knobs
         return self.launched({name: known[name] for name in changed}) if changed else self

@@ -124,7 +124,7 @@ def attention_bounded(
     causal_alignment: CausalAlignment = "bottom_right",
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`attention` of every batch entry over its own keys, see :func:`key_range`; others are never read.
+    """:func:`attention` of every batch entry over its own keys, see ``key_range``; others are never read.
 
     A bottom-right diagonal hangs at the end of an entry's keys, a top-left one at key 0. Options are those of
     :func:`attention`, as are the results.

@@ -1,0 +1,113 @@
+"""Retention by the names of the package ``fla``: ``[batch, seqlen, heads, dim]``, its arguments and defaults.
+
+``sys.modules["fla.ops.retention"] = attention_autotuner.compat.fla`` makes ``from fla.ops.retention import ...`` find
+them. All are :func:`attention_autotuner.retention_func` with the decays of RetNet: the name does not choose the form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ..api import retention_func
+from ..api.shared.options import RETENTION, Off, refuse_others
+from .tensors import check_tensor, readable
+
+_OFF = {
+    **RETENTION,
+    "output_attentions": Off(False),
+    "reverse": Off(False, "flip q, k, v and o in time"),
+    "transpose_state_layout": Off(False, "transpose the states"),
+}
+
+
+def chunk_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: None = None,
+    head_first: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retention and its final state, with gradients.
+
+    Args:
+        q: ``[batch, seqlen, heads, dim_qk]``, fp16 or bf16.
+        k: ``[batch, seqlen, heads, dim_qk]``.
+        v: ``[batch, seqlen, heads, dim_v]``.
+        scale: None is ``1 / sqrt(dim_qk)``.
+        initial_state: ``[batch, heads, dim_qk, dim_v]``, computed with in fp32; None is zeros.
+        output_final_state: whether the final state is returned; else None is.
+        cu_seqlens: must be None.
+        head_first: must be False.
+
+    Returns:
+        o ``[batch, seqlen, heads, dim_v]``, and the state in fp32 or None.
+
+    Raises:
+        UnsupportedArgumentError: an option is not what it must be.
+        UnsupportedProblemError: the tensors are outside what the kernels support.
+    """
+    off = {"cu_seqlens": cu_seqlens, "head_first": head_first}
+    return _retention(chunk_retention, off, q, k, v, scale, initial_state, output_final_state)
+
+
+fused_chunk_retention = chunk_retention
+
+
+def fused_recurrent_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    reverse: bool = False,
+    cu_seqlens: None = None,
+    transpose_state_layout: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`chunk_retention` with other options, all of which must be off."""
+    off: dict[str, Any] = {"reverse": reverse, "cu_seqlens": cu_seqlens}
+    off["transpose_state_layout"] = transpose_state_layout
+    function = fused_recurrent_retention
+    return _retention(function, off, q, k, v, scale, initial_state, output_final_state)
+
+
+def parallel_retention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float | None = None,
+    output_attentions: bool = False,
+    cu_seqlens: None = None,
+    head_first: bool = False,
+) -> tuple[torch.Tensor, None]:
+    """:func:`chunk_retention` without states; ``output_attentions`` must be False, and the second result is None."""
+    off: dict[str, Any] = {"cu_seqlens": cu_seqlens, "head_first": head_first}
+    off["output_attentions"] = output_attentions
+    return _retention(parallel_retention, off, q, k, v, scale)[0], None
+
+
+def _retention(
+    function: Callable[..., Any],
+    off: Mapping[str, Any],
+    q: Any,
+    k: Any,
+    v: Any,
+    scale: float | None,
+    state: Any = None,
+    output_final_state: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Retention, after a check that a function's options are off."""
+    refuse_others(function, off, _OFF)
+    for name, x in (("q", q), ("k", k), ("v", v), ("initial_state", state)):
+        if x is not None or name != "initial_state":
+            check_tensor(name, x)
+    q, k, v = (readable(x) for x in (q, k, v))
+    options = {"layout": "bshd", "scale": scale, "output_final_state": output_final_state}
+    initial = None if state is None else state.float()
+    return retention_func(q, k, v, initial_state=initial, **options)  # type: ignore[arg-type]

@@ -1,0 +1,246 @@
+"""The functions of the package ``flash_attn``, release 2: names, ``[batch, seqlen, heads, dim]``, defaults, results.
+
+``sys.modules["flash_attn"] = attention_autotuner.compat.flash_attn`` makes ``from flash_attn import ...`` find them.
+Options that no kernel here has are an ``UnsupportedArgumentError``, unless at the value that leaves them off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from ..api.shared import checks
+from ..api.shared.options import ATTENTION, Off, refuse_others
+from ..errors import UnsupportedArgumentError, UnsupportedProblemError
+from .tensors import attention, check_tensor
+
+__version__ = "2.8.3"  # whose interface this is: callers ask it for what they may pass
+
+_CACHE = {
+    **ATTENTION,
+    "cache_batch_idx": Off(hint="order the cache as the batch, or index it before the call"),
+    "num_splits": Off(0, "the search chooses how many CTAs share the keys"),
+    "rotary_cos": Off(hint="rotate q and k before the call"),
+    "rotary_sin": Off(hint="rotate q and k before the call"),
+}
+
+
+def flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention, with gradients.
+
+    Args:
+        q: ``[batch, seqlen_q, heads_q, dim]``, fp16 or bf16; head dims up to 256 that are no multiple of 8 are padded.
+        k: ``[batch, seqlen_k, heads_kv, dim]``; heads_q must be a multiple of heads_kv.
+        v: ``[batch, seqlen_k, heads_kv, dim_v]``.
+        dropout_p: must be 0.
+        softmax_scale: None is ``1 / sqrt(dim)``.
+        causal: the last query sees all keys.
+        window_size: must hide no key, or be ``(-1, 0)``, which is ``causal=True``.
+        softcap: must be 0.
+        alibi_slopes: must be None.
+        deterministic: whether equal backward calls agree bit for bit; False follows torch's setting.
+        return_attn_probs: return ``(o, lse, p)``, with lse ``[batch, heads_q, seqlen_q]`` in fp32 and p empty, as it is
+            there without dropout.
+
+    Returns:
+        o ``[batch, seqlen_q, heads_q, dim_v]``.
+
+    Raises:
+        UnsupportedArgumentError: an option is not what it must be.
+        UnsupportedProblemError: the tensors are outside what the kernels support.
+    """
+    options = {"dropout_p": dropout_p, "softcap": softcap, "alibi_slopes": alibi_slopes}
+    refuse_others(flash_attn_func, options, ATTENTION)
+    causal = _is_causal(flash_attn_func, causal, window_size, q, k)
+    wanted: Any = {"deterministic": deterministic or None, "return_lse": return_attn_probs}
+    result = attention(q, k, v, softmax_scale, causal=causal, **wanted)
+    return (*result, q.new_empty(0)) if return_attn_probs else result
+
+
+def flash_attn_qkvpacked_func(qkv: torch.Tensor, *options: Any, **named: Any) -> Any:
+    """:func:`flash_attn_func` of q, k and v in one tensor ``[batch, seqlen, 3, heads, dim]``, without a copy."""
+    q, k, v = _unpacked("qkv", qkv, 3)
+    return flash_attn_func(q, k, v, *options, **named)
+
+
+def flash_attn_kvpacked_func(q: torch.Tensor, kv: torch.Tensor, *options: Any, **named: Any) -> Any:
+    """:func:`flash_attn_func` of k and v in one tensor ``[batch, seqlen_k, 2, heads_kv, dim]``, without a copy."""
+    k, v = _unpacked("kv", kv, 2)
+    return flash_attn_func(q, k, v, *options, **named)
+
+
+def flash_attn_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    rotary_cos: None = None,
+    rotary_sin: None = None,
+    cache_seqlens: int | torch.Tensor | None = None,
+    cache_batch_idx: None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    block_table: None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """Attention to the valid part of a cache, after new keys and values are written behind it; without gradients.
+
+    Args:
+        q: ``[batch, seqlen_q, heads_q, dim]``.
+        k_cache: ``[batch, seqlen_cache, heads_kv, dim]``, as is v_cache.
+        v_cache: see k_cache.
+        k: ``[batch, seqlen_new, heads_kv, dim]``, copied into k_cache from ``cache_seqlens`` on, where it must fit; v
+            likewise.
+        v: see k.
+        rotary_cos: must be None.
+        rotary_sin: must be None.
+        cache_seqlens: how many keys the cache has, without the new ones: a number, int32 ``[batch]`` on q's device, or
+            None for all, which leaves no space for new ones.
+        cache_batch_idx: must be None.
+        cache_leftpad: first keys, int32 ``[batch]`` on q's device; None is 0.
+        block_table: must be None.
+        softmax_scale: None is ``1 / sqrt(dim)``.
+        causal: the last query sees all valid keys of its batch entry, new ones included.
+        window_size: as of :func:`flash_attn_func`, as are softcap and alibi_slopes.
+        softcap: see window_size.
+        rotary_interleaved: of rotary_cos, without meaning where that is None.
+        alibi_slopes: see window_size.
+        num_splits: must be 0.
+        return_softmax_lse: return ``(o, lse)``.
+
+    Raises:
+        UnsupportedArgumentError: an option is not what it must be.
+        UnsupportedProblemError: the tensors are outside what the kernels support, or the new keys do not fit.
+    """
+    refuse_others(
+        flash_attn_with_kvcache,
+        {
+            "rotary_cos": rotary_cos,
+            "rotary_sin": rotary_sin,
+            "cache_batch_idx": cache_batch_idx,
+            "block_table": block_table,
+            "softcap": softcap,
+            "alibi_slopes": alibi_slopes,
+            "num_splits": num_splits,
+        },
+        _CACHE,
+    )
+    tensors: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}
+    for name, x in tensors.items():
+        if x is not None or name not in ("k", "v"):
+            check_tensor(name, x)
+            checks.check_dims(name, x, "[batch, seqlen, heads, dim]")
+            same = x.shape[0] == q.shape[0]
+            checks.fail_unless(same, f"{name} must have q's batch of {len(q)}, got {len(x)}")
+    causal = _is_causal(flash_attn_with_kvcache, causal, window_size, q, k_cache)
+    if isinstance(cache_seqlens, int):
+        new, size = 0 if k is None else k.shape[1], k_cache.shape[1]
+        checks.fail_unless(
+            0 <= cache_seqlens <= size - new,
+            f"cache_seqlens must be from 0 to {size - new} for {new} new keys in a cache of {size}, "
+            f"got {cache_seqlens}",
+        )
+        cache_seqlens = q.new_full(q.shape[:1], cache_seqlens, dtype=torch.int32)
+    for name, bound in (("cache_seqlens", cache_seqlens), ("cache_leftpad", cache_leftpad)):
+        if bound is not None:
+            check_tensor(name, bound)
+            checks.check_like(name, bound, q.shape[:1], torch.int32, q.device)
+    if k is not None or v is not None:
+        if k is None or v is None or cache_seqlens is None:
+            raise UnsupportedProblemError(
+                "k, v and cache_seqlens must be given together where new keys are written, got k="
+                f"{checks.shown(k)}, v={checks.shown(v)}, cache_seqlens={checks.shown(cache_seqlens)}"
+            )
+        _append(k_cache, v_cache, k, v, cache_seqlens)
+        cache_seqlens = cache_seqlens + k.shape[1]
+    bounds: Any = {"seqlens_k": cache_seqlens, "starts_k": cache_leftpad}
+    wanted: Any = {"causal": causal, "return_lse": return_softmax_lse}
+    return attention(q, k_cache, v_cache, softmax_scale, **wanted, **bounds)
+
+
+def _append(k_cache: Any, v_cache: Any, k: Any, v: Any, ends: torch.Tensor) -> None:
+    """Write new keys and values behind those of every batch entry; nothing waits for the GPU to check the space."""
+    batch, seqlen = k.shape[:2]
+    pairs = {"k": (k_cache, k), "v": (v_cache, v)}
+    for name, (cache, new) in pairs.items():
+        shape = (batch, seqlen, *cache.shape[2:])
+        checks.check_like(name, new, shape, cache.dtype, cache.device)
+    rows = ends[:, None] + torch.arange(seqlen, device=ends.device)
+    entries = torch.arange(batch, device=ends.device)[:, None]
+    with torch.no_grad():
+        for cache, new in pairs.values():
+            cache[entries, rows] = new
+
+
+def _is_causal(
+    function: Callable[..., Any], causal: bool, window: Any, q: torch.Tensor, k: torch.Tensor
+) -> bool:
+    """The ``causal`` that says the same as a window beside it.
+
+    Raises:
+        UnsupportedArgumentError: there is none.
+    """
+    if isinstance(window, (list, tuple)) and [type(x) for x in window] == [int, int]:
+        left, right = window
+        if left < 0 or left >= k.shape[1] - 1:
+            if causal or right < 0 or right >= q.shape[1] - 1:
+                return causal
+            if right == 0:
+                return True
+    raise UnsupportedArgumentError(
+        f"{function.__name__} has no windows that hide keys, save (-1, 0), which is causal=True: window_size must be "
+        f"(-1, -1), got {checks.shown(window)}"
+    )
+
+
+def _unpacked(name: str, x: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+    check_tensor(name, x)
+    checks.fail_unless(
+        x.dim() == 5 and x.shape[2] == count,
+        f"{name} must be [batch, seqlen, {count}, heads, dim], got {list(x.shape)}",
+    )
+    return x.unbind(2)
+
+
+def _without_packing(name: str, option: str, place: int) -> Callable[..., NoReturn]:
+    """A function of packed sequences, which are not computed here: callers import it beside the others."""
+
+    def refuse(*arguments: Any, **named: Any) -> NoReturn:
+        lengths = named.get(option, arguments[place] if place < len(arguments) else None)
+        raise UnsupportedArgumentError(
+            f"{name} needs packed sequences, which no kernel here reads: pad the batch, or call flash_attn_func once "
+            f"for each sequence, got {option}={checks.shown(lengths)}"
+        )
+
+    refuse.__name__ = refuse.__qualname__ = name
+    return refuse
+
+
+flash_attn_varlen_func = _without_packing("flash_attn_varlen_func", "cu_seqlens_q", 3)
+flash_attn_varlen_kvpacked_func = _without_packing(
+    "flash_attn_varlen_kvpacked_func", "cu_seqlens_q", 2
+)
+flash_attn_varlen_qkvpacked_func = _without_packing(
+    "flash_attn_varlen_qkvpacked_func", "cu_seqlens", 1
+)

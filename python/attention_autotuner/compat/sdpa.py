@@ -1,0 +1,74 @@
+"""torch's ``scaled_dot_product_attention``: its arguments, and what they mean there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..api.shared import checks
+from ..api.shared.options import ATTENTION, refuse_others
+from ..errors import UnsupportedProblemError
+from .tensors import attention, check_tensor
+
+
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention as torch's function has it, with gradients.
+
+    Args:
+        query: ``[..., heads_q, seqlen_q, dim_qk]``, fp16 or bf16, or what autocast makes of it. Leading dims, heads
+            among them, are broadcast.
+        key: ``[..., heads_kv, seqlen_k, dim_qk]``.
+        value: ``[..., heads_kv, seqlen_k, dim_v]``.
+        attn_mask: must be None.
+        dropout_p: must be 0.
+        is_causal: query row i sees the keys ``j <= i``, whatever the lengths.
+        scale: None is ``1 / sqrt(dim_qk)``.
+        enable_gqa: whether heads_q may be a multiple of heads_kv.
+
+    Returns:
+        ``[..., heads_q, seqlen_q, dim_v]``.
+
+    Raises:
+        UnsupportedArgumentError: an option is not what it must be.
+        UnsupportedProblemError: the tensors are outside what the kernels support, or do not fit together.
+    """
+    options = {"attn_mask": attn_mask, "dropout_p": dropout_p}
+    refuse_others(scaled_dot_product_attention, options, ATTENTION)
+    checks.check_flags(is_causal=is_causal, enable_gqa=enable_gqa)
+    tensors = [query, key, value]
+    for name, x in zip(("query", "key", "value"), tensors, strict=True):
+        check_tensor(name, x)
+        checks.fail_unless(
+            x.dim() >= 2, f"{name} must have 2 dimensions or more, got {list(x.shape)}"
+        )
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        tensors = [x if x.dtype == torch.float64 else x.to(dtype) for x in tensors]
+    # Heads are broadcast like batches, unless they are grouped.
+    inner = -3 if enable_gqa else -2
+    dims = max(x.dim() for x in tensors)
+    rank = max(dims, 4)
+    tensors = [x[(None,) * (rank - x.dim())] for x in tensors]
+    try:
+        outer: Any = torch.broadcast_shapes(*(x.shape[:inner] for x in tensors))  # type: ignore[no-untyped-call]  # torch's own
+    except RuntimeError as error:
+        shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
+        raise UnsupportedProblemError(
+            f"query, key and value must fit together, with enable_gqa=True where heads are grouped, got {shapes}"
+        ) from error
+    q, k, v = (x.expand(*outer, *x.shape[inner:]).flatten(0, -4) for x in tensors)
+    o = attention(q, k, v, scale, "bhsd", causal=is_causal, causal_alignment="top_left")
+    result: torch.Tensor = o.unflatten(0, outer[: rank - 3])[(0,) * (rank - dims)]
+    return result

@@ -1,0 +1,72 @@
+"""Tensors as other packages take them: head dims that are no multiple of 8, and any strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..api import flash_attn_func
+from ..api.shared import checks
+from ..api.shared.options import TensorLayout
+
+
+def check_tensor(name: str, x: object) -> None:
+    """Check that an argument is a tensor.
+
+    Raises:
+        UnsupportedProblemError: it is not.
+    """
+    checks.fail_unless(
+        isinstance(x, torch.Tensor), f"{name} must be a tensor, got {checks.shown(x)}"
+    )
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its last dim is dense, else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    softmax_scale: float | None,
+    layout: TensorLayout = "bshd",
+    **options: Any,
+) -> Any:
+    """``flash_attn_func`` of tensors of any strides and head dims; those that need it are copied or padded.
+
+    Args:
+        q: ``[batch, seqlen_q, heads_q, dim_qk]``, or as layout says, as are k and v.
+        k: see q.
+        v: see q.
+        softmax_scale: None is ``1 / sqrt(dim_qk)``.
+        layout: ``"bshd"`` or ``"bhsd"``.
+        options: others of ``flash_attn_func``.
+
+    Raises:
+        UnsupportedProblemError: as ``flash_attn_func`` does.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_tensor(name, x)
+        checks.fail_unless(x.dim() == 4, f"{name} must have 4 dimensions, got {list(x.shape)}")
+    dim, dim_v = q.shape[3], v.shape[3]
+    checks.fail_unless(
+        dim == k.shape[3], f"q and k must have the same dim, got {dim} and {k.shape[3]}"
+    )
+    if softmax_scale is None and dim % checks.VECTOR_ELEMENTS:
+        softmax_scale = dim**-0.5
+    q, k, v = (_padded(x) for x in (q, k, v))
+    result = flash_attn_func(q, k, v, layout=layout, softmax_scale=softmax_scale, **options)
+    if dim_v % checks.VECTOR_ELEMENTS == 0:
+        return result
+    if isinstance(result, tuple):
+        return result[0][..., :dim_v], result[1]
+    return result[..., :dim_v]
+
+
+def _padded(x: torch.Tensor) -> torch.Tensor:
+    """A tensor with zeros after its last dim up to a multiple of 8."""
+    missing = -x.shape[-1] % checks.VECTOR_ELEMENTS
+    return torch.nn.functional.pad(x, (0, missing)) if missing else readable(x)
