@@ -36,6 +36,10 @@ template <typename Type>
 Type* dynamic_shared() {
   return reinterpret_cast<Type*>(current->cta->memory.data());
 }
+template <typename Type>
+Type* static_shared() {
+  return reinterpret_cast<Type*>(current->cta->static_memory);
+}
 inline Index3 const& thread_index() { return current->index; }
 inline Index3 const& block_index() { return current->cta->index; }
 inline Index3 const& grid_dim() { return grid_size; }
