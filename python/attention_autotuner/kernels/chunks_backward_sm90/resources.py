@@ -1,4 +1,4 @@
-"""What a backward candidate of retention, family ``sm90``, takes: the passes' shapes, and the workspace."""
+"""Resources of a backward candidate of retention, family ``sm90``: the shapes of its passes, and the workspace."""
 
 from __future__ import annotations
 

@@ -16,7 +16,11 @@ from ..shared.sm90_tiles import SWIZZLE_COLUMNS
 from .knobs import ChunkwiseBackwardSm90Knobs
 from .rules import passes_of
 
-TILES = ((2, 1), (1, 2), (1, 1))  # warpgroups and CTAs an SM, the first legal pair being the default's
+TILES = (
+    (2, 1),
+    (1, 2),
+    (1, 1),
+)  # warpgroups and CTAs an SM, the first legal pair being the default's
 STAGES = (3, 2, 4)  # likewise
 
 
@@ -53,6 +57,4 @@ def _points(problem: Problem) -> Iterator[ChunkwiseBackwardSm90Knobs]:
         return
     for (groups, ctas), stages in product(TILES, STAGES):
         if groups <= most:
-            yield ChunkwiseBackwardSm90Knobs(
-                warpgroups=groups, num_stages=stages, ctas_per_sm=ctas
-            )
+            yield ChunkwiseBackwardSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)

@@ -25,10 +25,11 @@
 namespace attention_autotuner {
 
 // How the kernels of family sm80 that compute the gradient of gamma walk over chunks.
+template <int kPaddedDepth>
 struct GammaPass {
   static constexpr int kColumns = 64;
   static constexpr int kColumnWarps = 4;
-  static constexpr int kDepthWarps = 1;
+  static constexpr int kDepthWarps = kPaddedDepth > 128 ? 2 : 1;
   static constexpr int kNumStages = 2;
   static constexpr int kCtasPerSm = 1;
   static constexpr auto kScores = Scores::kInline;
@@ -47,8 +48,8 @@ struct ChunksBackwardSm90Entry {
   using Dv = ChunkBackwardTraits<Config, ChunkResult::kDv, false>;
   using States = ChunkBackwardTraits<Config, ChunkResult::kDq, true>;
   using Gradients = ChunkBackwardTraits<Config, ChunkResult::kDv, true>;  // of the states
-  using GammaKeys = ChunkTraits<GammaConfig<Config>, GammaPass, ChunkResult::kDq>;
-  using GammaQueries = ChunkTraits<GammaConfig<Config>, GammaPass, ChunkResult::kDv>;
+  using GammaKeys = ChunkTraits<GammaConfig<Config>, GammaPass<Config::kPaddedDimV>, ChunkResult::kDq>;
+  using GammaQueries = ChunkTraits<GammaConfig<Config>, GammaPass<Config::kPaddedDimQK>, ChunkResult::kDv>;
   using Pairs = GammaPairsTraits<Config>;
   using Tensor = attention_autotuner_tensor;
   static constexpr int kChunk = Dq::kChunk;

@@ -1,17 +1,9 @@
 // A pass over chunks of retention's backward by WGMMA: a CTA visits the chunks of a super-chunk of one head for some
 // columns of Z, forward in time for dq, backward for dk and dv.
 //
-// It is the pass of the forward direction (chunks_sm90/mainloop.cuh) on other tensors: with X, Y and Z for Q, K and V,
-// a warpgroup has the state for 64 columns of Z, transposed, in its accumulators: S^T += Z^T Y accumulates it, and S^T,
-// rounded, is from the same registers the A operand of Out^T = S^T X^T. One more warpgroup computes the scores X Y^T of
-// the next chunk, decays them and puts them where the others multiply them with Z; one of its threads keeps the stages
-// full. Backward in time the state is the gradient of the state, a row sees the tokens behind it, and the scale of the
-// scores goes with the tokens of Z, not with the output.
-//
-// What registers hold is the state over a scale, and backward in time over a unit, too: the decay of a chunk goes to
-// the scale, and only when it has fallen below 1 do the registers take it over, so that what is added to them is never
-// scaled up. In fp16 the state may exceed the type: before it is rounded, its sum of squares is looked at, and where it
-// is great the scale goes up, for each warp's 16 columns apart. Token factors are fp32, and rounded once with Z.
+// It is the pass of the forward direction, with X, Y and Z for Q, K and V; see chunks_sm90/mainloop.cuh. Backward in
+// time the state is the gradient of the state, a row sees the tokens behind it, and the scale of the scores goes with
+// the tokens of Z, not with the output: registers hold the state over the scale of their own and over a unit.
 //
 // Under a group of query heads dk and dv are fp32 partial sums, one for each head, which registers write at once.
 //
@@ -73,9 +65,8 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     for (int i = 0; i < kRegisters; ++i) {
       int const column = first_column() + 16 * warp() + lane_here() / 4 + i % 4 / 2 * 8;
       int const depth = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
-      if (column < pass.columns && depth < pass.depth) {
-        visit(state[i], T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column);
-      }
+      int const offset = T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column;
+      if (column < pass.columns && depth < pass.depth) visit(state[i], offset);
     }
   }
   __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
@@ -212,14 +203,9 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
   __device__ __forceinline__ void scale_output(float scale, int length) {
     if constexpr (T::kReversed) {
 #pragma unroll
-      for (int i = 0; i < T::kChunk / 8; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence are stored nowhere
-          int const token = 8 * i + 2 * (lane_here() & 3) + e;
-          float const factor = scale * this->power(float(maximum(length - 1 - token, 0)));
-          out[4 * i + e] *= factor;
-          out[4 * i + 2 + e] *= factor;
-        }
+      for (int i = 0; i < 32; ++i) {  // tokens beyond the sequence are stored nowhere
+        int const token = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
+        out[i] *= scale * this->power(float(maximum(length - 1 - token, 0)));
       }
       return;
     }
@@ -259,6 +245,7 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     }
   }
 
+  __device__ __forceinline__ bool is_partial() const { return T::kReversed && arguments.pass.partial != nullptr; }
   // Writes the output to the partial sums.
   __device__ __forceinline__ void write_partial(int index) const {
     auto const& pass = arguments.pass;
@@ -285,7 +272,6 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
   }
   __device__ __forceinline__ void run() {
     load_state();
-    bool const partial = T::kReversed && arguments.pass.partial != nullptr;
     Packed packed[2];
     Tokens tokens;
     Rounded rounded;
@@ -301,7 +287,7 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
           pack_slice(packed[slice_of_depth % 2], slice_of_depth);
         }
         issue_slice(packed[slice_of_depth % 2], slice_of_depth, stage);
-        if (slice_of_depth == 1 && index > 0 && !partial) store_output(rounded, index - 1);
+        if (slice_of_depth == 1 && index > 0 && !is_partial()) store_output(rounded, index - 1);
       }
       cute::warpgroup_wait<1>();
       fence_operands(packed[0]);
@@ -330,13 +316,13 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
       fence_accumulators(out);
       warp_release(this->z_ring().empty(stage));
       warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
-      if (partial) {
+      if (is_partial()) {
         write_partial(index);
       } else {
         pack_output(rounded);
       }
     }
-    if (!partial) store_output(rounded, count - 1);
+    if (!is_partial()) store_output(rounded, count - 1);
     store_state();
     if (thread_index() % kWarpgroupThreads == 0) tma_store_wait_read();
   }
