@@ -65,8 +65,9 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     for (int i = 0; i < kRegisters; ++i) {
       int const column = first_column() + 16 * warp() + lane_here() / 4 + i % 4 / 2 * 8;
       int const depth = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
-      int const offset = T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column;
-      if (column < pass.columns && depth < pass.depth) visit(state[i], offset);
+      if (column < pass.columns && depth < pass.depth) {
+        visit(state[i], T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column);
+      }
     }
   }
   __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
