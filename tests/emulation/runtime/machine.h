@@ -96,6 +96,8 @@ class SharedMemory {
  public:
   SharedMemory(uint32_t base, uint32_t bytes);
   uint32_t base() const { return base_; }
+  // Moves the start to a multiple, before anything is known of the memory.
+  void align(uint32_t bytes) { base_ = base_ / bytes * bytes; }
   char* data() { return bytes_.data(); }
   void read(uint32_t address, void* target, uint32_t bytes);
   void write(uint32_t address, void const* source, uint32_t bytes);

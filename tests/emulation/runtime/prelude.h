@@ -33,7 +33,8 @@
 namespace emulation {
 
 template <typename Type>
-Type* dynamic_shared() {
+Type* dynamic_shared(uint32_t alignment) {
+  current->cta->memory.align(alignment);
   return reinterpret_cast<Type*>(current->cta->memory.data());
 }
 template <typename Type>
