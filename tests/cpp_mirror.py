@@ -38,7 +38,7 @@ def traits_of(candidate: Candidate) -> list[str]:
     if candidate.kernel == "chunks_backward_sm90":
         return [
             f"attention_autotuner::ChunkBackwardTraits<{{0}}, "
-            f"attention_autotuner::ChunkResult::k{name}, false>"
+            f"attention_autotuner::ChunkGradient::k{name}, false>"
             for name in ("Dq", "Dk", "Dv")
         ]
     if candidate.family == "sm90" and candidate.op == "retention":

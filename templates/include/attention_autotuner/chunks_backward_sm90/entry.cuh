@@ -1,6 +1,6 @@
 // Host side of a retention backward artifact of family sm90: workspace, checks, preparation, and the launches.
 //
-// As in chunks_sm80/backward_entry.cuh: dq goes forward in time with the states computed again, dk and dv go backward
+// dq goes forward in time with the states computed again, dk and dv go backward
 // with the gradient of the state. Where a sequence is cut into super-chunks, states and their gradients at the cuts
 // come first, each from a pass of its own, and the gradient of gamma is computed from them and the inputs, by the
 // kernels of family sm80. Gradients of K and V under a group of query heads go through fp32 partial sums, one for each
@@ -8,8 +8,8 @@
 #pragma once
 
 #include "attention_autotuner/abi.h"
+#include "attention_autotuner/chunks_backward_sm90/gamma.cuh"
 #include "attention_autotuner/chunks_backward_sm90/mainloop.cuh"
-#include "attention_autotuner/chunks_sm80/gamma.cuh"
 #include "attention_autotuner/common/chunk_arguments.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/common/scheduler.cuh"
@@ -24,37 +24,20 @@
 
 namespace attention_autotuner {
 
-// How the kernels of family sm80 that compute the gradient of gamma walk over chunks.
-template <int kPaddedDepth>
-struct GammaPass {
-  static constexpr int kColumns = 64;
-  static constexpr int kColumnWarps = 4;
-  static constexpr int kDepthWarps = kPaddedDepth > 128 ? 2 : 1;
-  static constexpr int kNumStages = 2;
-  static constexpr int kCtasPerSm = 1;
-  static constexpr auto kScores = Scores::kInline;
-};
-template <typename Config>
-struct GammaConfig : Config {
-  static constexpr int kChunk = 64;
-};
-
 template <typename Config>
 struct ChunksBackwardSm90Entry {
   using Params = RetentionBackwardParams;
   using Element = typename Config::Element;
-  using Dq = ChunkBackwardTraits<Config, ChunkResult::kDq, false>;
-  using Dk = ChunkBackwardTraits<Config, ChunkResult::kDk, false>;
-  using Dv = ChunkBackwardTraits<Config, ChunkResult::kDv, false>;
-  using States = ChunkBackwardTraits<Config, ChunkResult::kDq, true>;
-  using Gradients = ChunkBackwardTraits<Config, ChunkResult::kDv, true>;  // of the states
-  using GammaKeys = ChunkTraits<GammaConfig<Config>, GammaPass<Config::kPaddedDimV>, ChunkResult::kDq>;
-  using GammaQueries = ChunkTraits<GammaConfig<Config>, GammaPass<Config::kPaddedDimQK>, ChunkResult::kDv>;
-  using Pairs = GammaPairsTraits<Config>;
+  using Dq = ChunkBackwardTraits<Config, ChunkGradient::kDq, false>;
+  using Dk = ChunkBackwardTraits<Config, ChunkGradient::kDk, false>;
+  using Dv = ChunkBackwardTraits<Config, ChunkGradient::kDv, false>;
+  using States = ChunkBackwardTraits<Config, ChunkGradient::kDq, true>;
+  using Gradients = ChunkBackwardTraits<Config, ChunkGradient::kDv, true>;  // of the states
+  using Pairs = ChunkGammaPairsTraits<Config>;
   using Tensor = attention_autotuner_tensor;
   static constexpr int kChunk = Dq::kChunk;
   static constexpr int kReduceBlocks = 512;
-  static constexpr int kLongestForGamma = gamma_super_chunk(Config::kPaddedDimQK, Config::kPaddedDimV);
+  static constexpr int kLongestForGamma = chunk_gamma_tokens(Config::kPaddedDimQK, Config::kPaddedDimV);
   static constexpr int kGammaSuperChunk =
       Config::kSuperChunk == 0 ? kLongestForGamma : minimum(Config::kSuperChunk, kLongestForGamma);
   static inline std::atomic<bool> prepared[kMaxDevices];
@@ -77,17 +60,17 @@ struct ChunksBackwardSm90Entry {
         .then([&] { return prepare_kernel_of(retention_scan<false>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_scan<true>, kStateThreads, 0); })
         .then([&] { return prepare_kernel_of(retention_reduce_heads<Element>, kStateThreads, 0); })
-        .then([&] { return prepare_kernel_of(retention_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
-        .then([&] { return prepare_gamma<GammaKeys>(device); })
-        .then([&] { return prepare_gamma<GammaQueries>(device); })
-        .then([&] { return prepare_kernel_of(retention_gamma_sum, kGammaSumThreads, 0); });
+        .then([&] { return prepare_kernel_of(chunk_gamma_pairs<Pairs>, Pairs::kThreads, Pairs::kSmemBytes); })
+        .then([&] { return prepare_gamma<States>(device); })
+        .then([&] { return prepare_gamma<Gradients>(device); })
+        .then([&] { return prepare_kernel_of(chunk_gamma_sum<kStateThreads>, kStateThreads, 0); });
     if (steps.status() == ATTENTION_AUTOTUNER_OK) prepared[device].store(true);
     return steps.status();
   }
   template <typename T>
   static int32_t prepare_gamma(int32_t device) {
     int resident = 0;
-    return prepare_kernel(retention_gamma_pass<T>, T::kThreads, T::kSmemBytes, device, &resident);
+    return prepare_kernel(chunk_gamma_pass<T>, T::kThreads, T::kSmemBytes, device, &resident);
   }
 
   struct Workspace {
@@ -113,8 +96,8 @@ struct ChunksBackwardSm90Entry {
       dv = layout.take<float>(grouped, rows * p.dim_v);
       gamma_tiles = divide_up(cut.super_chunk, Pairs::kRows);
       pair_sums = cut.supers * gamma_tiles * Pairs::kWarps;
-      query_sums = cut.supers * GammaQueries::kSlices * GammaQueries::kWarps;
-      key_sums = cut.supers * GammaKeys::kSlices * GammaKeys::kWarps;
+      query_sums = cut.supers * Dv::kSlices * 4 * Dv::kWarpgroups;
+      key_sums = cut.supers * Dq::kSlices * 4 * Dq::kWarpgroups;
       gamma_pairs = layout.take<float>(gamma_too, sequences * pair_sums);
       gamma_queries = layout.take<float>(gamma_too, sequences * query_sums);
       gamma_keys = layout.take<float>(gamma_too, sequences * key_sums);
@@ -149,11 +132,10 @@ struct ChunksBackwardSm90Entry {
     return cuda_status(cudaGetLastError());
   }
 
-  // One pass; `pass` lacks what depends on it.
+  // The arguments of one pass; `pass` lacks what depends on it.
   template <typename T>
-  static int32_t launch_pass(ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
-                             Tensor const& z, Tensor const& out, cudaStream_t stream) {
-    ChunkBackwardArguments arguments;
+  static int32_t describe(ChunkBackwardArguments& arguments, ChunkArguments const& pass, Params const& p,
+                          Tensor const& x, Tensor const& y, Tensor const& z, Tensor const& out) {
     arguments.pass = pass;
     arguments.pass.depth = T::kTransposed ? p.dim_v : p.dim_qk;
     arguments.pass.columns = T::kTransposed ? p.dim_qk : p.dim_v;
@@ -168,8 +150,20 @@ struct ChunksBackwardSm90Entry {
       return ATTENTION_AUTOTUNER_BAD_ALIGNMENT;
     }
     int64_t const ctas = int64_t(p.batch) * p.heads_q * pass.supers.divisor * T::kSlices;
-    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    chunks_backward_sm90<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(arguments);
+    return ctas > INT32_MAX ? ATTENTION_AUTOTUNER_BAD_SHAPE : ATTENTION_AUTOTUNER_OK;
+  }
+  template <typename T>
+  static int ctas_of(ChunkArguments const& pass, Params const& p) {
+    return p.batch * p.heads_q * pass.supers.divisor * T::kSlices;
+  }
+  template <typename T>
+  static int32_t launch_pass(ChunkArguments const& pass, Params const& p, Tensor const& x, Tensor const& y,
+                             Tensor const& z, Tensor const& out, cudaStream_t stream) {
+    ChunkBackwardArguments arguments;
+    int32_t const status = describe<T>(arguments, pass, p, x, y, z, out);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    int const ctas = ctas_of<T>(pass, p);
+    chunks_backward_sm90<T><<<ctas, T::kThreads, T::kSmemBytes, stream>>>(arguments);
     return cuda_status(cudaGetLastError());
   }
   static int32_t launch_dq(ChunkArguments const& pass, Params const& p, cudaStream_t stream) {
@@ -184,7 +178,7 @@ struct ChunksBackwardSm90Entry {
     return launch_pass<Dv>(pass, p, p.k, p.q, p.dout, p.dv, stream);
   }
 
-  // States of super-chunks into `states`, as launch_states in chunks_sm80/launch.cuh: of X and the output, which such a
+  // States of super-chunks into `states`; of X and the output, which such a
   // pass has not, the tensors do not matter.
   template <typename T>
   static int32_t launch_states(ChunkArguments pass, SuperChunks const& cut, float* states, float const* first,
@@ -243,38 +237,33 @@ struct ChunksBackwardSm90Entry {
 
   static int32_t launch_gamma(Params const& p, Workspace const& w, cudaStream_t stream) {
     int const sequences = p.batch * p.heads_q;
-    ChunkArguments keys = common_arguments(p, w.cut), queries = keys;
-    keys.y = p.v;
-    keys.z = p.k;
-    queries.y = p.q;
-    queries.z = p.dout;
-    GammaPairsArguments const pairs{p.q,           p.k,          p.v,       p.dout,
-                                    w.gamma_pairs, p.log2_gamma, p.seqlen,  w.cut.super_chunk,
-                                    p.dim_qk,      p.dim_v,      p.scale,   Divider::by(w.gamma_tiles),
-                                    keys.supers,   keys.heads,   keys.group};
+    ChunkArguments const common = common_arguments(p, w.cut);
+    ChunkGammaPairsArguments const pairs{p.q,           p.k,          p.v,         p.dout,
+                                         w.gamma_pairs, p.log2_gamma, p.seqlen,    w.cut.super_chunk,
+                                         p.dim_qk,      p.dim_v,      p.scale,     Divider::by(w.gamma_tiles),
+                                         common.supers, common.heads, common.group};
     int64_t const ctas = int64_t(sequences) * w.cut.supers * w.gamma_tiles;
     if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    retention_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
+    chunk_gamma_pairs<Pairs><<<int(ctas), Pairs::kThreads, Pairs::kSmemBytes, stream>>>(pairs);
     Steps steps;
     return steps.then([] { return cuda_status(cudaGetLastError()); })
-        .then([&] { return launch_gamma_pass<GammaQueries>(queries, p, w, w.gamma_queries, stream); })
-        .then([&] { return launch_gamma_pass<GammaKeys>(keys, p, w, w.gamma_keys, stream); })
+        .then([&] { return launch_gamma_pass<Gradients>(common, p, w, w.gamma_queries, stream); })
+        .then([&] { return launch_gamma_pass<States>(common, p, w, w.gamma_keys, stream); })
         .then([&] {
-          retention_gamma_sum<<<sequences, kGammaSumThreads, 0, stream>>>(
+          chunk_gamma_sum<kStateThreads><<<sequences, kStateThreads, 0, stream>>>(
               w.gamma_pairs, w.pair_sums, w.gamma_queries, w.query_sums, w.gamma_keys, w.key_sums, p.dlog2_gamma);
           return cuda_status(cudaGetLastError());
         })
         .status();
   }
   template <typename T>
-  static int32_t launch_gamma_pass(ChunkArguments arguments, Params const& p, Workspace const& w, float* partial,
+  static int32_t launch_gamma_pass(ChunkArguments const& pass, Params const& p, Workspace const& w, float* partial,
                                    cudaStream_t stream) {
-    arguments.depth = T::kTransposed ? p.dim_v : p.dim_qk;
-    arguments.columns = T::kTransposed ? p.dim_qk : p.dim_v;
-    int64_t const ctas = int64_t(p.batch) * p.heads_q * w.cut.supers * T::kSlices;
-    if (ctas > INT32_MAX) return ATTENTION_AUTOTUNER_BAD_SHAPE;
-    GammaPassArguments const mine{arguments, w.states, w.gradients, partial};
-    retention_gamma_pass<T><<<int(ctas), T::kThreads, T::kSmemBytes, stream>>>(mine);
+    ChunkGammaArguments mine{{}, w.states, w.gradients, partial};
+    int32_t const status = T::kReversed ? describe<T>(mine.chunks, pass, p, p.k, p.q, p.dout, p.dv)
+                                        : describe<T>(mine.chunks, pass, p, p.dout, p.v, p.k, p.dq);
+    if (status != ATTENTION_AUTOTUNER_OK) return status;
+    chunk_gamma_pass<T><<<ctas_of<T>(pass, p), T::kThreads, T::kSmemBytes, stream>>>(mine);
     return cuda_status(cudaGetLastError());
   }
 

@@ -172,30 +172,32 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
         state, tokens, make_smem_desc(this->y_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
     cute::warpgroup_commit_batch();
   }
-  // The A operand of the update: Z's tokens of a step times gamma to their distance from where the pass leaves the
-  // chunk, over the scale.
-  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
+  // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
+  template <typename Factor>
+  __device__ __forceinline__ void weigh_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
     uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes;
-    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * unit);
-    float const sign = T::kReversed ? log2_gamma : -log2_gamma;
-    float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
     load_matrix_x4_transposed(raw, swizzled_address(z, step * kMmaDepth + token, chunk, token & 7));
 #pragma unroll
     for (int further = 0; further < 2; ++further) {
-      float factor[2];
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {  // tokens beyond the sequence count for nothing
-        float const t = float(step * kMmaDepth + 8 * further + e + 2 * (lane_here() & 3));
-        factor[e] = scale * exp2_approximate(fminf(fmaf(sign, t, last), 0.0f));
-      }
+      float const t = float(step * kMmaDepth + 8 * further + 2 * (lane_here() & 3));
+      float const factors[2] = {factor(t), factor(t + 1.0f)};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
-        tokens[2 * further + half] = pack_pair<Element>(pair.x * factor[0], pair.y * factor[1]);
+        tokens[2 * further + half] = pack_pair<Element>(pair.x * factors[0], pair.y * factors[1]);
       }
     }
+  }
+  // By gamma to the distance from where the pass leaves the chunk, over the scale.
+  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
+    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * unit);
+    float const sign = T::kReversed ? log2_gamma : -log2_gamma;
+    float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
+    weigh_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
+      return scale * exp2_approximate(fminf(fmaf(sign, t, last), 0.0f));
+    });
   }
 
   // --- output --------------------------------------------------------------------------------------------------------

@@ -1,23 +1,29 @@
 // Compile-time shape of a pass over chunks of retention's backward in family sm90, with a gradient or for states alone.
 //
-// What X, Y and Z are of each gradient, and what is reversed and transposed, is said in chunks_sm80/traits.cuh.
+// With X, Y and Z in the places of Q, K and V:
+//
+//   dq      X = dO, Y = V,  Z = K    from the first chunk on, the state transposed
+//   dk      X = V,  Y = dO, Z = Q    from the last chunk on, the state's gradient transposed
+//   dv      X = K,  Y = Q,  Z = dO   from the last chunk on, the state's gradient
+//
 // Every static_assert here is the twin of a named predicate in kernels/chunks_sm90/rules.py.
 #pragma once
 
-#include "attention_autotuner/chunks_sm80/traits.cuh"
 #include "attention_autotuner/common/scalars.cuh"
 #include "attention_autotuner/score/score_mod.cuh"
 
 namespace attention_autotuner {
 
-template <typename Config, ChunkResult kResult, bool kStatesOnlyOf>
+enum class ChunkGradient { kDq, kDk, kDv };
+
+template <typename Config, ChunkGradient kResult, bool kStatesOnlyOf>
 struct ChunkBackwardTraits {
   using Element = typename Config::Element;
   static constexpr bool kStatesOnly = kStatesOnlyOf;  // neither X nor an output
   // Time runs backwards, and X has the heads of K and V, Y and Z those of Q; else the other way round.
-  static constexpr bool kReversed = kResult == ChunkResult::kDk || kResult == ChunkResult::kDv;
+  static constexpr bool kReversed = kResult == ChunkGradient::kDk || kResult == ChunkGradient::kDv;
   // The depth is dim_v, the columns are of dim_qk.
-  static constexpr bool kTransposed = kResult == ChunkResult::kDq || kResult == ChunkResult::kDk;
+  static constexpr bool kTransposed = kResult == ChunkGradient::kDq || kResult == ChunkGradient::kDk;
   static constexpr int kChunk = 64;
   static constexpr int kWarpgroups =
       Config::kWarpgroups;  // with 64 columns of Z each; one more computes scores and loads
