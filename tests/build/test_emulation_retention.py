@@ -21,6 +21,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "chunks_backward_sm90/mainloop.cuh"
 PRODUCER = "chunks_backward_sm90/producer.cuh"
+GAMMA = "chunks_backward_sm90/gamma.cuh"
 MUTANTS = {
     "walks_forward": (
         PRODUCER,
@@ -44,6 +45,11 @@ MUTANTS = {
         "cute::warpgroup_wait<1>();\n      fence_operands(tokens);",
         "warp_release(this->y_ring().empty(stage)); cute::warpgroup_wait<1>(); fence_operands(tokens);",
     ),
+    "gamma_without_the_state": (
+        GAMMA,
+        "this->visit_state([source, whole](float& value, int offset) { value = whole * source[offset]; });",
+        "",
+    ),
     "scale_never_raised": (
         MAINLOOP,
         "if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();",
@@ -56,6 +62,7 @@ CAUGHT = [
     ("scores_not_fenced", "eager", "without a fence"),
     ("state_not_decayed", "eager", "dq: "),
     ("factor_of_another_token", "eager", "dk: "),
+    ("gamma_without_the_state", "eager", "dlog2_gamma: "),
     ("y_released_early", "eager", "races with the read of an MMA"),
 ]
 PLAIN = Problem(
@@ -70,6 +77,10 @@ PLAIN = Problem(
     dim_qk=64,
     dim_v=64,
 )
+WAYS = (
+    3  # to call a problem, which the verifier goes through by turns: plainly, with states and gamma
+)
+LONGER = replace(PLAIN, seqlen_q=300, seqlen_k=300)  # of several super-chunks, for gamma
 GROUPED = replace(PLAIN, batch=2, heads_kv=1, seqlen_q=131, seqlen_k=131)
 
 
@@ -90,7 +101,9 @@ def emulated(builds: Path) -> LoadedKernel:
 
 def test_gradients_are_right(emulated: LoadedKernel) -> None:
     """With states, the gradient of gamma, odd lengths and groups of heads, as the verifier calls them."""
-    outcome = check(emulated, [PLAIN, GROUPED, replace(PLAIN, seqlen_q=1, seqlen_k=1)])
+    short = replace(PLAIN, seqlen_q=1, seqlen_k=1)
+    problems = [problem for problem in (PLAIN, GROUPED, short) for _ in range(WAYS)]
+    outcome = check(emulated, problems)
     assert outcome.ok, outcome.reason
 
 
@@ -109,7 +122,7 @@ def test_other_gradients_are_right(
     problem = replace(GROUPED, dtype="bf16", batch=1, dim_qk=dims[0], dim_v=dims[1])
     longer = replace(problem, heads_q=1, seqlen_q=300, seqlen_k=300)
     kernel = build(candidate(problem, **knobs), builds / f"{dims}{knobs}")
-    outcome = check(kernel, [problem, longer], [("lazy", 0), ("random", 1)])
+    outcome = check(kernel, [problem, longer, longer], [("lazy", 0), ("random", 1)])
     assert outcome.ok, outcome.reason
 
 
@@ -134,6 +147,7 @@ def test_states_may_exceed_the_type(emulated: LoadedKernel) -> None:
 def test_mistakes_are_caught(
     emulated: LoadedKernel, mutant: str, policy: str, message: str
 ) -> None:
-    outcome = check(emulated, [PLAIN], [(policy, 1)], mutant=mutant)
+    problem = LONGER if mutant.startswith("gamma") else PLAIN
+    outcome = check(emulated, [problem] * WAYS, [(policy, 1)], mutant=mutant)
     assert isinstance(outcome, (LaunchFailed, Wrong))
     assert message in outcome.reason
