@@ -87,8 +87,12 @@ with unverified.offered():
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
 GRADIENTS_SM90 = [
-    replace(RETENTION_BACKWARD, **classes, knobs=replace(RETENTION_BACKWARD.knobs, super_chunk=n))
-    for classes in ({}, {"padded_dim_v": 128})
+    replace(
+        RETENTION_BACKWARD,
+        padded_dim_v=dim_v,
+        knobs=replace(RETENTION_BACKWARD.knobs, super_chunk=n),
+    )
+    for dim_v in (64, 128)
     for n in (0, 256, 1024)
 ]
 ON_HOST = [

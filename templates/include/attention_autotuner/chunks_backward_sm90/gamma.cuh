@@ -194,7 +194,7 @@ struct ChunkGammaState : ChunkBackwardState<T> {
       this->y_ring().consumer_wait(index);
 #pragma unroll
       for (int step = 0; step < Base::kSteps; ++step) {
-        this->weigh_tokens(tokens + 4 * step, stage, step, [&](float token) {
+        this->scale_tokens(tokens + 4 * step, stage, step, [&](float token) {
           return share(T::kReversed ? float(time + 1) + token : float(length - 1 - time) - token);
         });
         this->issue_update(tokens + 4 * step, stage, step);

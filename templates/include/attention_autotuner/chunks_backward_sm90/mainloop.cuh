@@ -174,7 +174,7 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
   }
   // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
   template <typename Factor>
-  __device__ __forceinline__ void weigh_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
+  __device__ __forceinline__ void scale_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
     uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes;
     int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
     uint32_t raw[4];
@@ -195,7 +195,7 @@ struct ChunkBackwardState : ChunkBackwardStages<T> {
     float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * unit);
     float const sign = T::kReversed ? log2_gamma : -log2_gamma;
     float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
-    weigh_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
+    scale_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
       return scale * exp2_approximate(fminf(fmaf(sign, t, last), 0.0f));
     });
   }
