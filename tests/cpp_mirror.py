@@ -35,6 +35,12 @@ RETENTION_TRAITS = {
 
 def traits_of(candidate: Candidate) -> list[str]:
     """The traits of a candidate's kernels, in the order they run, ``{0}`` standing for its config."""
+    if candidate.kernel == "chunks_backward_sm90":
+        return [
+            f"attention_autotuner::ChunkBackwardTraits<{{0}}, "
+            f"attention_autotuner::ChunkGradient::k{name}, false>"
+            for name in ("Dq", "Dk", "Dv")
+        ]
     if candidate.family == "sm90" and candidate.op == "retention":
         return ["attention_autotuner::ChunkSm90Traits<{0}, false>"]
     if candidate.kernel == "attention_backward_sm90":
@@ -63,7 +69,7 @@ def traits_of(candidate: Candidate) -> list[str]:
 
 def header_of(candidate: Candidate) -> str:
     """The header that defines the traits of a candidate's kernels."""
-    if candidate.op == "retention":
+    if candidate.op == "retention" and candidate.kernel != "chunks_backward_sm90":
         headers = {
             "parallel": "scores_forward_sm80/retention_entry",
             "recurrent": "recurrent_sm80/mainloop",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,14 @@ import pytest
 from attention_autotuner.arch import H100
 from attention_autotuner.core.candidate import Candidate
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_backward_sm90.knobs import ChunkwiseBackwardSm90Knobs
+from attention_autotuner.kernels.chunks_backward_sm90.resources import shapes_of
 from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
 from attention_autotuner.kernels.chunks_sm90.resources import shape_of
 from attention_autotuner.kernels.chunks_sm90.rules import CHUNK_SM90_PREDICATES
 from attention_autotuner.kernels.legality import check_kernel
 from attention_autotuner.kernels.shared.rules import CLASS_PREDICATES
+from tests import unverified
 from tests.cpp_mirror import asserted, compile_host, counted, printed, source_of
 
 pytestmark = pytest.mark.build
@@ -84,3 +87,70 @@ def test_shared_memory_and_registers_are_counted_alike(tmp_path: Path) -> None:
     assert registers == [shape_here.state_registers for shape_here in walks]
     fragments = printed(tmp_path, candidates, "kFragmentRegisters")
     assert fragments == [shape_here.fragment_registers for shape_here in walks]
+
+
+BACKWARD = replace(
+    PLAIN,
+    direction="backward",
+    knobs=ChunkwiseBackwardSm90Knobs(warpgroups=2, num_stages=2),
+)
+
+
+def backward_candidate(fields: dict[str, Any] | None = None, **knobs: Any) -> Candidate:
+    changed: Any = replace(BACKWARD.knobs, **knobs)
+    return replace(BACKWARD, knobs=changed, **(fields or {}))
+
+
+ILLEGAL_BACKWARD = {
+    name: backward_candidate(
+        {
+            field: getattr(candidate, field)
+            for field in ("padded_dim_qk", "padded_dim_v", "copy_bytes")
+        },
+        **asdict(candidate.knobs),
+    )
+    for name, candidate in ILLEGAL.items()
+}
+TOO_DEEP = backward_candidate({"padded_dim_v": 512})
+TOO_LARGE_BACKWARD = backward_candidate({"padded_dim_v": 256}, num_stages=3)
+
+
+def test_every_rule_of_the_gradients_has_its_static_assert(tmp_path: Path) -> None:
+    for name, candidate in ILLEGAL_BACKWARD.items():
+        rejection = check_kernel(candidate)
+        assert rejection is not None
+        assert rejection.predicate == name
+    rejection = check_kernel(TOO_DEEP)  # by dq, though not by dv
+    assert rejection is not None
+    assert rejection.predicate == "state_fits_warpgroup"
+    assert rejection.reason.startswith("dq: ")
+    assert check_kernel(BACKWARD) is check_kernel(TOO_LARGE_BACKWARD) is None
+    result = compile_host(tmp_path, source_of([*ILLEGAL_BACKWARD.values(), TOO_LARGE_BACKWARD]))
+    assert result.returncode != 0
+    assert asserted(result) == {*ILLEGAL_BACKWARD, "smem_fits_block"}
+
+
+def test_shared_memory_and_registers_of_the_gradients_are_counted_alike(tmp_path: Path) -> None:
+    with unverified.offered():
+        candidates = [
+            selected
+            for dims in ((64, 64), (96, 80), (128, 256), (192, 128), (256, 256), (16, 48))
+            for selected in H100().legal(
+                Problem(
+                    op="retention",
+                    direction="backward",
+                    causal=True,
+                    batch=8,
+                    heads_q=64,
+                    heads_kv=64,
+                    dim_qk=dims[0],
+                    dim_v=dims[1],
+                )
+            )
+            if selected.family == "sm90"
+        ]
+    assert len(candidates) > 20
+    assert printed(tmp_path, candidates) == counted(candidates)
+    shapes = [shape for selected in candidates for shape in shapes_of(selected).values()]
+    registers = printed(tmp_path, candidates, "kStateRegisters")
+    assert registers == [shape.state_registers for shape in shapes]

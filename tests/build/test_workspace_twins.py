@@ -85,8 +85,18 @@ with unverified.offered():
     SOFTMAX = sm90()
     FUSED = sm90(direction="backward")
     TWO_PASS = sm90(direction="backward", deterministic=True)
+    RETENTION_BACKWARD = sm90(op="retention", causal=True, direction="backward")
 SPLIT: dict[str, Any] = {"output": "direct", "split_kv": True}
 CHUNKWISE_SM90 = sm90(op="retention", causal=True, form="chunkwise")
+GRADIENTS_SM90 = [
+    replace(
+        RETENTION_BACKWARD,
+        padded_dim_v=dim_v,
+        knobs=replace(RETENTION_BACKWARD.knobs, super_chunk=n),
+    )
+    for dim_v in (64, 128)
+    for n in (0, 256, 1024)
+]
 ON_HOST = [
     PLAIN,
     *RETNET[:2],
@@ -208,6 +218,21 @@ def test_entries_without_kernels_in_it(tmp_path: Path) -> None:
     }
 
 
+def test_gradients_of_retention_by_warpgroups(tmp_path: Path) -> None:
+    """Without that of gamma, which Python leaves out."""
+    candidates = GRADIENTS_SM90
+    assert not list(filter(None, map(check_kernel, candidates)))
+    result = compile_host(tmp_path, source_of(candidates))
+    assert result.returncode == 0, result.stderr
+    ran = subprocess.run([tmp_path / "traits"], capture_output=True, text=True, check=True)
+    expected = [
+        kernel_of(selected).workspace_bytes(problem_of(selected, shape), selected)
+        for selected, shape in product(candidates, SHAPES)
+    ]
+    assert list(map(int, ran.stdout.split()))[::2] == expected
+    assert len(set(expected)) > len(candidates)
+
+
 KEYS = KeyPass(block_m=64, block_n=64, warp_pairs=2, num_stages=1)
 ROWS = RowPass(block_rows=64, block_columns=32, warps=2, num_stages=1)
 SMALL: dict[str, Any] = {"padded_dim_qk": 32, "padded_dim_v": 16}
@@ -250,7 +275,8 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_kernel_is_compared() -> None:
     assert {
-        selected.kernel for selected in (*ON_HOST, *(selected for selected, _ in BUILT.values()))
+        selected.kernel
+        for selected in (*ON_HOST, *GRADIENTS_SM90, *(selected for selected, _ in BUILT.values()))
     } == set(KERNELS)
 
 

@@ -7,7 +7,8 @@ from itertools import count
 
 _ASM = re.compile(r"\basm\b(?:\s+volatile)?\s*\(")
 _STRING = re.compile(r'"((?:\\.|[^"\\])*)"')
-_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w ]+?)\s+(\w+)\[\];")
+_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\((\d+)\)\s+)?([\w ]+?)\s+(\w+)\[\];")
+_STATIC_SHARED = re.compile(r"\b__shared__\s+(\w+)\s+(\w+)\[[^\]]+\];")
 _REGISTER = {
     "pred": "bool",
     "b32": "uint32_t",
@@ -30,7 +31,14 @@ def rewrite(text: str) -> str:
     Raises:
         ValueError: the text has inline assembly or a launch that is not understood.
     """
-    text = _SHARED.sub(r"\1* const \2 = ::emulation::dynamic_shared<\1>();", text)
+    text = _SHARED.sub(
+        lambda match: (
+            f"{match[2]}* const {match[3]} = "
+            f"::emulation::dynamic_shared<{match[2]}>({match[1] or 16});"
+        ),
+        text,
+    )
+    text = _STATIC_SHARED.sub(r"\1* const \2 = ::emulation::static_shared<\1>();", text)
     text = _INDEX.sub(
         lambda match: f"::emulation::{match[1]}_{'index' if match[2] == 'Idx' else 'dim'}()", text
     )

@@ -27,14 +27,15 @@ from tests.candidates import forward
 
 POLICY = H100()
 NAMES = tuple(field.name for field in fields(Coefficients))
-CHUNKS = {"chunks_sm80", "chunks_sm90", "scores_forward_sm80"}
+CHUNKS_SM90 = {"chunks_sm90", "chunks_backward_sm90"}
+CHUNKS = {"chunks_sm80", "scores_forward_sm80", *CHUNKS_SM90}
 # Prefix -> the kernels whose estimates its constants change; retention's parallel form has a pass over chunks.
 KERNELS_OF = {
     "score_": {"scores_forward_sm80", "scores_backward_sm80"},
     "attention_sm90_": {"attention_forward_sm90"},
     "gradient_sm90_": {"attention_backward_sm90"},
     "wgmma_": {"scores_forward_sm90", "scores_backward_sm90", "attention_forward_sm90"},
-    "chunk_sm90_": {"chunks_sm90"},
+    "chunk_sm90_": CHUNKS_SM90,
     "chunk_": CHUNKS,
     "recurrent_": {"recurrent_sm80"},
 }
@@ -159,6 +160,7 @@ def test_the_constants_of_a_prefix_reach_each_of_its_kernels(
         ("scores_backward_sm90", "wgmma_tile_clk", 6000.0),
         ("chunks_sm80", "chunk_clk", 1200.0),
         ("chunks_sm90", "chunk_sm90_depth_clk", 16.0),
+        ("chunks_backward_sm90", "chunk_sm90_depth_clk", 16.0),
         ("recurrent_sm80", "recurrent_token_clk", 1000.0),
     ],
 )

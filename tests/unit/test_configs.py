@@ -23,6 +23,7 @@ RETENTION = Problem(op="retention", causal=True)
 with unverified.offered():
     SM90_ATTENTION = H100().default(ATTENTION)
     SM90_GRADIENT = H100().default(replace(ATTENTION, direction="backward"))
+    SM90_RETENTION_BACKWARD = H100().default(replace(RETENTION, direction="backward"))
 DEFAULTS = {
     ("scores_forward_sm80", "scores"): A100().default(ATTENTION),
     ("scores_forward_sm80", "parallel"): A100().default(replace(RETENTION, form="parallel")),
@@ -33,13 +34,15 @@ DEFAULTS = {
     ("scores_backward_sm90", ""): H100().default(replace(RETNET, direction="backward")),
     ("chunks_sm80", "forward"): A100().default(replace(RETENTION, form="chunkwise")),
     ("chunks_sm80", "backward"): A100().default(replace(RETENTION, direction="backward")),
+    ("chunks_backward_sm90", ""): SM90_RETENTION_BACKWARD,
     ("chunks_sm90", ""): H100().default(replace(RETENTION, form="chunkwise")),
     ("recurrent_sm80", ""): A100().default(replace(RETENTION, form="recurrent")),
 }
-ALWAYS_NAMED = {
+ALWAYS_NAMED = {  # kernels that came after names
     "attention_forward_sm90",
     "attention_backward_sm90",
-}  # kernels that came after names
+    "chunks_backward_sm90",
+}
 
 
 @pytest.mark.parametrize("key", DEFAULTS)

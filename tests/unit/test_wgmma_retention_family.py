@@ -14,6 +14,7 @@ from attention_autotuner.cli.names import knob_headings, knobs
 from attention_autotuner.codegen.render import include_closure, render
 from attention_autotuner.core.candidate import Candidate, Rejection
 from attention_autotuner.core.problem import Problem
+from attention_autotuner.kernels.chunks_backward_sm90.knobs import ChunkwiseBackwardSm90Knobs
 from attention_autotuner.kernels.chunks_sm80.knobs import ChunksKnobs
 from attention_autotuner.kernels.chunks_sm90.knobs import ChunkwiseSm90Knobs
 from attention_autotuner.kernels.configs import candidate_from_config
@@ -21,6 +22,7 @@ from attention_autotuner.kernels.cost_model import estimate, rank
 from attention_autotuner.kernels.registry import families, kernel_of
 from attention_autotuner.tuning.shortlist import kind_of, shape_of
 from benchmarks.exhaustive import stratum_of
+from tests import unverified
 
 POLICY = H100(H200_SPEC)
 DECAYED = Problem(
@@ -188,3 +190,58 @@ def test_states_of_super_chunks_cost_what_pays_only_where_sms_are_idle() -> None
 def test_a_gpu_without_such_products_takes_forever() -> None:
     prediction = estimate(DECAYED, H100().default(DECAYED), A100().spec)
     assert (prediction.us, prediction.limiter) == (inf, "residency")
+
+
+BACKWARD = replace(DECAYED, direction="backward", dim_v=256)
+
+
+def test_gradients_are_offered_by_nobody_yet() -> None:
+    assert {selected.family for selected in H100().legal(BACKWARD)} == {"sm80"}
+    assert H100().default(BACKWARD).family == "sm80"
+    with unverified.offered():
+        assert families("retention", "backward") == ("sm80", "sm90")
+        assert H100().default(BACKWARD).kernel == "chunks_backward_sm90"
+        assert {selected.family for selected in A100().legal(BACKWARD)} == {"sm80"}
+
+
+def test_gradients_of_what_it_cannot_take_are_left_to_warps() -> None:
+    others = (
+        replace(BACKWARD, dim_v=512),
+        replace(BACKWARD, seqlen_q=63, seqlen_k=63),
+        replace(BACKWARD, alignment_bytes=2),
+    )
+    with unverified.offered():
+        for problem in others:
+            assert {selected.family for selected in H100().legal(problem)} == {"sm80"}
+            assert H100().default(problem).kernel == "chunks_sm80"
+        deep = {
+            selected.reason
+            for selected in H100().candidates(others[0])
+            if isinstance(selected, Rejection)
+            and selected.config["kernel"] == "chunks_backward_sm90"
+        }
+    assert "dq: needs about 344 registers a thread, 1 CTAs of 1 warpgroups leave 240" in deep
+
+
+@pytest.mark.parametrize("dims", [(16, 16), (80, 96), (192, 128), (64, 256), (256, 256)])
+def test_gradients_of_every_other_pair_of_head_dims_have_a_candidate(
+    dims: tuple[int, int],
+) -> None:
+    problem = replace(BACKWARD, dim_qk=dims[0], dim_v=dims[1], heads_kv=2)
+    with unverified.offered():
+        default, legal = H100().default(problem), H100().legal(problem)
+    assert isinstance(default.knobs, ChunkwiseBackwardSm90Knobs)
+    assert default in legal
+    assert candidate_from_config(default.config) == default
+    assert default.form == "auto"
+
+
+def test_gradients_take_the_time_of_three_passes() -> None:
+    with unverified.offered():
+        default = POLICY.default(BACKWARD)
+    forward = replace(DECAYED, dim_v=256)
+    pass_us = estimate(forward, wide_candidate(forward), POLICY.spec).us
+    whole = estimate(BACKWARD, default, POLICY.spec).us
+    assert 2.5 * pass_us < whole < 4.0 * pass_us
+    grouped = replace(BACKWARD, heads_kv=2)
+    assert estimate(grouped, default, POLICY.spec).us > whole

@@ -10,6 +10,7 @@ from ..core.candidate import Candidate, Family, Rejection
 from ..core.problem import Direction, Op, Problem
 from .attention_backward_sm90.kernel import AttentionBackwardSm90
 from .attention_forward_sm90.kernel import AttentionForwardSm90
+from .chunks_backward_sm90.kernel import ChunksBackwardSm90
 from .chunks_sm80.kernel import ChunksSm80
 from .chunks_sm90.kernel import ChunksSm90
 from .kernel import Kernel
@@ -31,11 +32,14 @@ KERNELS: dict[str, Kernel[Any]] = {
         RecurrentSm80(),
         AttentionForwardSm90(),
         AttentionBackwardSm90(),
+        ChunksBackwardSm90(),
     )
 }
 """Name -> kernel. Of one family, a problem's candidates come in this order."""
 
-UNVERIFIED = frozenset({AttentionForwardSm90().name, AttentionBackwardSm90().name})
+UNVERIFIED = frozenset(
+    {AttentionForwardSm90().name, AttentionBackwardSm90().name, ChunksBackwardSm90().name}
+)
 """Kernels that no GPU has verified in this form: they build and have tests, and no policy offers them yet."""
 
 

@@ -96,6 +96,8 @@ class SharedMemory {
  public:
   SharedMemory(uint32_t base, uint32_t bytes);
   uint32_t base() const { return base_; }
+  // Moves the start to a multiple, before anything is known of the memory.
+  void align(uint32_t bytes) { base_ = base_ / bytes * bytes; }
   char* data() { return bytes_.data(); }
   void read(uint32_t address, void* target, uint32_t bytes);
   void write(uint32_t address, void const* source, uint32_t bytes);
@@ -167,6 +169,7 @@ struct Cta {
   std::vector<std::unique_ptr<MmaQueue>> mmas;  // of each warpgroup
   NamedBarrier named[16];
   SharedMemory memory;
+  alignas(16) char static_memory[4096];  // of the one array that a kernel may declare; without checks
   int alive = 0;
   int events = 0;  // that are due
   size_t actors;   // so far: threads and others

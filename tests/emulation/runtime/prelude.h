@@ -33,8 +33,13 @@
 namespace emulation {
 
 template <typename Type>
-Type* dynamic_shared() {
+Type* dynamic_shared(uint32_t alignment) {
+  current->cta->memory.align(alignment);
   return reinterpret_cast<Type*>(current->cta->memory.data());
+}
+template <typename Type>
+Type* static_shared() {
+  return reinterpret_cast<Type*>(current->cta->static_memory);
 }
 inline Index3 const& thread_index() { return current->index; }
 inline Index3 const& block_index() { return current->cta->index; }

@@ -1,0 +1,60 @@
+"""The backward candidates of retention, family ``sm90``, that a policy offers, and the one that needs no tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from ...arch.spec import ArchSpec
+from ...core.candidate import Rejection
+from ...core.problem import Problem
+from ..chunks_sm80.space import ChunkPasses
+from ..chunks_sm90.space import MIN_TOKENS
+from ..shared.passes import first_legal, points_of
+from ..shared.sm90_tiles import SWIZZLE_COLUMNS
+from .knobs import ChunkwiseBackwardSm90Knobs
+from .rules import passes_of
+
+TILES = (
+    (2, 1),
+    (1, 2),
+    (1, 1),
+)  # warpgroups and CTAs an SM, the first legal pair being the default's
+STAGES = (3, 2, 4)  # likewise
+
+
+def points(problem: Problem, spec: ArchSpec) -> Iterator[ChunkwiseBackwardSm90Knobs | Rejection]:
+    """Every point of the space, as knobs or as the rejection that says why not."""
+    passes = ChunkPasses(problem, spec)
+    for knobs in points_of(problem, spec, _points(problem), passes_of):
+        if isinstance(knobs, Rejection):
+            yield knobs
+            continue
+        for size in passes.super_chunks(knobs.columns, _width(problem)):
+            if size % knobs.chunk == 0:
+                yield replace(knobs, super_chunk=size)
+
+
+def default(problem: Problem, spec: ArchSpec) -> ChunkwiseBackwardSm90Knobs | None:
+    """The first legal point, with super-chunks that employ most SMs; None where there is none."""
+    knobs = first_legal(problem, spec, _points(problem), passes_of)
+    if knobs is None:
+        return None
+    size = ChunkPasses(problem, spec).default_super_chunk(knobs.columns, _width(problem))
+    return replace(knobs, super_chunk=size)
+
+
+def _width(problem: Problem) -> int:
+    """Columns that the passes with the fewest have."""
+    return min(problem.padded_dim_qk, problem.padded_dim_v)
+
+
+def _points(problem: Problem) -> Iterator[ChunkwiseBackwardSm90Knobs]:
+    """Knobs without super-chunks, none with columns that every gradient lacks."""
+    most = -(-max(problem.padded_dim_qk, problem.padded_dim_v) // SWIZZLE_COLUMNS)
+    if problem.seqlen_q < MIN_TOKENS:
+        return
+    for (groups, ctas), stages in product(TILES, STAGES):
+        if groups <= most:
+            yield ChunkwiseBackwardSm90Knobs(warpgroups=groups, num_stages=stages, ctas_per_sm=ctas)

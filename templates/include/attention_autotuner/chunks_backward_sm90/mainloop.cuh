@@ -1,0 +1,399 @@
+// A pass over chunks of retention's backward by WGMMA: a CTA visits the chunks of a super-chunk of one head for some
+// columns of Z, forward in time for dq, backward for dk and dv.
+//
+// It is the pass of the forward direction, with X, Y and Z for Q, K and V; see chunks_sm90/mainloop.cuh. Backward in
+// time the state is the gradient of the state, a row sees the tokens behind it, and the scale of the scores goes with
+// the tokens of Z, not with the output: registers hold the state over the scale of their own and over a unit.
+//
+// Under a group of query heads dk and dv are fp32 partial sums, one for each head, which registers write at once.
+//
+// Layouts: see sm90/wgmma.cuh.
+#pragma once
+
+#include "attention_autotuner/chunks_backward_sm90/producer.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/shared_memory.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
+
+namespace attention_autotuner {
+
+// A warpgroup that has the state for 64 columns.
+template <typename T>
+struct ChunkBackwardState : ChunkBackwardStages<T> {
+  using Base = ChunkBackwardStages<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::count;
+  using Base::head;
+  using Base::log2_gamma;
+  using Base::unit;
+  using Base::warp;
+  using Base::warp_release;
+  using typename Base::Ring;
+  using typename Base::ScoresRing;
+  static constexpr int kRegisters = T::kDepth / 2;
+  static constexpr int kSteps = T::kChunk / kMmaDepth;
+  static constexpr bool kGuarded = std::is_same_v<Element, __half>;
+  static constexpr float kFreshScale = 4.0f;
+  static constexpr float kMostSquares = 1073741824.0f;  // of a lane: no element beyond 2^15
+
+  using Tokens = uint32_t[16];   // of Z, transposed, decayed
+  using Rounded = uint32_t[16];  // output
+
+  float state[kRegisters];  // over the scale
+  float out[32];
+  float state_scale;
+
+  __device__ __forceinline__ static int group() { return thread_index() / kWarpgroupThreads - 1; }
+  __device__ __forceinline__ int first_column() const { return this->slice * T::kColumns + 64 * group(); }
+
+  // --- states --------------------------------------------------------------------------------------------------------
+
+  template <typename Visit>
+  __device__ __forceinline__ void visit_state(Visit&& visit) {
+    auto const& pass = arguments.pass;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) {
+      int const column = first_column() + 16 * warp() + lane_here() / 4 + i % 4 / 2 * 8;
+      int const depth = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
+      if (column < pass.columns && depth < pass.depth) {
+        visit(state[i], T::kTransposed ? column * pass.depth + depth : depth * pass.columns + column);
+      }
+    }
+  }
+  __device__ __forceinline__ int64_t state_place(int slots, int slot) const {
+    auto const& pass = arguments.pass;
+    int64_t const sequence = int64_t(batch) * pass.heads.divisor + head;
+    return (sequence * slots + (slots > 1 ? slot : 0)) * pass.depth * pass.columns;
+  }
+  // Of the pieces of this super-chunk, the first in the pass's order.
+  __device__ __forceinline__ int first_slot() const {
+    auto const& pass = arguments.pass;
+    int const slot = this->super * pass.pieces;
+    return T::kReversed ? minimum(slot + pass.pieces, pass.first_slots) - 1 : slot;
+  }
+  __device__ __forceinline__ void load_state() {
+    state_scale = kFreshScale;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) state[i] = 0.0f;
+    auto const& pass = arguments.pass;
+    if (T::kStatesOnly || pass.first_states == nullptr) return;
+    float const* const source = pass.first_states + state_place(pass.first_slots, first_slot());
+    float const factor = 1.0f / (kFreshScale * unit);
+    visit_state([source, factor](float& value, int offset) { value = source[offset] * factor; });
+  }
+  __device__ __forceinline__ void store_state() {
+    auto const& pass = arguments.pass;
+    if (pass.last_states == nullptr) return;
+    float* const target = pass.last_states + state_place(pass.last_slots, this->super);
+    visit_state([target, this](float& value, int offset) { target[offset] = value * (state_scale * unit); });
+  }
+  __device__ __forceinline__ void scale_state(float factor) {
+    if (factor == 1.0f) return;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) state[i] *= factor;
+  }
+  // The decay of a chunk goes to the scale; returns the factor that the registers have to take over, mostly 1.
+  __device__ __forceinline__ float decay(int length) {
+    state_scale *= exp2f(log2_gamma * float(length));
+    if (state_scale >= 1.0f) return 1.0f;
+    float const taken = state_scale * (1.0f / kFreshScale);
+    state_scale = kFreshScale;
+    return taken;
+  }
+  // Raises the scale where the state might leave the range of fp16.
+  __device__ __forceinline__ void guard() {
+    float squares[4] = {};
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) squares[i % 4] = fmaf(state[i], state[i], squares[i % 4]);
+    float const sum = (squares[0] + squares[1]) + (squares[2] + squares[3]);
+    if (__any_sync(0xffffffffu, !(sum < kMostSquares))) raise_scale();
+  }
+  // Makes the scale so great that the largest element of the warp's columns is about 2^8.
+  __device__ __forceinline__ void raise_scale() {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kRegisters; ++i) largest = fmaxf(largest, fabsf(state[i]));
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    // Within what a float's exponent spans, also where all is zero or not finite.
+    int const exponent = maximum(minimum((__float_as_int(largest) >> 23) - 127, 100), -100) - 8;
+    scale_state(__int_as_float((127 - exponent) << 23));
+    state_scale *= __int_as_float((127 + exponent) << 23);
+  }
+
+  // --- MMAs ----------------------------------------------------------------------------------------------------------
+
+  using Packed = uint32_t[T::kPackedRegisters];
+  // The state, rounded, of a slice of the depth.
+  __device__ __forceinline__ void pack_slice(Packed& packed, int slice_of_depth) const {
+#pragma unroll
+    for (int i = 0; i < T::kPackedRegisters; ++i) {
+      int const at = 2 * (slice_of_depth * T::kPackedRegisters + i);
+      packed[i] = pack_pair<Element>(state[at], state[at + 1]);
+    }
+  }
+  // out (+)= S^T X^T, of a slice of the depth.
+  __device__ __forceinline__ void issue_slice(Packed const& packed, int slice_of_depth, int stage) {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth, kSteps = T::kPackedRegisters / 4;
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      int const step = slice_of_depth * kSteps + i;
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
+      gemm_rs<Element, Major::K>(out, packed + 4 * i, make_smem_desc(this->x_tile(stage) + offset, 0), step > 0);
+    }
+    cute::warpgroup_commit_batch();
+  }
+  // out += Z^T P^T
+  __device__ __forceinline__ void issue_scores(int stage, int index) {
+    uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes, p = this->scores_tile(index);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kChunk / kMmaDepth; ++step) {
+      gemm_ss<Element, Major::MN>(out, make_smem_desc(z + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes),
+                                  make_smem_desc(p + step * kMmaDepth * 2, 0), true);
+    }
+    cute::warpgroup_commit_batch();
+  }
+  // state += (decayed Z)^T Y, of a step's tokens.
+  __device__ __forceinline__ void issue_update(uint32_t const* tokens, int stage, int step) {
+    cute::warpgroup_arrive();
+    gemm_rs<Element, Major::MN>(
+        state, tokens, make_smem_desc(this->y_tile(stage) + step * kMmaDepth * kSwizzleRowBytes, T::kBlockBytes), true);
+    cute::warpgroup_commit_batch();
+  }
+  // The A operand of the update: Z's tokens of a step times `factor` of their place in the chunk.
+  template <typename Factor>
+  __device__ __forceinline__ void scale_tokens(uint32_t* tokens, int stage, int step, Factor&& factor) const {
+    uint32_t const z = this->z_tile(stage) + group() * T::kBlockBytes;
+    int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
+    uint32_t raw[4];
+    load_matrix_x4_transposed(raw, swizzled_address(z, step * kMmaDepth + token, chunk, token & 7));
+#pragma unroll
+    for (int further = 0; further < 2; ++further) {
+      float const t = float(step * kMmaDepth + 8 * further + 2 * (lane_here() & 3));
+      float const factors[2] = {factor(t), factor(t + 1.0f)};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float2 const pair = unpack_pair<Element>(raw[2 * further + half]);
+        tokens[2 * further + half] = pack_pair<Element>(pair.x * factors[0], pair.y * factors[1]);
+      }
+    }
+  }
+  // By gamma to the distance from where the pass leaves the chunk, over the scale.
+  __device__ __forceinline__ void prepare_tokens(uint32_t* tokens, int stage, int length, int step) const {
+    float const scale = (T::kReversed ? arguments.pass.scale : 1.0f) / (state_scale * unit);
+    float const sign = T::kReversed ? log2_gamma : -log2_gamma;
+    float const last = log2_gamma * float(T::kReversed ? 1 : length - 1);
+    scale_tokens(tokens, stage, step, [&](float t) {  // tokens beyond the sequence count for nothing
+      return scale * exp2_approximate(fminf(fmaf(sign, t, last), 0.0f));
+    });
+  }
+
+  // --- output --------------------------------------------------------------------------------------------------------
+
+  // The contribution of the state to a token decays with the token's distance from where the pass enters the chunk.
+  __device__ __forceinline__ void scale_output(float scale, int length) {
+    if constexpr (T::kReversed) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {  // tokens beyond the sequence are stored nowhere
+        int const token = i / 4 * 8 + 2 * (lane_here() & 3) + i % 2;
+        out[i] *= scale * this->power(float(maximum(length - 1 - token, 0)));
+      }
+      return;
+    }
+    float const first = float(2 * (lane_here() & 3) + 1), eight = this->power(8);
+    float factor[2] = {scale * this->power(first), scale * this->power(first + 1.0f)};
+#pragma unroll
+    for (int g = 0; g < T::kChunk / 8; ++g) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        out[4 * g + e] *= factor[e];
+        out[4 * g + 2 + e] *= factor[e];
+        factor[e] *= eight;
+      }
+    }
+  }
+  __device__ __forceinline__ void pack_output(Rounded& rounded) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) rounded[i] = pack_pair<Element>(out[2 * i], out[2 * i + 1]);
+  }
+  __device__ __forceinline__ void store_output(Rounded const& rounded, int index) const {
+    uint32_t const tile = this->smem + T::kOutOffset + group() * T::kBlockBytes;
+    bool const stores = thread_index() % kWarpgroupThreads == 0;
+    if (stores) tma_store_wait_read();
+    named_barrier(1 + group(), kWarpgroupThreads);
+    int const token = lane_here() / 16 * 8 + lane_here() % 8, chunk = 2 * warp() + lane_here() / 8 % 2;
+    uint32_t const place = swizzled_address(tile, token, chunk, token & 7);
+#pragma unroll
+    for (int g = 0; g < T::kChunk / 8; g += 2) {
+      uint32_t const tiles[4] = {rounded[2 * g], rounded[2 * g + 1], rounded[2 * g + 2], rounded[2 * g + 3]};
+      store_matrix_x4_transposed(place + 8 * g * kSwizzleRowBytes, tiles);
+    }
+    fence_view_async_shared();
+    named_barrier(1 + group(), kWarpgroupThreads);
+    if (stores) {
+      tma_store(arguments.out.descriptor, tile, first_column(), this->row(index), head * arguments.out.head_step,
+                batch * arguments.out.batch_step);
+    }
+  }
+
+  __device__ __forceinline__ bool is_partial() const { return T::kReversed && arguments.pass.partial != nullptr; }
+  // Writes the output to the partial sums.
+  __device__ __forceinline__ void write_partial(int index) const {
+    auto const& pass = arguments.pass;
+    int const column = first_column() + 16 * warp() + lane_here() / 4, row = this->row(index) + 2 * (lane_here() & 3);
+    int64_t const first_row = (int64_t(batch) * pass.heads.divisor + head) * pass.seqlen + row;
+    float* const target = pass.partial + first_row * pass.columns + column;
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      int const token = i / 4 * 8 + i % 2, further = i % 4 / 2 * 8;
+      if (row + token < pass.seqlen && column + further < pass.columns) {
+        target[int64_t(token) * pass.columns + further] = out[i];
+      }
+    }
+  }
+
+  // --- main loops ----------------------------------------------------------------------------------------------------
+
+  // The state before a chunk, as far as its MMAs start with it. No MMA but those that end the last chunk may be in
+  // flight.
+  __device__ __forceinline__ void begin_chunk(Packed (&packed)[2]) {
+    if constexpr (kGuarded) guard();
+    pack_slice(packed[0], 0);
+    pack_slice(packed[1], 1);
+  }
+  __device__ __forceinline__ void run() {
+    load_state();
+    Packed packed[2];
+    Tokens tokens;
+    Rounded rounded;
+    begin_chunk(packed);
+    for (int index = 0; index < count; ++index) {
+      int const stage = Ring::stage(index), length = this->length(index);
+      this->x_ring().consumer_wait(index);
+#pragma unroll
+      for (int slice_of_depth = 0; slice_of_depth < T::kDepthSlices; ++slice_of_depth) {
+        if (slice_of_depth > 1) {
+          cute::warpgroup_wait<1>();
+          fence_operands(packed[slice_of_depth % 2]);
+          pack_slice(packed[slice_of_depth % 2], slice_of_depth);
+        }
+        issue_slice(packed[slice_of_depth % 2], slice_of_depth, stage);
+        if (slice_of_depth == 1 && index > 0 && !is_partial()) store_output(rounded, index - 1);
+      }
+      cute::warpgroup_wait<1>();
+      fence_operands(packed[0]);
+      float const scale = (T::kReversed ? 1.0f : arguments.pass.scale) * (state_scale * unit);
+      scale_state(decay(length));
+      this->z_ring().consumer_wait(index);
+      this->y_ring().consumer_wait(index);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        prepare_tokens(tokens + 4 * step, stage, length, step);
+        issue_update(tokens + 4 * step, stage, step);
+      }
+      cute::warpgroup_wait<kSteps>();
+      fence_operands(packed[1]);
+      fence_accumulators(out);
+      warp_release(this->x_ring().empty(stage));
+      scale_output(scale, length);
+      this->scores_ring().consumer_wait(index);
+      issue_scores(stage, index);
+      cute::warpgroup_wait<1>();
+      fence_operands(tokens);
+      fence_accumulators(state);
+      warp_release(this->y_ring().empty(stage));
+      begin_chunk(packed);
+      cute::warpgroup_wait<0>();
+      fence_accumulators(out);
+      warp_release(this->z_ring().empty(stage));
+      warp_release(this->scores_ring().empty(ScoresRing::stage(index)));
+      if (is_partial()) {
+        write_partial(index);
+      } else {
+        pack_output(rounded);
+      }
+    }
+    if (!is_partial()) store_output(rounded, count - 1);
+    store_state();
+    if (thread_index() % kWarpgroupThreads == 0) tma_store_wait_read();
+  }
+  // Without outputs, the next chunk's tokens are prepared while this one's are multiplied.
+  __device__ __forceinline__ void run_states() {
+    load_state();
+    Tokens tokens, next;
+    float taken = load_tokens(next, 0);
+    for (int index = 0; index < count; ++index) {
+      int const stage = Ring::stage(index);
+#pragma unroll
+      for (int i = 0; i < 16; ++i) tokens[i] = next[i];
+      scale_state(taken);
+      this->y_ring().consumer_wait(index);
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) issue_update(tokens + 4 * step, stage, step);
+      if (index + 1 < count) taken = load_tokens(next, index + 1);
+      cute::warpgroup_wait<0>();
+      fence_operands(tokens);
+      fence_accumulators(state);
+      warp_release(this->y_ring().empty(stage));
+    }
+    store_state();
+  }
+  __device__ __forceinline__ float load_tokens(Tokens& tokens, int index) {
+    int const stage = Ring::stage(index), length = this->length(index);
+    float const taken = decay(length);
+    this->z_ring().consumer_wait(index);
+    uint32_t seen = 0;  // something of every load
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      prepare_tokens(tokens + 4 * step, stage, length, step);
+      seen |= tokens[4 * step];
+    }
+    __syncwarp();
+    if (lane_here() == 0) arrive_after(seen, this->z_ring().empty(stage));
+    return taken;
+  }
+};
+
+template <typename T>
+__global__ void __launch_bounds__(T::kThreads, T::kCtasPerSm)
+    chunks_backward_sm90(ChunkBackwardArguments const __grid_constant__ arguments) {
+  extern __shared__ char smem_bytes[];
+  uint32_t const smem = aligned_shared(smem_bytes);
+  if (threadIdx.x == 0) {
+    prefetch_descriptor(arguments.y.descriptor);
+    prefetch_descriptor(arguments.z.descriptor);
+    if constexpr (!T::kStatesOnly) {
+      prefetch_descriptor(arguments.x.descriptor);
+      prefetch_descriptor(arguments.out.descriptor);
+    }
+    ChunkBackwardStages<T>(arguments, smem, int(blockIdx.x)).init_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kWarpgroupThreads) {
+    if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<T::kScoreRegisters>();
+    ChunkBackwardScores<T> warpgroup(arguments, smem, int(blockIdx.x));
+    warpgroup.run();
+  } else {
+    if constexpr (T::kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<T::kStateRegisters>();
+    ChunkBackwardState<T> warpgroup(arguments, smem, int(blockIdx.x));
+    if constexpr (T::kStatesOnly) {
+      warpgroup.run_states();
+    } else {
+      warpgroup.run();
+    }
+  }
+}
+
+}  // namespace attention_autotuner

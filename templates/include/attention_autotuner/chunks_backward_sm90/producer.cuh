@@ -1,0 +1,206 @@
+// What warpgroups of a pass over chunks of retention's backward have in common: the CTA's place, its stages and their
+// barriers; and the warpgroup that computes scores, of which one thread is the producer.
+//
+// Layouts: see sm90/wgmma.cuh.
+#pragma once
+
+#include "attention_autotuner/chunks_backward_sm90/traits.cuh"
+#include "attention_autotuner/common/chunk_arguments.cuh"
+#include "attention_autotuner/common/convert.cuh"
+#include "attention_autotuner/common/scalars.cuh"
+#include "attention_autotuner/common/scheduler.cuh"
+#include "attention_autotuner/common/threads.cuh"
+#include "attention_autotuner/sm90/pipeline.cuh"
+#include "attention_autotuner/sm90/roles.cuh"
+#include "attention_autotuner/sm90/stmatrix.cuh"
+#include "attention_autotuner/sm90/swizzle.cuh"
+#include "attention_autotuner/sm90/tma.cuh"
+#include "attention_autotuner/sm90/wgmma.cuh"
+
+namespace attention_autotuner {
+
+struct ChunkBackwardArguments {
+  TmaTensor x, y, z, out;
+  ChunkArguments pass;
+};
+
+// What all roles know: the chunks and the barriers.
+template <typename T>
+struct ChunkBackwardStages {
+  static constexpr float kLeastUnit = 1e-15f;
+
+  ChunkBackwardArguments const& arguments;
+  uint32_t const smem;
+  int slice, super, head, batch;
+  int first, count;  // chunks
+  float log2_gamma;
+  // Of the registers of the state, beside the scale: the greatest factor of a token, so that none is rounded to
+  // nothing.
+  float unit;
+
+  __device__ __forceinline__ ChunkBackwardStages(ChunkBackwardArguments const& arguments, uint32_t smem, int index)
+      : arguments(arguments), smem(smem) {
+    auto take = [&index](Divider const& divider) {
+      int const quotient = divider.divide(index), rest = index - quotient * divider.divisor;
+      index = quotient;
+      return rest;
+    };
+    auto const& pass = arguments.pass;
+    slice = index % T::kSlices;
+    index /= T::kSlices;
+    super = take(pass.supers) + pass.super_offset;
+    head = take(pass.heads);
+    batch = index;
+    int const chunks = pass.super_chunk / T::kChunk;
+    first = super * chunks;
+    count = minimum(chunks, pass.chunks - first);
+    log2_gamma = pass.log2_gamma[head];
+    unit = T::kReversed ? pass.scale * exp2f(log2_gamma) : 1.0f;
+    if (fabsf(unit) < kLeastUnit) unit = 1.0f;
+  }
+
+  __device__ __forceinline__ static int warp() { return thread_index() % kWarpgroupThreads / 32; }
+  __device__ __forceinline__ int row(int index) const {
+    return (first + (T::kReversed ? count - 1 - index : index)) * T::kChunk;
+  }
+  __device__ __forceinline__ int length(int index) const {
+    return minimum(T::kChunk, arguments.pass.seqlen - row(index));
+  }
+  __device__ __forceinline__ float power(float n) const { return exp2_approximate(log2_gamma * n); }
+
+  // --- stages --------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ uint32_t x_tile(int stage) const { return smem + stage * T::kStageBytes; }
+  __device__ __forceinline__ uint32_t y_tile(int stage) const { return x_tile(stage) + T::kXBytes; }
+  __device__ __forceinline__ uint32_t z_tile(int stage) const { return y_tile(stage) + T::kYBytes; }
+  __device__ __forceinline__ uint32_t scores_tile(int index) const {
+    return smem + T::kScoresOffset + index % T::kScoreStages * T::kBlockBytes;
+  }
+
+  // Those of X, Y and Z, stage after stage, then those of the scores.
+  using Ring = BarrierRing<T::kStages, 3>;
+  using ScoresRing = BarrierRing<T::kScoreStages>;
+  __device__ __forceinline__ uint32_t barrier(int index) const { return smem + T::kBarrierOffset + 8 * index; }
+  __device__ __forceinline__ Ring x_ring() const { return {barrier(0)}; }
+  __device__ __forceinline__ Ring y_ring() const { return {barrier(2)}; }
+  __device__ __forceinline__ Ring z_ring() const { return {barrier(4)}; }
+  __device__ __forceinline__ ScoresRing scores_ring() const { return {barrier(6 * T::kStages)}; }
+
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kReaders = 4 * T::kWarpgroups, kMore = T::kStatesOnly ? 0 : 4;  // warps
+#pragma unroll
+    for (int stage = 0; stage < T::kStages; ++stage) {
+      x_ring().init(stage, 1, kReaders + kMore);
+      y_ring().init(stage, 1, kReaders + kMore);
+      z_ring().init(stage, 1, kReaders);
+    }
+#pragma unroll
+    for (int stage = 0; stage < T::kScoreStages; ++stage) scores_ring().init(stage, 4, kReaders);
+    fence_barrier_init();
+  }
+  // Once this warp has done with what the barrier guards.
+  __device__ __forceinline__ static void warp_release(uint32_t barrier) {
+    __syncwarp();
+    if (lane_here() == 0) arrive(barrier);
+  }
+};
+
+// The warpgroup that computes scores; one thread of it is the producer.
+template <typename T>
+struct ChunkBackwardScores : ChunkBackwardStages<T> {
+  using Base = ChunkBackwardStages<T>;
+  using Element = typename T::Element;
+  using Base::arguments;
+  using Base::Base;
+  using Base::batch;
+  using Base::count;
+  using Base::head;
+  using Base::warp;
+  using typename Base::Ring;
+  using typename Base::ScoresRing;
+
+  // By the producer thread: loads a chunk, each tile once its stage is empty.
+  __device__ __forceinline__ void load(int index) const {
+    int const stage = Ring::stage(index), row = this->row(index);
+    int const kv_head = arguments.pass.group.divide(head), column = this->slice * T::kColumns;
+    int const x_head = T::kReversed ? kv_head : head, other_head = T::kReversed ? head : kv_head;
+    auto const& [x, y, z, out, pass] = arguments;
+    if constexpr (!T::kStatesOnly) {
+      this->x_ring().producer_acquire(index);
+      fill_stage<T::kChunk, T::kDepth>(this->x_tile(stage), x, this->x_ring().full(stage), row, 0, x_head, batch);
+    }
+    this->y_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kDepth>(this->y_tile(stage), y, this->y_ring().full(stage), row, 0, other_head, batch);
+    this->z_ring().producer_acquire(index);
+    fill_stage<T::kChunk, T::kColumns>(this->z_tile(stage), z, this->z_ring().full(stage), row, column, other_head,
+                                       batch);
+  }
+
+  // Stores scores, scaled and decayed, to shared memory: 0 where the row does not see the column. Rounded once, at the
+  // end: a score between tokens that do not see each other may be beyond the 16-bit type.
+  __device__ __forceinline__ void store_scores(float const (&s)[32], uint32_t tile) const {
+    int const here = 16 * warp() + (lane_here() / 8 % 2) * 8 + lane_here() % 8;
+    int const first =
+        16 * warp() + lane_here() / 4 - 2 * (lane_here() & 3);  // how far a row is ahead in the first 8 x 8 tile
+#pragma unroll
+    for (int g = 0; g < T::kChunk / 8; g += 2) {
+      uint32_t packed[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        int const column = g + i / 2, half = i % 2, ahead = first + 8 * (half - column);
+        float const* const pair = s + 4 * column + 2 * half;
+        packed[i] = pack_pair<Element>(apply_score_mod(pair[0], ahead), apply_score_mod(pair[1], ahead - 1));
+      }
+      store_matrix_x4(swizzled_address(tile, here, g + lane_here() / 16, here & 7), packed);
+    }
+  }
+  __device__ __forceinline__ float apply_score_mod(float score, int ahead) const {
+    int const distance = T::kReversed ? -ahead : ahead;
+    return distance < 0 ? 0.0f : score * (arguments.pass.scale * this->power(float(distance)));
+  }
+  __device__ __forceinline__ void gemm_scores(float (&s)[32], int stage) const {
+    constexpr int kBlockSteps = kSwizzleColumns / kMmaDepth;
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < T::kDepth / kMmaDepth; ++step) {
+      int const offset = step / kBlockSteps * T::kBlockBytes + step % kBlockSteps * kMmaDepth * 2;
+      gemm_ss<Element>(s, make_smem_desc(this->x_tile(stage) + offset, 0),
+                       make_smem_desc(this->y_tile(stage) + offset, 0), step > 0);
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    fence_accumulators(s);
+  }
+
+  __device__ __forceinline__ void run() const {
+    bool const loads = threadIdx.x == 0;
+    if (loads) {
+      for (int index = 0; index < minimum(count, T::kStages); ++index) load(index);
+    }
+    if constexpr (T::kStatesOnly) {
+      if (loads) {
+        for (int index = T::kStages; index < count; ++index) load(index);
+      }
+      return;
+    }
+    __syncwarp();
+    for (int index = 0; index < count; ++index) {
+      int const stage = Ring::stage(index);
+      this->x_ring().consumer_wait(index);
+      this->y_ring().consumer_wait(index);
+      float s[32];
+      gemm_scores(s, stage);
+      this->warp_release(this->x_ring().empty(stage));
+      this->warp_release(this->y_ring().empty(stage));
+      this->scores_ring().producer_acquire(index);
+      store_scores(s, this->scores_tile(index));
+      fence_view_async_shared();
+      this->warp_release(this->scores_ring().full(ScoresRing::stage(index)));
+      int const next = index - 1 + T::kStages;
+      if (loads && index > 0 && next < count) load(next);
+      __syncwarp();
+    }
+  }
+};
+
+}  // namespace attention_autotuner
