@@ -31,6 +31,7 @@ nitpick_ignore = [
     ("py:class", "CausalAlignment"),
     ("py:class", "Mask"),
     ("py:class", "Score"),
+    ("py:class", "tuple[int"),  # Sphinx cuts ``tuple[int, ...] | None`` at its comma
 ]
 
 # A link's #anchor may be any heading down to this level, as on a forge.

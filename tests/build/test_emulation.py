@@ -20,6 +20,7 @@ pytestmark = pytest.mark.build
 
 MAINLOOP = "attention_forward_sm90/mainloop.cuh"
 OUTPUT = "attention_forward_sm90/output.cuh"
+ROWS = "attention_forward_sm90/rows.cuh"
 SOFTMAX = "attention_forward_sm90/softmax.cuh"
 MUTANTS = {
     "scores_not_waited_for": (
@@ -44,8 +45,8 @@ MUTANTS = {
     ),
     "skipped_phases_not_awaited_by_all": (
         MAINLOOP,
-        "wait_v();\n      warpgroup_barrier(group);\n      release_k();",
-        "wait_v(); release_k();",
+        "Base::wait_mask();\n      warpgroup_barrier(group);\n      release_k();\n      release_v();",
+        "Base::wait_mask(); release_k(); release_v();",
     ),
     "turn_not_passed": (MAINLOOP, "ping_pong_pass<T::kWarpgroups>(group);", ""),
     "p_overwritten": (
@@ -54,11 +55,11 @@ MUTANTS = {
         "due = Base::optimistic_softmax(p, !new_tile);",
     ),
     "index_out_of_bounds": (
-        SOFTMAX,
+        ROWS,
         "o[i] *= factor[i / 2 % 2];",
         "o[i] *= factor[i / 2];",
     ),
-    "maximum_not_raised": (SOFTMAX, "largest[half] = next;", ""),
+    "maximum_not_raised": (SOFTMAX, "level[half] = next;", ""),
     "output_not_fenced": (OUTPUT, "fence_view_async_shared();", ""),
     "store_not_waited_for": (OUTPUT, "tma_store_wait_read();", ""),
     "bytes_miscounted": (
