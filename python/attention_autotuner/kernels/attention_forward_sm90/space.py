@@ -8,9 +8,9 @@ from itertools import product
 from math import ceil
 
 from ...arch.spec import ArchSpec
-from ...core.candidate import Candidate, Rejection
+from ...core.candidate import Rejection
 from ...core.problem import Problem
-from ..shared.passes import check_passes
+from ..shared.passes import first_legal, points_of
 from . import masked_space
 from .knobs import AttentionForwardSm90Knobs, Mainloop, Output, Schedule
 from .resources import row_tiles
@@ -132,9 +132,9 @@ def default(problem: Problem, spec: ArchSpec) -> AttentionForwardSm90Knobs | Non
         variation = (True, row.ping_pong, _schedule(problem, row.plan[0], spec))
         for block_n in row.block_n:
             points = _of_tile(space, (*row.plan, block_n), (variation,))
-            for point in _checked(problem, spec, points):
-                if not isinstance(point, Rejection):
-                    return point
+            knobs = first_legal(problem, spec, points, passes_of, PRUNING_PREDICATES)
+            if knobs is not None:
+                return knobs
     return None
 
 
@@ -217,9 +217,7 @@ def _schedule(problem: Problem, warpgroups: int, spec: ArchSpec) -> Schedule:
 def _checked(
     problem: Problem, spec: ArchSpec, points: Iterable[AttentionForwardSm90Knobs]
 ) -> Iterator[AttentionForwardSm90Knobs | Rejection]:
-    for knobs in points:
-        candidate = Candidate.of(problem, knobs)
-        yield check_passes(candidate, passes_of, spec, PRUNING_PREDICATES) or knobs
+    return points_of(problem, spec, points, passes_of, PRUNING_PREDICATES)
 
 
 def _of_tile(
