@@ -112,7 +112,7 @@ ON_HOST = [
         replace(
             FUSED,
             knobs=replace(
-                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, ordered=True)
+                FUSED.knobs, dq_share=replace(FUSED.knobs.dq_share, dq_by=dq_by, dq_add="ordered")
             ),
             padded_dim_qk=dim,
         )

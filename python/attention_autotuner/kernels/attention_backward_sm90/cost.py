@@ -44,7 +44,7 @@ def step_clks(
     exposed += fit.gradient_sm90_step_clk
     if shape.share is None:
         return mma, exposed
-    if shape.share.ordered:
+    if shape.share.dq_add == "ordered":
         exposed += fit.gradient_sm90_semaphore_clk
     added = shape.knobs.block_columns * shape.candidate.padded_dim_qk * SUM_BYTES
     # Sums leave beside everything else, at the rate of additions in L2.

@@ -21,6 +21,7 @@ from .knobs import (
     AttentionBackwardSm90Knobs,
     BackwardPassSm90,
     Decomposition,
+    DqAdd,
     DqBy,
     DqShareSm90,
     IssueOrder,
@@ -39,12 +40,14 @@ class AttentionBackwardSm90Space:
 
     Attributes:
         shares: (who computes the share of dQ, queries of a step) pairs of fused passes.
+        dq_adds: how shares of dQ are added.
         key_blocks: queries of a step of other passes over keys.
         query_tiles: (warpgroups, keys of a step) pairs of passes over queries; those over keys have two warpgroups.
         cta_orders: orders of the list of CTAs.
     """
 
     shares: tuple[tuple[DqBy, int], ...] = (("own", 64), ("keys", 64), ("keys", 128), ("own", 128))
+    dq_adds: tuple[DqAdd, ...] = ("bulk", "reduce", "ordered")
     key_blocks: tuple[int, ...] = (128, 80, 64)
     query_tiles: tuple[tuple[int, int], ...] = ((2, 128), (2, 64), (3, 64))
     cta_orders: tuple[CtaOrder, ...] = ("raster", "longest_first")
@@ -79,12 +82,12 @@ def _points(
     seen: set[AttentionBackwardSm90Knobs] = set()
     tiles = tuple(product(space.key_blocks, space.query_tiles))
     for cta_order in space.cta_orders:
-        for (dq_by, block), orders, ordered in product(
-            space.shares, (ISSUE_ORDERS, ISSUE_ORDERS[-1:]), (False, True)
+        for (dq_by, block), orders, dq_add in product(
+            space.shares, (ISSUE_ORDERS, ISSUE_ORDERS[-1:]), space.dq_adds
         ):
-            share = DqShareSm90(dq_by=dq_by, ordered=ordered)
+            share = DqShareSm90(dq_by=dq_by, dq_add=dq_add)
             knobs = _fitted(problem, spec, "fused", block, orders, cta_order, dq_share=share)
-            if knobs not in seen and (ordered or not problem.deterministic):
+            if knobs not in seen and (knobs.deterministic or not problem.deterministic):
                 seen.add(knobs)
                 yield knobs
         for decomposition, (block, (groups, columns)) in product(PASSES, tiles):

@@ -137,7 +137,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       fence_accumulators(share.sums);
       int64_t const tile = dq_tile_index(arguments, batch, now);
       DqSemaphore<T> const semaphore(arguments, tile, group, row_block, kWarpgroupBarrier + group);
-      share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column());
+      share.add(dq_tile<T>(arguments, tile), dq_row(), dq_column(), Base::dq_stage(group));
       semaphore.release();
     }
   }
@@ -237,6 +237,7 @@ struct BackwardPassSm90Consumer : BackwardPassSm90Scores<T> {
       }
       results_alone(steps - 1, now);
     }
+    if constexpr (T::kKeysDq && T::kBulkDq) share.wait_added();
   }
 
   __device__ __forceinline__ void write() const {
@@ -294,17 +295,18 @@ struct BackwardPassSm90Dq : BackwardPassSm90Stages<T> {
           if (row + kWarpgroupRows >= T::kBlockColumns && column + T::kDqColumns >= T::kDepth && warp_arrives()) {
             arrive(empty(T::kDsBarrier, stage));
           }
-          share.add(dq_tile<T>(arguments, tile), row, column);
+          share.add(dq_tile<T>(arguments, tile), row, column, Base::dq_stage(0));
         }
       }
       semaphore.release();
     }
+    if constexpr (T::kBulkDq) share.wait_added();
   }
 };
 
 template <typename Config, typename T>
 __global__ void __launch_bounds__(T::kThreads, 1)
-    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, TileList const list) {
+    attention_backward_sm90(BackwardPassSm90Arguments const __grid_constant__ arguments, SectionList const list) {
   extern __shared__ char smem_bytes[];
   uint32_t const smem = aligned_shared(smem_bytes);
   int const warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpgroupThreads, 0);
