@@ -28,8 +28,8 @@ MUTANTS = {
     "scores_not_waited_for": (MAINLOOP, "warpgroup_wait<kResults + kBoth>();", ""),
     "shares_not_waited_for": (
         MAINLOOP,
-        "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(before);",
-        "issue_dq(index); add_dq(before); warpgroup_wait<0>();",
+        "issue_dq(index);\n      warpgroup_wait<0>();\n      add_dq(index, before);",
+        "issue_dq(index); add_dq(index, before); warpgroup_wait<0>();",
     ),
     "keys_not_masked": (SCORES, "if (needs_mask(now)) mask(now);", ""),
 }

@@ -28,7 +28,7 @@ from .knobs import BackwardPassSm90, DqShareSm90, knobs_of
 
 CONSUMER_REGISTERS = {(2, False): 240, (2, True): 208, (3, False): 160}  # by owns_dq, too
 OTHER_REGISTERS = {(2, False): 24, (2, True): 24 + 72, (3, False): 32}  # producer and dQ
-VALUE_BYTES = 512  # of a stage of base or of shift
+VALUE_BYTES = 4  # of a row of base or of shift
 SEMAPHORE_BYTES = 4
 ENOUGH_CTAS = H100_SPEC.num_sms
 
@@ -147,7 +147,8 @@ def smem_bytes(shape: BackwardPassSm90Shape) -> int:
     if shape.share is not None and shape.share.dq_add == "bulk":
         groups = 1 if shape.owns_dq else knobs.warpgroups
         sums = 64 * groups * shape.dq_columns * SUM_BYTES
-    values = 0 if shape.by_queries else (knobs.first_stages + knobs.second_stages) * VALUE_BYTES
+    staged = knobs.first_stages + knobs.second_stages
+    values = 0 if shape.by_queries else staged * knobs.block_columns * VALUE_BYTES
     tiles = rows + knobs.block_columns * (stages + ds)
     return ALIGNMENT_BYTES + ELEMENT_BYTES * tiles + sums + values + BARRIER_BYTES
 

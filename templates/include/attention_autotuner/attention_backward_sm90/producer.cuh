@@ -101,7 +101,7 @@ struct BackwardPassSm90Stages {
     }
     for (int i = T::kDsBarrier; i < T::kBarriers; ++i) {
       barrier_init(full(i, 0), kConsumers);
-      barrier_init(empty(i, 0), 4 * kWarpArrivals);
+      barrier_init(empty(i, 0), T::kOwnDq ? 4 * kWarpArrivals : kConsumers);
     }
     fence_barrier_init();
   }

@@ -126,7 +126,7 @@ struct BackwardPassSm90Traits {
   static constexpr int kY1Bytes = kBlockColumns * kColumnsLoaded * 2;
   static constexpr int kDsBytes = kBlockColumns * kBlockRows * 2;
   static constexpr int kDqWarpBytes = kBulkDq ? 16 * kDqColumns * 4 : 0;
-  static constexpr int kValueBytes = kByQueries ? 0 : 128 * 4;
+  static constexpr int kValueBytes = kByQueries ? 0 : 4 * kBlockColumns;
   static constexpr int kX1Offset = kX0Bytes;
   static constexpr int kY0Offset = kX1Offset + kX1Bytes;
   static constexpr int kY1Offset = kY0Offset + kFirstStages * kY0Bytes;
