@@ -258,7 +258,7 @@ def test_a_comparison_writes_settles_and_ships(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    best = next(c for c in candidates_of(SHORT) if c != POLICY.default(SHORT))
+    _, best, *_ = candidates_of(SHORT, [SHORT])
     times = {best.name: us, FLASH_NAME: 120.0}
     with settings.override(cache_dir=tmp_path, mode="cached"):
         records = RecordStore(tmp_path / "records")
@@ -293,7 +293,7 @@ def test_a_comparison_writes_settles_and_ships(
 def test_picks_alone_are_raced_without_their_defaults_and_settle_nothing(
     forward_of_two: Suite, tmp_path: Path
 ) -> None:
-    best = next(c for c in candidates_of(SHORT) if c != POLICY.default(SHORT))
+    _, best, *_ = candidates_of(SHORT, [SHORT])
     with settings.override(cache_dir=tmp_path, mode="cached"):
         records = RecordStore(tmp_path / "records")
         tuning = FakePipeline(time_us=lambda problem, name: 80.0 if name == best.name else 100.0)
