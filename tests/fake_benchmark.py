@@ -137,10 +137,11 @@ def run_search(
     )
 
 
-def candidates_of(problem: Problem, top_k: int = 3) -> list[Candidate]:
-    """The pool of a problem's class when all three are tuned."""
-    pools = class_pools.pools([SHORT, LONG, WIDE], POLICY, top_k=top_k)
-    return pools[class_pools.class_of(problem)]
+def candidates_of(
+    problem: Problem, tuned: Sequence[Problem] = (SHORT, LONG, WIDE)
+) -> list[Candidate]:
+    """The pool of a problem's class when all three are tuned, or some."""
+    return class_pools.pools(tuned, POLICY, top_k=3)[class_pools.class_of(problem)]
 
 
 def session_of(

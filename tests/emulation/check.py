@@ -28,7 +28,9 @@ Adjust = Callable[[Inputs], tuple[Inputs, Inputs]]
 def growing_scores(inputs: Inputs) -> tuple[Inputs, Inputs]:
     """Keys that are the greater the further ahead: a loop from the last key to the first meets new maxima."""
     length = inputs.k.shape[-2]
-    factors = torch.linspace(8.0, 0.1, length, dtype=inputs.k.dtype, device=inputs.k.device)[:, None]
+    factors = torch.linspace(8.0, 0.1, length, dtype=inputs.k.dtype, device=inputs.k.device)[
+        :, None
+    ]
     grown = replace(inputs, tensors={**inputs.tensors, "k": inputs.k * factors})
     return grown, grown
 

@@ -29,8 +29,8 @@ class Coefficients:
       docs/kernel_log.md on an H200 (dims 64, 128, 256 and 256/512), which they meet within 14 %.
     - ``attention_sm90_``: set by hand to clocks per step and per tile that attention's forward of family ``sm90`` took
       on an H200 (dims 64, 128 and 256), whose clock its power limit lowers.
-    - ``gradient_sm90_``: of attention's backward of family ``sm90``, predicted, as no GPU has run it. The rate of sums
-      is that of a micro-benchmark on an H200.
+    - ``gradient_sm90_``: of attention's backward of family ``sm90``, predicted and yet to be timed. The rate of sums is
+      that of a micro-benchmark on an H200.
     - ``chunk_``: retention's passes over chunks of family ``sm80``: fitted to 15 times of forward passes of head dims
       64 to 512 on an H200, which they give within 9 %; ``chunk_gradient_clk`` to 5 times of gradients.
     - ``chunk_sm90_``: fitted to 15 times on an H200 (dims 64, 128, 256 and 256/512), which they meet within 10 %, all
