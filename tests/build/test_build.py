@@ -12,7 +12,7 @@ import pytest
 
 from attention_autotuner.codegen import artifact as artifact_module
 from attention_autotuner.codegen import build as build_module
-from attention_autotuner.codegen.artifact import Artifact, BuildTarget
+from attention_autotuner.codegen.artifact import Artifact, BuildTarget, artifact_digest
 from attention_autotuner.codegen.build import build
 from attention_autotuner.codegen.project import Project, configure
 from attention_autotuner.codegen.render import RenderedKernel, abi_version, render
@@ -365,13 +365,66 @@ def test_a_time_limit_ends_one_kernel_alone(
 ) -> None:
     store = Store(tmp_path / "cache")
     kernels = [_trivial("one", "MARK"), _trivial("two")]
-    results = build(
-        kernels, TARGET, toolchain=wrapped("sleep 600"), store=store, timeout_seconds=10, jobs=2
-    )
+    hanging = wrapped("sleep 600")
+    results = build(kernels, TARGET, toolchain=hanging, store=store, timeout_seconds=10, jobs=2)
     assert _kinds(results) == ["timed_out", "artifact"]
     assert isinstance(results[0], TimedOut)
     assert "10 s" in results[0].reason
-    assert [entry.state for entry in store.ls()] == ["built"]
+    # It is remembered while the compiler is the same file.
+    assert build(kernels, TARGET, toolchain=hanging, store=store) == results
+    mended = wrapped("true")
+    assert _kinds(build(kernels, TARGET, toolchain=mended, store=store)) == ["artifact"] * 2
+
+
+def test_a_budget_ends_compilers_and_keeps_what_is_built(
+    tmp_path: Path, wrapped: Callable[[str], Toolchain]
+) -> None:
+    store = Store(tmp_path / "cache")
+    kernels = [_trivial(f"n{number}", "MARK" * (number == 10)) for number in range(11)]
+    slow = wrapped("sleep 600")
+    names: list[str] = []
+    ends: list[float] = []
+
+    def stop() -> bool:
+        if len(names) == 10 and not ends:
+            ends.append(time.monotonic() + 1.0)
+        return bool(ends) and time.monotonic() > ends[0]
+
+    results = build(
+        kernels, TARGET, toolchain=slow, store=store, jobs=1, stop=stop,
+        progress=lambda done, total, name, seconds: names.append(name),
+    )  # fmt: skip
+    assert time.monotonic() < ends[0] + 5.0
+    assert _kinds(results) == ["artifact"] * 10 + ["postponed"]
+    assert names == [kernel.name for kernel in kernels[:10]]  # the first of them first
+    assert not list((store.root / "staging").iterdir())
+    assert not list((store.root / "building").iterdir())
+    # What another process compiles is waited for, and taken from the store.
+    with store.lease(artifact_digest(kernels[10], TARGET, slow), "n10").wait():
+        began = time.monotonic()
+        (waited,) = build(
+            kernels[10:], TARGET, toolchain=slow, store=store,
+            stop=lambda: time.monotonic() > began + 0.5,
+        )  # fmt: skip
+    assert _kinds([waited]) == ["postponed"]
+
+
+def test_a_compiler_that_hangs_before_it_compiles_ends_with_the_budget(
+    tmp_path: Path, toolchain: Toolchain
+) -> None:
+    wrapper = tmp_path / "nvcc"
+    wrapper.write_text("#!/bin/sh\nsleep 600\n")
+    wrapper.chmod(0o755)
+    began = time.monotonic()
+    results = build(
+        [_trivial("one")],
+        TARGET,
+        toolchain=replace(toolchain, nvcc=wrapper),
+        store=Store(tmp_path / "cache"),
+        stop=lambda: time.monotonic() > began + 0.5,
+    )
+    assert _kinds(results) == ["postponed"]
+    assert time.monotonic() - began < 10.0
 
 
 def test_a_crash_of_the_compiler_is_a_failed_build(

@@ -76,7 +76,6 @@ def test_a_gpu_is_described_tuned_and_written_down(here: Settings, tmp_path: Pat
         "nvidia-h200.bring_up.json",
         "nvidia-h200.evidence.jsonl",
         "nvidia-h200.jsonl",
-        "nvidia-h200.lock",
         "nvidia-h200.properties.json",
         "nvidia-h200.spec.json",
     ]
