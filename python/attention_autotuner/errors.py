@@ -44,7 +44,7 @@ class StoreError(AttentionAutotunerError, RuntimeError):
 
 
 class LeaseError(StoreError):
-    """Another process holds a lease for longer than one is waited for, or the folder of leases cannot be written."""
+    """Another process holds a lease for longer than one is waited for."""
 
 
 class BundleError(AttentionAutotunerError, ValueError):

@@ -174,7 +174,10 @@ class Machine(LocalPipeline):
         return True
 
     def build(
-        self, kernels: Sequence[RenderedKernel], progress: Callable[[int, int, str], None]
+        self,
+        kernels: Sequence[RenderedKernel],
+        progress: Callable[[int, int, str], None],
+        stop: Callable[[], bool] = lambda: False,
     ) -> Sequence[Built | Outcome]:
         self.built += [kernel.name for kernel in kernels]
         results = [self._build(kernel.name) for kernel in kernels]

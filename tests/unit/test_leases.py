@@ -15,7 +15,7 @@ import pytest
 
 from attention_autotuner.core import leases
 from attention_autotuner.core.leases import Lease
-from attention_autotuner.errors import LeaseError
+from attention_autotuner.errors import LeaseError, StoreError
 
 SPAWN = multiprocessing.get_context("spawn")
 HOLDER = """
@@ -120,7 +120,7 @@ def test_who_lost_a_lease_does_not_take_the_next_owners_away(path: Path) -> None
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(LeaseError, match=r"cannot write .*file/a\.lease"):
+    with pytest.raises(StoreError, match=r"cannot write .*file/a\.lease"):
         Lease(tmp_path / "file" / "a.lease").attempt()
 
 

@@ -26,7 +26,9 @@ def test_a_writer_waits_for_another_and_keeps_its_picks(tmp_path: Path) -> None:
         late.join(0.2)
         assert late.is_alive()
         other = ship(tmp_path / "other", GPU, [FIRST]).parent
-        shutil.copytree(other, tmp_path, dirs_exist_ok=True, ignore=lambda *_: ["nvidia-h200.lease"])
+        shutil.copytree(
+            other, tmp_path, dirs_exist_ok=True, ignore=lambda *_: ["nvidia-h200.lease"]
+        )
     late.join(10.0)
     assert not late.is_alive()
     problems = {record.problem for record in shipped(tmp_path, GPU)}

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import LeaseError
+from ..errors import LeaseError, StoreError
 from .trust import make_folder
 
 HEARTBEAT_SECONDS = 5.0
@@ -111,14 +111,14 @@ class Lease:
         """Take it if it is free; True where it is held now. Repeated attempts see that nobody touches it.
 
         Raises:
-            LeaseError: the folder cannot be written.
+            StoreError: the folder cannot be written.
         """
         if self.is_held:
             return True
         try:
             self.is_held = self._create() or (self._is_stale() and self._break() and self._create())
         except OSError as error:
-            raise LeaseError(f"cannot write {self.path}: {error.strerror or error}") from error
+            raise StoreError(f"cannot write {self.path}: {error.strerror or error}") from error
         if self.is_held:
             _KEEPER.add(self)
         return self.is_held
@@ -131,7 +131,8 @@ class Lease:
             tick: called before every pause.
 
         Raises:
-            LeaseError: it was not free in time, or the folder cannot be written.
+            LeaseError: it was not free in time.
+            StoreError: the folder cannot be written.
         """
         began, pause = time.monotonic(), POLL_SECONDS[0]
         while not self.attempt():

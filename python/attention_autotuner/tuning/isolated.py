@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from ..core.outcome import Crashed, Leaked, Outcome
 from ..core.problem import Problem
-from .racing import Race, Timing
+from .racing import History, Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
 from .worker import Worker
 
@@ -92,6 +92,7 @@ def measure(
     keep: Collection[str] = (),
     seed: int = 0,
     on_round: OnRound | None = None,
+    history: History | None = None,
 ) -> tuple[list[Timing], bool]:
     """Race kernels; one that takes the worker with it is left out, and the others go on with the rounds so far.
 
@@ -106,6 +107,7 @@ def measure(
         keep: names that are timed in every round.
         seed: of the inputs and of the order.
         on_round: called after each round with (rounds, names still in the race).
+        history: see :class:`.racing.Race`; what is settled by it is not timed again.
 
     Returns:
         The timings, fastest first, as :meth:`.racing.Race.results` has them; and whether Ctrl-C cut the race short.
@@ -113,7 +115,7 @@ def measure(
     Raises:
         ArtifactError: there is no worker to be had.
     """
-    race = Race(list(entries), keep=keep, seed=seed)
+    race = Race(list(entries), keep=keep, seed=seed, history=history)
     asked = {"problem": asdict(problem), "seed": seed}
     crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
     alone, replays = False, 0
@@ -124,7 +126,7 @@ def measure(
         return samples
 
     try:
-        while race.running:
+        while race.running and not race.settled():
             before, prepared = race.rounds, False
             try:
                 running = {name: crossed[name] for name in race.running}

@@ -1,8 +1,10 @@
 """Tuning many problems under one budget: builds run ahead while what is built is verified, raced and confirmed.
 
 A pick never loses to the policy's default: the default is in every race, and is replaced only after a second, fresh
-process has confirmed a gain. Until then the record says the default, unconfirmed. Whatever ends a sweep early, each
-record that was written stays, and the next sweep goes on from there.
+process has confirmed a gain. Until then the record says the default, unconfirmed. Problems race as soon as their
+kernels are built, the first of the plan first; where the budget does not suffice for all, for as many as it does, with
+what is built of their kernels. Whatever ends a sweep early, each record that was written stays, and the next sweep goes
+on from there.
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ..core.candidate import Candidate
 from ..core.outcome import Outcome
 from ..core.problem import Problem
-from ..errors import NoCandidateError
+from ..errors import LeaseError, NoCandidateError
 from .build_ahead import BuildAhead
 from .pipeline import Built, Doubt
 from .record_schema import TuningRecord
@@ -112,7 +113,7 @@ class Sweep(Engine):
 
     Attributes:
         plan: what to do.
-        budget_seconds: wall time for all of it; what has begun is finished.
+        budget_seconds: wall time for all of it; compilers that still run are ended.
         again: measure what is recorded already, too.
         tell: told (phase, done, total, message).
     """
@@ -134,7 +135,8 @@ class Sweep(Engine):
         Raises:
             ToolchainError, StoreError: the compiler is missing; a folder cannot be written.
         """
-        self._deadline = time.monotonic() + self.budget_seconds
+        self.deadline = time.monotonic() + self.budget_seconds
+        self.fresh = self.again
         self._defaults = {self.policy.default(problem) for problem in self.plan.problems}
         self._digests = source_digests(self.plan.candidates)
         interrupted = False
@@ -144,6 +146,7 @@ class Sweep(Engine):
             [candidate for group in groups for candidate in group.pool],
             jobs=self.plan.jobs,
             on_built=partial(self.tell, "build"),
+            deadline=self.deadline,
         )
         try:
             self._work(groups, ahead)
@@ -173,13 +176,15 @@ class Sweep(Engine):
     def _work(self, groups: Sequence[Group], ahead: BuildAhead) -> None:
         total = sum(len(group.problems) for group in groups)
         done = 0
-        for place, group in enumerate(groups):
-            waiting = (total - done, len(groups) - place)
-            self._await(group, ahead, waiting)
-            if not self._time_for_a_race():
-                ahead.stop()  # nothing of what is still to come will be raced
-                break
-            rows = self._prepare(group, ahead, waiting)
+        waiting = list(groups)
+        while waiting and self._time_for_a_race():
+            left = (sum(len(group.problems) for group in waiting), len(waiting))
+            group = self._next(waiting, ahead, left)
+            if group is None:
+                self._pass_time(waiting, ahead)
+                continue
+            waiting.remove(group)
+            rows = self._prepare(group, ahead, left)
             for problem in group.problems:
                 if not self._time_for_a_race():
                     break
@@ -187,22 +192,32 @@ class Sweep(Engine):
                 with self._timed("race"):
                     self._settle_by_race(problem, rows)
                 done += 1
+        ahead.close()  # nothing of what is still to come will be raced
         self.tell("race", done, total, "")
         if self._doubts:
             self._confirm()
 
-    def _await(self, group: Group, ahead: BuildAhead, waiting: Waiting) -> None:
-        """Wait until a group is built, or until it is time to make do with what is; confirm meanwhile."""
-        while not ahead.ready(group.pool):
-            spare = self._spare(waiting)
-            if spare <= 0:
-                ahead.stop()
-                return
-            if len(self._doubts) >= MIN_DOUBTS:
-                self._confirm()
-                continue
-            with self._timed("wait"):
-                ahead.wait(group.pool, min(spare, WAIT_SECONDS))
+    def _next(self, waiting: Sequence[Group], ahead: BuildAhead, left: Waiting) -> Group | None:
+        """The first group that is built, or, where time is short, of which enough is to be raced."""
+        groups = [group for group in waiting if ahead.ready(group.pool)]
+        if not groups and self._spare(left) <= 0:
+            groups = [group for group in waiting if self._is_raceable(group, ahead)]
+        return groups[0] if groups else None
+
+    def _is_raceable(self, group: Group, ahead: BuildAhead) -> bool:
+        """Return whether a group's defaults are built, and as many others as are checked at least."""
+        built = ahead.results(group.pool)
+        defaults = {self.policy.default(problem) for problem in group.problems}
+        return defaults <= set(built) and len(built) >= min(LEAST_VERIFIED, len(group.pool))
+
+    def _pass_time(self, waiting: Sequence[Group], ahead: BuildAhead) -> None:
+        """Confirm picks while there is nothing to race, or wait for a build."""
+        if len(self._doubts) >= MIN_DOUBTS:
+            self._confirm()
+            return
+        with self._timed("wait"):
+            pool = [candidate for group in waiting for candidate in group.pool]
+            ahead.wait(pool, min(WAIT_SECONDS, self.seconds_left))
 
     def _time_for_a_race(self) -> bool:
         return self._left(0) >= RACE_SECONDS + SET_UP_SECONDS
@@ -215,7 +230,7 @@ class Sweep(Engine):
 
     def _left(self, races: int) -> float:
         """Seconds beyond what some races and all confirmations still take."""
-        return self._deadline - time.monotonic() - racing_seconds(races, len(self._doubts))
+        return self.deadline - time.monotonic() - racing_seconds(races, len(self._doubts))
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
@@ -258,11 +273,11 @@ class Sweep(Engine):
                 self._failures[candidate.name] = row.outcome
         return rows
 
-    def verify(self, problem: Problem, candidate: Candidate, built: Built) -> Outcome:
+    def verify(self, problem: Problem, row: Row, built: Built) -> Outcome:
         """Check a kernel, and keep count of how many were and how long it took."""
         self._verified += 1
         with self._timed("verify"):
-            return super().verify(problem, candidate, built)
+            return super().verify(problem, row, built)
 
     def _settle_by_race(self, problem: Problem, rows: Sequence[Row]) -> None:
         default = self.policy.default(problem)
@@ -270,6 +285,8 @@ class Sweep(Engine):
             return  # it was not built in time: left
         try:
             raced, interrupted = self.race(problem, rows, RACE_SECONDS)
+        except LeaseError:
+            return  # the GPU was not to be had in time
         except NoCandidateError as error:
             self._settle(problem, "failed", reason=str(error))
             return
@@ -294,7 +311,7 @@ class Sweep(Engine):
         asked, self._doubts = self._doubts, []
         self.tell("confirm", 0, len(asked), f"{len(asked)} picks in a second process")
         with self._timed("confirm"):
-            ratios = self.pipeline.confirm_all([doubt for _, _, doubt in asked])
+            ratios = self.confirm([doubt for _, _, doubt in asked])
         for (record, gain, doubt), ratio in zip(asked, ratios, strict=True):
             if ratio is None:
                 continue  # the default serves, and the next sweep asks again
@@ -303,6 +320,7 @@ class Sweep(Engine):
             else:
                 gain = 0.0
             record = self.records.put(replace(record, confirmed=True))
+            self.journal(doubt.problem).end()
             self._settle(doubt.problem, "measured", record=record, gain=gain)
         self.tell("confirm", len(asked), len(asked), "")
 
