@@ -234,6 +234,8 @@ class _Search(Engine):
         kernels = sorted(
             (kernel for kernel in kernels if kernel.name in order), key=lambda k: order[k.name]
         )
+        if self.settings.budget_seconds is not None:  # more could not be checked in time
+            kernels = kernels[: 1 + int(self.settings.budget_seconds / CHECK_SECONDS)]
         timed, built = self.pipeline.can_measure(), 0
 
         def progress(done: int, total: int, message: str) -> None:
@@ -257,6 +259,8 @@ class _Search(Engine):
             result = by_name.get(row.candidate.compiled.name)
             if result is not None:
                 row = self.examine(self.problem, row, result, timed=timed)
+            elif not self.interrupted:
+                (row,) = _postponed([row], "the budget does not suffice for so many kernels")
             refined.append(row)
         # A kernel that spills or waits is better than none, and a few bytes are better than many.
         for limit in (SPILL_WORTH_TIMING, inf):
