@@ -128,6 +128,7 @@ class Sweep(Engine):
     # Of a race that the default lost: its record, the gain, and what is to be confirmed.
     _doubts: list[tuple[TuningRecord, float, Doubt]] = field(default_factory=list, init=False)
     _verified: int = field(default=0, init=False)
+    _raced: int = field(default=0, init=False)
 
     def run(self) -> SweepResult:
         """Do what the budget allows.
@@ -177,7 +178,7 @@ class Sweep(Engine):
         total = sum(len(group.problems) for group in groups)
         done = 0
         waiting = list(groups)
-        while waiting and self._time_for_a_race():
+        while waiting and self._has_time():
             left = (sum(len(group.problems) for group in waiting), len(waiting))
             group = self._next(waiting, ahead, left)
             if group is None:
@@ -186,11 +187,12 @@ class Sweep(Engine):
             waiting.remove(group)
             rows = self._prepare(group, ahead, left)
             for problem in group.problems:
-                if not self._time_for_a_race():
+                if not self._has_time():
                     break
                 self.tell("race", done, total, problem.describe())
                 with self._timed("race"):
                     self._settle_by_race(problem, rows)
+                self._raced += 1
                 done += 1
         ahead.close()  # nothing of what is still to come will be raced
         self.tell("race", done, total, "")
@@ -205,10 +207,10 @@ class Sweep(Engine):
         return groups[0] if groups else None
 
     def _is_raceable(self, group: Group, ahead: BuildAhead) -> bool:
-        """Return whether a group's defaults are built, and as many others as are checked at least."""
+        """Return whether a default of a group is built, and something to race it against."""
         built = ahead.results(group.pool)
-        defaults = {self.policy.default(problem) for problem in group.problems}
-        return defaults <= set(built) and len(built) >= min(LEAST_VERIFIED, len(group.pool))
+        has_default = any(self.policy.default(problem) in built for problem in group.problems)
+        return has_default and len(built) >= min(LEAST_VERIFIED, len(group.pool))
 
     def _pass_time(self, waiting: Sequence[Group], ahead: BuildAhead) -> None:
         """Confirm picks while there is nothing to race, or wait for a build."""
@@ -219,8 +221,16 @@ class Sweep(Engine):
             pool = [candidate for group in waiting for candidate in group.pool]
             ahead.wait(pool, min(WAIT_SECONDS, self.seconds_left))
 
-    def _time_for_a_race(self) -> bool:
-        return self._left(0) >= RACE_SECONDS + SET_UP_SECONDS
+    def _has_time(self) -> bool:
+        """True where there is time for a race, once what is doubted is confirmed: that may take less than was kept."""
+        if self._doubts and self._left(0) < self._race_seconds:
+            self._confirm()
+        return self._left(0) >= self._race_seconds
+
+    @property
+    def _race_seconds(self) -> float:
+        """Seconds of a race, by those so far."""
+        return (self._seconds["race"] + RACE_SECONDS + SET_UP_SECONDS) / (self._raced + 1)
 
     def _spare(self, waiting: Waiting) -> float:
         """Seconds beyond what the waiting problems take, with the least of each group verified."""
@@ -230,7 +240,8 @@ class Sweep(Engine):
 
     def _left(self, races: int) -> float:
         """Seconds beyond what some races and all confirmations still take."""
-        return self.deadline - time.monotonic() - racing_seconds(races, len(self._doubts))
+        needed = racing_seconds(races, len(self._doubts), self._race_seconds)
+        return self.deadline - time.monotonic() - needed
 
     @contextmanager
     def _timed(self, phase: str) -> Iterator[None]:
