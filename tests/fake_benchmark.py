@@ -81,7 +81,7 @@ class FakePipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
-        history: History,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.raced.append((problem, list(built)))
         race = Race(list(built), keep=keep, history=history)

@@ -107,7 +107,7 @@ class FakePipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
-        history: History,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         self.measured += built
         self.problems.append(problem)

@@ -79,7 +79,7 @@ class SlowPipeline(FakePipeline):
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
-        history: History,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         race = Race(list(built), keep=keep, history=history)
         while race.rounds < ROUNDS:

@@ -20,7 +20,7 @@ from attention_autotuner.tuning.entries import KernelEntry
 from attention_autotuner.tuning.environment import Environment
 from attention_autotuner.tuning.isolated import InProcess
 from attention_autotuner.tuning.pipeline import Doubt, LocalPipeline
-from attention_autotuner.tuning.racing import History, Timing
+from attention_autotuner.tuning.racing import Timing
 from attention_autotuner.tuning.worker import Worker
 
 PROBLEM = Problem(dim_qk=64, dim_v=64)
@@ -89,7 +89,6 @@ def test_environment_and_target_are_those_of_the_measured_device(
         budget_seconds=1.0,
         keep=[],
         on_round=lambda rounds, still: None,
-        history=History(),
     )
     assert ([t.name for t in timings], interrupted) == (["one"], False)
     assert here.environment.gpu_name == "NVIDIA GeForce RTX 3090"

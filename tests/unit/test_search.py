@@ -163,8 +163,8 @@ def test_kernels_whose_products_wait_for_one_another_are_not_measured(
     warning = "C7512: Potential Performance Loss: wgmma.mma_async instructions are serialized"
 
     class Waiting(FakePipeline):
-        def build(self, kernels: Any, progress: Any, stop: Any) -> Any:
-            built: Any = super().build(kernels, progress)
+        def build(self, kernels: Any, progress: Any, stop: Any = bool) -> Any:
+            built: Any = super().build(kernels, progress, stop)
             slow = (challenger, POLICY.default(PROBLEM).name)
             return [
                 replace(item, report=replace(item.report, warnings=(warning,)))

@@ -126,7 +126,7 @@ class Pipeline(Protocol):
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
-        history: History,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """Race kernels given in tie-breaking order; the timings, and whether Ctrl-C cut it short.
 
@@ -247,7 +247,7 @@ class LocalPipeline:
         budget_seconds: float,
         keep: Collection[str],
         on_round: Callable[[int, list[str]], None],
-        history: History,
+        history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
         answer = isolated.measure(
