@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import re
 import subprocess
 import time
@@ -408,6 +409,29 @@ def test_a_budget_ends_compilers_and_keeps_what_came_before(
             stop=lambda: time.monotonic() > began + 0.5,
         )  # fmt: skip
     assert _kinds([waited]) == ["postponed"]
+
+
+def test_many_processes_compile_each_kernel_once(
+    tmp_path: Path, wrapped: Callable[[str], Toolchain]
+) -> None:
+    store, count = Store(tmp_path / "cache"), tmp_path / "count"
+    kernels = [_trivial(name, "MARK") for name in ("one", "two", "three")]
+    slow = wrapped(f"echo >> {count}; sleep 0.3; exit 1")
+
+    def build_all(order: int) -> None:
+        mine = kernels[order % 3 :] + kernels[: order % 3]
+        results = build(mine, TARGET, toolchain=slow, store=store, jobs=1)
+        assert _kinds(results) == ["build_failed"] * 3
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=build_all, args=(order,)) for order in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60.0)
+        assert process.exitcode == 0
+    assert len(count.read_text()) == 3
+    assert not list((store.root / "building").iterdir())
 
 
 def test_a_compiler_that_hangs_before_it_compiles_ends_with_the_budget(
