@@ -98,25 +98,25 @@ def test_sixteen_processes_do_the_work_of_one(tmp_path: Path) -> None:
 def test_what_is_written_is_read_and_what_may_pass_is_not_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     journal = Journal(path, KEY)
-    one, two = kernel_id("one", "1" * 64), kernel_id("two", "2" * 64)
-    journal.add_outcome(one, Ok())
-    journal.add_outcome(two, Wrong(reason="off by 3"))
+    first, second = kernel_id("one", "1" * 64), kernel_id("two", "2" * 64)
+    journal.add_outcome(first, Ok())
+    journal.add_outcome(second, Wrong(reason="off by 3"))
     journal.add_outcome("three", OutOfMemory(reason="another process has it"))
     journal.add_outcome("three", Postponed(reason="later"))
-    journal.add_ratio(one, two, 1.25)
-    journal.add_ratio(two, one, None)
-    race = Race(["one", "two"], history=journal.race({"one": one, "two": two}))
+    journal.add_ratio(first, second, 1.25)
+    journal.add_ratio(second, first, None)
+    race = Race(["one", "two"], history=journal.race({"one": first, "two": second}))
     race.order()
     race.add({"two": 3.0, "one": 2.0})
     race.fail("two", Crashed(reason="SIGSEGV"))
     again = Journal(path, KEY)
-    assert [again.outcome(name) for name in (one, two, "three")] == [
+    assert [again.outcome(name) for name in (first, second, "three")] == [
         Ok(),
         Wrong(reason="off by 3"),
         None,
     ]
-    assert (again.ratio(one, two), again.ratio(two, one)) == (1.25, None)
-    history = again.race({"one": one, "two": two, "new": "new"})
+    assert (again.ratio(first, second), again.ratio(second, first)) == (1.25, None)
+    history = again.race({"one": first, "two": second, "new": "new"})
     assert (history.rounds, history.failed) == (
         [{"two": 3.0, "one": 2.0}],
         {"two": Crashed(reason="SIGSEGV")},
@@ -126,11 +126,11 @@ def test_what_is_written_is_read_and_what_may_pass_is_not_kept(tmp_path: Path) -
     assert resumed.order() == ["one"]  # the reverse of the round before, without what failed
     # Another source, another problem or another driver: nothing holds.
     assert again.race({"one": kernel_id("one", "3" * 64)}).rounds == []
-    assert Journal(path, "another").outcome(one) is None
+    assert Journal(path, "another").outcome(first) is None
     again.end()
     ended = Journal(path, KEY)
-    assert ended.outcome(one) == Ok()
-    assert (ended.race({"one": one}).rounds, ended.ratio(one, two)) == ([], None)
+    assert ended.outcome(first) == Ok()
+    assert (ended.race({"one": first}).rounds, ended.ratio(first, second)) == ([], None)
 
 
 @pytest.mark.parametrize(

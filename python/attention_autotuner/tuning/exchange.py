@@ -94,9 +94,9 @@ def _lines(path: Path) -> Iterable[tuple[int, str]]:
     return enumerate(lines, start=2)
 
 
-def later_of(one: TuningRecord, other: TuningRecord) -> TuningRecord:
+def later_of(record: TuningRecord, other: TuningRecord) -> TuningRecord:
     """The later measured of two records of one problem, policy and GPU, with the entries that only the other has."""
-    older, newer = sorted((one, other), key=lambda record: record.environment.time_utc or "")
+    older, newer = sorted((record, other), key=lambda item: item.environment.time_utc or "")
     return merge(older, newer)
 
 
