@@ -41,6 +41,7 @@ class FakePipeline:
 
     environment: Environment = GPU
     gpu_id: str = "GPU-0"
+    deadline: float = 0.0
     time_us: Callable[[Problem, str], float] = lambda problem, name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None
     report: Callable[[str], CompilerReport] = lambda name: parse_ptxas("")

@@ -47,6 +47,7 @@ class FakePipeline:
 
     environment: Environment = GPU
     gpu_id: str = "GPU-0"
+    deadline: float = 0.0
     gpu: bool = True
     time_us: Callable[[str], float] = lambda name: 100.0
     build_outcome: Callable[[str], Outcome | None] = lambda name: None

@@ -113,19 +113,11 @@ def search(
     folder: Path,
     step_seconds: float = 0.0,
     on_step: Callable[[str], None] = lambda step: None,
-    budget_seconds: float | None = None,
 ) -> TuneResult:
     """Tune the problem with records in a folder."""
     pipeline = SlowPipeline(folder=folder, step_seconds=step_seconds, on_step=on_step)
     records = RecordStore(folder / "records")
-    return tune(
-        PROBLEM,
-        POLICY,
-        records=records,
-        pipeline=pipeline,
-        top_k=TOP_K,
-        budget_seconds=budget_seconds,
-    )
+    return tune(PROBLEM, POLICY, records=records, pipeline=pipeline, top_k=TOP_K)
 
 
 def search_until_killed(folder: Path, step_seconds: float, kill_at: int) -> None:

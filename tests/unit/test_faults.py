@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +128,23 @@ def test_two_kernels_that_hang_are_both_named(worker: Worker, fake_kernel: FakeK
     raced = timings_of(worker, fake_kernel, kernels, keep=list(kernels))
     kinds = {name: (t.outcome.kind, t.samples) for name, t in raced.items()}
     assert kinds == {"default": ("ok", 10), "early": ("timed_out", 0), "late": ("timed_out", 1)}
+
+
+def test_a_deadline_ends_a_race_with_the_rounds_so_far(
+    worker: Worker, fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "limits", Limits(launch_seconds=60.0))
+    kernels = {"default": "-DTIME_US=100.0", "hangs": "-DHANGS_AT=7"}
+    rounds: list[int] = []
+
+    def on_round(count: int, running: list[str]) -> None:
+        rounds.append(count)
+        monkeypatch.setattr(worker, "deadline", time.monotonic() + 0.5)
+
+    raced = timings_of(worker, fake_kernel, kernels, keep=list(kernels), on_round=on_round)
+    assert {(t.outcome.kind, t.samples) for t in raced.values()} == {("ok", len(rounds))}
+    assert rounds == [1, 2]
+    monkeypatch.undo()
 
 
 def test_when_all_kernels_fault_all_say_so(worker: Worker, fake_kernel: FakeKernel) -> None:

@@ -7,10 +7,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.outcome import Crashed, Leaked, Outcome
+from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
 from .racing import History, Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
@@ -23,6 +24,7 @@ class InProcess:
     """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
 
     cuda_runtime = None
+    deadline = inf  # is not held to
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -142,6 +144,8 @@ def measure(
                 break
             except FaultError as fault:
                 race.void()
+                if isinstance(fault.outcome, Postponed):
+                    break  # with the rounds so far
                 known = fault.at in race.running
                 if known or alone or not prepared:
                     for name in race.running:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
@@ -92,10 +93,12 @@ class Pipeline(Protocol):
 
     Attributes:
         environment: what stands beside every figure.
+        deadline: of ``time.monotonic``, seconds; checks and races that run then are ended.
         gpu_id: names the GPU among all there are; one process at a time measures on it.
     """
 
     environment: Environment
+    deadline: float
 
     @property
     def gpu_id(self) -> str:
@@ -186,6 +189,7 @@ class LocalPipeline:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         self._settings = settings
         self._device = current_device()
+        self.deadline = inf
         self._worker = Worker(self._device)
         self._runner = isolated.InProcess(self._device) if settings.in_process else self._worker
         weakref.finalize(self, self._worker.close)
@@ -237,6 +241,7 @@ class LocalPipeline:
 
     def verify(self, problem: Problem, built: Built, *, deterministic: bool) -> Outcome:
         """See :meth:`Pipeline.verify`."""
+        self._worker.deadline = self.deadline
         return isolated.verify(self._runner, problem, built, deterministic=deterministic)
 
     def measure(
@@ -250,6 +255,7 @@ class LocalPipeline:
         history: History | None = None,
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure`."""
+        self._worker.deadline = self.deadline
         answer = isolated.measure(
             self._runner,
             problem,
@@ -270,6 +276,7 @@ class LocalPipeline:
         self, problem: Problem, steps: Mapping[str, tuple[Built, Built]], *, budget_seconds: float
     ) -> tuple[list[Timing], bool]:
         """See :meth:`Pipeline.measure_steps`."""
+        self._worker.deadline = inf  # a step's budgets are its searches'
         return isolated.measure(
             self._runner, problem, steps, budget_seconds=budget_seconds, keep=steps
         )
@@ -303,4 +310,6 @@ class LocalPipeline:
         default, pick = by_name[doubt.default[0]], by_name[doubt.pick[0]]
         if not pick.outcome.ok:
             return pick.outcome
-        return default.ratio_to_best / pick.ratio_to_best if default.outcome.ok else None
+        if not default.outcome.ok or not default.samples or not pick.samples:
+            return None
+        return default.ratio_to_best / pick.ratio_to_best

@@ -218,7 +218,7 @@ class _Search(Engine):
             rows = self._verify(rows)
         if not self.interrupted and not _is_cut_short(rows):
             rows = self._race(rows, confirm)
-        timed = [row for row in rows if row.outcome.ok and row.timing is not None]
+        timed = [row for row in rows if row.outcome.ok and row.is_over]
         return self._decide(rows, timed, confirm) if timed else self._predicted(rows)
 
     # --- before the GPU ----------------------------------------------------------------------------

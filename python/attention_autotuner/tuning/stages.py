@@ -30,6 +30,7 @@ from .spills import check_spills
 from .validity import Miss, PresentKernels, check
 
 MIN_GAIN = 0.01  # over the default, or it stays
+GRACE_SECONDS = 3.0  # after a deadline, for what is nearly done on the GPU
 
 
 def built_of(
@@ -130,6 +131,7 @@ class Engine:
         Raises:
             LeaseError: another process holds it until the deadline.
         """
+        self.pipeline.deadline = self.deadline + GRACE_SECONDS
         path = self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease"
         return Lease(path).wait(None if self.deadline == inf else self.seconds_left)
 

@@ -280,7 +280,7 @@ class Sweep(Engine):
             default = candidate in self._defaults
             row = self.prepared(candidate, result, self._digests[candidate], default=default)
             rows.append(row)
-            if not row.outcome.ok:
+            if not row.outcome.ok and row.is_over:
                 self._failures[candidate.name] = row.outcome
         return rows
 
@@ -303,6 +303,8 @@ class Sweep(Engine):
             return
         if interrupted:
             raise KeyboardInterrupt
+        if not any(row.outcome.ok and row.is_over for row in raced):
+            return  # the budget ended before a round did
         pick, gain = choose(raced, default)
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
         serving = default if gain else pick.candidate
