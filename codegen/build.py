@@ -345,7 +345,8 @@ def build(
 
     try:
         while misses and not stop():
-            mine = _claimed(misses, leases, partial(store.lookup, compiler=stamp), report)
+            with store_errors(store.root):
+                mine = _claimed(misses, leases, partial(store.lookup, compiler=stamp), report)
             if not mine:
                 time.sleep(POLL_SECONDS[1] if misses else 0.0)
                 continue

@@ -98,7 +98,9 @@ class Store:
 
     def lease(self, digest: str, name: str) -> Lease:
         """The lease of the process that compiles a kernel; others wait and take what it publishes."""
-        return Lease(self.root / "building" / f"{entries.entry_name(name, digest)}.lease")
+        folder = self.root / "building"
+        check(self.root, folder)
+        return Lease(folder / f"{entries.entry_name(name, digest)}.lease")
 
     def find(self, kernel: RenderedKernel, target: BuildTarget) -> list[Artifact]:
         """Artifacts of the very same kernel and target from any toolchain, the latest used first.

@@ -85,6 +85,15 @@ def test_sixteen_processes_do_the_work_of_one(tmp_path: Path) -> None:
     check_done(tmp_path, lost=0)
 
 
+def test_a_record_that_is_removed_takes_its_journal_along(tmp_path: Path) -> None:
+    check_done(tmp_path, lost=0)
+    records = RecordStore(tmp_path / "records")
+    records.remove([kept.key for kept in records.kept()])
+    assert not [path for path in records.root.rglob("*") if path.is_file()]
+    search(tmp_path)
+    assert set(Counter(log(tmp_path)).values()) == {1, 2}  # but for the builds all of it again
+
+
 # --- the file ------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import LeaseError, StoreError
+from ..errors import LeaseError
 from .trust import make_folder
 
 HEARTBEAT_SECONDS = 5.0
@@ -111,14 +111,11 @@ class Lease:
         """Take it if it is free; True where it is held now. Repeated attempts see that nobody touches it.
 
         Raises:
-            StoreError: the folder cannot be written.
+            OSError: the folder cannot be written.
         """
         if self.is_held:
             return True
-        try:
-            self.is_held = self._create() or (self._is_stale() and self._break() and self._create())
-        except OSError as error:
-            raise StoreError(f"cannot write {self.path}: {error.strerror or error}") from error
+        self.is_held = self._create() or (self._is_stale() and self._break() and self._create())
         if self.is_held:
             _KEEPER.add(self)
         return self.is_held
@@ -132,7 +129,7 @@ class Lease:
 
         Raises:
             LeaseError: it was not free in time.
-            StoreError: the folder cannot be written.
+            OSError: the folder cannot be written.
         """
         began, pause = time.monotonic(), POLL_SECONDS[0]
         while not self.attempt():

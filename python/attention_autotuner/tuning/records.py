@@ -203,7 +203,7 @@ class RecordStore:
         return written
 
     def remove(self, keys: Collection[str]) -> None:
-        """Remove records.
+        """Remove records, each with its journal, so that the next search begins with nothing.
 
         Raises:
             StoreError: a file cannot be removed.
@@ -211,6 +211,7 @@ class RecordStore:
         try:
             for key in keys:
                 Path(key).unlink(missing_ok=True)
+                Path(key).with_suffix(".jsonl").unlink(missing_ok=True)  # its journal
         except OSError as error:
             raise StoreError(f"cannot remove tuning records: {error}") from error
 

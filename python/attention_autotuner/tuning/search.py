@@ -20,7 +20,6 @@ from ..arch import Policy, resolve
 from ..codegen.render import RenderedKernel, render, unique
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
-from ..core.leases import Lease
 from ..core.outcome import Ok, Outcome, Postponed, Serialized, Spilled
 from ..core.problem import Problem
 from ..errors import LeaseError, SettingsError
@@ -184,9 +183,9 @@ class _Search(Engine):
         known = self._known(digests)
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
-        lease = Lease(self.path(self.problem).with_suffix(".search.lease"))
+        path = self.path(self.problem).with_suffix(".search.lease")
         try:
-            lease.wait(None if self.deadline == inf else self.seconds_left, self._tell_of_another)
+            lease = self.leased(path, self._tell_of_another)
         except LeaseError as error:
             return self._predicted(_postponed(rows, str(error)))
         with lease:

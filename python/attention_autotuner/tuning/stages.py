@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 
 from ..arch.policy import Policy
+from ..codegen.files import store_errors
 from ..codegen.render import render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
@@ -132,8 +133,17 @@ class Engine:
             LeaseError: another process holds it until the deadline.
         """
         self.pipeline.deadline = self.deadline + GRACE_SECONDS
-        path = self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease"
-        return Lease(path).wait(None if self.deadline == inf else self.seconds_left)
+        return self.leased(self.records.root / "gpus" / f"{slug(self.pipeline.gpu_id)}.lease")
+
+    def leased(self, path: Path, tick: Callable[[], None] = lambda: None) -> Lease:
+        """A lease, held, which is waited for until the deadline; see :meth:`.Lease.wait`.
+
+        Raises:
+            LeaseError: another process holds it until then.
+            StoreError: the folder cannot be written.
+        """
+        with store_errors(path):
+            return Lease(path).wait(None if self.deadline == inf else self.seconds_left, tick)
 
     def recall(self, problem: Problem, digests: Mapping[str, str]) -> TuningRecord | None:
         """The record of this very problem, without the entries whose kernels changed since; None where there is none.
