@@ -43,6 +43,10 @@ class StoreError(AttentionAutotunerError, RuntimeError):
     """The kernel cache folder cannot be created, written or trusted."""
 
 
+class LeaseError(StoreError):
+    """Another process holds a lease for longer than one is waited for."""
+
+
 class BundleError(AttentionAutotunerError, ValueError):
     """A folder is no bundle that this package can read, or must not be replaced by one."""
 

@@ -52,9 +52,9 @@ Capture = pytest.CaptureFixture[str]
 class Pipeline(FakePipeline):
     """Builds into the layout of the cache."""
 
-    def build(self, kernels: Sequence[Any], progress: Callable[..., None]) -> Sequence[Any]:
+    def build(self, kernels: Sequence[Any], *rest: Any) -> Sequence[Any]:
         folder = Path("/cache/kernels/kernel")
-        built: Sequence[Built | Outcome] = super().build(kernels, progress)
+        built: Sequence[Built | Outcome] = super().build(kernels, *rest)
         return [
             kernel
             if isinstance(kernel, Outcome)

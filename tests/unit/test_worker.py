@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attention_autotuner.core.outcome import Crashed, OutOfMemory
+from attention_autotuner.core.outcome import Crashed, OutOfMemory, Postponed
 from attention_autotuner.errors import ArtifactError
 from attention_autotuner.tuning.rounds import FaultError
 from attention_autotuner.tuning.worker import Limits, Worker
@@ -108,6 +108,19 @@ def test_a_hang_is_cut_short_at_the_limit_of_what_it_does(
     worker.call("pid")
     monkeypatch.setattr(worker, "limits", Limits(launch_seconds=20.0, other_seconds=0.4))
     assert fault_of(worker, "hang", seconds=None).outcome.reason.endswith("within 0.4 s")
+    monkeypatch.undo()
+
+
+def test_a_deadline_ends_what_runs_and_blames_nobody(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.call("pid")
+    began = time.monotonic()
+    monkeypatch.setattr(worker, "deadline", began + 0.3)
+    for _ in range(2):  # what is asked for later, too, while the process comes up
+        fault = fault_of(worker, "hang", seconds=0.0, at="two")
+        assert fault.outcome == Postponed(reason="the budget ended while it ran")
+    assert time.monotonic() - began < 5.0
     monkeypatch.undo()
 
 

@@ -47,7 +47,7 @@ SMALL_STEPS = tuple(
     if (mask := rules.small_step) is not None
 )
 SMALL_TOP_K = 2  # beside the default, where there is a GPU to choose with
-SMALL_BUDGET_SECONDS = 20.0  # of each direction of a small step
+SMALL_BUDGET_SECONDS = 60.0  # of each direction of a small step
 SMALL_ARCHITECTURES = ("RTX4090", "H100")  # the least and the most shared memory
 LEFT_OUT = (
     "left out, for want of a GPU: checking the kernels against the reference, measuring them, recording a pick, and "

@@ -86,6 +86,10 @@ class TimedOut(Outcome):
     """It ran past its time limit."""
 
 
+class Postponed(Outcome):
+    """Its turn did not come before the budget of the search ended; nothing is known of it."""
+
+
 def outcome_from_json(data: dict[str, Any]) -> Outcome:
     """Rebuild an outcome from :meth:`Outcome.to_json`.
 

@@ -7,12 +7,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..core.outcome import Crashed, Leaked, Outcome
+from ..core.outcome import Crashed, Leaked, Outcome, Postponed
 from ..core.problem import Problem
-from .racing import Race, Timing
+from .racing import History, Race, Timing
 from .rounds import FaultError, OnRound, Samples, run_rounds
 from .worker import Worker
 
@@ -23,6 +24,7 @@ class InProcess:
     """A stand-in for a worker: tasks run in the caller's process, and one that faults leaves it without CUDA."""
 
     cuda_runtime = None
+    deadline = inf  # is not held to
 
     def __init__(self, device: int) -> None:
         self._device = device
@@ -92,6 +94,7 @@ def measure(
     keep: Collection[str] = (),
     seed: int = 0,
     on_round: OnRound | None = None,
+    history: History | None = None,
 ) -> tuple[list[Timing], bool]:
     """Race kernels; one that takes the worker with it is left out, and the others go on with the rounds so far.
 
@@ -106,6 +109,7 @@ def measure(
         keep: names that are timed in every round.
         seed: of the inputs and of the order.
         on_round: called after each round with (rounds, names still in the race).
+        history: see :class:`.racing.Race`; what is settled by it is not timed again.
 
     Returns:
         The timings, fastest first, as :meth:`.racing.Race.results` has them; and whether Ctrl-C cut the race short.
@@ -113,7 +117,7 @@ def measure(
     Raises:
         ArtifactError: there is no worker to be had.
     """
-    race = Race(list(entries), keep=keep, seed=seed)
+    race = Race(list(entries), keep=keep, seed=seed, history=history)
     asked = {"problem": asdict(problem), "seed": seed}
     crossed = {name: [crossing(library) for library in entries[name]] for name in entries}
     alone, replays = False, 0
@@ -124,7 +128,7 @@ def measure(
         return samples
 
     try:
-        while race.running:
+        while race.running and not race.settled():
             before, prepared = race.rounds, False
             try:
                 running = {name: crossed[name] for name in race.running}
@@ -140,6 +144,8 @@ def measure(
                 break
             except FaultError as fault:
                 race.void()
+                if isinstance(fault.outcome, Postponed):
+                    break  # with the rounds so far
                 known = fault.at in race.running
                 if known or alone or not prepared:
                     for name in race.running:

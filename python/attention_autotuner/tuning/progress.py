@@ -63,10 +63,10 @@ class Progress:
             return None
         return max(0.0, self._budget_seconds - self.elapsed_seconds)
 
-    def seconds_for_rounds(self, otherwise: float) -> float:
-        """Seconds to time: what is left of the budget, or ``otherwise`` without one."""
+    def seconds_for_rounds(self, otherwise: float, kept: float) -> float:
+        """Seconds to time: what is left of the budget but for those that are kept, or ``otherwise`` without one."""
         left = self.seconds_left
-        return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left)
+        return otherwise if left is None else max(MIN_ROUNDS_SECONDS, left - kept)
 
     def tell(
         self, phase: Phase, done: int, total: int, message: str, best_us: float | None = None

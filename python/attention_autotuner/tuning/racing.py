@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, inf, log, sqrt
 from statistics import median
 
@@ -63,6 +63,27 @@ class Timing:
     tied: bool
 
 
+@dataclass
+class History:
+    """The memory of a race, which may go on from an earlier one's.
+
+    Attributes:
+        rounds: the times of every round, microseconds by name, in the order in which they were taken.
+        failed: why an entry could not be timed, by name.
+    """
+
+    rounds: list[dict[str, float]] = field(default_factory=list)
+    failed: dict[str, Outcome] = field(default_factory=dict)
+
+    def add(self, times_us: dict[str, float]) -> None:
+        """Remember a round."""
+        self.rounds.append(times_us)
+
+    def fail(self, name: str, outcome: Outcome) -> None:
+        """Remember a failure."""
+        self.failed[name] = outcome
+
+
 class Race:
     """Rounds of paired timings and who is still in.
 
@@ -70,12 +91,20 @@ class Race:
         names: entries in tie-breaking order, the default first.
         keep: names that are never dropped (peers, the default), so that their ratios stay well known.
         seed: of the random order inside rounds.
+        history: what is known already, and remembers what is added.
 
     Raises:
         ValueError: no names, or a name twice, or a kept name that does not run.
     """
 
-    def __init__(self, names: Sequence[str], *, keep: Collection[str] = (), seed: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        keep: Collection[str] = (),
+        seed: int = 0,
+        history: History | None = None,
+    ) -> None:
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a race needs distinct names, got {list(names)}")
         if not set(keep) <= set(names):
@@ -85,9 +114,14 @@ class Race:
         self._random = random.Random(seed)
         self._order: list[str] = []  # of the last round, where the next is to be its reverse
         self._last_order: list[str] = []  # what that was before the last round
+        self._history = History() if history is None else history
         self._rounds: list[dict[str, float]] = []
-        self._running = list(names)
-        self._failed: dict[str, Outcome] = {}
+        self._failed = self._history.failed
+        self._running = [name for name in names if name not in self._failed]
+        for times in self._history.rounds:
+            # The order of the names is the order in which they were timed.
+            self._order = [] if self._order else list(times)
+            self._count(times)
 
     @property
     def running(self) -> list[str]:
@@ -122,7 +156,7 @@ class Race:
 
     def fail(self, name: str, outcome: Outcome) -> None:
         """Take an entry out because it could not be timed."""
-        self._failed[name] = outcome
+        self._history.fail(name, outcome)
         self._running = [other for other in self._running if other != name]
 
     def add(self, times_us: dict[str, float]) -> list[str]:
@@ -140,6 +174,11 @@ class Race:
         for name, time in times_us.items():
             if not 0.0 < time < inf:
                 raise ValueError(f"a time must be positive and finite, got {time} for {name}")
+        self._history.add(dict(times_us))
+        return self._count(times_us)
+
+    def _count(self, times_us: dict[str, float]) -> list[str]:
+        """Take a round into account; the names that it drops."""
         self._rounds.append(dict(times_us))
         best = self._best(self._running)
         if best is None or not self.balanced:

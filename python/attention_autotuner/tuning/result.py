@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.candidate import Candidate
-from ..core.outcome import Outcome
+from ..core.outcome import Outcome, Postponed
 from ..core.problem import Problem
 from ..kernels.cost_model import Estimate
 from .racing import FIGURES, Timing
@@ -44,6 +44,13 @@ class Row:
     def artifact(self) -> Path | None:
         """The built library's folder or file, where it was built."""
         return None if self.built is None else self.built.path
+
+    @property
+    def is_over(self) -> bool:
+        """True where it was timed or fell out, so that no later search need try it."""
+        if self.outcome.ok:
+            return self.timing is not None and self.timing.samples > 0
+        return not isinstance(self.outcome, Postponed)
 
     @property
     def fate(self) -> str:
@@ -103,7 +110,7 @@ class TuneResult:
         rows: the shortlist, best first; candidates that fell out last.
         gain: how much faster the pick is than the default, e.g. 0.04; None unless both were measured.
         confirmed: whether a second, fresh process confirmed the gain; true when the default was kept.
-        interrupted: stopped by Ctrl-C or the budget; what is here is the best so far.
+        interrupted: stopped by Ctrl-C; what is here is the best so far.
         record: what was written or found, if so.
         record_path: its file.
         seconds: wall time.
