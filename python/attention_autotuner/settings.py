@@ -58,6 +58,8 @@ class Settings:
     budget_seconds: float | None = None
     always_tune: bool = False
     strict_versions: bool = False
+    strict_proof: bool = False
+    strict_kernels: bool = False
     log_level: LogLevel = "warning"
     print_tuning: bool = False
     in_process: bool = False
@@ -178,6 +180,14 @@ TABLE: tuple[Setting, ...] = (
     _switch(
         "STRICT_VERSIONS",
         "A record made with another compiler or driver is a miss, not served with a mark.",
+    ),
+    _switch(
+        "STRICT_PROOF",
+        "A measured pick of whose verification no proof was kept is a miss, not served with a mark.",
+    ),
+    _switch(
+        "STRICT_KERNELS",
+        "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference.",
     ),
     _choice("LOG_LEVEL", LogLevel, "warning", "Level of the logger `attention_autotuner`."),
     _switch("PRINT", "A search prints its progress and its ranked table to stderr."),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from math import isfinite
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
@@ -55,6 +55,26 @@ def microseconds(value: float | None) -> str:
 def cell(value: object, form: str = "") -> str:
     """A value for a table; a dash for none."""
     return "-" if value is None else format(value, form)
+
+
+class Ratio(Protocol):
+    """A ratio to the best, and the interval that it is known to lie in."""
+
+    @property
+    def ratio_to_best(self) -> float | None:
+        """The ratio; None where it is not known."""
+
+    @property
+    def ratio_high(self) -> float | None:
+        """The upper end of the interval; None where it is not known."""
+
+
+def ratio(timing: Ratio) -> str:
+    """A ratio to the best for a table, with half the width of its interval; a dash for none."""
+    middle, high = timing.ratio_to_best, timing.ratio_high
+    if middle is None or not isfinite(middle):
+        return "-"
+    return f"{middle:.3f}" if high is None else f"{middle:.3f} ±{high - middle:.3f}"
 
 
 def named(text: str) -> str:

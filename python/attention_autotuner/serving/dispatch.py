@@ -228,7 +228,7 @@ class _Decisions:
         for bundle in bundles:
             if bundle.arch != policy.name:
                 continue
-            bundled = bundled_pick(bundle, problem, layers=layers)
+            bundled = bundled_pick(bundle, problem, layers=layers, proven=settings.strict_proof)
             if (
                 bundled is not None
                 and bundled.candidate.family in policy.families

@@ -114,6 +114,8 @@ def _fate(row: Row, result: TuneResult) -> str:
         return f"  {row.outcome.kind}: {row.outcome.reason}"
     if row.candidate == result.pick:
         return "  <- pick"
+    if row.tied:
+        return "  tied"
     return "" if row.fate == "ok" else f"  {row.fate}"
 
 

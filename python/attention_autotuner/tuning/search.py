@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..codegen.render import RenderedKernel, render, unique
+from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome, Serialized, Spilled
@@ -157,18 +157,10 @@ class _Search(Engine):
         rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
         if self.settings.effort == "none":
             return self._predicted(rows)
-        kernels = unique(render(row.candidate) for row in rows)
+        kernels = [render(c) for c in dict.fromkeys(row.candidate.compiled for row in rows)]
         sources = {kernel.name: source_digest(kernel) for kernel in kernels}
-        digests = {
-            row.candidate.name: sources[row.candidate.compiled.name]
-            for row in rows
-            if row.candidate.compiled.name in sources
-        }
-        rows = [
-            replace(row, source_digest=digests[row.candidate.name])
-            for row in rows
-            if row.candidate.name in digests
-        ]
+        digests = {row.candidate.name: sources[row.candidate.compiled.name] for row in rows}
+        rows = [replace(row, source_digest=digests[row.candidate.name]) for row in rows]
         known = self._known(digests)
         if known is not None and all(known.entry(row.candidate.name) for row in rows):
             return self._recorded(known, rows)
@@ -288,7 +280,7 @@ class _Search(Engine):
             rows[index] = replace(row, outcome=entry.outcome, timing=entry.measurement)
         if known.purpose != self.purpose:
             known = self.records.put(replace(known, purpose=self.purpose))
-        return self._remembered("recorded", sorted(rows, key=by_ratio), known)
+        return self._remembered("recorded", sorted(rows, key=by_ratio(self.default)), known)
 
     def _remembered(
         self, status: Status, rows: list[Row], record: TuningRecord, gain: float | None = None

@@ -13,6 +13,7 @@ from ..core.outcome import Infeasible, Ok, Outcome, Serialized
 from ..core.problem import Problem
 from ..errors import NoCandidateError
 from ..kernels.cost_model import estimate, refine
+from ..settings import current
 from .class_pools import small_problem
 from .lookup import Hit, Query
 from .pipeline import Built, Pipeline, launched
@@ -107,12 +108,15 @@ class Engine:
             environment=self.pipeline.environment,
             kernels=kernels,
             strict=True,
+            proven=current().strict_proof,
         )
         answer = self.records.find(query)
         if not isinstance(answer, Hit) or not answer.exact:
             return None
         entries = []
         for entry in answer.record.entries:
+            if query.proven and entry.outcome.ok and entry.proof is None:
+                continue
             now = digests.get(entry.candidate.name)
             if now is None or now == entry.source_digest:
                 entries.append(entry)
@@ -206,10 +210,11 @@ class Engine:
             keep=[name for name in built if name == default.name],
             on_round=on_round,
         )
-        raced = [
-            replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
-            for timing in timings
-        ]
+        raced = []
+        for timing in timings:
+            row = by_name.pop(timing.name)
+            outcome = row.outcome if timing.outcome.ok else timing.outcome  # the former has a proof
+            raced.append(replace(row, outcome=outcome, timing=timing))
         raced += by_name.values()
         if not interrupted:
             require_usable(problem, self.policy.name, raced)

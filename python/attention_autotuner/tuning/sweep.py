@@ -66,6 +66,7 @@ class Settled:
             "gain": self.gain,
             "confirmed": None if record is None else record.confirmed,
             "candidates": 0 if record is None else len(record.entries),
+            "ties": [] if record is None else list(record.ties),
             "reason": self.reason,
         }
 
