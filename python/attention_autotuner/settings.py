@@ -176,7 +176,11 @@ TABLE: tuple[Setting, ...] = (
         "unlimited",
         "Wall time after which a search stops and keeps the best so far.",
     ),
-    _switch("ALWAYS_TUNE", "A search ignores the record of an earlier one."),
+    _switch(
+        "ALWAYS_TUNE",
+        "A search ignores the record of an earlier one; where mode is tune, a call searches once a process, whatever "
+        "serves.",
+    ),
     _switch(
         "STRICT_VERSIONS",
         "A record made with another compiler or driver is a miss, not served with a mark.",
@@ -189,7 +193,13 @@ TABLE: tuple[Setting, ...] = (
         "STRICT_KERNELS",
         "A call whose kernel can be neither built nor loaded is an error, not served by the PyTorch reference.",
     ),
-    _choice("LOG_LEVEL", LogLevel, "warning", "Level of the logger `attention_autotuner`."),
+    _choice(
+        "LOG_LEVEL",
+        LogLevel,
+        "warning",
+        "Level of the logger `attention_autotuner`: builds and results of searches are `info`, their steps and what "
+        "serves a call `debug`.",
+    ),
     _switch("PRINT", "A search prints its progress and its ranked table to stderr."),
     _switch(
         "IN_PROCESS",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from math import isfinite
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..settings import current
 from ..tuning.printing import Display, LinePrinter, describe
 from .names import short_names
 
@@ -197,7 +199,12 @@ def stdout_console() -> Console:
 
 
 def _is_number(cell: str) -> bool:
-    return cell in ("-", "") or cell.replace(",", "").replace(".", "").rstrip("%x").isdigit()
+    return cell in ("-", "") or re.sub("[,.]| ±", "", cell).rstrip("%x").isdigit()
+
+
+def search_progress(arguments: argparse.Namespace) -> AbstractContextManager[Show]:
+    """:func:`progress` for a search, which prints its own where the setting ``PRINT`` is on."""
+    return progress(quiet=arguments.json or current().print_tuning)
 
 
 @contextmanager

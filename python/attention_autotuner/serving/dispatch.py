@@ -122,6 +122,9 @@ class _Decisions:
                 there = self._hierarchy.environment_of(policy, here)
                 pick, _ = self._hierarchy.choose(bucket[0], policy, there)
                 self._bucketed[bucket] = pick
+                name, layer, reason = pick.candidate.name, pick.layer, pick.reason or "it is first"
+                described = bucket[0].describe()
+                _log.debug("%s serves %s, from %s: %s", name, described, layer, reason)
                 self._count_untuned()
             self.picks.remember((problem, policy, device), pick)
         return pick
@@ -158,7 +161,7 @@ class _Decisions:
         return (
             self.settings.mode == "tune"
             and self.settings.effort != "none"
-            and pick.layer == "default"
+            and (pick.layer == "default" or self.settings.always_tune)
             and (problem.bucketed(), policy, device) not in self._searched
         )
 

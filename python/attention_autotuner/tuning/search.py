@@ -25,14 +25,14 @@ from ..errors import SettingsError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
-from .printing import LinePrinter, print_ranking
+from .printing import print_ranking, printed
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN, Engine, built_by_name, choose, require_usable
+from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 
@@ -66,7 +66,7 @@ def tune(
             recorded as unconfirmed.
         for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
-        listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
+        listener: told about progress, which the setting ``PRINT`` prints beside that, and the ranking.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
         fields: fields of the problem, when ``problem`` is not given.
@@ -86,7 +86,6 @@ def tune(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )
     policy = resolve(device_type)
-    printing = listener is None and settings.print_tuning
     pipeline = pipeline or LocalPipeline(policy, settings)
     search = _Search(
         problem=problem,
@@ -94,7 +93,7 @@ def tune(
         policy=running(policy, pipeline.environment),
         settings=settings,
         progress=Progress(
-            LinePrinter().listen if printing else listener,
+            printed(listener) if settings.print_tuning else listener,
             settings.budget_seconds,
             prefix=f"{problem.direction}: " if for_step else "",
         ),
@@ -102,8 +101,10 @@ def tune(
         pipeline=pipeline,
     )
     result = search.run(top_k=top_k, confirm=confirm)
-    if printing:
-        print_ranking(result)
+    if settings.print_tuning:
+        print_ranking(
+            problem, result.arch, result.status, result.rows, result.pick, result.record_path
+        )
     return result
 
 
@@ -298,6 +299,7 @@ class _Search(Engine):
         )
 
     def _result(self, status: Status, pick: Candidate, rows: list[Row], **more: Any) -> TuneResult:
+        log_outcomes(self.problem, self.policy.name, status, pick, rows)
         return TuneResult(
             problem=self.problem,
             arch=self.policy.name,

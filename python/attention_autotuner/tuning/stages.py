@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,8 @@ from .records import RecordStore
 from .result import Row, gain_over
 from .spills import check_spills
 from .validity import Miss, PresentKernels, check
+
+LOGGER = logging.getLogger(__name__)
 
 MIN_GAIN = 0.01  # over the default, or it stays
 
@@ -60,6 +63,15 @@ def require_usable(problem: Problem, arch: str, rows: Sequence[Row]) -> None:
         log = f" (log: {row.outcome.log})" if row.outcome.log else ""
         lines.append(f"  {row.candidate.name}: {row.outcome.kind}: {row.outcome.reason}{log}")
     raise NoCandidateError("\n".join(lines))
+
+
+def log_outcomes(
+    problem: Problem, arch: str, status: str, pick: Candidate, rows: Iterable[Row]
+) -> None:
+    """Log the pick of a search, and what became of each candidate."""
+    LOGGER.info("%s on %s: %s, pick %s", problem.describe(), arch, status, pick.name)
+    for row in rows:
+        LOGGER.debug("%s: %s %s", row.candidate.name, row.fate, row.outcome.reason)
 
 
 def choose(raced: Sequence[Row], default: Candidate) -> tuple[Row, float | None]:
