@@ -19,7 +19,7 @@ from ..core.outcome import Ok, Outcome
 from ..core.problem import Direction, Op, Problem, of_shape
 from ..errors import UnsupportedArchitectureError
 from ..operations.registry import OPERATIONS
-from ..serving.dispatch import tune, tune_step
+from ..serving.searching import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.spills import check_spills
 from ..tuning.step import StepResult, problems_of_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ..serving.dispatch import tune, tune_step
+from ..serving.searching import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
 from .console import print_json, search_progress

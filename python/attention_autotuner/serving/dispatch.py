@@ -6,11 +6,9 @@ library from the store, or builds it. Dispatch tunes only if the mode says so, a
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from .. import errors
 from .. import settings as settings_module
@@ -25,7 +23,7 @@ from ..core.memo import Bounded, Table, remembered
 from ..core.problem import Problem
 from ..kernels.resources import smem_bytes
 from ..settings import Settings
-from ..tuning import search, step
+from ..tuning import search
 from ..tuning.bundled import bundled_pick
 from ..tuning.environment import Environment, collect
 from .loader import LoadedKernel, load
@@ -87,6 +85,16 @@ def kernel_for(
     return kernel or decisions.serve(problem, policy, device, must_be_warm)
 
 
+def pinned_kernel(
+    candidate: Candidate, policy: Policy, *, device: int, must_be_warm: bool = False
+) -> LoadedKernel:
+    """The kernel of a candidate that the caller names, whatever records say; nothing else serves in its place.
+
+    Arguments and errors are those of :func:`kernel_for`.
+    """
+    return _decisions(settings_module.current()).pinned(candidate, policy, device, must_be_warm)
+
+
 class _Decisions:
     """The decisions of this process under given settings.
 
@@ -145,6 +153,13 @@ class _Decisions:
             kernel = self._first_that_works(problem, policy, device, pick, must_be_warm)
             self.served.remember((problem, asked, device), kernel)
         return kernel
+
+    def pinned(
+        self, candidate: Candidate, policy: Policy, device: int, must_be_warm: bool
+    ) -> LoadedKernel:
+        """See :func:`pinned_kernel`."""
+        with self._lock:
+            return self._ready(candidate, policy, device, must_be_warm)
 
     def _count_untuned(self) -> None:
         if self.settings.mode == "off":
@@ -375,24 +390,3 @@ def generation() -> int:
 def invalidate() -> None:
     """Make every decision again from now on, e.g. after records changed; kernels stay loaded and prepared."""
     _by_settings.invalidate()
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def invalidating(function: Callable[P, R]) -> Callable[P, R]:
-    """A function after which the next call in this process sees the new records."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        finally:
-            invalidate()
-
-    return wrapped
-
-
-tune = invalidating(search.tune)
-tune_step = invalidating(step.tune_step)
