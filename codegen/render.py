@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -75,14 +74,6 @@ def render(candidate: Candidate, generated: GeneratedCode | None = None) -> Rend
         )
     )
     return RenderedKernel(candidate=candidate, name=candidate.name, text=text)
-
-
-def unique(kernels: Iterable[RenderedKernel]) -> list[RenderedKernel]:
-    """The kernels without those whose text came before: the same text is the same candidate."""
-    by_text: dict[str, RenderedKernel] = {}
-    for kernel in kernels:
-        by_text.setdefault(kernel.text, kernel)
-    return list(by_text.values())
 
 
 def include_root() -> Path:

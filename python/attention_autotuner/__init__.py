@@ -13,7 +13,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import errors, settings
     from .api import Decay, RetNetAttnFunc, flash_attn_func, retention_func, retnet_attn_func
-    from .serving.dispatch import tune, tune_step
+    from .serving.searching import tune, tune_step
 
 __all__ = [
     "Decay",
@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = name if name in _MODULES else "serving.dispatch" if name in _SEARCHES else "api"
+    module = name if name in _MODULES else "serving.searching" if name in _SEARCHES else "api"
     try:
         value: Any = importlib.import_module(f".{module}", __name__)
     except ModuleNotFoundError as error:

@@ -36,7 +36,6 @@ def timing(name: str, ratio: float) -> Timing:
         samples=10,
         ratio_to_best=ratio,
         error=0.001,
-        tied=False,
     )
 
 

@@ -25,6 +25,7 @@ from . import (  # noqa: F401  # they name the commands
     exporting,
     inspecting,
     making,
+    proving,
     recording,
     tuning,
 )
@@ -41,7 +42,7 @@ GROUPS = {
         "Tend the folder of built kernels and tuning records.",
     ),
     "records": (
-        "list, show, verify, remove, rekey or exchange tuning records",
+        "list, show, verify, remove, rekey, prove or exchange tuning records",
         "Look after tuning records: your own, or with --shipped or --file those of a file of shipped picks.",
     ),
 }

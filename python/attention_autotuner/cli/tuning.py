@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from ..serving.dispatch import tune, tune_step
+from ..serving.searching import tune, tune_step
 from ..tuning.result import TuneResult
 from ..tuning.step import StepResult
-from .console import print_json, progress
+from .console import print_json, search_progress
 from .main_job import TOP_K, run_all, search_options
 from .options import STEP, add_step, command, policy_of, positive, problem_of, seconds
 from .results import print_result, result_json
@@ -54,7 +54,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
         find, budget = tune_step, {"backward_budget_seconds": arguments.backward_budget}
     elif arguments.backward_budget is not None:
         arguments.usage_error("--backward-budget is for --direction step and for --all")
-    with progress(quiet=arguments.json) as show:
+    with search_progress(arguments) as show:
         result = find(problem, policy, **budget, **search_options(arguments, show))
     if arguments.json:
         print_json(result_json(result))

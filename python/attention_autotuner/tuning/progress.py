@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+LOGGER = logging.getLogger(__name__)
 
 Phase = Literal["rank", "build", "verify", "measure", "confirm", "record"]
 MIN_ROUNDS_SECONDS = 2.0  # even a spent budget measures this long
@@ -71,8 +74,9 @@ class Progress:
     def tell(
         self, phase: Phase, done: int, total: int, message: str, best_us: float | None = None
     ) -> None:
-        """Send one event."""
+        """Log and send one event."""
+        said = self._prefix + message
+        LOGGER.debug("%s %d/%d: %s", phase, done, total, said)
         if self._listener is None:
             return
-        said = self._prefix + message
         self._listener(Event(phase, done, total, said, best_us, self.seconds_left))

@@ -35,7 +35,8 @@ NOISE_FLOOR = 0.002  # sigma of a log ratio that is assumed even when a few samp
 TIE_LOG_RATIO = log(1.005)
 
 
-FIGURES = ("median_us", "spread_us", "samples", "ratio_to_best")  # of a timing, that are recorded
+# Of a timing, that are recorded.
+FIGURES = ("median_us", "spread_us", "samples", "ratio_to_best", "ratio_low", "ratio_high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,6 @@ class Timing:
         samples: how many rounds it was timed in.
         ratio_to_best: its time over the best one's, from paired rounds; 1.0 for the best.
         error: standard error of the logarithm of ``ratio_to_best``.
-        tied: cannot be told from the best one.
     """
 
     name: str
@@ -60,7 +60,26 @@ class Timing:
     samples: int
     ratio_to_best: float
     error: float
-    tied: bool
+
+    @property
+    def _width(self) -> float:
+        """Half the interval's width, of the logarithm; 0 of the best, which is compared with nothing."""
+        return max(TIE_CONFIDENCE * self.error, TIE_LOG_RATIO) if self.error else 0.0
+
+    @property
+    def ratio_low(self) -> float:
+        """The lower end of the interval that ``ratio_to_best`` is known to lie in."""
+        return self.ratio_to_best * exp(-self._width)
+
+    @property
+    def ratio_high(self) -> float:
+        """The upper end."""
+        return self.ratio_to_best * exp(self._width)
+
+    @property
+    def tied(self) -> bool:
+        """True where it cannot be told from the best one: the interval includes 1."""
+        return self.outcome.ok and self.ratio_to_best < inf and self.ratio_low <= 1.0
 
 
 @dataclass
@@ -267,11 +286,10 @@ class Race:
         times = sorted(self._times(name))
         outcome: Outcome = self._failed.get(name, Ok())
         if not times or best is None:
-            ratio, error, middle = inf, inf, inf
+            ratio, error = inf, inf
         else:
             middle, error = self._compare(name, best) if name not in self._failed else (inf, inf)
             ratio = exp(middle) if middle < inf else inf
-        close = middle <= TIE_LOG_RATIO or middle <= TIE_CONFIDENCE * error
         return Timing(
             name=name,
             outcome=outcome,
@@ -280,7 +298,6 @@ class Race:
             samples=len(times),
             ratio_to_best=ratio,
             error=error,
-            tied=outcome.ok and ratio < inf and close,
         )
 
 

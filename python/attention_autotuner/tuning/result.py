@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -53,6 +54,11 @@ class Row:
         return not isinstance(self.outcome, Postponed)
 
     @property
+    def tied(self) -> bool:
+        """True where it could not be told from the fastest."""
+        return self.outcome.ok and self.timing is not None and self.timing.tied
+
+    @property
     def fate(self) -> str:
         """The stage that it came to, for tables: ``ok`` was timed."""
         if not self.outcome.ok:
@@ -93,6 +99,7 @@ class Row:
             "limiter": self.estimate.limiter,
             "outcome": self.outcome.to_json(),
             **{n: None if timing is None else finite(getattr(timing, n)) for n in FIGURES},
+            "tied": self.tied,
             "artifact": None if self.artifact is None else str(self.artifact),
         }
 
@@ -164,10 +171,15 @@ def by_estimate(row: Row) -> tuple[bool, float, str]:
     return (not row.outcome.ok, row.estimate.us, row.candidate.name)
 
 
-def by_ratio(row: Row) -> tuple[bool, float, str]:
-    """Sort key: usable first, then the place in the race."""
-    ratio = inf if row.timing is None else row.timing.ratio_to_best
-    return (not row.outcome.ok, ratio, row.candidate.name)
+def by_ratio(default: Candidate) -> Callable[[Row], tuple[bool, float, bool, float]]:
+    """A sort key: usable first, then the place in the race; of a tie the default first, then by the model's time."""
+
+    def key(row: Row) -> tuple[bool, float, bool, float]:
+        ratio = inf if row.timing is None else row.timing.ratio_to_best
+        place = 0.0 if row.tied else ratio
+        return (not row.outcome.ok, place, row.candidate != default, row.estimate.us)
+
+    return key
 
 
 def median_us(row: Row) -> float | None:

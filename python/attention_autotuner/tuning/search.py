@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import settings as settings_module
 from ..arch import Policy, resolve
-from ..codegen.render import RenderedKernel, render, unique
+from ..codegen.render import RenderedKernel, render
 from ..codegen.source_digest import source_digest
 from ..core.candidate import Candidate
 from ..core.outcome import Ok, Outcome, Postponed, Serialized, Spilled
@@ -26,14 +26,14 @@ from ..errors import LeaseError, SettingsError
 from ..kernels.cost_model import rank
 from ..settings import Effort, Settings
 from .pipeline import Built, Doubt, LocalPipeline, Pipeline, running
-from .printing import LinePrinter, print_ranking
+from .printing import print_ranking, printed
 from .progress import Listener, Progress
 from .record_schema import Purpose, TuningRecord
 from .records import RecordStore
 from .result import Row, Status, TuneResult, by_estimate, by_ratio, median_us
 from .shortlist import shortlist
 from .spills import SPILL_WORTH_TIMING, spilled_bytes
-from .stages import MIN_GAIN, Engine, built_by_name, choose, require_usable
+from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, require_usable
 
 ROUNDS_SECONDS = {"quick": 20.0, "full": 600.0}  # of timing, when nothing says otherwise
 # Of a budget, kept for what comes after the builds and after the checks: a race and its confirmation, and for a kernel
@@ -72,7 +72,7 @@ def tune(
             recorded as unconfirmed.
         for_step: record it as half of a training step, and name its direction in each message.
         in_process: run candidates in this process, which one that faults ends; None takes the setting.
-        listener: told about progress; None prints it, and the ranking, if the setting ``PRINT`` is on.
+        listener: told about progress, which the setting ``PRINT`` prints beside that, and the ranking.
         records: where to remember; the settings' cache folder by default.
         pipeline: builds and measures; this machine by default.
         fields: fields of the problem, when ``problem`` is not given.
@@ -92,7 +92,6 @@ def tune(
         top_k, effort=effort, budget_seconds=budget_seconds, in_process=in_process
     )
     policy = resolve(device_type)
-    printing = listener is None and settings.print_tuning
     pipeline = pipeline or LocalPipeline(policy, settings)
     search = _Search(
         problem=problem,
@@ -100,7 +99,7 @@ def tune(
         policy=running(policy, pipeline.environment),
         settings=settings,
         progress=Progress(
-            LinePrinter().listen if printing else listener,
+            printed(listener) if settings.print_tuning else listener,
             settings.budget_seconds,
             prefix=f"{problem.direction}: " if for_step else "",
         ),
@@ -111,8 +110,10 @@ def tune(
     if settings.budget_seconds is not None:
         search.deadline = time.monotonic() + settings.budget_seconds
     result = search.run(top_k=top_k, confirm=confirm)
-    if printing:
-        print_ranking(result)
+    if settings.print_tuning:
+        print_ranking(
+            problem, result.arch, result.status, result.rows, result.pick, result.record_path
+        )
     return result
 
 
@@ -166,18 +167,10 @@ class _Search(Engine):
         rows = [Row(candidate=c, estimate=e, outcome=Ok()) for c, e in chosen]
         if self.settings.effort == "none":
             return self._predicted(rows)
-        kernels = unique(render(row.candidate) for row in rows)
+        kernels = [render(c) for c in dict.fromkeys(row.candidate.compiled for row in rows)]
         sources = {kernel.name: source_digest(kernel) for kernel in kernels}
-        digests = {
-            row.candidate.name: sources[row.candidate.compiled.name]
-            for row in rows
-            if row.candidate.compiled.name in sources
-        }
-        rows = [
-            replace(row, source_digest=digests[row.candidate.name])
-            for row in rows
-            if row.candidate.name in digests
-        ]
+        digests = {row.candidate.name: sources[row.candidate.compiled.name] for row in rows}
+        rows = [replace(row, source_digest=digests[row.candidate.name]) for row in rows]
         if not self.pipeline.can_measure():
             return self._predicted(self._build(kernels, rows))
         known = self._known(digests)
@@ -353,7 +346,7 @@ class _Search(Engine):
             rows[index] = replace(row, outcome=entry.outcome, timing=entry.measurement)
         if known.purpose != self.purpose:
             known = self.records.put(replace(known, purpose=self.purpose))
-        return self._remembered("recorded", sorted(rows, key=by_ratio), known)
+        return self._remembered("recorded", sorted(rows, key=by_ratio(self.default)), known)
 
     def _remembered(
         self, status: Status, rows: list[Row], record: TuningRecord, gain: float | None = None
@@ -369,6 +362,7 @@ class _Search(Engine):
         )
 
     def _result(self, status: Status, pick: Candidate, rows: list[Row], **more: Any) -> TuneResult:
+        log_outcomes(self.problem, self.policy.name, status, pick, rows)
         return TuneResult(
             problem=self.problem,
             arch=self.policy.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from ..core.outcome import Infeasible, Ok, Outcome, Postponed, Serialized
 from ..core.problem import Problem
 from ..errors import LeaseError, NoCandidateError
 from ..kernels.cost_model import estimate, refine
+from ..settings import current
 from .class_pools import small_problem
 from .journal import Journal, Ratio, kernel_id, key_of
 from .lookup import Hit, Query
@@ -29,6 +31,8 @@ from .records import RecordStore
 from .result import Row, gain_over
 from .spills import check_spills
 from .validity import Miss, PresentKernels, check
+
+LOGGER = logging.getLogger(__name__)
 
 MIN_GAIN = 0.01  # over the default, or it stays
 GRACE_SECONDS = 3.0  # after a deadline, for what is nearly done on the GPU
@@ -68,6 +72,15 @@ def require_usable(problem: Problem, arch: str, rows: Sequence[Row]) -> None:
         log = f" (log: {row.outcome.log})" if row.outcome.log else ""
         lines.append(f"  {row.candidate.name}: {row.outcome.kind}: {row.outcome.reason}{log}")
     raise NoCandidateError("\n".join(lines))
+
+
+def log_outcomes(
+    problem: Problem, arch: str, status: str, pick: Candidate, rows: Iterable[Row]
+) -> None:
+    """Log the pick of a search, and what became of each candidate."""
+    LOGGER.info("%s on %s: %s, pick %s", problem.describe(), arch, status, pick.name)
+    for row in rows:
+        LOGGER.debug("%s: %s %s", row.candidate.name, row.fate, row.outcome.reason)
 
 
 def choose(raced: Sequence[Row], default: Candidate) -> tuple[Row, float | None]:
@@ -159,12 +172,15 @@ class Engine:
             environment=self.pipeline.environment,
             kernels=kernels,
             strict=True,
+            proven=current().strict_proof,
         )
         answer = self.records.find(query)
         if not isinstance(answer, Hit) or not answer.exact:
             return None
         entries = []
         for entry in answer.record.entries:
+            if query.proven and entry.outcome.ok and entry.proof is None:
+                continue
             now = digests.get(entry.candidate.name)
             if now is None or now == entry.source_digest:
                 entries.append(entry)
@@ -276,10 +292,11 @@ class Engine:
                 on_round=on_round,
                 history=history,
             )
-        raced = [
-            replace(by_name.pop(timing.name), outcome=timing.outcome, timing=timing)
-            for timing in timings
-        ]
+        raced = []
+        for timing in timings:
+            row = by_name.pop(timing.name)
+            outcome = row.outcome if timing.outcome.ok else timing.outcome  # the former has a proof
+            raced.append(replace(row, outcome=outcome, timing=timing))
         raced += by_name.values()
         if not interrupted:
             require_usable(problem, self.policy.name, raced)

@@ -22,9 +22,10 @@ from ..core.problem import Problem
 from ..errors import LeaseError, NoCandidateError
 from .build_ahead import BuildAhead
 from .pipeline import Built, Doubt
+from .printing import print_ranking
 from .record_schema import TuningRecord
 from .result import Row
-from .stages import MIN_GAIN, Engine, built_by_name, choose, source_digests
+from .stages import MIN_GAIN, Engine, built_by_name, choose, log_outcomes, source_digests
 from .sweep_plan import RACE_SECONDS, SET_UP_SECONDS, VERIFY_SECONDS, Group, Plan, racing_seconds
 
 Status = Literal["measured", "recorded", "unconfirmed", "left", "failed"]
@@ -67,6 +68,7 @@ class Settled:
             "gain": self.gain,
             "confirmed": None if record is None else record.confirmed,
             "candidates": 0 if record is None else len(record.entries),
+            "ties": [] if record is None else list(record.ties),
             "reason": self.reason,
         }
 
@@ -115,12 +117,14 @@ class Sweep(Engine):
         plan: what to do.
         budget_seconds: wall time for all of it; compilers that still run are ended.
         again: measure what is recorded already, too.
+        printing: print the ranking of each race.
         tell: told (phase, done, total, message).
     """
 
     plan: Plan
     budget_seconds: float
     again: bool = False
+    printing: bool = False
     tell: Tell = lambda phase, done, total, message: None
     _settled: dict[Problem, Settled] = field(default_factory=dict, init=False)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float), init=False)
@@ -309,6 +313,11 @@ class Sweep(Engine):
         # With no gain nothing is faster, or the default does not run at all, so that anything that does is better.
         serving = default if gain else pick.candidate
         record = self.remember(problem, raced, serving, confirmed=not gain)
+        log_outcomes(problem, self.policy.name, "measured", serving, raced)
+        if self.printing:
+            gpu_name = self.pipeline.environment.gpu_name
+            path = self.records.path(problem, self.policy.name, gpu_name)
+            print_ranking(problem, self.policy.name, "measured", raced, serving, path)
         if not gain:
             self._settle(problem, "measured", record=record, gain=gain)
             return
