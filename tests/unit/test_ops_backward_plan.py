@@ -462,4 +462,11 @@ def test_every_field_of_the_params_is_filled(
         "causal": 1,
         "causal_offset": -2,
         "softmax_scale": 0.25,
+        "window_left": -1,
+        "window_right": -1,
+        "softcap": 0.0,
+        "alibi_per_batch": 0,
+        "alibi_slopes": None,
+        "sinks": None,
+        "dsinks": None,
     }

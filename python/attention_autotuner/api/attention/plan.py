@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from ... import settings
+from ...operations.attention.modified import Modifiers
 from ...serving import dispatch
 from ..shared import checks, launch, planning
 from . import checks as attention_checks
 from .checks import Options
 
 Outputs = tuple[torch.Tensor, "torch.Tensor | None"]
-Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Gradients = tuple[torch.Tensor, ...]  # of q, k and v, and of sinks
 
 FORWARD_PLANS = launch.table_of_plans("attention", "forward")
 BACKWARD_PLANS = launch.table_of_plans("attention", "backward")
@@ -33,6 +34,7 @@ def attention_forward(
     return_lse: bool,
     seqlens_k: torch.Tensor | None = None,
     starts_k: torch.Tensor | None = None,
+    modifiers: Modifiers | None = None,
 ) -> Outputs:
     """Attention forward through a kernel.
 
@@ -44,6 +46,7 @@ def attention_forward(
         return_lse: whether LSE is wanted.
         seqlens_k: ends of the keys, int32 ``[batch]``, read when the kernel runs; ``seqlen_k`` where None.
         starts_k: first keys, likewise; 0 where None.
+        modifiers: what bends the scores, checked; nothing where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
@@ -52,9 +55,11 @@ def attention_forward(
     bounds = {}
     if seqlens_k is not None or starts_k is not None:
         bounds = {"seqlens_k": seqlens_k, "starts_k": starts_k}
+    values = {} if modifiers is None else modifiers.tensors
     key = (
         launch.signature_of_three(q, k, v),
         *map(launch.signature, bounds.values()),
+        *_signature(modifiers),
         options,
         return_lse,
         dispatch.generation(),
@@ -68,10 +73,10 @@ def attention_forward(
         outputs = [launch.output(q, v)]
         if return_lse:
             outputs.append(launch.contiguous("lse", q.shape[:3], torch.float32, -math.inf))
-        inputs = {"q": q, "k": k, "v": v, **bounds}
-        plan = _plan_of(options, inputs, outputs, key_bounds=bool(bounds))
+        inputs = {"q": q, "k": k, "v": v, **bounds, **values}
+        plan = _plan_of(options, inputs, outputs, (), modifiers, key_bounds=bool(bounds))
         FORWARD_PLANS.remember(key, plan)
-    results = plan.run(q, k, v, *bounds.values())
+    results = plan.run(q, k, v, *bounds.values(), *values.values())
     return results[0], results[1] if return_lse else None
 
 
@@ -85,8 +90,9 @@ def attention_backward(
     lse: torch.Tensor,
     options: Options,
     deterministic: bool,
+    modifiers: Modifiers | None = None,
 ) -> Gradients:
-    """Gradients of q, k and v through a kernel.
+    """Gradients of q, k and v through a kernel, and of sinks where there are any.
 
     Args:
         grad_o: ``[batch, heads_q, seqlen_q, dim_v]`` in q's dtype, any strides; None for zero.
@@ -98,6 +104,7 @@ def attention_backward(
         lse: what the forward returned.
         options: see q.
         deterministic: only kernels that give equal bits each time may serve.
+        modifiers: what bends the scores, checked; nothing where None.
 
     Raises:
         UnsupportedProblemError: the tensors name no problem that can be solved here.
@@ -107,12 +114,14 @@ def attention_backward(
     if grad_o is None:
         checks.check_some_gradient("lse", grad_lse)
         grad_o = o.new_zeros(o.shape[-1:]).expand(o.shape)
+    values = {} if modifiers is None else modifiers.tensors
     key = (
         launch.signature_of_three(q, k, v),
         launch.signature(o),
         launch.signature(lse),
         launch.signature(grad_o),
         launch.signature(grad_lse),
+        *_signature(modifiers),
         options,
         deterministic,
         dispatch.generation(),
@@ -123,13 +132,14 @@ def attention_backward(
         checks.check_tensors(q, k, v)
         attention_checks.check_gradients(grad_o, grad_lse, q, v, o, lse)
         others = {"o": o, "dout": grad_o, "lse": lse, "dlse": grad_lse}
-        inputs = {"q": q, "k": k, "v": v, **others}
+        inputs = {"q": q, "k": k, "v": v, **others, **values}
         outputs, copies = launch.gradients(dq=q, dk=k, dv=v), launch.unreadable(**others)
+        if "sinks" in values:
+            outputs.append(launch.contiguous("dsinks", q.shape[1:2], torch.float32))
         backward = {"direction": "backward", "deterministic": deterministic}
-        plan = _plan_of(options, inputs, outputs, copies, **backward)
+        plan = _plan_of(options, inputs, outputs, copies, modifiers, **backward)
         BACKWARD_PLANS.remember(key, plan)
-    dq, dk, dv = plan.run(q, k, v, o, grad_o, lse, grad_lse)
-    return dq, dk, dv
+    return tuple(plan.run(q, k, v, o, grad_o, lse, grad_lse, *values.values()))
 
 
 def _plan_of(
@@ -137,6 +147,7 @@ def _plan_of(
     inputs: Mapping[str, Any],
     outputs: Sequence[launch.Layout],
     copies: Sequence[str] = (),
+    modifiers: Modifiers | None = None,
     **named: Any,
 ) -> launch.Plan:
     q, k, v, softmax_scale, device_type = (
@@ -149,8 +160,22 @@ def _plan_of(
     scale = float(q.shape[3] ** -0.5) if softmax_scale is None else softmax_scale
     checks.check_scale(scale, attention_checks.SCALE)
     problem = None
+    scalars: dict[str, Any] = {}
+    if modifiers is not None:
+        named |= {"modifications": modifiers.names, "window_size": modifiers.window_size}
+        slopes = modifiers.alibi_slopes
+        scalars["softcap"] = modifiers.softcap
+        scalars["alibi_per_batch"] = int(slopes is not None and slopes.dim() == 2)
     if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(
-        problem, device_type, scale, inputs=inputs, outputs=outputs, copies=copies
+        problem, device_type, scale, inputs=inputs, outputs=outputs, copies=copies, **scalars
     )
+
+
+def _signature(modifiers: Modifiers | None) -> tuple[Any, ...]:
+    """All that a plan depends on of score modifications."""
+    if modifiers is None:
+        return ()
+    tensors = (launch.signature(x) for x in modifiers.tensors.values())
+    return (modifiers.names, modifiers.window_size, modifiers.softcap, *tensors)

@@ -21,7 +21,7 @@ using softmax_forward::kWarpgroupThreads;
 
 struct BackwardPassSm90Arguments {
   TmaTensor x0, x1, y0, y1;
-  BackwardArguments<attention_autotuner_attention_backward_params> common;
+  BackwardArguments<AttentionBackwardParams1002> common;
   int* semaphores;  // workspace: [batch, heads_q, dq_tiles, parts], of ordered shares
 };
 
@@ -53,7 +53,7 @@ struct BackwardPassSm90Stages {
       kv_head = share.kv_head;
       split = share.split;
       head = share.head;
-      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads);
+      range = TileRange::over_queries(common, first_row, T::kBlockColumns, share.head, share.heads, T::kBlockRows);
     }
     steps = range.tiles();
   }
