@@ -84,14 +84,15 @@ def test_results_and_gradients_against_fp64(
     if "sinks" in options:
         leaves.append(normal(8, of=torch.float32))
         options["sinks"] = leaves[3]
-    results = flash_attn_func(*leaves[:3], causal=True, return_lse=True, **options)
-    exact = formula(*leaves[:3], causal=True, **options)
+    q, k, v = leaves[:3]
+    results = flash_attn_func(q, k, v, causal=True, return_lse=True, **options)
+    exact = formula(q, k, v, causal=True, **options)
     grads = [torch.randn_like(x) for x in results]
     losses = [
         [(x.double() * g.double()).sum() for x, g in zip(pair, grads, strict=True)]
         for pair in (results, exact)
     ]
-    ours, refs = (torch.autograd.grad(sum(loss), leaves) for loss in losses)  # type: ignore[arg-type]  # two tensors
+    ours, refs = (torch.autograd.grad(loss[0] + loss[1], leaves) for loss in losses)
     pairs = [*zip(results, exact, strict=True), *zip(ours, refs, strict=True)]
     for out, ref in pairs:
         rounded = ref.to(dtype).double()  # one rounding, on top of what the comparison allows

@@ -15,7 +15,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"modifications": ("softcap",)},
     "alibi": {"modifications": ("alibi_slopes",)},
     "sinks": {"modifications": ("sinks",)},
-    "all": {"modifications": ("softcap", "alibi_slopes", "sinks"), "window_size": (31, -1)},
+    "mask": {"modifications": ("attn_mask",)},
+    "all": {
+        "modifications": ("softcap", "alibi_slopes", "attn_mask", "sinks"),
+        "window_size": (31, -1),
+    },
 }
 SHAPES: tuple[dict[str, Any], ...] = (
     {},
@@ -35,6 +39,7 @@ def formula(
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    attn_mask: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """O and LSE in fp64, differentiable."""
@@ -51,6 +56,10 @@ def formula(
     behind = to_end if causal_alignment == "bottom_right" else rows[:, None] - keys
     left, right = (math.inf if x < 0 else x for x in window_size)
     seen = (behind <= left) & (behind >= (0 if causal else -right))
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        seen = seen & attn_mask
+    elif attn_mask is not None:
+        s = s + attn_mask.double()
     s = s.masked_fill(~seen, -math.inf)
     if sinks is None:
         empty = ~seen.any(-1, keepdim=True)

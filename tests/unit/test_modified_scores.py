@@ -43,6 +43,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "softcap": {"softcap": 1.5},
     "alibi": {"alibi_slopes": SLOPES, "causal": True},
     "alibi of each entry": {"alibi_slopes": torch.stack([SLOPES, 2 * SLOPES])},
+    "boolean mask": {"attn_mask": torch.tensor([[True], [False], [True], [True]])[:, :, None]},
+    "added mask": {"attn_mask": 2 * SLOPES.half()[:, None, None], "window_size": (3, 3)},
     "sinks": {"sinks": torch.tensor([-1.0, 3.0, 0.0, -9.0]), "causal": True},
     "all": {"softcap": 2.0, "alibi_slopes": SLOPES, "sinks": 2 * SLOPES, "window_size": (1, 4)},
 }
@@ -162,12 +164,13 @@ def test_identities_from_before_there_were_modifications_hold() -> None:
     assert "window_size" not in values_of(Problem())
     assert "Modifications" not in render(candidate).text
     bent = A100().default(Problem(**KINDS["all"]))
-    assert bent.modifications == ("softcap", "alibi_slopes", "sinks", "window")
-    assert "_softcap_alibi_slopes_sinks_window_" in bent.name
+    names = ("softcap", "alibi_slopes", "attn_mask", "sinks", "window")
+    assert bent.modifications == names
+    assert "_softcap_alibi_slopes_attn_mask_sinks_window_" in bent.name
     assert candidate_from_config(json.loads(json.dumps(bent.config))) == bent
     problem = Problem(**KINDS["all"], causal=True)
     assert Problem(**json.loads(json.dumps(values_of(problem)))) == problem
-    assert problem.describe().endswith("causal window 31:-1 softcap alibi-slopes sinks")
+    assert problem.describe().endswith("causal window 31:-1 softcap alibi-slopes attn-mask sinks")
     assert small_problem(bent).compiled_modifications == bent.modifications
     assert class_of(problem) != class_of(Problem(causal=True))
 

@@ -313,6 +313,7 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         assert tensor.data is None
     for name in ("lse", "seqlens_k", "starts_k", "alibi_slopes", "sinks"):
         assert values.pop(name) is None
+    assert values.pop("attn_mask").data is None
     assert values == {
         "batch": 2,
         "heads_q": 4,
@@ -330,4 +331,6 @@ def test_every_field_of_the_params_is_filled(fake: FakeDispatch) -> None:
         "window_right": -1,
         "softcap": 0.0,
         "alibi_per_batch": 0,
+        "attn_mask_stride_column": 0,
+        "attn_mask_kind": 0,
     }

@@ -52,6 +52,9 @@ MODIFIED = (
     *_named(ctypes.c_float, "softcap"),
     *_named(ctypes.c_int32, "alibi_per_batch"),
     *_named(ctypes.c_void_p, "alibi_slopes sinks"),
+    *_named(Tensor, "attn_mask"),
+    *_named(ctypes.c_int64, "attn_mask_stride_column"),
+    *_named(ctypes.c_int32, "attn_mask_kind"),
 )
 RETENTION_SHAPE = _named(ctypes.c_int32, "batch heads_q heads_kv seqlen dim_qk dim_v")
 

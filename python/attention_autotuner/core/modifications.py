@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from .operation import require
 
 WINDOW = "window"
-VALUED = ("softcap", "alibi_slopes", "sinks")
+VALUED = ("softcap", "alibi_slopes", "attn_mask", "sinks")
 """Names that a problem says, in the order in which kernels apply them: those of arguments and of C++ classes."""
 MODIFICATIONS = (*VALUED, WINDOW)
 """All that kernels are compiled with."""

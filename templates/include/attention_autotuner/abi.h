@@ -68,6 +68,9 @@ typedef struct attention_autotuner_attention_forward_params {
   int32_t alibi_per_batch;   /* 1: alibi_slopes are [batch, heads_q] */
   const float* alibi_slopes; /* [heads_q]: -slope * |i + seqlen_k - seqlen_q - j| is added, seqlens_k[b] for seqlen_k */
   const float* sinks;        /* [heads_q]: logits that join the softmax's denominator and LSE */
+  attention_autotuner_tensor attn_mask; /* [batch, heads_q, seqlen_q, seqlen_k], strides of 0 where it is broadcast */
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind; /* 0: bytes, 0 hides a key; else what is added is fp32 (1), fp16 (2) or bf16 (3) */
 } attention_autotuner_attention_forward_params;
 
 /* Attention backward: gradients of q, k and v from those of o and, where given, of LSE. Strides of 0 are allowed in
@@ -102,6 +105,9 @@ typedef struct attention_autotuner_attention_backward_params {
   int32_t alibi_per_batch;
   const float* alibi_slopes;
   const float* sinks;
+  attention_autotuner_tensor attn_mask;
+  int64_t attn_mask_stride_column;
+  int32_t attn_mask_kind;
   float* dsinks; /* [heads_q], or null where not wanted */
 } attention_autotuner_attention_backward_params;
 

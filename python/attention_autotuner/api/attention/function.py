@@ -36,6 +36,7 @@ def flash_attn_func(
     window_size: tuple[int, int] = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Any = None,
+    attn_mask: Any = None,
     sinks: Any = None,
     return_lse: bool = False,
     deterministic: bool | None = None,
@@ -80,6 +81,9 @@ def flash_attn_func(
         softcap: c of ``c tanh(S / c)``, which scaled scores S become; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]`` on q's device: after the softcap
             ``-slope |i + seqlen_k - seqlen_q - j|`` is added, ``seqlens_k[b]`` for ``seqlen_k``. They get no gradient.
+        attn_mask: broadcasts to ``[batch, heads_q, seqlen_q, seqlen_k]``, whatever the layout: boolean, True where a
+            key takes part, or fp32, fp16 or bf16, which is added after the softcap. It gets no gradient. A row whose
+            keys are all hidden gives 0.
         sinks: fp32 ``[heads_q]`` on q's device: a logit of each head that joins the softmax's denominator and lse, not
             scaled and never masked; a row that sees no key gives 0 and its sink as lse. Differentiable.
         return_lse: return ``(o, lse)``, with lse the natural logarithm of the softmax's denominator,
@@ -87,8 +91,8 @@ def flash_attn_func(
         deterministic: whether two equal backward calls must agree bit for bit, which rules out kernels that add in no
             fixed order; None follows ``torch.are_deterministic_algorithms_enabled()`` as it stands at this call. o and
             lse agree either way.
-        others: options of flash_attn and SDPA at the value that leaves them off: ``attn_mask=None``,
-            ``block_mask=None``, ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``, ``enable_gqa=True``,
+        others: options of flash_attn and SDPA at the value that leaves them off: ``block_mask=None``,
+            ``block_table=None``, ``cu_seqlens=None``, ``dropout_p=0.0``, ``enable_gqa=True``,
             ``is_causal=False``, ``return_attn_probs=False``, ``score_mod=None``.
 
     Returns:
@@ -134,6 +138,7 @@ def flash_attn_func(
     modified = (
         window_size != NO_WINDOW
         or alibi_slopes is not None
+        or attn_mask is not None
         or sinks is not None
         or (type(softcap) is not float or softcap != 0.0)
     )
@@ -142,7 +147,7 @@ def flash_attn_func(
         addresses = plain.addresses(q, k, v, *bounds.values())
     plainly = addresses is not None and len(addresses) == 3 + len(bounds)
     if not (plainly and layout is options.BHSD and q.is_cuda and k.is_cuda and v.is_cuda):
-        values = {"alibi_slopes": alibi_slopes, "sinks": sinks}
+        values = {"alibi_slopes": alibi_slopes, "attn_mask": attn_mask, "sinks": sinks}
         values = {name: x for name, x in values.items() if x is not None}
         if layout is not options.BHSD or not all(
             isinstance(x, torch.Tensor) for x in (q, k, v, *bounds.values(), *values.values())

@@ -15,6 +15,7 @@ import torch
 from ... import settings
 from ...core.problem import MAX_EXTENT, NO_WINDOW, CausalAlignment
 from ...operations.attention.modified import (
+    MASK_DTYPES,
     Modifiers,
     attention_modified,
     attention_modified_backward,
@@ -46,6 +47,7 @@ class Forward(NamedTuple):
     window_right: int
     softcap: float
     alibi_slopes: torch.Tensor | None
+    attn_mask: torch.Tensor | None
     sinks: torch.Tensor | None
     seqlens_k: torch.Tensor | None
     starts_k: torch.Tensor | None
@@ -70,12 +72,13 @@ class Backward(NamedTuple):
     window_right: int
     softcap: float
     alibi_slopes: torch.Tensor | None
+    attn_mask: torch.Tensor | None
     sinks: torch.Tensor | None
 
 
 Call = Forward | Backward
 BOUNDS = ("seqlens_k", "starts_k")
-_VALUES = ("softcap", "alibi_slopes", "sinks")  # fields of calls and of Modifiers
+_VALUES = ("softcap", "alibi_slopes", "attn_mask", "sinks")  # fields of calls and of Modifiers
 
 
 def modifiers_of(call: Call) -> Modifiers:
@@ -145,6 +148,12 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
     )
     heads = q.shape[1]
     for name, x in modifiers.tensors.items():
+        if name == "attn_mask":
+            device = q.device  # its shape is that of all pairs
+            checks.fail_unless(
+                x.device == device, f"attn_mask must be on q's device {device}, got {x.device}"
+            )
+            continue
         shape: tuple[int, ...] = (heads,)
         if name == "alibi_slopes" and x.dim() == 2:
             shape = (q.shape[0], heads)
@@ -157,6 +166,27 @@ def check_modifiers(q: torch.Tensor, modifiers: Modifiers) -> None:
         slopes is None or not slopes.requires_grad,
         "alibi_slopes get no gradient: pass them detached, got requires_grad=True",
     )
+
+
+def expanded_mask(mask: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """A mask as a view of all pairs ``[batch, heads_q, seqlen_q, seqlen_k]``.
+
+    Raises:
+        UnsupportedProblemError: it does not broadcast to them, has another dtype or requires a gradient.
+    """
+    sizes = tuple(mask.shape)
+    fits = len(sizes) <= 4 and all(
+        x in (1, y) for x, y in zip(reversed(sizes), reversed(shape), strict=False)
+    )
+    checks.fail_unless(fits, f"attn_mask must broadcast to {shape}, got {sizes}")
+    checks.fail_unless(
+        mask.dtype in MASK_DTYPES, f"attn_mask must be one of {MASK_DTYPES}, got {mask.dtype}"
+    )
+    checks.fail_unless(
+        not mask.requires_grad,
+        "attn_mask gets no gradient: pass it detached, got requires_grad=True",
+    )
+    return mask.expand(shape)
 
 
 # --- the ops -----------------------------------------------------------------------------------------
@@ -255,7 +285,7 @@ BACKWARD_OP = define(
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     """Keep what :func:`differentiate` needs of a call of the forward op."""
     call = Forward(*inputs)
-    ctx.save_for_backward(*call[:3], *output, call.alibi_slopes, call.sinks)
+    ctx.save_for_backward(*call[:3], *output, call.alibi_slopes, call.attn_mask, call.sinks)
     ctx.others = call[3:11]
     ctx.bounded = call.seqlens_k is not None or call.starts_k is not None
     ctx.settings = settings.current()
@@ -267,13 +297,14 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
     attention_checks.refuse_bounded(ctx.bounded)
     if grad_o is None and grad_lse is None:
         return of_arguments(Forward)
-    *saved, slopes, sinks = ctx.saved_tensors
+    *saved, slopes, mask, sinks = ctx.saved_tensors
     for name, x in (("the gradient of o", grad_o), ("the gradient of lse", grad_lse)):
         if x is not None:
             checks.check_layout(name, x)
     refuse_tangents(grad_o, grad_lse, *saved, op="attention")
     with settings_of(ctx):
-        dq, dk, dv, dsinks = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, slopes, sinks)
+        tensors = (slopes, mask, sinks)
+        dq, dk, dv, dsinks = BACKWARD_OP(grad_o, grad_lse, *saved, *ctx.others, *tensors)
     gradients: dict[str, Gradient] = {"q": dq, "k": dk, "v": dv}
     gradients["sinks"] = None if sinks is None else dsinks
     return tuple(gradients.get(name) for name in Forward._fields)
@@ -282,7 +313,7 @@ def differentiate(ctx: Any, grad_o: Gradient, grad_lse: Gradient) -> tuple[Gradi
 def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Keep what :func:`differentiate_twice` needs of a call of the backward op."""
     call = Backward(*inputs)
-    ctx.save_for_backward(*call[:5], call.alibi_slopes, call.sinks)
+    ctx.save_for_backward(*call[:5], call.alibi_slopes, call.attn_mask, call.sinks)
     nothing_kept: Any = dict.fromkeys(("q", "k", "v", "o", "lse", "grad_o", "grad_lse"))
     ctx.call = call._replace(**nothing_kept)
     ctx.set_materialize_grads(False)
@@ -290,9 +321,9 @@ def save_for_double_backward(ctx: Any, inputs: tuple[Any, ...], output: Any) -> 
 
 def differentiate_twice(ctx: Any, *directions: Gradient) -> tuple[Gradient, ...]:
     """Gradients of the backward op's arguments, by the reference."""
-    grad_o, grad_lse, q, k, v, slopes, sinks = ctx.saved_tensors
+    grad_o, grad_lse, q, k, v, slopes, mask, sinks = ctx.saved_tensors
     notice_reference("attention", q)
-    call = ctx.call._replace(alibi_slopes=slopes, sinks=None)
+    call = ctx.call._replace(alibi_slopes=slopes, attn_mask=mask, sinks=None)
 
     def formula(q: Any, k: Any, v: Any, sinks: Any) -> Tensors:
         modifiers = modifiers_of(call._replace(sinks=sinks))
@@ -344,10 +375,14 @@ def attention(
         checks.check_dims(name, x)
     scale, causal, top_left, device_type = options
     window, causal = canonical_window(window, causal, top_left, q.shape[2], k.shape[2])
+    values = dict(asked.tensors)
+    if "attn_mask" in values:
+        shape = (*q.shape[:3], k.shape[2])
+        values["attn_mask"] = expanded_mask(values["attn_mask"], shape)
     first, last = (q, k, v, scale, causal, top_left, device_type), map(bounds.get, BOUNDS)
-    if window == NO_WINDOW and not softcap and not asked.tensors:
+    if window == NO_WINDOW and not softcap and not values:
         o, lse = plain_op.FORWARD_OP(*first, return_lse or differentiable, deterministic, *last)
     else:
-        tensors = map(asked.tensors.get, _VALUES[1:])
+        tensors = map(values.get, _VALUES[1:])
         o, lse = FORWARD_OP(*first, deterministic, *window, softcap, *tensors, *last)
     return (o, lse) if return_lse else o

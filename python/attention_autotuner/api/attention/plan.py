@@ -163,9 +163,7 @@ def _plan_of(
     scalars: dict[str, Any] = {}
     if modifiers is not None:
         named |= {"modifications": modifiers.names, "window_size": modifiers.window_size}
-        slopes = modifiers.alibi_slopes
-        scalars["softcap"] = modifiers.softcap
-        scalars["alibi_per_batch"] = int(slopes is not None and slopes.dim() == 2)
+        scalars = modifiers.scalars
     if not checks.is_empty(q, k):
         problem = attention_checks.make_problem(q, k, v, options, **named)
     return planning.plan_of(

@@ -29,7 +29,6 @@ class Off(NamedTuple):
 MASKS = "attention here takes no mask beside causal=True"
 COMMON = {"cu_seqlens": Off(hint="pad the batch, or call once for each sequence")}
 ATTENTION: Mapping[str, Off] = {
-    "attn_mask": Off(hint=MASKS),
     "block_mask": Off(hint=MASKS),
     "block_table": Off(),
     "dropout_p": Off(0.0, "apply dropout to o, or train without"),

@@ -17,6 +17,9 @@ from ...core.problem import NO_WINDOW, CausalAlignment
 from ..shared.blocks import full_precision, summing_dtype, zeros
 from .reference import Bounds, key_range
 
+MASK_DTYPES = (torch.bool, torch.float32, torch.float16, torch.bfloat16)
+"""Of ``attn_mask``, in the order of the C ABI's ``attn_mask_kind``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Modifiers:
@@ -28,18 +31,31 @@ class Modifiers:
         softcap: c of ``c tanh(S / c)``; 0 for none.
         alibi_slopes: fp32 ``[heads_q]`` or ``[batch, heads_q]``: ``-slope |i + seqlen_k - seqlen_q - j|`` is added,
             with the end of a batch entry's keys in place of ``seqlen_k``.
+        attn_mask: ``[batch, heads_q, seqlen_q, seqlen_k]``, boolean, True where a pair takes part, or what is added.
         sinks: fp32 ``[heads_q]``, logits that join the denominator and LSE; they are not scaled, capped or masked.
     """
 
     window_size: tuple[int, int] = NO_WINDOW
     softcap: float = 0.0
     alibi_slopes: torch.Tensor | None = None
+    attn_mask: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The modifications that are on, as :attr:`.Problem.modifications` has them."""
         return tuple(name for name in VALUED if _is_on(getattr(self, name)))
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Fields of the params that say how the values are to be read."""
+        slopes, mask = self.alibi_slopes, self.attn_mask
+        scalars = {"softcap": self.softcap}
+        scalars["alibi_per_batch"] = int(slopes is not None and slopes.dim() == 2)
+        if mask is not None:
+            scalars |= {"attn_mask_stride_column": mask.stride(3)}
+            scalars |= {"attn_mask_kind": MASK_DTYPES.index(mask.dtype)}
+        return scalars
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -198,7 +214,14 @@ class _Head:
             distances = self._past(s, self._end).abs()
             bias = slopes[self._heads, None, None].to(summing_dtype(s.dtype)) * distances
             s = s - bias.to(s.dtype)
-        hidden = self._hidden(s)
+        hidden, mask = self._hidden(s), modifiers.attn_mask
+        if mask is not None:
+            mask = mask[self._b, self._heads, :, self._keys]
+            if mask.dtype == torch.bool:
+                hidden = hidden | ~mask
+            else:
+                s = s + mask.to(s.dtype)
+                hidden = hidden | (mask == -math.inf)
         empty = hidden.all(-1, keepdim=True)
         s = s.masked_fill(hidden, -math.inf)
         if modifiers.sinks is not None:

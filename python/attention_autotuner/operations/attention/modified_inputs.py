@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,10 +39,16 @@ def with_values(problem: Problem, inputs: Inputs, seed: int) -> Inputs:
         tensors["alibi_slopes"] = slopes.repeat(problem.batch, 1) if per_batch else slopes
         if per_batch:
             tensors["alibi_slopes"] *= normal.floats(problem.batch, 1).abs()
-        scalars["alibi_per_batch"] = per_batch
+    if "attn_mask" in problem.modifications:
+        # Boolean and broadcast over heads, or added, an entry alone for all.
+        shape = (problem.batch, 1, problem.seqlen_q, problem.seqlen_k)
+        mask = normal.floats(*shape)
+        mask = mask > -0.5 if seed % 2 == 0 else mask[:1].to(inputs.q.dtype)
+        tensors["attn_mask"] = mask.expand(problem.batch, heads, -1, -1)
     if "sinks" in problem.modifications:
         tensors["sinks"] = SINKS_SPREAD * normal.floats(heads)
-    return Inputs(tensors=tensors, scalars=scalars)
+    made = Inputs(tensors=tensors, scalars=scalars)
+    return replace(made, scalars={**scalars, **modifiers_of(problem, made).scalars})
 
 
 def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:

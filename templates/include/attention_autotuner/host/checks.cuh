@@ -60,6 +60,9 @@ inline bool has_values(Params const& p) {
   if constexpr (Mods::template kHas<AlibiSlopes>) {
     if (p.alibi_slopes == nullptr) return false;
   }
+  if constexpr (Mods::template kHas<AttnMask>) {
+    if (p.attn_mask.data == nullptr || p.attn_mask_kind < 0 || p.attn_mask_kind >= AttnMask::kKinds) return false;
+  }
   if constexpr (Mods::template kHas<Sinks>) {
     if (p.sinks == nullptr) return false;
   }

@@ -15,6 +15,9 @@
 // A kernel with any modification takes windows, too: WindowedParams is true for its params.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include <type_traits>
 
 #include "attention_autotuner/abi.h"
@@ -69,6 +72,39 @@ struct AlibiSlopes : PlainModification {
       : slope(params.alibi_slopes[(params.alibi_per_batch ? batch * params.heads_q : 0) + head] * kLog2E) {}
   __device__ __forceinline__ float apply(float score, ScorePlace const& at) const {
     return fmaf(-slope, fabsf(at.distance), score);
+  }
+};
+
+// A tensor for every pair: bytes that hide keys, or numbers that are added.
+struct AttnMask : PlainModification {
+  static constexpr int kKinds = 4;  // see abi.h
+  char const* data;
+  int64_t stride_row, stride_column;
+  int rows, columns, kind;
+
+  template <typename Params>
+  __device__ __forceinline__ AttnMask(Params const& params, int batch, int head)
+      : stride_row(params.attn_mask.stride_row),
+        stride_column(params.attn_mask_stride_column),
+        rows(params.seqlen_q),
+        columns(params.seqlen_k),
+        kind(params.attn_mask_kind) {
+    int64_t const first = batch * params.attn_mask.stride_batch + head * params.attn_mask.stride_head;
+    data = static_cast<char const*>(params.attn_mask.data) + first * (kind == 0 ? 1 : kind == 1 ? 4 : 2);
+  }
+  __device__ __forceinline__ float apply(float score, ScorePlace const& at) const {
+    if (at.row >= rows || at.column >= columns) return score;
+    int64_t const place = at.row * stride_row + at.column * stride_column;
+    if (kind == 0) return data[place] ? score : minus_infinity();
+    float added;
+    if (kind == 1) {
+      added = reinterpret_cast<float const*>(data)[place];
+    } else if (kind == 2) {
+      added = __half2float(reinterpret_cast<__half const*>(data)[place]);
+    } else {
+      added = __bfloat162float(reinterpret_cast<__nv_bfloat16 const*>(data)[place]);
+    }
+    return fmaf(added, kLog2E, score);
   }
 };
 
